@@ -1,0 +1,31 @@
+#!/bin/sh
+# Usage: setup.sh PEER      (PEER: realtimestt | whisperlivekit)
+# Makes .venv-PEER beside this script from PEER/requirements.txt. Running it
+# again does nothing unless that file has changed. PYTHON picks the interpreter
+# (Python 3.11; default python3).
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+peer=${1:?usage: setup.sh PEER}
+req=$here/$peer/requirements.txt
+venv=$here/.venv-$peer
+[ -f "$req" ] || { echo "no such peer: $peer" >&2; exit 2; }
+
+sum=$(sha256sum < "$req")
+if [ -x "$venv/bin/python" ] && [ "$(cat "$venv/.done" 2>/dev/null)" = "$sum" ]; then
+    echo "$venv is up to date"
+    exit 0
+fi
+
+rm -f "$venv/.done"
+[ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+# The list is the whole set of packages, each with its version, so --no-deps
+# keeps the peer's own metadata from adding torchaudio, PyAudio or CUDA
+# libraries.
+"$venv/bin/pip" install --quiet --no-deps -r "$req"
+"$venv/bin/python" -c 'import torch; print("torch", torch.__version__)' || {
+    echo "torch does not load: a CPU build of torch is needed" \
+         "(point pip at one with PIP_FIND_LINKS or PIP_INDEX_URL)" >&2
+    exit 1
+}
+printf '%s\n' "$sum" > "$venv/.done"
+echo "$venv is ready"

@@ -1,0 +1,368 @@
+"""Whisper by CTranslate2: windows for live sessions and whole files, through one lane and one copy of the weights.
+
+Live windows are shorter than Whisper's 30 s, whose encoding is most of its cost on a CPU. Measured on read English
+with the base model (bench/asr.py, offline rows): 15 s windows with 3 s of padding and a beam of 5 give the word errors
+of 30 s windows at a third of the time; partials run on 5 s windows with 2 s of padding. A short window needs the padding
+and a cap on tokens, else the decoder repeats itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Idle OpenMP threads of one worker must not spin on the core of another.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import ctranslate2
+import numpy as np
+from faster_whisper import WhisperModel
+from faster_whisper.tokenizer import Tokenizer
+
+from antiphon.adapters.base import (
+    FileInfo,
+    FileOptions,
+    Hypothesis,
+    Piece,
+    Segment,
+    TranscriberProfile,
+    Urgency,
+    Window,
+)
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.errors import ModelError
+from antiphon.events import Word
+from antiphon.lanes import Lane
+
+FRAMES_PER_S = 100
+SAMPLES_PER_FRAME = 160
+MAX_FRAMES = 3000
+# Whisper's scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
+UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+# Tokens a second of speech, generously; English speech has about 3.5.
+TOKENS_PER_S = {"en": 7.0}
+OTHER_TOKENS_PER_S = 14.0
+SPARE_TOKENS = 8
+# Both must hold before a window counts as noise; the first is OpenAI's threshold (whisper/transcribe.py).
+NO_SPEECH = 0.6
+NO_SPEECH_LOGPROB = -0.8
+# Below this mean log-probability a window is noise whatever else the model says (whisper/transcribe.py uses -1.0).
+UNLIKELY_LOGPROB = -1.2
+MAX_PROMPT_TOKENS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """How a window is padded and searched. Seconds."""
+
+    least_s: float
+    pad_s: float
+    beam: int
+
+
+_PARTIAL = _Shape(least_s=5.0, pad_s=2.0, beam=1)
+_FINAL = _Shape(least_s=15.0, pad_s=3.0, beam=5)
+
+Work = Window | Callable[[], Any]
+
+
+class WhisperTranscriber:
+    """One CTranslate2 Whisper model and its lane of `workers` single-threaded workers."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model_id: str,
+        *,
+        device: str = "cpu",
+        compute_type: str = "int8",
+        workers: int = 2,
+        max_batch: int = 1,
+        max_queue: int = 256,
+        observe: Callable[[int, float, float], None] | None = None,
+    ) -> None:
+        try:
+            self._whisper = WhisperModel(
+                str(folder), device=device, compute_type=compute_type, cpu_threads=1, num_workers=workers
+            )
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(f"{model_id} does not load on {device} as {compute_type}: {error}") from error
+        self._model = self._whisper.model
+        self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
+        self._profile = TranscriberProfile(
+            id=model_id,
+            languages=tuple(self._whisper.supported_languages),
+            step_s=0.3,
+            first_step_s=0.2,
+            agreement_s=0.9,
+            first_agreement_s=0.2,
+            rollback_tokens=1,
+            min_probability=0.3,
+            unfixed_chunks=0,
+            pause_s=0.8,
+            long_s=9.0,
+            long_pause_s=0.3,
+            max_window_s=22.0,
+            context_tokens=0,
+            max_tokens=224,
+        )
+        # One job a batch on a CPU: batches of 2 to 8 measured no faster than one after another (bench/asr.py, lane).
+        self.lane: Lane[Work, Any] = Lane(
+            "transcriber", self._work, workers=workers, max_batch=max_batch, max_queue=max_queue, observe=observe
+        )
+
+    @property
+    def profile(self) -> TranscriberProfile:
+        return self._profile
+
+    def busy(self) -> bool:
+        """Every worker has something to do."""
+        return self.lane.depth + self.lane.running >= self.lane.workers
+
+    def close(self) -> None:
+        self.lane.close()
+
+    async def decode(self, window: Window) -> Hypothesis:
+        """One window; see Transcriber.decode."""
+        urgency = Urgency.FINAL if window.final else Urgency.PARTIAL
+        result = await self.lane.run(window, urgency, self._key(window))
+        assert isinstance(result, Hypothesis)
+        return result
+
+    async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
+        """A file, each of its 30 s windows one lane job, so that live sessions get their turn between them."""
+
+        def begin() -> tuple[Iterator[Any], Any]:
+            segments, info = self._whisper.transcribe(
+                pcm,
+                language=options.language,
+                task=options.task,
+                initial_prompt=options.prompt or None,
+                # A temperature of 0 means: 0, and higher only where the decode fails (OpenAI's own fallback).
+                temperature=options.temperature or (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+                word_timestamps=options.words,
+                condition_on_previous_text=False,
+                beam_size=_FINAL.beam,
+            )
+            return iter(segments), info
+
+        segments, info = await self.lane.run(begin, Urgency.BULK)
+        yield FileInfo(info.language, info.duration)
+        number = 0
+        while (raw := await self.lane.run(lambda: next(segments, None), Urgency.BULK)) is not None:
+            yield _segment(number, raw)
+            number += 1
+            await asyncio.sleep(0)
+
+    # --- in a worker's thread ------------------------------------------------------------------------------------
+
+    def _work(self, jobs: Sequence[Work]) -> list[Any]:
+        windows = [j for j in jobs if isinstance(j, Window)]
+        if len(windows) == len(jobs):
+            return self._decode(windows)
+        return [job() for job in jobs if not isinstance(job, Window)]
+
+    def _key(self, window: Window) -> tuple[int, int, bool, bool]:
+        """Windows with equal keys may share a batch: same frames, same search, no text before the start token."""
+        return (_num_frames(window), self._num_text_tokens(window), window.final, window.words)
+
+    def _num_text_tokens(self, window: Window) -> int:
+        return len(self._text_tokens(window)) if window.context or window.prompt else 0
+
+    def _decode(self, windows: Sequence[Window]) -> list[Hypothesis]:
+        frames = _num_frames(windows[0])
+        shape = _FINAL if windows[0].final else _PARTIAL
+        encoded = self._model.encode(
+            ctranslate2.StorageView.from_array(np.stack([self._features(w.pcm, frames) for w in windows])),
+            to_cpu=self._model.device == "cuda" and len(self._model.device_index) > 1,
+        )
+        languages = self._languages(windows, encoded)
+        prompts = [self._prompt(w, lang) + list(w.prefix) for w, (lang, _) in zip(windows, languages, strict=True)]
+        cap = max(self._token_cap(w, lang) for w, (lang, _) in zip(windows, languages, strict=True))
+        outputs = self._model.generate(
+            encoded,
+            prompts,
+            beam_size=shape.beam,
+            max_length=max(len(p) for p in prompts) + cap,
+            return_scores=True,
+            return_no_speech_prob=True,
+            return_logits_vocab=shape.beam == 1,
+            suppress_blank=True,
+        )
+        tokens = [self._text_ids(o, lang)[len(w.prefix) :] for o, w, (lang, _) in zip(outputs, windows, languages, strict=True)]
+        ends = self._token_ends(encoded, windows, languages, tokens) if windows[0].words else [()] * len(windows)
+        results = []
+        for window, (language, sureness), output, ids, prompt, times in zip(
+            windows, languages, outputs, tokens, prompts, ends, strict=True
+        ):
+            likely = _probabilities(output, len(ids)) if shape.beam == 1 else [1.0] * len(ids)
+            pieces = _pieces(self._tokenizer(language), ids, likely, language)
+            logprob = output.scores[0]  # the mean over the sequence
+            heard = logprob >= UNLIKELY_LOGPROB and not (
+                output.no_speech_prob > NO_SPEECH and logprob < NO_SPEECH_LOGPROB
+            )
+            results.append(
+                Hypothesis(pieces, language, sureness, heard, len(prompt), len(ids), _words(pieces, times))
+            )
+        return results
+
+    def _languages(self, windows: Sequence[Window], encoded: Any) -> list[tuple[str, float]]:
+        if not self._model.is_multilingual:
+            return [("en", 1.0)] * len(windows)
+        if all(w.language for w in windows):
+            return [(w.language or "en", 1.0) for w in windows]
+        found = [(token[2:-2], float(p)) for ((token, p), *_) in self._model.detect_language(encoded)]
+        return [(w.language, 1.0) if w.language else f for w, f in zip(windows, found, strict=True)]
+
+    def _prompt(self, window: Window, language: str) -> list[int]:
+        tokenizer = self._tokenizer(language)
+        text = self._text_tokens(window)
+        head = [tokenizer.sot_prev, *text] if text else []
+        return head + list(tokenizer.sot_sequence) + [tokenizer.no_timestamps]
+
+    def _text_tokens(self, window: Window) -> list[int]:
+        """The hint and what was said before, as plain text tokens, the newest kept."""
+        out: list[int] = []
+        for text, most in ((window.prompt, MAX_PROMPT_TOKENS), (window.context, self._profile.context_tokens)):
+            if text.strip() and most:
+                # encode() of the tokenizer behind would read "<|...|>" as a control token: take the ordinary ids only.
+                ids = self._whisper.hf_tokenizer.encode(_defused(" " + text.strip()), add_special_tokens=False).ids
+                out += [i for i in ids if i < self._tokenizer("en").eot][-most:]
+        return out[-MAX_PROMPT_TOKENS:]
+
+    def _token_cap(self, window: Window, language: str) -> int:
+        cap = int(len(window.pcm) / SAMPLE_RATE_HZ * TOKENS_PER_S.get(language, OTHER_TOKENS_PER_S)) + SPARE_TOKENS
+        return min(max(1, cap - len(window.prefix)), window.max_tokens or self._profile.max_tokens)
+
+    def _tokenizer(self, language: str) -> Tokenizer:
+        key = (language, "transcribe")
+        if key not in self._tokenizers:
+            self._tokenizers[key] = Tokenizer(
+                self._whisper.hf_tokenizer, self._model.is_multilingual, task="transcribe", language=language
+            )
+        return self._tokenizers[key]
+
+    def _text_ids(self, output: Any, language: str) -> list[int]:
+        return [t for t in output.sequences_ids[0] if t < self._tokenizer(language).eot]
+
+    def _features(self, pcm: Pcm, frames: int) -> Pcm:
+        padded = np.zeros(frames * SAMPLES_PER_FRAME, np.float32)
+        padded[: len(pcm)] = pcm[: len(padded)]
+        features = self._whisper.feature_extractor(padded, padding=0)
+        return np.ascontiguousarray(features[:, :frames], np.float32)
+
+    def _token_ends(
+        self, encoded: Any, windows: Sequence[Window], languages: Sequence[tuple[str, float]], tokens: list[list[int]]
+    ) -> list[tuple[tuple[float, float, float], ...]]:
+        """(start, end, probability) of each token after the prefix, from the decoder's cross-attention; seconds."""
+        out: list[tuple[tuple[float, float, float], ...]] = []
+        for i, (window, (language, _), ids) in enumerate(zip(windows, languages, tokens, strict=True)):
+            if not ids:
+                out.append(())
+                continue
+            one = encoded if len(windows) == 1 else ctranslate2.StorageView.from_array(np.asarray(encoded)[i : i + 1])
+            text = [*window.prefix, *ids]
+            found = self._model.align(
+                one,
+                self._tokenizer(language).sot_sequence,
+                [text],
+                [min(len(window.pcm) // SAMPLES_PER_FRAME, MAX_FRAMES)],
+                median_filter_width=7,
+            )[0]
+            starts = _first_times(found.alignments, len(text))
+            likely = found.text_token_probs
+            spans = [(starts[k], starts[k + 1], float(likely[k])) for k in range(len(text))]
+            out.append(tuple(spans[len(window.prefix) :]))
+        return out
+
+
+def _num_frames(window: Window) -> int:
+    """Mel frames the window is padded to: a whole number of half seconds, so that windows can share a batch."""
+    shape = _FINAL if window.final else _PARTIAL
+    seconds = max(shape.least_s, len(window.pcm) / SAMPLE_RATE_HZ + shape.pad_s)
+    return min(MAX_FRAMES, math.ceil(seconds * 2) * FRAMES_PER_S // 2)
+
+
+def _defused(text: str) -> str:
+    """Text in which no `<|` can start a control token."""
+    return text.replace("<|", "< |")
+
+
+def _probabilities(output: Any, count: int) -> list[float]:
+    """Softmax probability of each of the last `count` text tokens of a greedy output."""
+    ids = output.sequences_ids[0]
+    rows = output.logits[0]
+    # One row a generated token; the end token's row is there when the decoder reached it.
+    first = len(ids) - count if len(rows) >= len(ids) else 0
+    likely = []
+    for token, row in zip(ids[len(ids) - count :], rows[first:], strict=False):
+        logits = np.asarray(row, np.float32).reshape(-1)
+        likely.append(float(1.0 / np.exp(logits - logits[token]).sum()))
+    return likely + [0.0] * (count - len(likely))
+
+
+def _pieces(tokenizer: Tokenizer, ids: list[int], likely: list[float], language: str) -> tuple[Piece, ...]:
+    """Tokens grouped to words: at leading spaces, or at whole characters in scripts without spaces."""
+    texts, groups = tokenizer.split_tokens_on_unicode(ids) if ids else ([], [])
+    pieces: list[Piece] = []
+    at = 0
+    for text, group in zip(texts, groups, strict=True):
+        probability = min(likely[at : at + len(group)], default=0.0)
+        at += len(group)
+        joins = pieces and not text.startswith(" ") and (language not in UNSPACED or not text.strip().isalnum())
+        if joins:
+            last = pieces.pop()
+            pieces.append(Piece(last.text + text, last.tokens + tuple(group), min(last.probability, probability)))
+        else:
+            pieces.append(Piece(text, tuple(group), probability))
+    # Half a character at the end of a hypothesis is not text yet.
+    if pieces and "\ufffd" in pieces[-1].text:
+        pieces.pop()
+    return tuple(pieces)
+
+
+def _first_times(alignments: Sequence[tuple[int, int]], count: int) -> list[float]:
+    """Start of each of `count` tokens and the end of the last, in seconds, from (token, frame) pairs of 20 ms frames."""
+    starts: dict[int, int] = {}
+    last = 0
+    for token, frame in alignments:
+        starts.setdefault(token, frame)
+        last = max(last, frame + 1)
+    times, now = [], 0
+    for k in range(count + 1):
+        now = max(now, starts.get(k, last if k == count else now))
+        times.append(now * 0.02)
+    return times
+
+
+def _words(pieces: Sequence[Piece], times: Sequence[tuple[float, float, float]]) -> tuple[Word, ...]:
+    words, at = [], 0
+    if not times:
+        return ()
+    for piece in pieces:
+        spans = times[at : at + len(piece.tokens)]
+        at += len(piece.tokens)
+        words.append(Word(piece.text.strip(), spans[0][0], spans[-1][1], min(s[2] for s in spans)))
+    return tuple(words)
+
+
+def _segment(number: int, raw: Any) -> Segment:
+    words = tuple(Word(w.word.strip(), float(w.start), float(w.end), float(w.probability)) for w in raw.words or ())
+    return Segment(
+        id=number,
+        seek=int(raw.seek),
+        start_s=float(raw.start),
+        end_s=float(raw.end),
+        text=raw.text,
+        tokens=tuple(raw.tokens),
+        temperature=float(raw.temperature or 0.0),
+        avg_logprob=float(raw.avg_logprob),
+        compression_ratio=float(raw.compression_ratio),
+        no_speech_prob=float(raw.no_speech_prob),
+        words=words,
+    )

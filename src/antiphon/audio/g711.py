@@ -1,0 +1,33 @@
+"""G.711 µ-law and A-law (ITU-T G.711) by table."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from antiphon.audio import Pcm
+
+
+def _ulaw_table() -> Pcm:
+    code = ~np.arange(256, dtype=np.int32) & 0xFF
+    magnitude = (((code & 0x0F) << 3) + 0x84 << ((code >> 4) & 7)) - 0x84
+    return (np.where(code & 0x80, -magnitude, magnitude) / 32768).astype(np.float32)
+
+
+def _alaw_table() -> Pcm:
+    code = np.arange(256, dtype=np.int32) ^ 0x55
+    exponent, mantissa = (code >> 4) & 7, code & 0x0F
+    magnitude = np.where(exponent == 0, (mantissa << 4) + 8, ((mantissa << 4) + 0x108) << np.maximum(exponent - 1, 0))
+    return (np.where(code & 0x80, magnitude, -magnitude) / 32768).astype(np.float32)
+
+
+_ULAW, _ALAW = _ulaw_table(), _alaw_table()
+
+
+def from_ulaw(data: bytes) -> Pcm:
+    """µ-law bytes to float32 in (-1, 1), one sample a byte."""
+    return _ULAW[np.frombuffer(data, np.uint8)]
+
+
+def from_alaw(data: bytes) -> Pcm:
+    """A-law bytes to float32 in (-1, 1), one sample a byte."""
+    return _ALAW[np.frombuffer(data, np.uint8)]

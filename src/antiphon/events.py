@@ -1,0 +1,185 @@
+"""The vocabulary inside: what protocols hand to a session (Input) and what a session hands back (Output).
+
+Sound is mono float32 in [-1, 1] at 16 kHz (`audio.SAMPLE_RATE_HZ`): the wire's rates and codecs end at the protocol. Times
+are milliseconds of session audio, counted in samples. Nothing here knows a wire dialect, a model or a socket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from antiphon.audio import Pcm
+
+# --- what a client may ask for -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ServerVad:
+    """The server finds the turns. `threshold` is a speech probability, the rest is milliseconds."""
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTuning:
+    """How a transcript is streamed; None leaves the model's own measured default (adapters/base.py, Profile)."""
+
+    segment_duration_s: float | None = None
+    rollback_tokens: int | None = None
+    unfixed_chunks: int | None = None
+    max_prefix_tokens: int | None = None
+    max_audio_s: float | None = None
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptionConfig:
+    """One transcription session. `turn` None: the client commits. `language` is ISO-639-1, None: detect it.
+
+    `words` asks for word times in TranscriptDone.
+    """
+
+    model: str = "default"
+    language: str | None = None
+    prompt: str = ""
+    turn: ServerVad | None = None
+    words: bool = False
+    tuning: StreamTuning = field(default_factory=StreamTuning)
+
+
+# --- Input ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """The session's configuration as a whole, at the start and after each change."""
+
+    config: TranscriptionConfig
+
+
+@dataclass(frozen=True, slots=True)
+class AudioAppended:
+    """Sound from the client. pcm: float32 [num_samples], mono, [-1, 1], 16 kHz."""
+
+    pcm: Pcm
+
+
+@dataclass(frozen=True, slots=True)
+class AudioCommitted:
+    """The client ends its turn (`final` False: the turn's audio goes on; only start to transcribe)."""
+
+    final: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class AudioCleared:
+    """The client throws away what it sent since the last commit."""
+
+
+Input = Configured | AudioAppended | AudioCommitted | AudioCleared
+
+
+# --- Output --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word with its place in the session's audio, in seconds, and the model's probability in [0, 1]."""
+
+    text: str
+    start_s: float
+    end_s: float
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechStarted:
+    """Speech was found; `at_ms` already has the prefix padding taken off. `turn` numbers turns from 0."""
+
+    turn: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechStopped:
+    turn: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCommitted:
+    """The turn's audio is complete: what follows for it is its transcript."""
+
+    turn: int
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCleared:
+    """The audio since the last commit was thrown away; an open turn ends without a transcript."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRefused:
+    """A commit found less than `minimum_ms` of new audio."""
+
+    have_ms: int
+    minimum_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptDelta:
+    """Words of a turn that will not change. Joined, a turn's deltas are `TranscriptDone.streamed`."""
+
+    turn: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptDone:
+    """A turn's transcript.
+
+    `streamed` is what the deltas add up to; `text` is the best reading of the whole turn, from a decode that was not
+    bound to what had been sent. They differ where the model thought better of a word it had already let go.
+    """
+
+    turn: int
+    text: str
+    streamed: str
+    words: tuple[Word, ...]
+    language: str
+    audio_s: float
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptFailed:
+    """The model failed on this turn; the session goes on."""
+
+    turn: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnding:
+    """The server ends the session: `expired`, `draining` or `overflow`. Nothing follows."""
+
+    code: str
+    message: str
+
+
+Output = (
+    SpeechStarted
+    | SpeechStopped
+    | TurnCommitted
+    | TurnCleared
+    | CommitRefused
+    | TranscriptDelta
+    | TranscriptDone
+    | TranscriptFailed
+    | SessionEnding
+)

@@ -1,0 +1,72 @@
+"""The hand-over from a socket to its session: bounded in seconds of audio, closable. One reader, one writer."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import anyio
+
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.errors import Refused
+from antiphon.events import AudioAppended, Input
+
+# Inputs without sound weigh something too, or a flood of them would be free.
+CONTROL_SAMPLES = SAMPLE_RATE_HZ // 100
+
+
+class Inbox:
+    """Inputs in order. Bound: `max_backlog_s` seconds of unread audio.
+
+    When full, `put` waits (the socket is then not read, which slows a file and loses nothing), or with `live` raises
+    Refused (a live caller must not fall behind).
+    """
+
+    def __init__(self, max_backlog_s: float, *, live: bool = False) -> None:
+        self._most = int(max_backlog_s * SAMPLE_RATE_HZ)
+        self._live = live
+        self._waiting: deque[Input] = deque()
+        self._samples = 0
+        self._closed = False
+        self._changed = anyio.Event()
+
+    @property
+    def backlog_s(self) -> float:
+        """Seconds of audio put and not yet taken."""
+        return self._samples / SAMPLE_RATE_HZ
+
+    async def put(self, item: Input) -> None:
+        """Hand over one input. Waits, or raises Refused, while the backlog is full."""
+        while self._samples >= self._most and not self._closed:
+            if self._live:
+                raise Refused(f"{self.backlog_s:.0f} s of audio are waiting", self.backlog_s)
+            await self._wait()
+        self._waiting.append(item)
+        self._samples += _weight(item)
+        self._notify()
+
+    async def get(self) -> Input | None:
+        """The next input, waiting for it; None when the inbox is closed and empty."""
+        while not self._waiting:
+            if self._closed:
+                return None
+            await self._wait()
+        item = self._waiting.popleft()
+        self._samples -= _weight(item)
+        self._notify()
+        return item
+
+    def close(self) -> None:
+        """No more inputs; what waits can still be read."""
+        self._closed = True
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _wait(self) -> None:
+        await self._changed.wait()
+
+
+def _weight(item: Input) -> int:
+    return len(item.pcm) if isinstance(item, AudioAppended) else CONTROL_SAMPLES

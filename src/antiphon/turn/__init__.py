@@ -1,0 +1,1 @@
+"""Turn taking: speech probabilities in, starts and stops of speech out. Pure."""
