@@ -1,13 +1,13 @@
 """The exception tree. Nothing else in the package defines an exception that crosses a module.
 
-    AntiphonError
-    ├── SettingsError          a setting is unknown or out of range; names the key; the process does not start
-    ├── StoreError             a model file is missing, damaged or cannot be had; names the file and the fix
-    ├── RemoteProtocolError    the client's fault; answered on the wire, the session lives
-    ├── LocalProtocolError     our fault: an event that the wire dialect has no frame for
-    ├── MediaError             a file or container that cannot be decoded
-    ├── ModelError             one model step failed; fails the response or session, never the server
-    └── Refused                no room: carries a reason and when to try again
+AntiphonError
+├── SettingsError          a setting is unknown or out of range; names the key; the process does not start
+├── StoreError             a model file is missing, damaged or cannot be had; names the file and the fix
+├── RemoteProtocolError    the client's fault; answered on the wire, the session lives
+├── LocalProtocolError     our fault: an event that the wire dialect has no frame for
+├── MediaError             a file or container that cannot be decoded
+├── ModelError             one model step failed; fails the response or session, never the server
+└── Refused                no room: carries a reason and when to try again
 """
 
 from __future__ import annotations

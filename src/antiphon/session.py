@@ -147,6 +147,9 @@ class TranscriptionSession:
         async with anyio.create_task_group() as group:
             group.start_soon(self._decode)
             await self._listen()
+            if self._segmenter.window or self._turns:
+                # The inbox closed inside a turn: what was heard of it is still a transcript.
+                await self._take(self._segmenter.commit())
             self._listening = False
             self._notify()
 
@@ -227,7 +230,7 @@ class TranscriptionSession:
                 self._notify()
             elif not self._listening:
                 return
-            elif self._segmenter.window_s > self._profile.max_window_s:
+            elif self._window_is_full():
                 await self._cut_window()
             elif self._may_guess():
                 await self._guess_final()
@@ -235,6 +238,13 @@ class TranscriptionSession:
                 await self._partial()
             else:
                 await self._changed.wait()
+
+    def _window_is_full(self) -> bool:
+        window = self._segmenter.window
+        if window is None:
+            return False
+        prefix = len(self._text.prefix) if self._text and self._text_window == window.id else 0
+        return self._segmenter.window_s > self._profile.max_window_s or prefix > self._profile.max_prefix_tokens
 
     def _turn(self, number: int) -> _Turn:
         return self._turns.setdefault(number, _Turn())
@@ -343,9 +353,7 @@ class TranscriptionSession:
         assert quiet is not None
         text = self._text_of(window)
         try:
-            final = await self._transcriber.decode(
-                self._window(text, self._segmenter.sound(window.start), final=True)
-            )
+            final = await self._transcriber.decode(self._window(text, self._segmenter.sound(window.start), final=True))
         except (ModelError, Refused):
             return
         self._guess = _Guess(window.id, quiet, final)
@@ -398,7 +406,11 @@ class TranscriptionSession:
         if final is None or not keep:
             self._segmenter.cut(window.start + len(pcm))
             return
-        cut_s = (final.words[keep - 1].end_s + final.words[keep].start_s) / 2 if keep < len(final.words) else len(pcm) / SAMPLE_RATE_HZ
+        cut_s = (
+            (final.words[keep - 1].end_s + final.words[keep].start_s) / 2
+            if keep < len(final.words)
+            else len(pcm) / SAMPLE_RATE_HZ
+        )
         words = final.words[:keep] if self.config.words else ()
         await self._settle(window, text, _shortened(final, keep, words))
         if self._segmenter.window is window:

@@ -52,7 +52,9 @@ class AudioSettings:
         "`close` ends the session by name (for callers that must stay live).",
         choices=("block", "close"),
     )
-    max_events_per_s: int = option(500, "Client events a second, averaged over two seconds, before the session ends.", low=1)
+    max_events_per_s: int = option(
+        500, "Client events a second, averaged over two seconds, before the session ends.", low=1
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,16 @@ def _convert(kind: Any, value: Any) -> Any:
     if kind is bool:
         if isinstance(value, bool):
             return value
-        words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+        words = {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+        }
         if str(value).lower() not in words:
             raise ValueError
         return words[str(value).lower()]
@@ -195,7 +206,13 @@ def markdown() -> str:
     for o in options():
         if o.section != section:
             section = o.section
-            lines += ["", f"## [{section}]", "", "| flag | environment | TOML key | default | what it does |", "|---|---|---|---|---|"]
+            lines += [
+                "",
+                f"## [{section}]",
+                "",
+                "| flag | environment | TOML key | default | what it does |",
+                "|---|---|---|---|---|",
+            ]
         default = "none" if o.default == () else f"`{o.default!r}`".replace("'", "")
         extra = f" One of: {', '.join(o.check['choices'])}." if o.check.get("choices") else ""
         lines.append(f"| `{o.flag}` | `{o.variable}` | `{o.name}` | {default} | {o.help}{extra} |")

@@ -34,6 +34,8 @@ def tuned(profile: TranscriberProfile, tuning: StreamTuning) -> TranscriberProfi
     if tuning.max_audio_s is not None:
         changes["max_window_s"] = min(profile.max_window_s, tuning.max_audio_s)
         changes["long_s"] = min(profile.long_s, tuning.max_audio_s)
+    if tuning.max_prefix_tokens is not None:
+        changes["max_prefix_tokens"] = min(profile.max_prefix_tokens, tuning.max_prefix_tokens)
     if tuning.max_tokens is not None:
         changes["max_tokens"] = min(profile.max_tokens, tuning.max_tokens)
     return replace(profile, **changes)  # type: ignore[arg-type]

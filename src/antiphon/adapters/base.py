@@ -35,7 +35,7 @@ class TranscriberProfile:
     `unfixed_chunks`: partials at the head of a window that send nothing and force nothing.
     `pause_s`: a silence that ends a window. `long_s` and `long_pause_s`: a window longer than the first ends at the
     second. `max_window_s`: a window is cut between two words here. `context_tokens`: text before the window given to
-    the model. `languages`: ISO-639-1.
+    the model. `max_tokens`: most one decode may add. `max_prefix_tokens`: a window whose forced prefix is longer is cut. `languages`: ISO-639-1.
     """
 
     id: str
@@ -53,6 +53,7 @@ class TranscriberProfile:
     max_window_s: float
     context_tokens: int
     max_tokens: int
+    max_prefix_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ The graph takes 64 samples of context before each 512-sample frame (github.com/s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,14 @@ class SileroDetector:
 
     frame_samples = FRAME_SAMPLES
 
-    def __init__(self, folder: Path, *, max_queue: int = 1024) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model_id: str,
+        *,
+        max_queue: int = 1024,
+        observe: Callable[[int, float, float], None] | None = None,
+    ) -> None:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
@@ -54,7 +61,7 @@ class SileroDetector:
             str(folder / "silero_vad.onnx"), options, providers=["CPUExecutionProvider"]
         )
         self.lane: Lane[tuple[SileroStream, Pcm], list[float]] = Lane(
-            "vad", self._work, max_batch=64, max_queue=max_queue
+            "vad", self._work, max_batch=64, max_queue=max_queue, observe=observe
         )
 
     def open(self) -> SileroStream:
@@ -66,7 +73,9 @@ class SileroDetector:
     def _work(self, jobs: Sequence[tuple[SileroStream, Pcm]]) -> list[list[float]]:
         results: list[list[float]] = [[] for _ in jobs]
         for i in range(max(len(frames) for _, frames in jobs)):
-            turn = [(stream, frames[i], out) for (stream, frames), out in zip(jobs, results, strict=True) if i < len(frames)]
+            turn = [
+                (stream, frames[i], out) for (stream, frames), out in zip(jobs, results, strict=True) if i < len(frames)
+            ]
             probabilities = self._step([s for s, _, _ in turn], [f for _, f, _ in turn])
             for (_, _, out), probability in zip(turn, probabilities, strict=True):
                 out.append(float(probability))

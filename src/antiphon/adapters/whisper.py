@@ -8,11 +8,11 @@ and a cap on tokens, else the decoder repeats itself.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,9 @@ NO_SPEECH_LOGPROB = -0.8
 # Below this mean log-probability a window is noise whatever else the model says (whisper/transcribe.py uses -1.0).
 UNLIKELY_LOGPROB = -1.2
 MAX_PROMPT_TOKENS = 200
+# Files are decoded in slabs of this length, cut in a quiet place of the last SLAB_SLACK_S seconds.
+SLAB_S = 120
+SLAB_SLACK_S = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,7 @@ class WhisperTranscriber:
             max_window_s=22.0,
             context_tokens=0,
             max_tokens=224,
+            max_prefix_tokens=180,
         )
         # One job a batch on a CPU: batches of 2 to 8 measured no faster than one after another (bench/asr.py, lane).
         self.lane: Lane[Work, Any] = Lane(
@@ -135,14 +139,25 @@ class WhisperTranscriber:
         return result
 
     async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
-        """A file, each of its 30 s windows one lane job, so that live sessions get their turn between them."""
+        """A file in slabs of two minutes, each window of a slab one lane job: live sessions get their turn between."""
+        language, number, begun = options.language, 0, False
+        for slab in _slabs(pcm):
+            segments, info = await self.lane.run(self._opener(pcm[slab], options, language), Urgency.BULK)
+            language = info.language
+            if not begun:
+                begun = True
+                yield FileInfo(info.language, len(pcm) / SAMPLE_RATE_HZ)
+            while (raw := await self.lane.run(partial(next, segments, None), Urgency.BULK)) is not None:
+                yield _segment(number, raw, slab.start)
+                number += 1
 
+    def _opener(self, pcm: Pcm, options: FileOptions, language: str | None) -> Callable[[], tuple[Iterator[Any], Any]]:
         def begin() -> tuple[Iterator[Any], Any]:
             segments, info = self._whisper.transcribe(
                 pcm,
-                language=options.language,
+                language=language,
                 task=options.task,
-                initial_prompt=options.prompt or None,
+                initial_prompt=_defused(options.prompt) or None,
                 # A temperature of 0 means: 0, and higher only where the decode fails (OpenAI's own fallback).
                 temperature=options.temperature or (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
                 word_timestamps=options.words,
@@ -151,13 +166,7 @@ class WhisperTranscriber:
             )
             return iter(segments), info
 
-        segments, info = await self.lane.run(begin, Urgency.BULK)
-        yield FileInfo(info.language, info.duration)
-        number = 0
-        while (raw := await self.lane.run(lambda: next(segments, None), Urgency.BULK)) is not None:
-            yield _segment(number, raw)
-            number += 1
-            await asyncio.sleep(0)
+        return begin
 
     # --- in a worker's thread ------------------------------------------------------------------------------------
 
@@ -194,11 +203,14 @@ class WhisperTranscriber:
             return_logits_vocab=shape.beam == 1,
             suppress_blank=True,
         )
-        tokens = [self._text_ids(o, lang)[len(w.prefix) :] for o, w, (lang, _) in zip(outputs, windows, languages, strict=True)]
+        tokens = [
+            self._text_ids(o, lang)[len(w.prefix) :]
+            for o, w, (lang, _) in zip(outputs, windows, languages, strict=True)
+        ]
         ends = self._token_ends(encoded, windows, languages, tokens) if windows[0].words else [()] * len(windows)
         results = []
-        for window, (language, sureness), output, ids, prompt, times in zip(
-            windows, languages, outputs, tokens, prompts, ends, strict=True
+        for (language, sureness), output, ids, prompt, times in zip(
+            languages, outputs, tokens, prompts, ends, strict=True
         ):
             likely = _probabilities(output, len(ids)) if shape.beam == 1 else [1.0] * len(ids)
             pieces = _pieces(self._tokenizer(language), ids, likely, language)
@@ -206,9 +218,7 @@ class WhisperTranscriber:
             heard = logprob >= UNLIKELY_LOGPROB and not (
                 output.no_speech_prob > NO_SPEECH and logprob < NO_SPEECH_LOGPROB
             )
-            results.append(
-                Hypothesis(pieces, language, sureness, heard, len(prompt), len(ids), _words(pieces, times))
-            )
+            results.append(Hypothesis(pieces, language, sureness, heard, len(prompt), len(ids), _words(pieces, times)))
         return results
 
     def _languages(self, windows: Sequence[Window], encoded: Any) -> list[tuple[str, float]]:
@@ -351,13 +361,29 @@ def _words(pieces: Sequence[Piece], times: Sequence[tuple[float, float, float]])
     return tuple(words)
 
 
-def _segment(number: int, raw: Any) -> Segment:
-    words = tuple(Word(w.word.strip(), float(w.start), float(w.end), float(w.probability)) for w in raw.words or ())
+def _slabs(pcm: Pcm) -> Iterator[slice]:
+    """Cut a long file at the quietest tenth of a second near each slab's end."""
+    start, tenth = 0, SAMPLE_RATE_HZ // 10
+    while len(pcm) - start > (SLAB_S + SLAB_SLACK_S) * SAMPLE_RATE_HZ:
+        near = pcm[start + (SLAB_S - SLAB_SLACK_S) * SAMPLE_RATE_HZ : start + SLAB_S * SAMPLE_RATE_HZ]
+        energy = np.square(near.reshape(-1, tenth)).sum(axis=1)
+        end = start + (SLAB_S - SLAB_SLACK_S) * SAMPLE_RATE_HZ + int(energy.argmin()) * tenth + tenth // 2
+        yield slice(start, end)
+        start = end
+    yield slice(start, len(pcm))
+
+
+def _segment(number: int, raw: Any, offset: int) -> Segment:
+    shift_s = offset / SAMPLE_RATE_HZ
+    words = tuple(
+        Word(w.word.strip(), float(w.start) + shift_s, float(w.end) + shift_s, float(w.probability))
+        for w in raw.words or ()
+    )
     return Segment(
         id=number,
-        seek=int(raw.seek),
-        start_s=float(raw.start),
-        end_s=float(raw.end),
+        seek=int(raw.seek) + offset // SAMPLES_PER_FRAME,
+        start_s=float(raw.start) + shift_s,
+        end_s=float(raw.end) + shift_s,
         text=raw.text,
         tokens=tuple(raw.tokens),
         temperature=float(raw.temperature or 0.0),

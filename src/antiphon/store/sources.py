@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 import httpx
-from huggingface_hub import get_hf_file_metadata, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import hf_hub_url
 
 from antiphon.errors import StoreError
 from antiphon.store.registry import Hub
@@ -45,10 +44,12 @@ def hub_url(hub: Hub, sha256: str) -> str | None:
     """The file's URL if the hub answers and has these very bytes (large files carry their sha256 as ETag)."""
     url = hf_hub_url(hub.repo, hub.path, revision=hub.revision)
     try:
-        meta = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S, retry_on_errors=False)
-    except (HfHubHTTPError, httpx.HTTPError, OSError, ValueError):
+        answer = httpx.head(url, verify=_tls(), timeout=HUB_TIMEOUT_S)
+    except (httpx.HTTPError, OSError):
         return None
-    return meta.location if meta.etag == sha256 else None
+    # The header of the redirect to a large file's storage (huggingface_hub, constants.HUGGINGFACE_HEADER_X_LINKED_ETAG).
+    etag = answer.headers.get("x-linked-etag", "").strip('"')
+    return url if answer.status_code < 400 and etag == sha256 else None
 
 
 def wheel_url(package: str, version: str) -> tuple[str, str]:

@@ -1,0 +1,117 @@
+"""What the benchmarks share: the machine's description, a real server process, tables, results."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    name = platform.processor()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            name = line.split(":", 1)[1].strip()
+            break
+    return {
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "packages": {p: version(p) for p in ("antiphon", "ctranslate2", "onnxruntime", "numpy", "uvicorn", "websockets")},
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """Linear-interpolated percentile; nan for no values."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * q / 100
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print a table with aligned columns."""
+    cells = [[f"{c:.2f}" if isinstance(c, float) else str(c) for c in row] for row in rows]
+    widths = [max(len(str(h)), *(len(r[i]) for r in cells)) if cells else len(h) for i, h in enumerate(head)]
+    print(f"\n## {title}")
+    print("  ".join(h.ljust(w) for h, w in zip(head, widths, strict=True)))
+    for row in cells:
+        print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)), flush=True)
+
+
+def save(name: str, document: dict[str, Any]) -> Path:
+    """Write bench/results/NAME.json; sections measured earlier and not now are kept."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    old = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(old | document, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A running server process."""
+
+    url: str
+    process: psutil.Process
+
+    @property
+    def ws(self) -> str:
+        return self.url.replace("http", "ws", 1)
+
+    def cpu_s(self) -> float:
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+    def rss_mb(self) -> float:
+        return float(self.process.memory_info().rss) / 1e6
+
+    def metric(self, line: str) -> float:
+        """The value of one line of /metrics, by its exact name and labels; 0 if it is not there."""
+        text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
+        found = re.search(rf"^{re.escape(line)} (\S+)$", text, re.M)
+        return float(found[1]) if found else 0.0
+
+
+@contextmanager
+def server(*flags: str) -> Iterator[Server]:
+    """`antiphon serve` on a free port, until ready; stopped by SIGTERM."""
+    command = [sys.executable, "-m", "antiphon", "serve", "--port", "0", "--log-level", "warning", *flags]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+    )
+    try:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := re.search(r"ready at (\S+)", line):
+                yield Server(found[1], psutil.Process(process.pid))
+                break
+        else:
+            raise RuntimeError("the server did not start")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)

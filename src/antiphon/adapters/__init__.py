@@ -1,0 +1,14 @@
+"""Models: how each listens. `ADAPTERS` is the table; a new model is one file and one line here (docs/add-a-model.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+# adapter name of store/registry.py -> "module:Class", called as Class(folder, model_id, **options)
+ADAPTERS: Mapping[str, str] = MappingProxyType(
+    {
+        "whisper": "antiphon.adapters.whisper:WhisperTranscriber",
+        "silero": "antiphon.adapters.silero:SileroDetector",
+    }
+)

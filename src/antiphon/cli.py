@@ -1,0 +1,210 @@
+"""The command line: serve, pull, transcribe, bench, doctor. The only place that configures logging."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+
+from antiphon import __version__
+from antiphon.errors import AntiphonError, SettingsError
+from antiphon.settings import Option, Settings, load, options
+
+log = logging.getLogger(__name__)
+
+CLIENT_LINE = (
+    "python -c \"import openai,sys; print(openai.OpenAI(base_url='{url}/v1', api_key='none')"
+    ".audio.transcriptions.create(model='default', file=open(sys.argv[1],'rb')).text)\" FILE"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 done, 1 failed with a message, 2 wrong arguments, 130 interrupted."""
+    parser = _parser()
+    args, rest = parser.parse_known_args(argv)
+    if rest and args.command != "bench":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    try:
+        if args.command == "bench":
+            return _bench(args.name, rest)
+        settings = _settings(args)
+        logging.basicConfig(
+            level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
+        )
+        # Request lines carry query strings, which are the client's; sessions log their own start and end.
+        for name in ("httpx", "faster_whisper", "uvicorn"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        return int(args.run(settings, args))
+    except SettingsError as error:
+        print(f"antiphon: {error}", file=sys.stderr)
+        return 2
+    except AntiphonError as error:
+        print(f"antiphon: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has had enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="antiphon", description="Live speech on your own machine.")
+    parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    serve = commands.add_parser("serve", help="start the server")
+    _add_settings(serve, ("server", "audio", "models"))
+    serve.add_argument(
+        "--no-pull", action="store_true", help="fail if model files are missing instead of fetching them"
+    )
+    serve.set_defaults(run=_serve)
+
+    pull = commands.add_parser("pull", help="fetch the models of a profile")
+    _add_settings(pull, ("models",))
+    pull.add_argument("--list", action="store_true", help="list the models and what is here, fetch nothing")
+    pull.set_defaults(run=_pull)
+
+    transcribe = commands.add_parser("transcribe", help="turn a file, or standard input, into text as it is read")
+    transcribe.add_argument("file", help="any audio or video file; - for standard input")
+    transcribe.add_argument("--language", help="ISO-639-1; detected if not given")
+    transcribe.add_argument("--prompt", default="", help="names and words to expect")
+    transcribe.add_argument("--json", action="store_true", help="print one JSON object with segments and words")
+    transcribe.add_argument("--srt", action="store_true", help="print subtitles")
+    _add_settings(transcribe, ("models",))
+    transcribe.set_defaults(run=_transcribe)
+
+    doctor = commands.add_parser("doctor", help="what is installed, which devices, which models, how fast")
+    _add_settings(doctor, ("models",))
+    doctor.set_defaults(run=_doctor)
+
+    bench = commands.add_parser(
+        "bench", help="measure (from a checkout); arguments go to bench/NAME.py", add_help=False
+    )
+    bench.add_argument("name", choices=("asr",))
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser, sections: Sequence[str]) -> None:
+    group = parser.add_argument_group("settings (docs/settings.md)")
+    group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    for option in options():
+        if option.section in sections:
+            _add_option(group, option)
+
+
+def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
+    text = option.help.replace("%", "%%")
+    if option.type is bool:
+        group.add_argument(
+            option.flag, dest=option.name, action=argparse.BooleanOptionalAction, default=None, help=text
+        )
+    elif option.type in (int, float, str):
+        shown = f"{text} [{option.default}]" if option.default != "" else text
+        group.add_argument(
+            option.flag, dest=option.name, default=None, metavar=option.type.__name__.upper(), help=shown
+        )
+    else:
+        group.add_argument(option.flag, dest=option.name, action="append", default=None, metavar="TEXT", help=text)
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    names = {o.name for o in options()}
+    flags = {k: v for k, v in vars(args).items() if k in names}
+    return load(flags, os.environ, args.config)
+
+
+def _serve(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.server.run import check_exposure, serve
+
+    check_exposure(settings)
+    if not args.no_pull:
+        _fetch(settings)
+
+    def ready(url: str) -> None:
+        print(f"\n  antiphon is ready at {url}   (what it serves: open {url}/)", flush=True)
+        print(f"  try it:  antiphon transcribe FILE\n  or:      {CLIENT_LINE.format(url=url)}\n", flush=True)
+
+    anyio.run(serve, settings, ready)
+    return 0
+
+
+def _fetch(settings: Settings) -> None:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from antiphon.models import store_of
+    from antiphon.store.registry import profile
+
+    store = store_of(settings.models)
+    missing = [m for m in profile(settings.models.profile) if store.missing(m)]
+    if not missing:
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks = {}
+
+        def show(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars.add_task(label, total=None)
+            bars.update(tasks[label], completed=done, total=total or None)
+
+        for model in missing:
+            store.pull(model, show)
+    store.tidy()
+
+
+def _pull(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.models import store_of
+    from antiphon.store.registry import MODELS, PROFILES, profile
+
+    store = store_of(settings.models)
+    if not args.list:
+        _fetch(settings)
+        for model in profile(settings.models.profile):
+            print(f"{model.id:20} {store.require(model)}")
+        return 0
+    for model in MODELS.values():
+        state = "missing" if (gaps := store.missing(model)) else "here"
+        if gaps and len(gaps) < len(model.files):
+            state = f"incomplete: {', '.join(f.name for f in gaps)}"
+        profiles = ", ".join(name for name, models in PROFILES.items() if model in models)
+        print(f"{model.id:18} {model.role:12} {model.size / 1e6:7.1f} MB  {model.licence:5} {profiles:16} {state}")
+    return 0
+
+
+def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.transcribe import Style, transcribe_file
+
+    _fetch(settings)
+    style = Style.JSON if args.json else Style.SRT if args.srt else Style.TEXT
+    anyio.run(transcribe_file, settings, args.file, args.language, args.prompt, style)
+    return 0
+
+
+def _doctor(settings: Settings, _: argparse.Namespace) -> int:
+    from antiphon.doctor import report
+
+    return anyio.run(report, settings)
+
+
+def _bench(name: str, rest: list[str]) -> int:
+    script = Path(__file__).resolve().parents[2] / "bench" / f"{name}.py"
+    if not script.is_file():
+        raise SettingsError(
+            "bench runs from a checkout of the repository: there is no bench folder beside this install"
+        )
+    sys.argv = [str(script), *rest]
+    runpy.run_path(str(script), run_name="__main__")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,86 @@
+"""`antiphon doctor`: what is installed, which devices, which models, how fast. Exit status 1 if something is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import anyio.to_thread
+import ctranslate2
+import numpy as np
+
+from antiphon import __version__
+from antiphon.adapters.base import Window
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.errors import AntiphonError
+from antiphon.models import load, num_workers, store_of
+from antiphon.settings import Settings
+from antiphon.store.registry import profile
+
+PACKAGES = ("ctranslate2", "faster-whisper", "onnxruntime", "av", "soxr", "starlette", "uvicorn", "websockets", "numpy")
+TRIALS = 5
+
+
+async def report(settings: Settings) -> int:
+    """Print the report."""
+    print(f"antiphon {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
+    bad = False
+    for package in PACKAGES:
+        try:
+            print(f"  {package:16} {version(package)}")
+        except PackageNotFoundError:
+            bad = True
+            print(f"  {package:16} MISSING: pip install {package}")
+    _devices(settings)
+    store = store_of(settings.models)
+    print(f"models in {store.home}, profile {settings.models.profile}")
+    missing = False
+    for model in profile(settings.models.profile):
+        gaps = store.missing(model)
+        missing = missing or bool(gaps)
+        print(f"  {model.id:16} {'missing: ' + ', '.join(f.name for f in gaps) if gaps else 'here, verified'}")
+    if missing:
+        print("  fix: antiphon pull")
+        return 1
+    try:
+        await _speed(settings)
+    except AntiphonError as error:
+        print(f"  {error}", file=sys.stderr)
+        return 1
+    return int(bad)
+
+
+def _devices(settings: Settings) -> None:
+    name = platform.processor() or "?"
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            name = line.split(":", 1)[1].strip()
+            break
+    print(f"  cpu              {name}, {os.cpu_count()} cores, {num_workers(settings.models)} used")
+    print(f"  cpu types        {', '.join(sorted(ctranslate2.get_supported_compute_types('cpu')))}")
+    print(f"  cuda devices     {ctranslate2.get_cuda_device_count()}")
+
+
+async def _speed(settings: Settings) -> None:
+    started = time.perf_counter()
+    models = await anyio.to_thread.run_sync(load, settings.models, store_of(settings.models))
+    print(f"  loaded in        {time.perf_counter() - started:.1f} s")
+    try:
+        sound = np.random.default_rng(0).normal(0, 0.05, 5 * SAMPLE_RATE_HZ).astype(np.float32)
+        for label, final in (("partial, 5 s", False), ("final, 5 s", True)):
+            times = []
+            for _ in range(TRIALS):
+                started = time.perf_counter()
+                await models.transcriber.decode(Window(sound, language="en", final=final))
+                times.append(time.perf_counter() - started)
+            print(f"  {label:16} {sorted(times)[TRIALS // 2] * 1000:.0f} ms (median of {TRIALS})")
+        stream = models.detector.open()
+        started = time.perf_counter()
+        frames = await stream.feed(sound)
+        print(f"  speech detection {(time.perf_counter() - started) / len(frames) * 1e6:.0f} µs a frame of 32 ms")
+    finally:
+        models.close()

@@ -1,0 +1,179 @@
+"""The bodies of /v1/audio/transcriptions and /translations: json, text, srt, vtt, verbose_json and their SSE events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from antiphon.adapters.base import FileInfo, Segment, Task
+from antiphon.errors import RemoteProtocolError
+
+Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+GRANULARITIES = ("word", "segment")
+# Whisper's encoder makes one position of 20 ms of sound: what an audio token is counted as.
+AUDIO_TOKENS_PER_S = 50
+
+
+@dataclass(frozen=True, slots=True)
+class FileRequest:
+    """The form's fields, checked. `language` None: detect."""
+
+    model: str
+    format: Format = "json"
+    language: str | None = None
+    prompt: str = ""
+    temperature: float = 0.0
+    words: bool = False
+    segments: bool = True
+    stream: bool = False
+
+
+def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRequest:
+    """The text fields of the multipart form. Raises RemoteProtocolError naming the field."""
+    one = {k: v[-1] for k, v in fields.items() if v}
+    if not one.get("model"):
+        raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'model'.", "model")
+    form = one.get("response_format") or "json"
+    if form not in FORMATS:
+        raise _invalid("response_format", form, FORMATS)
+    language = one.get("language") or None
+    if language and language not in languages:
+        raise RemoteProtocolError("invalid_value", f"'{language}' is no language of this model.", "language")
+    wanted = fields.get("timestamp_granularities[]", []) + fields.get("timestamp_granularities", [])
+    for name in wanted:
+        if name not in GRANULARITIES:
+            raise _invalid("timestamp_granularities", name, GRANULARITIES)
+    if wanted and form != "verbose_json":
+        raise RemoteProtocolError(
+            "invalid_value", "timestamp_granularities needs response_format verbose_json.", "timestamp_granularities"
+        )
+    return FileRequest(
+        model=one["model"],
+        format=form,
+        language=language,
+        prompt=one.get("prompt", ""),
+        temperature=_temperature(one.get("temperature", "0")),
+        words="word" in wanted,
+        segments=not wanted or "segment" in wanted,
+        stream=one.get("stream", "").lower() in ("true", "1"),
+    )
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text or 0)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 1.0:
+        raise RemoteProtocolError("invalid_value", f"Invalid temperature: '{text}'. Expected 0 to 1.", "temperature")
+    return value
+
+
+def _invalid(param: str, value: str, choices: Sequence[str]) -> RemoteProtocolError:
+    names = ", ".join(f"'{c}'" for c in choices)
+    return RemoteProtocolError("invalid_value", f"Invalid value: '{value}'. Supported values are: {names}.", param)
+
+
+def joined(segments: Iterable[Segment]) -> str:
+    """The whole text."""
+    return "".join(s.text for s in segments).strip()
+
+
+def body(request: FileRequest, task: Task, info: FileInfo, segments: Sequence[Segment]) -> tuple[str, str]:
+    """(media type, body) of a finished transcript."""
+    text = joined(segments)
+    usage = {"type": "duration", "seconds": round(info.duration_s, 3)}
+    match request.format:
+        case "text":
+            return "text/plain; charset=utf-8", text + "\n"
+        case "srt":
+            return "application/x-subrip; charset=utf-8", srt(segments)
+        case "vtt":
+            return "text/vtt; charset=utf-8", vtt(segments)
+        case "json":
+            return "application/json", _json({"text": text, "usage": usage})
+        case "verbose_json":
+            return "application/json", _json(_verbose(request, task, info, segments, text, usage))
+
+
+def _verbose(
+    request: FileRequest, task: Task, info: FileInfo, segments: Sequence[Segment], text: str, usage: dict[str, Any]
+) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "task": task,
+        "language": info.language,
+        "duration": round(info.duration_s, 3),
+        "text": text,
+        "usage": usage,
+    }
+    if request.segments:
+        out["segments"] = [
+            {
+                "id": s.id,
+                "seek": s.seek,
+                "start": round(s.start_s, 3),
+                "end": round(s.end_s, 3),
+                "text": s.text,
+                "tokens": list(s.tokens),
+                "temperature": s.temperature,
+                "avg_logprob": s.avg_logprob,
+                "compression_ratio": s.compression_ratio,
+                "no_speech_prob": s.no_speech_prob,
+            }
+            for s in segments
+        ]
+    if request.words:
+        out["words"] = [
+            {"word": w.text, "start": round(w.start_s, 3), "end": round(w.end_s, 3)} for s in segments for w in s.words
+        ]
+    return out
+
+
+def delta_event(text: str) -> str:
+    """One SSE event with new text."""
+    return f"data: {_json({'type': 'transcript.text.delta', 'delta': text})}\n\n"
+
+
+def done_event(text: str, info: FileInfo, num_tokens: int) -> str:
+    """The SSE event that ends the stream; its text is the deltas joined."""
+    audio = round(info.duration_s * AUDIO_TOKENS_PER_S)
+    usage = {
+        "type": "tokens",
+        "input_tokens": audio,
+        "input_token_details": {"audio_tokens": audio, "text_tokens": 0},
+        "output_tokens": num_tokens,
+        "total_tokens": audio + num_tokens,
+    }
+    return f"data: {_json({'type': 'transcript.text.done', 'text': text, 'usage': usage})}\n\n"
+
+
+def error_event(message: str) -> str:
+    """The SSE event that ends a stream that failed half-way."""
+    return f"data: {_json({'type': 'error', 'error': {'type': 'server_error', 'message': message}})}\n\n"
+
+
+def srt(segments: Iterable[Segment]) -> str:
+    """SubRip subtitles."""
+    return "".join(
+        f"{n}\n{_clock(s.start_s, ',')} --> {_clock(s.end_s, ',')}\n{s.text.strip()}\n\n"
+        for n, s in enumerate(segments, 1)
+    )
+
+
+def vtt(segments: Iterable[Segment]) -> str:
+    """WebVTT subtitles."""
+    cues = (f"{_clock(s.start_s, '.')} --> {_clock(s.end_s, '.')}\n{s.text.strip()}\n\n" for s in segments)
+    return "WEBVTT\n\n" + "".join(cues)
+
+
+def _clock(seconds: float, point: str) -> str:
+    ms = round(seconds * 1000)
+    return f"{ms // 3600000:02}:{ms // 60000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

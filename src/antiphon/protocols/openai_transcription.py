@@ -1,0 +1,455 @@
+"""OpenAI's Realtime transcription session, GA and beta names: docs/wire/openai-transcription.md.
+
+Under server VAD the server finds the turns; with `turn_detection: null` the client commits. A turn is an item; its deltas
+may come before the item is committed. `completed.transcript` is the best reading of the whole turn; joined deltas can
+differ from it where the model thought better of a word. Noise reduction is accepted and echoed, and does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.g711 import from_alaw, from_ulaw
+from antiphon.audio.pcm import Resampler, from_pcm16
+from antiphon.errors import LocalProtocolError, RemoteProtocolError
+from antiphon.events import (
+    AudioAppended,
+    AudioCleared,
+    AudioCommitted,
+    CommitRefused,
+    Configured,
+    Output,
+    ServerVad,
+    SessionEnding,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptFailed,
+    TranscriptionConfig,
+    TurnCleared,
+    TurnCommitted,
+)
+from antiphon.protocols.wire import Dialect, decode_base64, known, number, require, typed
+
+MIN_COMMIT_MS = 100
+EVENTS = (
+    "session.update",
+    "transcription_session.update",
+    "input_audio_buffer.append",
+    "input_audio_buffer.commit",
+    "input_audio_buffer.clear",
+)
+PCM_RATES_HZ = (8000, 16000, 24000, 44100, 48000)
+BETA_FORMATS: dict[str, dict[str, Any]] = {
+    "pcm16": {"type": "audio/pcm", "rate": 24000},
+    "g711_ulaw": {"type": "audio/pcmu"},
+    "g711_alaw": {"type": "audio/pcma"},
+}
+LOGPROBS = "item.input_audio_transcription.logprobs"
+_TRANSCRIPTION_KEYS = ("model", "language", "prompt", "keywords")
+_VAD_KEYS = (
+    "type",
+    "threshold",
+    "prefix_padding_ms",
+    "silence_duration_ms",
+    "idle_timeout_ms",
+    "create_response",
+    "interrupt_response",
+)
+
+
+def default_input(model: str) -> dict[str, Any]:
+    """`session.audio.input` as a new session has it."""
+    return {
+        "format": {"type": "audio/pcm", "rate": 24000},
+        "transcription": {"model": model},
+        "noise_reduction": None,
+        "turn_detection": {
+            "type": "server_vad",
+            "threshold": 0.5,
+            "prefix_padding_ms": 300,
+            "silence_duration_ms": 200,
+        },
+    }
+
+
+@dataclass(slots=True)
+class OpenAITranscription(Dialect):
+    """One connection. `expires_at`: unix seconds. `beta`: the older names are used for what is sent."""
+
+    expires_at: int = 0
+    beta: bool = False
+    language_check: Callable[[str], bool] = lambda _: True
+    stand_in: Callable[[str], None] = lambda _: None
+    audio: dict[str, Any] = field(default_factory=dict)
+    include: list[str] | None = None
+    _decode: Callable[[bytes], Pcm] = from_pcm16
+    _resampler: Resampler = field(default_factory=lambda: Resampler(24000, SAMPLE_RATE_HZ))
+    _items: dict[int, str] = field(default_factory=dict)
+    _last_item: str | None = None
+    _event_id: str | None = None
+
+    # --- what the connection begins with ---------------------------------------------------------------------------
+
+    def begin(self, model: str) -> None:
+        """Set the defaults for the model the URL named (as the client spells it)."""
+        self.audio = default_input(model)
+
+    def configured(self) -> Configured:
+        """The configuration in force."""
+        return Configured(self._config(self.audio))
+
+    def session(self) -> dict[str, Any]:
+        """The whole session, in the shape of the names in use."""
+        head = {"id": self.session_id, "object": "realtime.transcription_session", "expires_at": self.expires_at}
+        if self.beta:
+            form = self.audio["format"]
+            old = next((k for k, v in BETA_FORMATS.items() if v["type"] == form["type"]), "pcm16")
+            return head | {
+                "input_audio_format": old,
+                "input_audio_transcription": self.audio["transcription"],
+                "input_audio_noise_reduction": self.audio["noise_reduction"],
+                "turn_detection": self.audio["turn_detection"],
+                "include": self.include,
+            }
+        return head | {"type": "transcription", "audio": {"input": self.audio}, "include": self.include}
+
+    # --- from the client -------------------------------------------------------------------------------------------
+
+    def receive(self, data: str | bytes) -> None:
+        """One frame from the client. Never raises: what is wrong is answered."""
+        self._event_id = None
+        try:
+            self._receive(data)
+        except RemoteProtocolError as error:
+            self._error(error.code, error.message, error.param)
+
+    def too_large(self, most: int) -> None:
+        """A frame over the server's limit came: the connection ends after this."""
+        self._event_id = None
+        self._error("invalid_event", f"The event is larger than {most} bytes.")
+
+    def _receive(self, data: str | bytes) -> None:
+        try:
+            event = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise RemoteProtocolError("invalid_event", "The event is not valid JSON.") from None
+        if not isinstance(event, dict):
+            raise RemoteProtocolError("invalid_event", "An event is a JSON object.")
+        if isinstance(event.get("event_id"), str):
+            self._event_id = event["event_id"]
+        match require(event, "type", str, "type"):
+            case "session.update" | "transcription_session.update" as kind:
+                known(event, ("type", "event_id", "session"), "")
+                self._update(require(event, "session", dict, "session"), old=kind.startswith("transcription"))
+            case "input_audio_buffer.append":
+                self._append(require(event, "audio", str, "audio"))
+            case "input_audio_buffer.commit":
+                self._flush()
+                self._queue(AudioCommitted())
+            case "input_audio_buffer.clear":
+                self._resampler.flush()
+                self._queue(AudioCleared())
+            case kind:
+                supported = ", ".join(f"'{e}'" for e in EVENTS)
+                raise RemoteProtocolError(
+                    "invalid_value", f"Invalid value: '{kind}'. Supported values are: {supported}.", "type"
+                )
+
+    def _append(self, text: str) -> None:
+        form = self.audio["format"]["type"]
+        try:
+            data = decode_base64(text)
+        except ValueError:
+            raise RemoteProtocolError(
+                "invalid_value", "Invalid 'audio'. Expected base64-encoded audio bytes.", "audio"
+            ) from None
+        if len(data) > self.max_append_bytes:
+            raise RemoteProtocolError(
+                "invalid_value", f"Invalid 'audio': {len(data)} bytes are more than {self.max_append_bytes}.", "audio"
+            )
+        if form == "audio/pcm" and len(data) % 2:
+            raise RemoteProtocolError("invalid_value", "Invalid 'audio': an odd number of bytes is not PCM16.", "audio")
+        if data:
+            self._sound(self._resampler.feed(self._decode(data)))
+
+    def _flush(self) -> None:
+        self._sound(self._resampler.flush())
+
+    def _sound(self, pcm: Pcm) -> None:
+        if len(pcm):
+            self._queue(AudioAppended(pcm))
+
+    def _update(self, session: dict[str, Any], *, old: bool) -> None:
+        """Check the whole update first; a wrong field refuses all of it."""
+        beta = old or (self.beta and "audio" not in session and "type" not in session)
+        if beta:
+            changes, include = self._beta_changes(session)
+        else:
+            changes, include = self._ga_changes(session)
+        audio = dict(self.audio)
+        for key, value in changes.items():
+            audio[key] = self._checked(key, value, _PARAM[beta][key])
+        config = self._config(audio)
+        if audio["format"] != self.audio["format"]:
+            self._flush()
+            self._set_format(audio["format"])
+        self.audio, self.beta = audio, beta
+        if include is not None:
+            self.include = include
+        self._queue(Configured(config))
+        name = "transcription_session.updated" if beta else "session.updated"
+        self._tell(name, session=self.session())
+
+    def _ga_changes(self, session: dict[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
+        kind = session.get("type", "transcription")
+        if kind != "transcription":
+            raise RemoteProtocolError(
+                "invalid_value", f"Invalid value: '{kind}'. Supported values are: 'transcription'.", "session.type"
+            )
+        known(session, ("type", "audio", "include"), "session")
+        audio = typed(session.get("audio", {}), dict, "session.audio")
+        known(audio, ("input",), "session.audio")
+        given = typed(audio.get("input", {}), dict, "session.audio.input")
+        known(given, ("format", "transcription", "noise_reduction", "turn_detection"), "session.audio.input")
+        return given, self._include(session)
+
+    def _beta_changes(self, session: dict[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
+        names = {
+            "input_audio_format": "format",
+            "input_audio_transcription": "transcription",
+            "input_audio_noise_reduction": "noise_reduction",
+            "turn_detection": "turn_detection",
+        }
+        known(session, (*names, "include", "modalities", "client_secret", "type"), "session")
+        changes = {new: session[old] for old, new in names.items() if old in session}
+        if "format" in changes:
+            changes["format"] = BETA_FORMATS.get(changes["format"], changes["format"])
+        return changes, self._include(session)
+
+    def _include(self, session: dict[str, Any]) -> list[str] | None:
+        if "include" not in session:
+            return None
+        values = typed(session["include"], (list, type(None)), "session.include") or []
+        for value in values:
+            if value != LOGPROBS:
+                raise RemoteProtocolError(
+                    "invalid_value", f"Invalid value: '{value}'. Supported values are: '{LOGPROBS}'.", "session.include"
+                )
+        return values
+
+    def _checked(self, key: str, value: Any, param: str) -> Any:
+        match key:
+            case "format":
+                return _format(typed(value, (dict, str), param), param)
+            case "transcription":
+                return self._transcription(typed(value, (dict, type(None)), param), param)
+            case "noise_reduction":
+                return _noise_reduction(typed(value, (dict, type(None)), param), param)
+            case _:
+                return self._turn_detection(typed(value, (dict, type(None)), param), param)
+
+    def _transcription(self, value: dict[str, Any] | None, param: str) -> dict[str, Any]:
+        given = value or {}
+        known(given, _TRANSCRIPTION_KEYS, param)
+        merged = dict(self.audio["transcription"])
+        if "keywords" in given:
+            merged["keywords"] = _keywords(given["keywords"], f"{param}.keywords")
+        for key in ("model", "language", "prompt"):
+            if key in given:
+                text = typed(given[key], (str, type(None)), f"{param}.{key}")
+                merged.pop(key, None)
+                if text:
+                    merged[key] = text
+        merged.setdefault("model", self.models.loaded[0])
+        if self.models.lenient(merged["model"]) is None:
+            raise RemoteProtocolError(
+                "model_not_found", f"The model '{merged['model']}' does not exist.", f"{param}.model"
+            )
+        if self.models.exact(merged["model"]) is None and merged["model"] != self.audio["transcription"].get("model"):
+            self.stand_in(merged["model"])
+        if "language" in merged and not self.language_check(merged["language"]):
+            raise RemoteProtocolError(
+                "invalid_value",
+                f"Invalid value: '{merged['language']}' is no language of this model.",
+                f"{param}.language",
+            )
+        return merged
+
+    def _turn_detection(self, value: dict[str, Any] | None, param: str) -> dict[str, Any] | None:
+        if value is None:
+            return None
+        known(value, _VAD_KEYS, param)
+        if value.get("type", "server_vad") != "server_vad":
+            raise RemoteProtocolError(
+                "invalid_value",
+                f"Invalid value: '{value['type']}'. Supported values are: 'server_vad'.",
+                f"{param}.type",
+            )
+        if value.get("idle_timeout_ms") is not None:
+            raise RemoteProtocolError(
+                "invalid_value", "A transcription session has no idle timeout.", f"{param}.idle_timeout_ms"
+            )
+        merged: dict[str, Any] = dict(self.audio["turn_detection"] or default_input("")["turn_detection"])
+        for key, low, high in (
+            ("threshold", 0.0, 1.0),
+            ("prefix_padding_ms", 0, 5000),
+            ("silence_duration_ms", 32, 60000),
+        ):
+            if value.get(key) is not None:
+                checked = number(value[key], f"{param}.{key}", low, high)
+                merged[key] = checked if key == "threshold" else int(checked)
+        for key in ("create_response", "interrupt_response"):
+            if key in value:
+                merged[key] = typed(value[key], (bool, type(None)), f"{param}.{key}")
+        return merged
+
+    def _config(self, audio: dict[str, Any]) -> TranscriptionConfig:
+        asked, vad = audio["transcription"], audio["turn_detection"]
+        turn = ServerVad(vad["threshold"], vad["prefix_padding_ms"], vad["silence_duration_ms"]) if vad else None
+        return TranscriptionConfig(
+            model=self.models.lenient(asked["model"]) or self.models.loaded[0],
+            language=asked.get("language"),
+            prompt=" ".join(filter(None, [asked.get("prompt", ""), ", ".join(asked.get("keywords", []))])),
+            turn=turn,
+        )
+
+    def _set_format(self, form: dict[str, Any]) -> None:
+        self._decode = {"audio/pcmu": from_ulaw, "audio/pcma": from_alaw}.get(form["type"], from_pcm16)
+        self._resampler = Resampler(form.get("rate", 8000), SAMPLE_RATE_HZ)
+
+    # --- to the client ---------------------------------------------------------------------------------------------
+
+    def send(self, output: Output) -> None:
+        """Queue the frames of an output."""
+        match output:
+            case SpeechStarted(turn, at_ms):
+                self._tell("input_audio_buffer.speech_started", audio_start_ms=at_ms, item_id=self._item(turn))
+            case SpeechStopped(turn, at_ms):
+                self._tell("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._item(turn))
+            case TurnCommitted(turn):
+                self._committed(self._item(turn))
+            case TurnCleared():
+                self._tell("input_audio_buffer.cleared")
+            case CommitRefused(have_ms, minimum_ms):
+                self._event_id = None
+                self._error(
+                    "input_audio_buffer_commit_empty",
+                    "Error committing input audio buffer: buffer too small. "
+                    f"Expected at least {minimum_ms}ms of audio, but buffer only has {have_ms:.2f}ms of audio.",
+                )
+            case TranscriptDelta(turn, text):
+                self._transcription_event("delta", turn, delta=text)
+            case TranscriptDone():
+                self._transcription_event(
+                    "completed",
+                    output.turn,
+                    transcript=output.text,
+                    usage={"type": "duration", "seconds": round(output.audio_s, 3)},
+                )
+                self._items.pop(output.turn, None)
+            case TranscriptFailed(turn, message):
+                error = {"type": "server_error", "code": "transcription_failed", "message": message}
+                self._transcription_event("failed", turn, error=error)
+                self._items.pop(turn, None)
+            case SessionEnding(code, message):
+                self._event_id = None
+                self._error(
+                    code, message, kind="server_error" if code != "session_expired" else "invalid_request_error"
+                )
+            case _:
+                raise LocalProtocolError(f"no frame for {type(output).__name__}")
+
+    def _committed(self, item_id: str) -> None:
+        previous, self._last_item = self._last_item, item_id
+        item = {
+            "id": item_id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": "completed",
+            "role": "user",
+            "content": [{"type": "input_audio", "transcript": None}],
+        }
+        self._tell("input_audio_buffer.committed", item_id=item_id, previous_item_id=previous)
+        for name in ("created",) if self.beta else ("added", "done"):
+            self._tell(f"conversation.item.{name}", item=item, previous_item_id=previous)
+
+    def _transcription_event(self, name: str, turn: int, **fields: Any) -> None:
+        self._tell(
+            f"conversation.item.input_audio_transcription.{name}",
+            item_id=self._item(turn),
+            content_index=0,
+            **fields,
+        )
+
+    def _item(self, turn: int) -> str:
+        if turn not in self._items:
+            self._items[turn] = self.new_id("item_")
+        return self._items[turn]
+
+    def _tell(self, name: str, **fields: Any) -> None:
+        self._say(type=name, event_id=self.new_id("event_"), **fields)
+
+    def _error(self, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error") -> None:
+        error = {"type": kind, "code": code, "message": message}
+        if param:
+            error["param"] = param
+        if self._event_id:
+            error["event_id"] = self._event_id
+        self._tell("error", error=error)
+
+
+_PARAM: dict[bool, dict[str, str]] = {
+    False: {k: f"session.audio.input.{k}" for k in ("format", "transcription", "noise_reduction", "turn_detection")},
+    True: {
+        "format": "session.input_audio_format",
+        "transcription": "session.input_audio_transcription",
+        "noise_reduction": "session.input_audio_noise_reduction",
+        "turn_detection": "session.turn_detection",
+    },
+}
+
+
+def _format(value: dict[str, Any] | str, param: str) -> dict[str, Any]:
+    kinds = ("audio/pcm", "audio/pcmu", "audio/pcma")
+    if isinstance(value, str) or value.get("type") not in kinds:
+        name = value if isinstance(value, str) else value.get("type")
+        names = tuple(BETA_FORMATS) if isinstance(value, str) else kinds
+        supported = ", ".join(f"'{k}'" for k in names)
+        raise RemoteProtocolError(
+            "invalid_value", f"Invalid value: '{name}'. Supported values are: {supported}.", param
+        )
+    known(value, ("type", "rate"), param)
+    if value["type"] != "audio/pcm":
+        return {"type": value["type"]}
+    rate = value.get("rate", 24000)
+    if rate not in PCM_RATES_HZ:
+        rates = ", ".join(map(str, PCM_RATES_HZ))
+        raise RemoteProtocolError(
+            "invalid_value", f"Invalid rate: {rate}. Supported values are: {rates}.", f"{param}.rate"
+        )
+    return {"type": "audio/pcm", "rate": rate}
+
+
+def _keywords(value: Any, param: str) -> list[str]:
+    words = typed(value, (list, type(None)), param) or []
+    return [typed(w, str, param) for w in words]
+
+
+def _noise_reduction(value: dict[str, Any] | None, param: str) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    known(value, ("type", "strength"), param)
+    if value.get("type", "near_field") not in ("near_field", "far_field"):
+        raise RemoteProtocolError(
+            "invalid_value",
+            f"Invalid value: '{value['type']}'. Supported values are: 'near_field', 'far_field'.",
+            f"{param}.type",
+        )
+    return value

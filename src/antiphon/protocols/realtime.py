@@ -1,0 +1,196 @@
+"""/v1/realtime before its dialect is known. The server speaks first: one `session.created` that every client reads.
+
+The first `session.update` decides: a top-level `model` and no `session` object is the vLLM dialect, anything else is
+OpenAI's. `?dialect=`, `?intent=transcription` and a `model` in the URL decide earlier; what comes before is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import Input, Output, SessionEnding
+from antiphon.protocols.openai_transcription import MIN_COMMIT_MS, OpenAITranscription
+from antiphon.protocols.vllm_realtime import VllmRealtime
+from antiphon.protocols.wire import Models, NewId, frame, random_id
+
+# Sound that may come before the dialect is known, in bytes of frames; more ends the connection.
+MAX_HELD_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the upgrade request said: `?model=`, `?dialect=`, `?intent=`, and whether it asked for the beta names."""
+
+    model: str = ""
+    dialect: str = ""
+    intent: str = ""
+    beta: bool = False
+
+
+@dataclass(slots=True)
+class RealtimeConnection:
+    """One connection of /v1/realtime: negotiates, then hands every frame to the dialect."""
+
+    opening: Opening
+    models: Models
+    now_s: Callable[[], float]
+    session_s: float = 3600.0
+    new_id: NewId = random_id
+    max_append_bytes: int = 15 << 20
+    language_check: Callable[[str], bool] = lambda _: True
+    stand_in: Callable[[str], None] = lambda _: None
+    _chosen: VllmRealtime | OpenAITranscription | None = None
+    _openai: OpenAITranscription | None = None
+    _first: list[str] = field(default_factory=list)
+    _inputs: list[Input] = field(default_factory=list)
+    _held: list[str | bytes] = field(default_factory=list)
+    _held_bytes: int = 0
+    _session_id: str = ""
+
+    def open(self) -> None:
+        """Queue the first frame. Raises RemoteProtocolError if the URL asks for what is not there."""
+        if self.opening.dialect not in ("", "vllm", "openai"):
+            raise RemoteProtocolError("invalid_value", f"Unknown dialect: {self.opening.dialect}", "dialect")
+        vllm = self.opening.dialect == "vllm"
+        name = self.opening.model or self.models.loaded[0]
+        if (self.models.exact(name) if vllm else self.models.lenient(name)) is None:
+            raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
+        self._session_id = self.new_id("sess-")
+        openai = self._openai = OpenAITranscription(
+            self.models,
+            self.now_s,
+            self.new_id,
+            self.max_append_bytes,
+            self._session_id,
+            expires_at=int(self.now_s() + (self.session_s or 365 * 86400)),
+            beta=self.opening.beta,
+            language_check=self.language_check,
+            stand_in=self.stand_in,
+        )
+        openai.begin(name)
+        if self.opening.model and not vllm and self.models.exact(name) is None:
+            self.stand_in(name)
+        self._first.append(
+            frame(
+                type="transcription_session.created" if self.opening.beta else "session.created",
+                event_id=self.new_id("event_"),
+                session=openai.session(),
+                id=self._session_id,
+                created=int(self.now_s()),
+            )
+        )
+        if vllm:
+            self._choose_vllm()
+        elif self.opening.dialect == "openai" or self.opening.intent == "transcription" or self.opening.beta:
+            self._choose_openai()
+
+    @property
+    def id(self) -> str:
+        """The session's id, as the client was told."""
+        return self._session_id
+
+    @property
+    def min_commit_ms(self) -> int:
+        """Least new audio a commit must have in the chosen dialect."""
+        return MIN_COMMIT_MS if isinstance(self._chosen, OpenAITranscription) else 0
+
+    @property
+    def dialect(self) -> str:
+        """`vllm`, `openai`, or `undecided`."""
+        match self._chosen:
+            case VllmRealtime():
+                return "vllm"
+            case OpenAITranscription():
+                return "openai"
+            case None:
+                return "undecided"
+
+    def receive(self, data: str | bytes) -> None:
+        """One frame from the client. Never raises."""
+        if self._chosen is None and not self._decide(data):
+            self._hold(data)
+            return
+        assert self._chosen is not None
+        self._chosen.receive(data)
+        # What was held comes after the update that decided, so that it is read under its format and model.
+        if self._held:
+            self._replay()
+
+    def send(self, output: Output) -> None:
+        """Queue the frames of an output."""
+        if self._chosen is None:
+            self._choose_openai()
+        assert self._chosen is not None
+        self._chosen.send(output)
+
+    def too_large(self, most: int) -> None:
+        """A frame over the server's limit came: the connection ends after this."""
+        self._speaking().too_large(most)
+
+    def refuse(self, code: str, message: str) -> None:
+        """The connection ends for a reason the client should know."""
+        self._speaking().send(SessionEnding(code, message))
+
+    def inputs(self) -> list[Input]:
+        """Take the inputs so far."""
+        taken, self._inputs = self._inputs, []
+        return taken + (self._chosen.inputs() if self._chosen else [])
+
+    def frames(self) -> list[str]:
+        """Take the frames to be sent."""
+        taken, self._first = self._first, []
+        return taken + (self._speaking().frames() if self._openai else [])
+
+    def _speaking(self) -> VllmRealtime | OpenAITranscription:
+        if self._chosen:
+            return self._chosen
+        assert self._openai is not None
+        return self._openai
+
+    def _decide(self, data: str | bytes) -> bool:
+        try:
+            event = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            event = None
+        kind = event.get("type") if isinstance(event, dict) else None
+        if kind in ("input_audio_buffer.append", "input_audio_buffer.commit") and not self.opening.model:
+            return False
+        flat = kind == "session.update" and isinstance(event, dict) and "session" not in event
+        # Flat and without a model is neither shape: the vLLM dialect says what is missing.
+        if flat and ("model" in event or not self.opening.model):
+            self._choose_vllm()
+        else:
+            self._choose_openai()
+        return True
+
+    def _hold(self, data: str | bytes) -> None:
+        self._held.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > MAX_HELD_BYTES:
+            self._choose_openai()
+            self._replay()
+
+    def _choose_vllm(self) -> None:
+        self._chosen = VllmRealtime(
+            self.models,
+            self.now_s,
+            self.new_id,
+            self.max_append_bytes,
+            self._session_id,
+            language_check=self.language_check,
+        )
+
+    def _choose_openai(self) -> None:
+        assert self._openai is not None
+        self._chosen = self._openai
+        self._inputs.append(self._openai.configured())
+
+    def _replay(self) -> None:
+        held, self._held, self._held_bytes = self._held, [], 0
+        assert self._chosen is not None
+        for data in held:
+            self._chosen.receive(data)

@@ -1,0 +1,191 @@
+"""The vLLM dialect of /v1/realtime, streaming transcription: docs/wire/vllm-realtime.md. Flat events, flat errors.
+
+Sound is base64 PCM16 mono 16 kHz. Every `commit` with `final` true ends one transcript; more may follow on the same
+connection. Joined deltas equal the text of `transcription.done`, to the character.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from antiphon.audio.pcm import from_pcm16
+from antiphon.errors import LocalProtocolError, RemoteProtocolError
+from antiphon.events import (
+    AudioAppended,
+    AudioCommitted,
+    Configured,
+    Output,
+    SessionEnding,
+    SpeechStarted,
+    SpeechStopped,
+    StreamTuning,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptFailed,
+    TranscriptionConfig,
+    TurnCleared,
+    TurnCommitted,
+)
+from antiphon.protocols.wire import Dialect, decode_base64, number
+
+# (wire field, StreamTuning field, least, most, whole numbers only)
+TUNING: tuple[tuple[str, str, float, float, bool], ...] = (
+    ("segment_duration_s", "segment_duration_s", 0.1, 30.0, False),
+    ("rollback_tokens", "rollback_tokens", 0, 64, True),
+    ("unfixed_chunks", "unfixed_chunks", 0, 64, True),
+    ("max_prefix_tokens", "max_prefix_tokens", 1, 65536, True),
+    ("max_audio_s", "max_audio_s", 5.0, 3600.0, False),
+    ("realtime_max_tokens", "max_tokens", 1, 4096, True),
+)
+EVENTS = ("session.update", "input_audio_buffer.append", "input_audio_buffer.commit")
+
+
+class _Wrong(Exception):
+    """A client's event that is answered with a flat error."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+@dataclass(slots=True)
+class VllmRealtime(Dialect):
+    """One connection; `session.created` has been sent by then (protocols/realtime.py)."""
+
+    config: TranscriptionConfig | None = None
+    language_check: Callable[[str], bool] = lambda _: True
+
+    def receive(self, data: str | bytes) -> None:
+        """One frame from the client. Never raises: what is wrong is answered."""
+        try:
+            self._receive(data)
+        except _Wrong as wrong:
+            self._say(type="error", error=wrong.message, code=wrong.code)
+
+    def send(self, output: Output) -> None:
+        """Queue the frames an output is in this dialect; several have none."""
+        match output:
+            case TranscriptDelta(_, text):
+                self._say(type="transcription.delta", delta=text)
+            case TranscriptDone():
+                self._done(output)
+            case TranscriptFailed(_, message):
+                self._say(type="error", error=message, code="processing_error")
+            case SessionEnding(code, message):
+                self._say(type="error", error=message, code=code)
+            case SpeechStarted() | SpeechStopped() | TurnCommitted() | TurnCleared():
+                pass
+            case _:
+                raise LocalProtocolError(f"the vLLM dialect has no frame for {type(output).__name__}")
+
+    def too_large(self, most: int) -> None:
+        """A frame over the server's limit came: the connection ends after this."""
+        self._say(type="error", error=f"Invalid audio data: over {most} bytes", code="invalid_audio")
+
+    def _done(self, done: TranscriptDone) -> None:
+        usage = {
+            "prompt_tokens": done.prompt_tokens,
+            "completion_tokens": done.completion_tokens,
+            "total_tokens": done.prompt_tokens + done.completion_tokens,
+        }
+        extra: dict[str, Any] = {}
+        if self.config and self.config.words:
+            extra["words"] = [
+                {"word": w.text, "start": round(w.start_s, 3), "end": round(w.end_s, 3)} for w in done.words
+            ]
+        self._say(type="transcription.done", text=done.streamed, usage=usage, **extra)
+
+    def _receive(self, data: str | bytes) -> None:
+        try:
+            event = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise _Wrong("invalid_json", "Invalid JSON") from None
+        if not isinstance(event, dict):
+            raise _Wrong("invalid_event", "An event is a JSON object")
+        match event.get("type"):
+            case "session.update":
+                self._update(event)
+            case "input_audio_buffer.append":
+                self._append(event)
+            case "input_audio_buffer.commit":
+                self._commit(event)
+            case kind:
+                raise _Wrong("unknown_event", f"Unknown event type: {kind}")
+
+    def _update(self, event: dict[str, Any]) -> None:
+        name = event.get("model")
+        if not isinstance(name, str) or not name:
+            raise _Wrong("invalid_event", "Missing required field: model")
+        found = self.models.exact(name)
+        if found is None:
+            raise _Wrong("model_not_found", f"The model `{name}` does not exist.")
+        base = self.config or TranscriptionConfig()
+        language = _text(event, "language", base.language or "") or None
+        if language and not self.language_check(language):
+            raise _Wrong("invalid_event", f"Unsupported language: {language}")
+        words = event.get("word_timestamps", base.words)
+        if not isinstance(words, bool):
+            raise _Wrong("invalid_event", "Invalid field: word_timestamps")
+        self.config = TranscriptionConfig(
+            model=found,
+            language=language,
+            prompt=_text(event, "prompt", base.prompt),
+            turn=None,
+            words=words,
+            tuning=_tuning(event, base.tuning),
+        )
+        self._queue(Configured(self.config))
+
+    def _append(self, event: dict[str, Any]) -> None:
+        self._configured()
+        audio = event.get("audio")
+        if not isinstance(audio, str):
+            raise _Wrong("invalid_audio", "Invalid audio data")
+        try:
+            data = decode_base64(audio)
+        except ValueError:
+            raise _Wrong("invalid_audio", "Invalid audio data") from None
+        if len(data) % 2 or len(data) > self.max_append_bytes:
+            raise _Wrong("invalid_audio", "Invalid audio data")
+        if data:
+            self._queue(AudioAppended(from_pcm16(data)))
+
+    def _commit(self, event: dict[str, Any]) -> None:
+        self._configured()
+        final = event.get("final", False)
+        if not isinstance(final, bool):
+            raise _Wrong("invalid_event", "Invalid field: final")
+        self._queue(AudioCommitted(final=final))
+
+    def _configured(self) -> None:
+        if self.config is None:
+            raise _Wrong("model_not_validated", "Model not validated. Send a session.update with a model first.")
+
+
+def _text(event: dict[str, Any], key: str, unset: str) -> str:
+    value = event.get(key, unset)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise _Wrong("invalid_event", f"Invalid field: {key}")
+    return value
+
+
+def _tuning(event: dict[str, Any], base: StreamTuning) -> StreamTuning:
+    values = {name: getattr(base, name) for _, name, *_ in TUNING}
+    for key, name, low, high, whole in TUNING:
+        if event.get(key) is None:
+            continue
+        try:
+            value = number(event[key], key, low, high)
+        except RemoteProtocolError as error:
+            raise _Wrong("invalid_event", error.message) from None
+        if whole and value != int(value):
+            raise _Wrong("invalid_event", f"Invalid value for '{key}': expected a whole number.")
+        values[name] = int(value) if whole else value
+    return StreamTuning(**values)

@@ -1,0 +1,124 @@
+"""What the realtime dialects share: ids, JSON frames, base64 sound, and the models a client may name."""
+
+from __future__ import annotations
+
+import binascii
+import secrets
+from base64 import b64decode
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import Input
+
+# prefix -> a fresh id; injected so that golden traces repeat.
+NewId = Callable[[str], str]
+
+# What clients ask for when nobody told them a model: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ...
+HOSTED = ("gpt-", "whisper-1")
+
+_encoder = msgspec.json.Encoder()
+
+
+def random_id(prefix: str) -> str:
+    """`prefix` and 20 random characters of [0-9a-f]."""
+    return prefix + secrets.token_hex(10)
+
+
+def frame(**fields: Any) -> str:
+    """One JSON text frame."""
+    return _encoder.encode(fields).decode()
+
+
+def decode_base64(text: str) -> bytes:
+    """Strict base64 (padding needed, no foreign characters). Raises ValueError."""
+    try:
+        return b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The names a client may use for the transcriber. `loaded`: ids as /v1/models lists them, the first is `default`.
+
+    In the OpenAI dialects the hosted service's own names are served by the loaded model, unless `strict`.
+    """
+
+    loaded: tuple[str, ...]
+    strict: bool = False
+
+    def exact(self, name: str) -> str | None:
+        """The loaded model of that name (`default` is always one), or None."""
+        return self.loaded[0] if name == "default" else name if name in self.loaded else None
+
+    def lenient(self, name: str) -> str | None:
+        """As `exact`, and the loaded model for a client's own default name."""
+        found = self.exact(name)
+        if found or self.strict:
+            return found
+        return self.loaded[0] if name.startswith(HOSTED) else None
+
+
+@dataclass(slots=True)
+class Dialect:
+    """The two drains every dialect has, and its ids. `max_append_bytes`: most audio one append may carry."""
+
+    models: Models
+    now_s: Callable[[], float]
+    new_id: NewId = random_id
+    max_append_bytes: int = 15 << 20
+    session_id: str = ""
+    _inputs: list[Input] = field(default_factory=list)
+    _frames: list[str] = field(default_factory=list)
+
+    def inputs(self) -> list[Input]:
+        """Take the inputs that frames received so far amount to."""
+        taken, self._inputs = self._inputs, []
+        return taken
+
+    def frames(self) -> list[str]:
+        """Take the frames to be sent, in order."""
+        taken, self._frames = self._frames, []
+        return taken
+
+    def _queue(self, *inputs: Input) -> None:
+        self._inputs.extend(inputs)
+
+    def _say(self, **fields: Any) -> None:
+        self._frames.append(frame(**fields))
+
+
+def require(fields: dict[str, Any], key: str, kinds: type | tuple[type, ...], param: str) -> Any:
+    """`fields[key]` if it is there and of one of `kinds`. Raises RemoteProtocolError."""
+    if key not in fields:
+        raise RemoteProtocolError("missing_required_parameter", f"Missing required parameter: '{param}'.", param)
+    return typed(fields[key], kinds, param)
+
+
+def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
+    """`value` if it is of one of `kinds` (a bool is no number). Raises RemoteProtocolError."""
+    allowed = kinds if isinstance(kinds, tuple) else (kinds,)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        names = " or ".join("null" if k is type(None) else k.__name__ for k in allowed)
+        raise RemoteProtocolError("invalid_type", f"Invalid type for '{param}': expected {names}.", param)
+    return value
+
+
+def known(fields: Iterable[str], allowed: Iterable[str], where: str) -> None:
+    """Raises RemoteProtocolError for the first field that is not allowed."""
+    for name in fields:
+        if name not in allowed:
+            param = f"{where}.{name}" if where else name
+            raise RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}'.", param)
+
+
+def number(value: Any, param: str, low: float, high: float) -> float:
+    """A number in [low, high]. Raises RemoteProtocolError."""
+    typed(value, (int, float), param)
+    if not low <= value <= high:
+        raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': expected {low:g} to {high:g}.", param)
+    return float(value)

@@ -1,0 +1,1 @@
+"""ASGI (Starlette): routes, auth, limits, metrics, drain. The only room that knows sockets."""

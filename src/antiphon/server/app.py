@@ -1,0 +1,117 @@
+"""The ASGI application: routes, keys, CORS, errors. Models are loaded by whoever runs it (server/run.py)."""
+
+from __future__ import annotations
+
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from antiphon import __version__
+from antiphon.server.auth import bearer
+from antiphon.server.errors import error_response, http_exception
+from antiphon.server.realtime import realtime
+from antiphon.server.state import ServerState
+from antiphon.server.transcriptions import transcriptions, translations
+
+# Probes and scrapers come without a key.
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
+
+
+def build(state: ServerState) -> Starlette:
+    """The application over `state`."""
+    middleware = []
+    if state.settings.server.cors_origins:
+        origins = list(state.settings.server.cors_origins)
+        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
+    middleware.append(Middleware(_Keys, state=state))
+    app = Starlette(
+        routes=[
+            Route("/", _root),
+            Route("/health", _health),
+            Route("/ready", _ready),
+            Route("/metrics", _metrics),
+            Route("/v1/models", _models),
+            Route("/v1/models/{id:path}", _model),
+            Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
+            Route("/v1/audio/translations", translations, methods=["POST"]),
+            WebSocketRoute("/v1/realtime", realtime),
+            WebSocketRoute("/realtime", realtime),
+        ],
+        middleware=middleware,
+        exception_handlers={HTTPException: http_exception},
+    )
+    app.state.antiphon = state
+    return app
+
+
+class _Keys:
+    """Refuses HTTP requests without a known key; WebSockets are refused by their own route, before the upgrade."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wanted = scope["type"] == "http" and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS"
+        if wanted and self._state.who(bearer(Headers(scope=scope))) is None:
+            self._state.metrics.refused.labels("unauthorized").inc()
+            answer = error_response(401, "Incorrect API key provided.", code="invalid_api_key")
+            await answer(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
+async def _root(request: Request) -> Response:
+    state: ServerState = request.app.state.antiphon
+    lines = [
+        f"antiphon {__version__}",
+        "",
+        "WS   /v1/realtime                  streaming transcription (vLLM dialect, OpenAI Realtime)",
+        "POST /v1/audio/transcriptions      a file to text, streamed or whole",
+        "POST /v1/audio/translations        a file to English",
+        "GET  /v1/models  /health  /ready  /metrics",
+        "",
+        f"ready: {'yes' if state.models and not state.draining else 'no'}",
+    ]
+    return PlainTextResponse("\n".join(lines) + "\n")
+
+
+async def _health(_: Request) -> Response:
+    return JSONResponse({"status": "ok", "version": __version__})
+
+
+async def _ready(request: Request) -> Response:
+    state: ServerState = request.app.state.antiphon
+    if state.draining:
+        return JSONResponse({"status": "draining", "sessions": state.num_sessions}, status_code=503)
+    if state.models is None:
+        return JSONResponse({"status": "loading"}, status_code=503)
+    return JSONResponse({"status": "ready", "models": list(state.models.names), "sessions": state.num_sessions})
+
+
+async def _metrics(request: Request) -> Response:
+    state: ServerState = request.app.state.antiphon
+    return Response(state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _listed(state: ServerState) -> list[dict[str, object]]:
+    names = (*state.models.names, "default") if state.models else ()
+    return [{"id": n, "object": "model", "created": state.started_s, "owned_by": "antiphon"} for n in names]
+
+
+async def _models(request: Request) -> Response:
+    return JSONResponse({"object": "list", "data": _listed(request.app.state.antiphon)})
+
+
+async def _model(request: Request) -> Response:
+    name = request.path_params["id"]
+    for entry in _listed(request.app.state.antiphon):
+        if entry["id"] == name:
+            return JSONResponse(entry)
+    return error_response(404, f"The model '{name}' does not exist.", code="model_not_found", param="model")

@@ -1,0 +1,86 @@
+"""What /metrics says, in Prometheus' text format. One registry a server, so that tests can run several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from antiphon.adapters.base import Urgency
+from antiphon.lanes import Lane
+
+_LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+
+
+class Metrics:
+    """All of the server's counters. Names begin with `antiphon_`."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.sessions = Gauge("antiphon_sessions", "Live sessions.", ["dialect"], registry=self.registry)
+        self.sessions_started = Counter("antiphon_sessions_started", "Sessions begun.", ["dialect"], registry=self.registry)
+        self.refused = Counter("antiphon_refused", "Sessions and requests refused.", ["reason"], registry=self.registry)
+        self.audio_s = Counter(
+            "antiphon_audio_seconds", "Audio received, in seconds.", ["kind"], registry=self.registry
+        )
+        self.latency_s = Histogram(
+            "antiphon_latency_seconds",
+            "partial: one partial decode. final: end of turn decided to transcript. vad: one chunk judged. "
+            "file: a file's transcript.",
+            ["kind"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self.step_s = Histogram(
+            "antiphon_step_seconds",
+            "One batch in a model's lane.",
+            ["lane", "urgency"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self.queue_s = Histogram(
+            "antiphon_queue_seconds",
+            "Wait in a model's lane.",
+            ["lane", "urgency"],
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self.drained = Gauge("antiphon_draining", "1 while the server drains.", registry=self.registry)
+
+    def watch(self, lanes: Sequence[Lane[Any, Any]], backlog_s: Callable[[], float]) -> None:
+        """Read lanes, and the deepest backlog of any session, whenever /metrics is asked."""
+        self.registry.register(_Lanes(lanes, backlog_s))
+
+    def step(self, lane: str, priority: int, waited_s: float, took_s: float) -> None:
+        """One step of a lane; called from its worker's thread."""
+        urgency = Urgency(priority).name.lower()
+        self.step_s.labels(lane, urgency).observe(took_s)
+        self.queue_s.labels(lane, urgency).observe(waited_s)
+
+    def measure(self, kind: str, seconds: float) -> None:
+        """One latency of a kind."""
+        self.latency_s.labels(kind).observe(seconds)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Lanes(Collector):
+    def __init__(self, lanes: Sequence[Lane[Any, Any]], backlog_s: Callable[[], float]) -> None:
+        self._lanes = lanes
+        self._backlog_s = backlog_s
+
+    def collect(self) -> Iterable[Metric]:
+        depth = GaugeMetricFamily("antiphon_queue_jobs", "Jobs waiting in a model's lane.", labels=["lane"])
+        running = GaugeMetricFamily("antiphon_running_jobs", "Jobs in a model's workers.", labels=["lane"])
+        age = GaugeMetricFamily("antiphon_queue_age_seconds", "Age of the oldest waiting job.", labels=["lane"])
+        for lane in self._lanes:
+            depth.add_metric([lane.name], lane.depth)
+            running.add_metric([lane.name], lane.running)
+            age.add_metric([lane.name], lane.oldest_age_s())
+        backlog = GaugeMetricFamily("antiphon_backlog_seconds", "Audio waiting in the session that is furthest behind.")
+        backlog.add_metric([], self._backlog_s())
+        return (depth, running, age, backlog)

@@ -1,0 +1,110 @@
+"""What all requests share: settings, loaded models, metrics, who is connected, and whether the server drains."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import anyio
+
+from antiphon.errors import Refused
+from antiphon.inbox import Inbox
+from antiphon.models import LoadedModels
+from antiphon.protocols.wire import Models
+from antiphon.server.metrics import Metrics
+from antiphon.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Live:
+    """One live session, as the drain sees it. `finish`: stop reading, flush finals, close."""
+
+    key: str
+    inbox: Inbox
+    finish: Callable[[], None]
+
+
+@dataclass(slots=True)
+class ServerState:
+    """Made before the socket opens; `models` arrives when they are loaded."""
+
+    settings: Settings
+    metrics: Metrics
+    models: LoadedModels | None = None
+    started_s: int = 0
+    live: set[Live] = field(default_factory=set)
+    draining: bool = False
+    _empty: anyio.Event = field(default_factory=anyio.Event)
+    _by_key: Counter[str] = field(default_factory=Counter)
+    _mentioned: set[str] = field(default_factory=set)
+
+    @property
+    def names(self) -> Models:
+        """Names a client may use."""
+        assert self.models is not None
+        return Models(self.models.names, strict=self.settings.server.strict_models)
+
+    def loaded(self) -> LoadedModels:
+        """The models. Raises Refused while they load or the server drains."""
+        if self.draining:
+            raise Refused("the server is shutting down", 5.0)
+        if self.models is None:
+            raise Refused("the models are still loading", 5.0)
+        return self.models
+
+    def who(self, key: str | None) -> str | None:
+        """The caller of an API key: itself if it is one of ours, "" where none is asked for, None for a stranger."""
+        keys = self.settings.server.api_keys
+        if not keys:
+            return ""
+        given = (key or "").encode()
+        return next((k for k in keys if hmac.compare_digest(k.encode(), given)), None)
+
+    @contextmanager
+    def admit(self, who: str) -> Iterator[None]:
+        """A place for one session of `who`. Raises Refused."""
+        server = self.settings.server
+        if self._by_key.total() >= server.max_sessions:
+            raise Refused(f"the server holds {server.max_sessions} sessions", 10.0)
+        if self._by_key[who] >= server.sessions_per_key:
+            raise Refused(f"this key holds {server.sessions_per_key} sessions", 10.0)
+        self._by_key[who] += 1
+        try:
+            yield
+        finally:
+            self._by_key[who] -= 1
+            if not self._by_key[who]:
+                del self._by_key[who]
+
+    def leave(self, live: Live) -> None:
+        """A session is over."""
+        self.live.discard(live)
+        if not self.live:
+            self._empty.set()
+            self._empty = anyio.Event()
+
+    async def emptied(self) -> None:
+        """Wait until no session is live."""
+        while self.live:
+            await self._empty.wait()
+
+    @property
+    def num_sessions(self) -> int:
+        """Places taken."""
+        return self._by_key.total()
+
+    def backlog_s(self) -> float:
+        """Seconds of audio waiting in the session that is furthest behind."""
+        return max((s.inbox.backlog_s for s in self.live), default=0.0)
+
+    def stand_in(self, name: str) -> None:
+        """Say once which loaded model serves a client's default name."""
+        if name not in self._mentioned and len(self._mentioned) < 1000:
+            self._mentioned.add(name)
+            log.info("model %r is not here: served by %s", name[:80], self.names.loaded[0])

@@ -1,0 +1,142 @@
+"""`antiphon transcribe`: a file or standard input through the same session the server runs, words shown as they come."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from antiphon.adapters.base import Segment
+from antiphon.audio import Pcm
+from antiphon.audio.containers import decode
+from antiphon.errors import MediaError, ModelError
+from antiphon.events import (
+    AudioAppended,
+    Output,
+    ServerVad,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptFailed,
+    TranscriptionConfig,
+    TurnCommitted,
+)
+from antiphon.inbox import Inbox
+from antiphon.models import load, store_of
+from antiphon.protocols.openai_rest import srt
+from antiphon.session import TranscriptionSession
+from antiphon.settings import Settings
+
+SILENCE_MS = 600
+BACKLOG_S = 30.0
+
+
+class Style(Enum):
+    """What goes to standard output."""
+
+    TEXT = auto()
+    JSON = auto()
+    SRT = auto()
+
+
+@dataclass(slots=True)
+class _Printer:
+    """Partials on a terminal's last line, finished turns above it; or everything at the end."""
+
+    style: Style
+    live: bool
+    turns: list[TranscriptDone] = field(default_factory=list)
+    spans: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _line: str = ""
+
+    async def emit(self, output: Output) -> None:
+        match output:
+            case TranscriptDelta(_, text) if self.live:
+                self._line += text
+                self._show(self._line)
+            case TurnCommitted(turn, start_ms, end_ms):
+                self.spans[turn] = (start_ms, end_ms)
+            case TranscriptDone():
+                self._line = ""
+                if self.live:
+                    self._show("")
+                if output.text:
+                    self.turns.append(output)
+                    if self.style is Style.TEXT:
+                        print(output.text, flush=True)
+            case TranscriptFailed(_, message):
+                raise ModelError(message)
+            case _:
+                pass
+
+    def finish(self) -> None:
+        """Print what is printed at the end."""
+        if self.style is Style.JSON:
+            print(msgspec.json.format(msgspec.json.encode(self._document()), indent=2).decode())
+        elif self.style is Style.SRT:
+            print(srt(self._segments()), end="")
+
+    def _show(self, text: str) -> None:
+        print(f"\r\x1b[2K\x1b[2m{text[-100:]}\x1b[0m" if text else "\r\x1b[2K", end="", file=sys.stderr, flush=True)
+
+    def _span(self, turn: TranscriptDone) -> tuple[float, float]:
+        if turn.words:
+            return turn.words[0].start_s, turn.words[-1].end_s
+        start_ms, end_ms = self.spans[turn.turn]
+        return start_ms / 1000, end_ms / 1000
+
+    def _segments(self) -> Iterator[Segment]:
+        for number, turn in enumerate(self.turns):
+            start_s, end_s = self._span(turn)
+            yield Segment(number, 0, start_s, end_s, turn.text, (), 0.0, 0.0, 0.0, 0.0)
+
+    def _document(self) -> dict[str, object]:
+        segments = []
+        for turn in self.turns:
+            start_s, end_s = self._span(turn)
+            words = [{"word": w.text, "start": round(w.start_s, 3), "end": round(w.end_s, 3)} for w in turn.words]
+            segments.append({"start": round(start_s, 3), "end": round(end_s, 3), "text": turn.text, "words": words})
+        return {
+            "text": " ".join(t.text for t in self.turns),
+            "language": self.turns[0].language if self.turns else None,
+            "segments": segments,
+        }
+
+
+async def transcribe_file(settings: Settings, file: str, language: str | None, prompt: str, style: Style) -> None:
+    """Print the file's transcript. Raises MediaError, StoreError, ModelError."""
+    chunks = decode(sys.stdin.buffer if file == "-" else file)
+    first = await anyio.to_thread.run_sync(next, chunks, None)
+    if first is None:
+        raise MediaError("the file holds no sound")
+    models = await anyio.to_thread.run_sync(load, settings.models, store_of(settings.models))
+    printer = _Printer(style, live=style is Style.TEXT and sys.stderr.isatty())
+    inbox = Inbox(BACKLOG_S)
+    config = TranscriptionConfig(
+        language=language,
+        prompt=prompt,
+        turn=ServerVad(silence_duration_ms=SILENCE_MS),
+        words=style is not Style.TEXT,
+    )
+    session = TranscriptionSession(config, models.transcriber, models.detector, inbox, printer.emit)
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(_feed, inbox, first, chunks)
+            group.start_soon(session.run)
+    except ExceptionGroup as group_error:
+        raise group_error.exceptions[0] from None
+    finally:
+        models.close()
+    printer.finish()
+
+
+async def _feed(inbox: Inbox, first: Pcm, chunks: Iterator[Pcm]) -> None:
+    pcm: Pcm | None = first
+    while pcm is not None:
+        await inbox.put(AudioAppended(pcm))
+        pcm = await anyio.to_thread.run_sync(next, chunks, None)
+    inbox.close()
