@@ -17,6 +17,7 @@ import anyio
 
 from antiphon.adapters.base import (
     Hypothesis,
+    Piece,
     SpeechDetector,
     Transcriber,
     TranscriberProfile,
@@ -133,7 +134,7 @@ class TranscriptionSession:
         self._turns: dict[int, _Turn] = {}
         self._text: WindowText | None = None
         self._text_window = 0
-        self._last_tokens: tuple[int, ...] = ()
+        self._last_pieces: tuple[Piece, ...] = ()
         self._context = ""
         self._partial_at = 0
         self._guess: _Guess | None = None
@@ -252,7 +253,7 @@ class TranscriptionSession:
     def _text_of(self, window: OpenWindow) -> WindowText:
         """The text of this window, begun when it is first asked for."""
         if self._text is None or self._text_window != window.id:
-            base = self._last_tokens if window.continues else ()
+            base = self._last_pieces if window.continues else ()
             self._text = WindowText(self._profile, base, first=window.first)
             self._text_window = window.id
             self._partial_at = window.turn_start
@@ -298,15 +299,16 @@ class TranscriptionSession:
     async def _settle(self, window: OpenWindow, text: WindowText, final: Hypothesis) -> None:
         """Take a window's final: its last delta, its words, its tokens as context of the next."""
         turn = self._turn(window.turn)
-        delta, pieces = text.finish(final)
+        delta, begin = text.finish(final)
+        pieces = final.pieces[begin:]
         whole = "".join(p.text for p in pieces)
         turn.text += whole
         turn.language = final.language if pieces else turn.language
         turn.prompt_tokens += final.prompt_tokens
         turn.completion_tokens += final.completion_tokens
         shift_s = window.start / SAMPLE_RATE_HZ
-        turn.words += [Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability) for w in final.words]
-        self._last_tokens = text.base + tuple(t for p in pieces for t in p.tokens)
+        turn.words += [Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability) for w in final.words[begin:]]
+        self._last_pieces = final.pieces if final.heard else text.base
         # Bound: the adapter takes the last `context_tokens` of this; a token has at most a dozen characters.
         self._context = (self._context + whole)[-12 * max(1, self._profile.context_tokens) :]
         await self._send(window.turn, delta)
@@ -331,7 +333,7 @@ class TranscriptionSession:
     def _window(self, text: WindowText, pcm: Pcm, *, final: bool, words: bool = False) -> Window:
         return Window(
             pcm,
-            prefix=text.base if final else text.prefix,
+            prefix=() if final else text.prefix,
             context=self._context if self._profile.context_tokens else "",
             prompt=self.config.prompt,
             language=self.config.language,
@@ -402,7 +404,7 @@ class TranscriptionSession:
             final = None
         if self._segmenter.window is not window:
             return
-        keep = _words_to_settle(final, len(text.sent), len(pcm) / SAMPLE_RATE_HZ) if final else 0
+        keep = _words_to_settle(final, len(text.base) + len(text.sent), len(pcm) / SAMPLE_RATE_HZ) if final else 0
         if final is None or not keep:
             self._segmenter.cut(window.start + len(pcm))
             return

@@ -54,9 +54,9 @@ class _Candidate:
 
 
 class WindowText:
-    """The text of one window of one turn. `base`: tokens of earlier turns whose sound is still in the window."""
+    """The text of one window of one turn. `base`: words of earlier turns whose sound is still in the window."""
 
-    def __init__(self, profile: TranscriberProfile, base: tuple[int, ...] = (), *, first: bool = True) -> None:
+    def __init__(self, profile: TranscriberProfile, base: tuple[Piece, ...] = (), *, first: bool = True) -> None:
         self._profile = profile
         self.base = base
         self.sent: list[Piece] = []
@@ -67,7 +67,7 @@ class WindowText:
     @property
     def prefix(self) -> tuple[int, ...]:
         """Tokens the next partial must begin with: the base and all that was sent."""
-        return self.base + tuple(t for p in self.sent for t in p.tokens)
+        return tuple(t for p in (*self.base, *self.sent) for t in p.tokens)
 
     @property
     def untouched(self) -> bool:
@@ -89,12 +89,16 @@ class WindowText:
         del self._candidates[:stable]
         return "".join(p.text for p in pieces[:stable])
 
-    def finish(self, final: Hypothesis) -> tuple[str, tuple[Piece, ...]]:
-        """The unbound final hypothesis (its pieces follow `base`). Returns the last delta and the final pieces."""
-        pieces = final.pieces if final.heard else ()
-        tail = pieces[_end_of_sent(self.sent, pieces) :]
+    def finish(self, final: Hypothesis) -> tuple[str, int]:
+        """The final hypothesis of the whole window, bound to nothing. Returns the last delta, and how many of its
+
+        pieces belong to the base: the rest are this turn's.
+        """
+        begin = end_of(self.base, final.pieces) if final.heard else len(final.pieces)
+        pieces = final.pieces[begin:]
+        tail = pieces[end_of(self.sent, pieces) :]
         self.sent += tail
-        return "".join(p.text for p in tail), pieces
+        return "".join(p.text for p in tail), begin
 
     def _stand(self, pieces: Sequence[Piece], audio_s: float) -> None:
         words = [spoken(p.text) for p in pieces]
@@ -119,8 +123,8 @@ class WindowText:
         return stable
 
 
-def _end_of_sent(sent: Sequence[Piece], final: Sequence[Piece]) -> int:
-    """Where in `final` the words behind the last sent one begin."""
+def end_of(sent: Sequence[Piece], final: Sequence[Piece]) -> int:
+    """Where in `final`, another reading of the same sound and more, the words behind the last of `sent` begin."""
     mine, theirs = [spoken(p.text) for p in sent], [spoken(p.text) for p in final]
     if mine == theirs[: len(mine)]:
         return len(mine)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from antiphon.errors import ModelError, Refused
+from antiphon.lanes import Lane
+
+
+class Gate:
+    """A model step that waits until it is let go, and remembers its batches."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.entered = threading.Event()
+        self.batches: list[list[int]] = []
+
+    def __call__(self, jobs: list[int]) -> list[int]:
+        self.batches.append(list(jobs))
+        self.entered.set()
+        assert self.open.wait(10)
+        return [j * 10 for j in jobs]
+
+
+async def submit_while_held(lane: Lane[int, int], gate: Gate, jobs: list[tuple[int, int, int]]) -> list[int]:
+    first = asyncio.ensure_future(lane.run(0))
+    await asyncio.to_thread(gate.entered.wait, 10)
+    rest = [asyncio.ensure_future(lane.run(job, priority, key)) for job, priority, key in jobs]
+    await asyncio.sleep(0)
+    gate.open.set()
+    return await asyncio.gather(first, *rest)
+
+
+def test_finals_go_first_and_equal_keys_share_a_batch() -> None:
+    gate = Gate()
+    lane: Lane[int, int] = Lane("t", gate, max_batch=3)
+    jobs = [(1, 1, 7), (2, 1, 8), (3, 1, 7), (4, 0, 7), (5, 2, 7)]
+    assert asyncio.run(submit_while_held(lane, gate, jobs)) == [0, 10, 20, 30, 40, 50]
+    assert gate.batches == [[0], [4], [1, 3], [2], [5]]
+    assert (lane.stats.jobs, lane.depth, lane.running) == (6, 0, 0)
+    lane.close()
+
+
+def test_a_full_lane_refuses_with_a_time() -> None:
+    gate = Gate()
+    lane: Lane[int, int] = Lane("t", gate, max_queue=1)
+
+    async def scenario() -> None:
+        first = asyncio.ensure_future(lane.run(0))
+        await asyncio.to_thread(gate.entered.wait, 10)
+        second = asyncio.ensure_future(lane.run(1))
+        await asyncio.sleep(0)
+        with pytest.raises(Refused) as refusal:
+            await lane.run(2)
+        assert refusal.value.retry_after_s >= 1
+        gate.open.set()
+        assert await asyncio.gather(first, second) == [0, 10]
+
+    asyncio.run(scenario())
+    lane.close()
+    with pytest.raises(Refused):
+        lane.submit(1)
+
+
+def test_a_cancelled_job_never_runs() -> None:
+    gate = Gate()
+    lane: Lane[int, int] = Lane("t", gate)
+
+    async def scenario() -> None:
+        first = asyncio.ensure_future(lane.run(0))
+        await asyncio.to_thread(gate.entered.wait, 10)
+        second = asyncio.ensure_future(lane.run(1))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.sleep(0)
+        gate.open.set()
+        assert await first == 0
+        assert await lane.run(2) == 20
+
+    asyncio.run(scenario())
+    assert gate.batches == [[0], [2]]
+    lane.close()
+
+
+def test_a_failing_step_fails_its_jobs_only() -> None:
+    def work(jobs: list[int]) -> list[int]:
+        if jobs == [1]:
+            raise RuntimeError("broken")
+        return jobs
+
+    lane: Lane[int, int] = Lane("t", work)
+
+    async def scenario() -> None:
+        with pytest.raises(ModelError, match="broken"):
+            await lane.run(1)
+        assert await lane.run(2) == 2
+
+    asyncio.run(scenario())
+    assert lane.stats.failures == 1
+    lane.close()
+
+
+def test_closing_cancels_what_waits_and_joins() -> None:
+    gate = Gate()
+    lane: Lane[int, int] = Lane("t", gate)
+
+    async def scenario() -> None:
+        first = asyncio.ensure_future(lane.run(0))
+        await asyncio.to_thread(gate.entered.wait, 10)
+        second = asyncio.ensure_future(lane.run(1))
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.to_thread(lane.close)
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert await first == 0
+
+    asyncio.run(scenario())
+    assert not [t for t in threading.enumerate() if t.name == "lane-t-0"]

@@ -1,0 +1,74 @@
+"""The dependency rule of docs/architecture.md, checked on the source."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[1] / "src" / "antiphon"
+PURE = ("events", "transcript", "turn", "protocols", "audio")
+FORBIDDEN_IN_PURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
+# room -> rooms it may import
+MAY_IMPORT = {
+    "errors": set(),
+    "audio": {"errors"},
+    "events": {"audio"},
+    "settings": {"errors"},
+    "lanes": {"errors"},
+    "store": {"errors"},
+    "inbox": {"events", "audio", "errors"},
+    "turn": {"events", "audio", "adapters.base"},
+    "transcript": {"events", "adapters.base"},
+    "protocols": {"audio", "events", "errors", "adapters.base"},
+    "adapters": {"adapters.base", "audio", "events", "errors", "lanes"},
+    "adapters.base": {"audio", "events"},
+    "models": {"adapters", "adapters.base", "errors", "lanes", "settings", "store"},
+    "session": {"adapters.base", "audio", "errors", "events", "inbox", "transcript", "turn"},
+    "server": {"adapters.base", "audio", "errors", "events", "inbox", "lanes", "models", "protocols", "session", "settings", ""},
+    "transcribe": {"adapters.base", "audio", "errors", "events", "inbox", "models", "protocols", "session", "settings"},
+    "doctor": {"adapters.base", "audio", "errors", "models", "settings", "store", ""},
+}
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    if parts[:2] == ["adapters", "base"]:
+        return "adapters.base"
+    return parts[0]
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{a.name}" for a in node.names if node.module == "antiphon"}
+    return found
+
+
+MODULES = sorted(p for p in SRC.rglob("*.py") if p.name not in ("__main__.py", "cli.py") and p != SRC / "__init__.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
+def test_imports_point_down(path: Path) -> None:
+    mine = room(".".join(path.relative_to(SRC).with_suffix("").parts))
+    for name in imports(path):
+        if name.split(".")[0] != "antiphon" or name == "antiphon.__version__":
+            continue
+        theirs = room(name.removeprefix("antiphon").removeprefix("."))
+        assert theirs in MAY_IMPORT[mine] | {mine}, f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
+def test_pure_rooms_do_no_io(path: Path) -> None:
+    if room(".".join(path.relative_to(SRC).with_suffix("").parts)) in PURE:
+        assert not {n.split(".")[0] for n in imports(path)} & FORBIDDEN_IN_PURE
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(SRC)))
+def test_a_file_stays_one_noun(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from antiphon.errors import SettingsError
+from antiphon.settings import load, markdown, options
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    file = tmp_path / "antiphon.toml"
+    file.write_text('[server]\nport = 1\nhost = "::1"\napi_keys = ["a"]\n[audio]\nmax_backlog_s = 5\n')
+    settings = load({"port": "3", "api_keys": ["x", "y"]}, {"ANTIPHON_PORT": "2", "ANTIPHON_HOST": "127.0.0.2"}, file)
+    assert settings.server.port == 3
+    assert settings.server.host == "127.0.0.2"
+    assert settings.server.api_keys == ("x", "y")
+    assert settings.audio.max_backlog_s == 5.0
+    assert load().server.port == 8000
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "toml", "names"),
+    [
+        ({"port": "70000"}, {}, "", "--port"),
+        ({"port": "http"}, {}, "", "--port"),
+        ({"nonsense": 1}, {}, "", "nonsense"),
+        ({}, {"ANTIPHON_OVERFLOW": "drop"}, "", "ANTIPHON_OVERFLOW"),
+        ({}, {"ANTIPHON_STRICT_MODELS": "perhaps"}, "", "ANTIPHON_STRICT_MODELS"),
+        ({}, {}, "[server]\nprot = 1\n", "prot"),
+        ({}, {}, "[sevrer]\nport = 1\n", "port"),
+        ({}, {}, "port = 1\n", "port"),
+        ({}, {}, "[server]\nport = true\n", "port"),
+    ],
+)
+def test_a_bad_value_names_its_key(flags: dict[str, object], environment: dict[str, str], toml: str, names: str, tmp_path: Path) -> None:
+    file = None
+    if toml:
+        file = tmp_path / "antiphon.toml"
+        file.write_text(toml)
+    with pytest.raises(SettingsError, match=names):
+        load(flags, environment, file)
+
+
+def test_every_setting_is_documented() -> None:
+    assert (ROOT / "docs" / "settings.md").read_text() == markdown()
+
+
+def test_names_are_unique() -> None:
+    assert len({o.name for o in options()}) == len(options())
+    assert len({o.flag for o in options()}) == len(options())

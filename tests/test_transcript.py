@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.adapters.base import Hypothesis, Piece, TranscriberProfile
+from antiphon.events import StreamTuning
+from antiphon.transcript import WindowText, spoken, tuned
+
+PROFILE = TranscriberProfile(
+    id="t",
+    languages=("en",),
+    step_s=0.3,
+    first_step_s=0.2,
+    agreement_s=0.9,
+    first_agreement_s=0.9,
+    rollback_tokens=1,
+    min_probability=0.3,
+    unfixed_chunks=0,
+    pause_s=0.8,
+    long_s=9,
+    long_pause_s=0.3,
+    max_window_s=22,
+    context_tokens=0,
+    max_tokens=224,
+    max_prefix_tokens=180,
+)
+
+
+def pieces(text: str, probability: float = 1.0) -> tuple[Piece, ...]:
+    return tuple(Piece(f" {w}", (len(w), ord(w[0])), probability) for w in text.split())
+
+
+def hypothesis(text: str, probability: float = 1.0, language: float = 1.0, heard: bool = True) -> Hypothesis:
+    return Hypothesis(pieces(text, probability), "en", language, heard, 4, len(text.split()))
+
+
+def test_a_word_is_sent_once_it_has_stood_long_enough_with_another_behind_it() -> None:
+    text = WindowText(PROFILE)
+    assert text.offer(hypothesis("so they"), 1.0) == ""
+    assert text.offer(hypothesis("so they say"), 1.3) == ""
+    assert text.offer(hypothesis("so they say"), 1.9) == " so they"
+    assert text.prefix == (2, ord("s"), 4, ord("t"))
+    # What follows is the continuation of what was sent; "say" has stood since 1.3.
+    assert text.offer(hypothesis("say it"), 2.2) == " say"
+
+
+def test_a_changed_word_starts_anew_and_so_do_those_behind_it() -> None:
+    text = WindowText(PROFILE)
+    text.offer(hypothesis("a cat sat down"), 1.0)
+    text.offer(hypothesis("a bat sat down"), 1.5)
+    assert text.offer(hypothesis("a bat sat down"), 1.9) == " a"
+    assert text.offer(hypothesis("bat sat down"), 2.4) == " bat sat"
+
+
+def test_case_and_punctuation_do_not_make_another_word() -> None:
+    text = WindowText(PROFILE)
+    text.offer(hypothesis("well then now"), 1.0)
+    assert text.offer(hypothesis("Well, then now"), 2.0) == " Well, then"
+
+
+def test_unlikely_words_unheard_windows_and_unsure_languages_send_nothing() -> None:
+    text = WindowText(PROFILE)
+    for i in range(5):
+        assert text.offer(hypothesis("hmm uh so", probability=0.2), 1.0 + i) == ""
+        assert text.offer(hypothesis("thank you all", heard=False), 1.5 + i) == ""
+    other = WindowText(PROFILE)
+    for i in range(5):
+        assert other.offer(hypothesis("bon jour a", language=0.4), 1.0 + i) == ""
+
+
+def test_a_window_heard_once_sends_nothing_whatever_the_tuning() -> None:
+    text = WindowText(tuned(PROFILE, StreamTuning(segment_duration_s=2.0, rollback_tokens=0)))
+    assert text.offer(hypothesis("one two three"), 2.0) == ""
+    assert text.offer(hypothesis("one two three"), 4.0) == " one two three"
+
+
+def test_tuning_holds_back_and_waits() -> None:
+    text = WindowText(tuned(PROFILE, StreamTuning(rollback_tokens=5, unfixed_chunks=2)))
+    assert text.offer(hypothesis("one two three four"), 1.0) == ""
+    assert text.offer(hypothesis("one two three four"), 2.0) == ""
+    assert text.offer(hypothesis("one two three four"), 3.0) == " one"
+    assert tuned(PROFILE, StreamTuning(max_audio_s=300)).max_window_s == PROFILE.max_window_s
+
+
+def test_the_final_adds_what_was_not_sent() -> None:
+    text = WindowText(PROFILE)
+    text.offer(hypothesis("so they say"), 1.0)
+    text.offer(hypothesis("so they say"), 2.0)
+    assert text.finish(hypothesis("So they said it.")) == (" said it.", 0)
+
+
+def test_the_final_may_think_better_of_a_sent_word_without_sending_it_twice() -> None:
+    text = WindowText(PROFILE)
+    text.offer(hypothesis("desire and they say now"), 1.0)
+    assert text.offer(hypothesis("desire and they say now"), 2.0) == " desire and they say"
+    assert text.finish(hypothesis("There's iron and they say in all our blood.")) == (" in all our blood.", 0)
+
+
+def test_a_final_that_was_not_heard_is_dropped() -> None:
+    text = WindowText(PROFILE)
+    assert text.finish(hypothesis("Thanks for watching!", heard=False)) == ("", 3)
+
+
+def test_the_base_is_forced_and_never_sent_again() -> None:
+    text = WindowText(PROFILE, base=pieces("we went there"))
+    assert text.prefix == tuple(t for p in pieces("we went there") for t in p.tokens)
+    assert text.finish(hypothesis("We meant there, and go on.")) == (" and go on.", 3)
+
+
+def test_words_are_compared_by_letters() -> None:
+    assert spoken(" Don't,") == "don't"
+    assert spoken("ＡＢＣ！") == "abc"
+
+
+words = st.lists(st.sampled_from("a bee sea dee eat eff Gee,".split()), max_size=8)
+
+
+@given(st.lists(words, max_size=12), words)
+def test_nothing_sent_is_ever_taken_back(partials: list[list[str]], final: list[str]) -> None:
+    """Joined deltas only grow; each partial continues what was sent, as a forced prefix makes it."""
+    text = WindowText(PROFILE)
+    sent = ""
+    for i, partial in enumerate(partials):
+        sent += text.offer(hypothesis(" ".join(partial)), i * 0.5)
+        assert "".join(p.text for p in text.sent) == sent
+        assert text.prefix == tuple(t for p in text.sent for t in p.tokens)
+    delta, begin = text.finish(hypothesis(" ".join(final)))
+    assert "".join(p.text for p in text.sent) == sent + delta
+    assert begin == 0
+    if not sent:
+        assert delta.split() == final

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.turn.endpoint import Change, Endpointer, Paused, Resumed, Started, Stopped
+
+FRAME = 512
+LOUD, SOFT, QUIET = 0.9, 0.4, 0.05
+
+
+def run(endpointer: Endpointer, probabilities: list[float]) -> list[Change]:
+    return [c for p in probabilities for c in endpointer.feed(p, FRAME)]
+
+
+def test_a_turn_starts_after_two_loud_frames_with_padding_taken_off() -> None:
+    endpointer = Endpointer(0.5, 64, 200)
+    assert run(endpointer, [QUIET] * 10 + [LOUD]) == []
+    assert run(endpointer, [LOUD]) == [Started(10 * FRAME - 1024)]
+
+
+def test_one_click_starts_nothing() -> None:
+    assert run(Endpointer(0.5, 300, 200), [QUIET, LOUD, QUIET, LOUD, QUIET] * 10) == []
+
+
+def test_a_turn_stops_after_the_silence_asked_for() -> None:
+    endpointer = Endpointer(0.5, 0, 192)
+    changes = run(endpointer, [LOUD] * 10 + [QUIET] * 6)
+    assert changes == [Started(0), Paused(10 * FRAME), Stopped(16 * FRAME, 10 * FRAME)]
+    assert not endpointer.speaking
+
+
+def test_a_shorter_pause_resumes() -> None:
+    changes = run(Endpointer(0.5, 0, 192), [LOUD] * 4 + [QUIET] * 5 + [LOUD] * 4)
+    assert changes == [Started(0), Paused(4 * FRAME), Resumed(9 * FRAME)]
+
+
+def test_between_the_thresholds_nothing_changes() -> None:
+    endpointer = Endpointer(0.5, 0, 192)
+    assert run(endpointer, [LOUD] * 4 + [SOFT] * 40) == [Started(0)]
+    assert endpointer.speaking
+
+
+def test_padding_never_reaches_into_the_last_turn() -> None:
+    endpointer = Endpointer(0.5, 300, 64)
+    changes = run(endpointer, [LOUD] * 4 + [QUIET] * 2 + [LOUD] * 2)
+    assert changes[-1] == Started(6 * FRAME)
+
+
+def test_flush_ends_an_open_turn_where_speech_ended() -> None:
+    endpointer = Endpointer(0.5, 0, 1000)
+    run(endpointer, [LOUD] * 4 + [QUIET] * 2)
+    assert endpointer.flush() == [Stopped(6 * FRAME, 4 * FRAME)]
+    assert endpointer.flush() == []
+
+
+@given(st.lists(st.floats(0, 1), max_size=400), st.integers(0, 500), st.integers(32, 2000))
+def test_starts_and_stops_alternate_and_times_never_go_back(probabilities: list[float], prefix: int, silence: int) -> None:
+    endpointer = Endpointer(0.5, prefix, silence)
+    open_turn, last = False, 0
+    for change in run(endpointer, probabilities) + endpointer.flush():
+        match change:
+            case Started(sample):
+                assert not open_turn
+                assert sample >= last
+                open_turn, last = True, sample
+            case Stopped(sample, speech_end):
+                assert open_turn
+                assert last <= speech_end <= sample
+                open_turn, last = False, sample
+            case Paused() | Resumed():
+                assert open_turn
+    assert not open_turn

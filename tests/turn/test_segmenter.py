@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from antiphon.audio import Pcm
+from antiphon.events import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
+from antiphon.turn.segmenter import Segmenter, Step, TurnEnded, WindowEnded
+from tests.test_transcript import PROFILE
+
+FRAME = 512
+VAD = ServerVad(0.5, 96, 192)
+
+
+def sound(num_frames: int, start: int = 0) -> Pcm:
+    """Samples that say where they are."""
+    return (np.arange(start, start + num_frames * FRAME) % 30000 / 30000).astype(np.float32)
+
+
+def run(segmenter: Segmenter, loud: str) -> list[Step]:
+    """One character a frame: # speech, anything else silence."""
+    steps: list[Step] = []
+    for c in loud:
+        steps += segmenter.feed(sound(1, segmenter.now), [0.9 if c == "#" else 0.0])
+    return steps
+
+
+def kinds(steps: list[Step]) -> list[str]:
+    return [type(s).__name__ for s in steps]
+
+
+def test_server_vad_makes_turns_with_their_sound() -> None:
+    segmenter = Segmenter(PROFILE, VAD, FRAME)
+    steps = run(segmenter, "." * 20 + "#" * 20 + "." * 40)
+    assert kinds(steps) == ["SpeechStarted", "SpeechStopped", "TurnCommitted", "WindowEnded", "TurnEnded"]
+    started, stopped, committed, window, ended = steps
+    assert started == SpeechStarted(0, (20 * 32) - 96)
+    assert stopped == SpeechStopped(0, 46 * 32)
+    assert committed == TurnCommitted(0, (20 * 32) - 96, 46 * 32)
+    assert isinstance(window, WindowEnded)
+    assert window.speech_end == 40 * FRAME
+    # From the padded start to the margin behind the speech, and the very samples that were fed.
+    assert np.array_equal(window.pcm, sound(80)[17 * FRAME : 17 * FRAME + len(window.pcm)])
+    assert len(window.pcm) == 23 * FRAME + 3200 - max(0, 40 * FRAME + 3200 - 46 * FRAME)
+    assert isinstance(ended, TurnEnded)
+
+
+def test_a_turn_that_follows_at_once_keeps_the_window() -> None:
+    segmenter = Segmenter(PROFILE, VAD, FRAME)
+    run(segmenter, "#" * 20 + "." * 10)
+    run(segmenter, "#" * 20)
+    assert segmenter.window is not None
+    assert segmenter.window.continues
+    assert segmenter.window.start == 0
+    assert segmenter.window.turn == 1
+    run(segmenter, "." * 60 + "#" * 4)
+    assert segmenter.window is not None
+    assert not segmenter.window.continues
+
+
+def test_what_the_client_commits_is_one_turn_of_several_windows() -> None:
+    segmenter = Segmenter(PROFILE, None, FRAME)
+    steps = run(segmenter, "#" * 30 + "." * 40 + "#" * 30)
+    assert kinds(steps) == ["WindowEnded"]
+    steps = segmenter.commit()
+    assert kinds(steps) == ["TurnCommitted", "WindowEnded", "TurnEnded"]
+    assert steps[0] == TurnCommitted(0, 0, 3200)
+    assert isinstance(steps[1], WindowEnded)
+    assert not steps[1].window.first
+    assert kinds(segmenter.commit()) == ["TurnCommitted", "TurnEnded"]
+
+
+def test_a_long_window_ends_at_a_pause() -> None:
+    segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 5000), FRAME)
+    steps = run(segmenter, "#" * 300 + "." * 12 + "#" * 10)
+    assert kinds(steps) == ["SpeechStarted", "WindowEnded"]
+    assert segmenter.window is not None
+    assert segmenter.window.turn == 0
+    assert segmenter.window.start > 300 * FRAME
+
+
+def test_clear_forgets_an_open_turn() -> None:
+    segmenter = Segmenter(PROFILE, VAD, FRAME)
+    run(segmenter, "#" * 20)
+    segmenter.clear()
+    assert segmenter.window is None
+    assert segmenter.uncommitted_ms == 0
+    assert kinds(run(segmenter, "." * 40)) == []
+
+
+def test_the_tape_does_not_grow() -> None:
+    segmenter = Segmenter(PROFILE, VAD, FRAME)
+    longest = 0
+    for _ in range(60):
+        run(segmenter, "#" * 60 + "." * 60)
+        longest = max(longest, len(segmenter._tape))
+    assert longest < 12 * 16000
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text("#.", max_size=300), st.lists(st.integers(1, 5000), min_size=1, max_size=20), st.booleans())
+def test_cuts_of_the_sound_change_nothing(loud: str, sizes: list[int], manual: bool) -> None:
+    """The same frames in other chunks give the same steps, and every turn's steps come in order."""
+    vad = None if manual else VAD
+    whole = Segmenter(PROFILE, vad, FRAME)
+    steps = run(whole, loud) + whole.commit()
+    other = Segmenter(PROFILE, vad, FRAME)
+    probabilities = [0.9 if c == "#" else 0.0 for c in loud]
+    pcm, again, judged = sound(len(loud)), list[Step](), 0
+    at, k = 0, 0
+    while at < len(pcm):
+        chunk = pcm[at : at + sizes[k % len(sizes)]]
+        at, k = at + len(chunk), k + 1
+        done = at // FRAME
+        again += other.feed(chunk, probabilities[judged:done])
+        judged = done
+    again += other.commit()
+    assert kinds(steps) == kinds(again)
+    for a, b in zip(steps, again, strict=True):
+        if isinstance(a, WindowEnded):
+            assert isinstance(b, WindowEnded)
+            assert (a.window, a.speech_end) == (b.window, b.speech_end)
+        elif not isinstance(a, TurnEnded):
+            assert a == b
