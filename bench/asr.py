@@ -251,8 +251,21 @@ async def latency(srv: Server, clips: list[Clip], offline: dict[str, Offline]) -
         row = latency_row(clips, heard, offline)
         row["cpu_per_audio_s"] = (srv.cpu_s() - before) / sum(c.seconds + TRAIL_S for c in clips)
         rows[name] = row
-    keys = ("first_partial_p50", "final_p50", "final_p95", "word_p50", "wer", "wer_deltas", "wer_offline", "cpu_per_audio_s")
-    table("one stream in real time, by endpoint silence (seconds; WER in %)", ("endpoint", *keys), [(n, *(r[k] for k in keys)) for n, r in rows.items()])
+    keys = (
+        "first_partial_p50",
+        "final_p50",
+        "final_p95",
+        "word_p50",
+        "wer",
+        "wer_deltas",
+        "wer_offline",
+        "cpu_per_audio_s",
+    )
+    table(
+        "one stream in real time, by endpoint silence (seconds; WER in %)",
+        ("endpoint", *keys),
+        [(n, *(r[k] for k in keys)) for n, r in rows.items()],
+    )
     return rows
 
 
@@ -319,7 +332,11 @@ async def load_test(srv: Server, clips: list[Clip], counts: Sequence[int], secon
             "wer": rate((c, h.text) for c, h in heards),
             "server_cores": cores,
         }
-        table("streams at once in real time (seconds)", ("streams", *rows[str(count)]), [(n, *r.values()) for n, r in rows.items()])
+        table(
+            "streams at once in real time (seconds)",
+            ("streams", *rows[str(count)]),
+            [(n, *r.values()) for n, r in rows.items()],
+        )
         if rows[str(count)]["final_p95"] > 3.0:
             break
     return rows
@@ -331,7 +348,9 @@ async def long_session(srv: Server, clips: list[Clip], minutes: float) -> dict[s
     marks: list[dict[str, float]] = []
     noise = np.random.default_rng(1)
     sent = 0.0
-    async with Client(srv.ws, session={"transcription": {"language": "en"}, "format": {"type": "audio/pcm", "rate": 16000}}) as client:
+    async with Client(
+        srv.ws, session={"transcription": {"language": "en"}, "format": {"type": "audio/pcm", "rate": 16000}}
+    ) as client:
         client.begin()
         cpu, next_mark = srv.cpu_s(), 60.0
         while sent < minutes * 60:
@@ -346,7 +365,13 @@ async def long_session(srv: Server, clips: list[Clip], minutes: float) -> dict[s
                 await asyncio.sleep(0.05)
             if sent >= next_mark:
                 now = srv.cpu_s()
-                marks.append({"minute": sent / 60, "rss_mb": srv.rss_mb(), "cpu_per_audio_s": (now - cpu) / (sent - next_mark + 60)})
+                marks.append(
+                    {
+                        "minute": sent / 60,
+                        "rss_mb": srv.rss_mb(),
+                        "cpu_per_audio_s": (now - cpu) / (sent - next_mark + 60),
+                    }
+                )
                 cpu, next_mark = now, sent + 60.0
         await asyncio.sleep(2.0)
         num_finals = len(client.heard.finals)
@@ -358,7 +383,9 @@ async def long_session(srv: Server, clips: list[Clip], minutes: float) -> dict[s
         "turns": num_finals,
         "rss_first": marks[0]["rss_mb"],
         "rss_spread_after_first_sixth": max(late) - min(late),
-        "cost_last_to_first": float(np.mean([m["cpu_per_audio_s"] for m in last]) / np.mean([m["cpu_per_audio_s"] for m in first])),
+        "cost_last_to_first": float(
+            np.mean([m["cpu_per_audio_s"] for m in last]) / np.mean([m["cpu_per_audio_s"] for m in first])
+        ),
         "cpu_per_audio_s": float(np.mean([m["cpu_per_audio_s"] for m in marks])),
     }
     table("one long session", tuple(row), [tuple(row.values())])
@@ -373,7 +400,14 @@ async def quiet(srv: Server, clips: list[Clip], minutes: float) -> dict[str, Any
     have = sum(len(p) for _, p in pieces) / SAMPLE_RATE_HZ
     while have < minutes * 60:
         floor = floors[len(pieces) % len(floors)]
-        pieces.append((f"floor {floor}", rng.normal(0, floor, 10 * SAMPLE_RATE_HZ).astype(np.float32) if floor else np.zeros(10 * SAMPLE_RATE_HZ, np.float32)))
+        pieces.append(
+            (
+                f"floor {floor}",
+                rng.normal(0, floor, 10 * SAMPLE_RATE_HZ).astype(np.float32)
+                if floor
+                else np.zeros(10 * SAMPLE_RATE_HZ, np.float32),
+            )
+        )
         have += 10
     chooser.shuffle(pieces)
     found: list[tuple[str, str]] = []
@@ -403,8 +437,23 @@ def peers(clips: list[Clip], offline: dict[str, Offline], model: Path) -> dict[s
             print(f"{peer}: not set up (make peers)")
             continue
         out = work / f"{peer}.json"
-        command = [str(python), str(HERE / "peers" / peer / "drive.py"), "--clips", str(listing), "--model", str(model), "--out", str(out)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "2"})
+        command = [
+            str(python),
+            str(HERE / "peers" / peer / "drive.py"),
+            "--clips",
+            str(listing),
+            "--model",
+            str(model),
+            "--out",
+            str(out),
+        ]
+        subprocess.run(
+            command,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"OMP_NUM_THREADS": "2"},
+        )
         result = json.loads(out.read_text())
         rows[peer] = peer_row(clips, offline, result)
     return rows
@@ -455,10 +504,19 @@ def plot(document: dict[str, Any]) -> None:
         return
     counts = [int(n) for n in rows]
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    for key, label in (("final_p50", "final, p50"), ("final_p95", "final, p95"), ("first_partial_p50", "first words, p50")):
+    for key, label in (
+        ("final_p50", "final, p50"),
+        ("final_p95", "final, p95"),
+        ("first_partial_p50", "first words, p50"),
+    ):
         axes.plot(counts, [r[key] for r in rows.values()], marker="o", label=label)
     axes.axhline(1.5, color="grey", linestyle=":", label="1.5 s")
-    axes.set(xlabel="live streams at once", ylabel="seconds", title="Live transcription on two shared cores, Whisper base int8", ylim=(0, 3))
+    axes.set(
+        xlabel="live streams at once",
+        ylabel="seconds",
+        title="Live transcription on two shared cores, Whisper base int8",
+        ylim=(0, 3),
+    )
     axes.legend()
     figure.tight_layout()
     figure.savefig(HERE / "results" / "asr-load.png", dpi=110)
@@ -466,7 +524,9 @@ def plot(document: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="antiphon bench asr", description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument("--data", type=Path, default=HERE.parent / "tests" / "data", help="folder with a manifest.jsonl")
+    parser.add_argument(
+        "--data", type=Path, default=HERE.parent / "tests" / "data", help="folder with a manifest.jsonl"
+    )
     parser.add_argument("--sections", default="quality,latency,load,long,quiet,peers")
     parser.add_argument("--clips", type=int, default=30, help="clips of the latency and peer sections")
     parser.add_argument("--streams", default="1,4,8,12,16,20,24,32", help="stream counts of the load section")
@@ -480,7 +540,11 @@ def main() -> None:
     read = loaded(c for c in english if c.kind in (READ, NONNATIVE, "asr_speech") and c.seconds < 25)
     spread = sorted(read, key=lambda c: c.id)
     some = spread[:: max(1, len(spread) // args.clips)][: args.clips]
-    judged = loaded(c for c in everything if c.text and (c.kind in QUALITY_KINDS or (c.kind == "asr_multilang" and args.profile == "default")))
+    judged = loaded(
+        c
+        for c in everything
+        if c.text and (c.kind in QUALITY_KINDS or (c.kind == "asr_multilang" and args.profile == "default"))
+    )
     settings = load_settings({"profile": args.profile}, os.environ)
     store = store_of(settings.models)
     document: dict[str, Any] = {"machine": machine(), "profile": args.profile, "data": args.data.name}
@@ -496,14 +560,24 @@ def main() -> None:
         if "quality" in sections:
             document["quality"] = asyncio.run(quality(srv, judged, offline, 4))
         if "load" in sections:
-            document["load"] = asyncio.run(load_test(srv, read, [int(n) for n in args.streams.split(",")], args.load_seconds))
+            document["load"] = asyncio.run(
+                load_test(srv, read, [int(n) for n in args.streams.split(",")], args.load_seconds)
+            )
         if "quiet" in sections:
-            document["quiet"] = asyncio.run(quiet(srv, loaded(c for c in everything if c.kind in ("noise", "music")), 10))
+            document["quiet"] = asyncio.run(
+                quiet(srv, loaded(c for c in everything if c.kind in ("noise", "music")), 10)
+            )
     if "long" in sections:
         with server("--profile", args.profile, "--session-s", "0") as srv:
             document["long"] = asyncio.run(long_session(srv, read, args.minutes))
     if "peers" in sections:
-        folder = store.require(next(m for m in __import__("antiphon.store.registry", fromlist=["profile"]).profile(args.profile) if m.role == "transcriber"))
+        folder = store.require(
+            next(
+                m
+                for m in __import__("antiphon.store.registry", fromlist=["profile"]).profile(args.profile)
+                if m.role == "transcriber"
+            )
+        )
         document["peers"] = peers(some, offline, folder)
         ratios(document["latency"]["default (200 ms)"], document["peers"])
     path = save("asr" if args.profile == "default" else f"asr-{args.profile}", document)

@@ -37,7 +37,9 @@ def machine() -> dict[str, Any]:
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "python": platform.python_version(),
         "kernel": platform.release(),
-        "packages": {p: version(p) for p in ("antiphon", "ctranslate2", "onnxruntime", "numpy", "uvicorn", "websockets")},
+        "packages": {
+            p: version(p) for p in ("antiphon", "ctranslate2", "onnxruntime", "numpy", "uvicorn", "websockets")
+        },
         "date": time.strftime("%Y-%m-%d"),
     }
 

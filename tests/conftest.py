@@ -38,7 +38,9 @@ class Recording:
 def recordings() -> dict[str, Recording]:
     rows = map(json.loads, (DATA / "manifest.jsonl").read_text(encoding="utf-8").splitlines())
     return {
-        r["id"]: Recording(r["id"], DATA / r["path"], r.get("text") or "", r["seconds"], r["kind"], r.get("language") or "")
+        r["id"]: Recording(
+            r["id"], DATA / r["path"], r.get("text") or "", r["seconds"], r["kind"], r.get("language") or ""
+        )
         for r in rows
     }
 

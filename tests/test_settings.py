@@ -35,7 +35,9 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ({}, {}, "[server]\nport = true\n", "port"),
     ],
 )
-def test_a_bad_value_names_its_key(flags: dict[str, object], environment: dict[str, str], toml: str, names: str, tmp_path: Path) -> None:
+def test_a_bad_value_names_its_key(
+    flags: dict[str, object], environment: dict[str, str], toml: str, names: str, tmp_path: Path
+) -> None:
     file = None
     if toml:
         file = tmp_path / "antiphon.toml"

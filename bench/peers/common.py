@@ -18,8 +18,7 @@ def parser(description):
     p.add_argument("--clips", required=True, help="JSON list of {id, path, seconds}")
     p.add_argument("--model", required=True, help="folder with a CTranslate2 Whisper model")
     p.add_argument("--out", required=True, help="result file (JSON)")
-    p.add_argument("--trail", type=float, default=4.0,
-                   help="seconds of silence after each clip (default 4)")
+    p.add_argument("--trail", type=float, default=4.0, help="seconds of silence after each clip (default 4)")
     return p
 
 
@@ -38,7 +37,7 @@ def read_pcm(path):
 
 def chunk_at(pcm, k):
     """Step k of the stream, as bytes: the clip, then zeros without end."""
-    piece = pcm[k * CHUNK:(k + 1) * CHUNK]
+    piece = pcm[k * CHUNK : (k + 1) * CHUNK]
     if len(piece) < CHUNK:
         piece = np.concatenate([piece, np.zeros(CHUNK - len(piece), np.int16)])
     return piece.astype("<i2").tobytes()
@@ -77,8 +76,12 @@ class Result:
         settings = dict(settings)
         settings["chunk_ms"] = 1000 * CHUNK / RATE
         settings["omp_num_threads"] = os.environ.get("OMP_NUM_THREADS")
-        self.head = {"peer": peer, "version": version, "settings": settings,
-                     "model": os.path.basename(os.path.normpath(model))}
+        self.head = {
+            "peer": peer,
+            "version": version,
+            "settings": settings,
+            "model": os.path.basename(os.path.normpath(model)),
+        }
         self.clips = []
         self.wall0 = time.monotonic()
         self.cpu0 = cpu_seconds()

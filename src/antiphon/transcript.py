@@ -11,6 +11,7 @@ that had stood for 0.3 / 0.6 / 0.9 s 14 / 7 / 5 %; of those under 0.3 in probabi
 from __future__ import annotations
 
 import difflib
+import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from antiphon.events import StreamTuning
 
 # A language guessed from a second of sound is not to be trusted with words that cannot be taken back.
 MIN_LANGUAGE_PROBABILITY = 0.5
+LONE_PROBABILITY = 0.6
 
 
 def tuned(profile: TranscriberProfile, tuning: StreamTuning) -> TranscriberProfile:
@@ -112,15 +114,25 @@ class WindowText:
         stable = 0
         for piece, candidate in zip(pieces, self._candidates, strict=True):
             behind -= len(piece.tokens)
-            needed = self._profile.first_agreement_s if self.untouched else self._profile.agreement_s
             stood = audio_s - candidate.since_s
             # A word seen once has not stood at all, however short the agreement asked for.
-            if behind < self._profile.rollback_tokens or stood <= 0 or stood < needed - 1e-6:
+            if stood <= 0 or stood < self._needed_s(behind, piece) - 1e-6:
                 break
             if piece.probability < self._profile.min_probability:
                 break
             stable += 1
         return stable
+
+    def _needed_s(self, behind: int, piece: Piece) -> float:
+        """How long a word with `behind` tokens after it must have stood."""
+        enough = behind >= self._profile.rollback_tokens
+        if not self.untouched:
+            return self._profile.agreement_s if enough else math.inf
+        if enough:
+            return self._profile.first_agreement_s
+        # The first sign of life: a likely word that has stood twice as long need not wait for the next one.
+        lone = piece.probability >= LONE_PROBABILITY and self._profile.rollback_tokens <= 1
+        return 2 * self._profile.first_agreement_s if lone else math.inf
 
 
 def end_of(sent: Sequence[Piece], final: Sequence[Piece]) -> int:

@@ -51,7 +51,9 @@ def encoded(pcm: np.ndarray, container: str, codec: str, rate: int) -> bytes:
     out = io.BytesIO()
     with av.open(out, "w", format=container) as file:
         stream = file.add_stream(codec, rate=rate, layout="mono")
-        resampler = av.AudioResampler(format=stream.format.name, layout="mono", rate=rate, frame_size=stream.frame_size or 0)
+        resampler = av.AudioResampler(
+            format=stream.format.name, layout="mono", rate=rate, frame_size=stream.frame_size or 0
+        )
         frame = av.AudioFrame.from_ndarray(pcm[None], format="flt", layout="mono")
         frame.sample_rate = 16000
         for part in [*resampler.resample(frame), *resampler.resample(None)]:
@@ -62,7 +64,14 @@ def encoded(pcm: np.ndarray, container: str, codec: str, rate: int) -> bytes:
 
 @pytest.mark.parametrize(
     ("container", "codec", "rate"),
-    [("wav", "pcm_s16le", 16000), ("mp3", "libmp3lame", 44100), ("ogg", "libopus", 48000), ("webm", "libopus", 48000), ("mp4", "aac", 48000), ("flac", "flac", 16000)],
+    [
+        ("wav", "pcm_s16le", 16000),
+        ("mp3", "libmp3lame", 44100),
+        ("ogg", "libopus", 48000),
+        ("webm", "libopus", 48000),
+        ("mp4", "aac", 48000),
+        ("flac", "flac", 16000),
+    ],
 )
 def test_any_container_decodes(container: str, codec: str, rate: int, recordings: dict[str, Recording]) -> None:
     pcm = recordings["lj-LJ001-0008"].pcm

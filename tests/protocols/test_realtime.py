@@ -88,7 +88,9 @@ OUTPUTS: list[Output] = [
 ]
 
 
-def trace(name: str, connection: RealtimeConnection, events: list[dict[str, Any]], outputs: list[Output]) -> list[dict[str, Any]]:
+def trace(
+    name: str, connection: RealtimeConnection, events: list[dict[str, Any]], outputs: list[Output]
+) -> list[dict[str, Any]]:
     """Play a session and compare each server frame with tests/traces/NAME.jsonl (ANTIPHON_TRACES=write makes it anew)."""
     got = frames(connection)
     for event in events:
@@ -106,7 +108,10 @@ def trace(name: str, connection: RealtimeConnection, events: list[dict[str, Any]
 
 
 def test_openai_trace_is_golden_and_parses_with_the_vendors_types() -> None:
-    update = {"type": "transcription", "audio": {"input": {"transcription": {"model": "gpt-4o-transcribe", "language": "en"}}}}
+    update = {
+        "type": "transcription",
+        "audio": {"input": {"transcription": {"model": "gpt-4o-transcribe", "language": "en"}}},
+    }
     events = [
         {"type": "session.update", "session": update},
         {"type": "input_audio_buffer.append", "audio": pcm(4800)},
@@ -134,7 +139,17 @@ def test_beta_trace_is_golden() -> None:
     first, *rest = trace("openai-beta", connect(beta=True, intent="transcription"), events, OUTPUTS[:6])
     assert first["type"] == "transcription_session.created"
     for frame in rest:
-        assert BETA.validate_python(frame | ({"session": frame["session"] | {"client_secret": {"expires_at": 1, "value": ""}}} if "session" in frame else {})).type == frame["type"]
+        assert (
+            BETA.validate_python(
+                frame
+                | (
+                    {"session": frame["session"] | {"client_secret": {"expires_at": 1, "value": ""}}}
+                    if "session" in frame
+                    else {}
+                )
+            ).type
+            == frame["type"]
+        )
 
 
 def test_vllm_trace_is_golden() -> None:
@@ -218,10 +233,18 @@ def test_held_sound_is_bounded() -> None:
         ("[]", "invalid_event", "An event is a JSON object"),
         ({"type": "boo"}, "unknown_event", "Unknown event type: boo"),
         ({"type": "session.update"}, "invalid_event", "Missing required field: model"),
-        ({"type": "session.update", "model": "gpt-4o-transcribe"}, "model_not_found", "The model `gpt-4o-transcribe` does not exist."),
+        (
+            {"type": "session.update", "model": "gpt-4o-transcribe"},
+            "model_not_found",
+            "The model `gpt-4o-transcribe` does not exist.",
+        ),
         ({"type": "session.update", "model": "default", "rollback_tokens": -1}, "invalid_event", None),
         ({"type": "session.update", "model": "default", "rollback_tokens": 1.5}, "invalid_event", None),
-        ({"type": "session.update", "model": "default", "language": "tlh"}, "invalid_event", "Unsupported language: tlh"),
+        (
+            {"type": "session.update", "model": "default", "language": "tlh"},
+            "invalid_event",
+            "Unsupported language: tlh",
+        ),
         ({"type": "session.update", "model": "default", "prompt": 5}, "invalid_event", "Invalid field: prompt"),
         ({"type": "input_audio_buffer.append", "audio": "%%%"}, "invalid_audio", "Invalid audio data"),
         ({"type": "input_audio_buffer.append", "audio": pcm(3)}, "invalid_audio", "Invalid audio data"),
@@ -252,7 +275,11 @@ def test_vllm_sound_without_a_model_is_refused(kind: str) -> None:
 
 
 def audio_input(**fields: Any) -> dict[str, Any]:
-    return {"type": "session.update", "session": {"type": "transcription", "audio": {"input": fields}}, "event_id": "e1"}
+    return {
+        "type": "session.update",
+        "session": {"type": "transcription", "audio": {"input": fields}},
+        "event_id": "e1",
+    }
 
 
 @pytest.mark.parametrize(
@@ -271,12 +298,24 @@ def audio_input(**fields: Any) -> dict[str, Any]:
         (audio_input(volume=1), "unknown_parameter", "session.audio.input.volume"),
         (audio_input(format={"type": "audio/mp3"}), "invalid_value", "session.audio.input.format"),
         (audio_input(format={"type": "audio/pcm", "rate": 7}), "invalid_value", "session.audio.input.format.rate"),
-        (audio_input(transcription={"model": "nonsense"}), "model_not_found", "session.audio.input.transcription.model"),
+        (
+            audio_input(transcription={"model": "nonsense"}),
+            "model_not_found",
+            "session.audio.input.transcription.model",
+        ),
         (audio_input(transcription={"language": "tlh"}), "invalid_value", "session.audio.input.transcription.language"),
         (audio_input(transcription="x"), "invalid_type", "session.audio.input.transcription"),
-        (audio_input(turn_detection={"type": "semantic_vad"}), "invalid_value", "session.audio.input.turn_detection.type"),
+        (
+            audio_input(turn_detection={"type": "semantic_vad"}),
+            "invalid_value",
+            "session.audio.input.turn_detection.type",
+        ),
         (audio_input(turn_detection={"threshold": 2}), "invalid_value", "session.audio.input.turn_detection.threshold"),
-        (audio_input(turn_detection={"threshold": True}), "invalid_type", "session.audio.input.turn_detection.threshold"),
+        (
+            audio_input(turn_detection={"threshold": True}),
+            "invalid_type",
+            "session.audio.input.turn_detection.threshold",
+        ),
         (audio_input(noise_reduction={"type": "x"}), "invalid_value", "session.audio.input.noise_reduction.type"),
         ({"type": "input_audio_buffer.append"}, "missing_required_parameter", "audio"),
         ({"type": "input_audio_buffer.append", "audio": 1}, "invalid_type", "audio"),
@@ -310,7 +349,16 @@ def test_an_empty_commit_says_how_much_there_was() -> None:
     assert "40.00ms" in answer["error"]["message"]
 
 
-@pytest.mark.parametrize(("name", "strict", "served"), [("gpt-realtime", False, True), ("whisper-1", False, True), ("whisper-1", True, False), ("default", True, True), ("tiny", False, False)])
+@pytest.mark.parametrize(
+    ("name", "strict", "served"),
+    [
+        ("gpt-realtime", False, True),
+        ("whisper-1", False, True),
+        ("whisper-1", True, False),
+        ("default", True, True),
+        ("tiny", False, False),
+    ],
+)
 def test_a_clients_own_model_name_is_served_unless_strict(name: str, strict: bool, served: bool) -> None:
     if served:
         assert frames(connect(strict, model=name))[0]["session"]["audio"]["input"]["transcription"]["model"] == name
@@ -326,14 +374,18 @@ def test_an_update_changes_what_it_names_and_echoes_everything() -> None:
     connection = connect(dialect="openai")
     frames(connection)
     connection.inputs()
-    (answer,) = tell(connection, **audio_input(turn_detection={"silence_duration_ms": 700}, noise_reduction={"type": "near_field"}))
+    (answer,) = tell(
+        connection, **audio_input(turn_detection={"silence_duration_ms": 700}, noise_reduction={"type": "near_field"})
+    )
     assert answer["session"]["audio"]["input"]["turn_detection"] == {
         "type": "server_vad",
         "threshold": 0.5,
         "prefix_padding_ms": 300,
         "silence_duration_ms": 700,
     }
-    (answer,) = tell(connection, **audio_input(turn_detection=None, transcription={"prompt": "Sintra", "keywords": ["Byron"]}))
+    (answer,) = tell(
+        connection, **audio_input(turn_detection=None, transcription={"prompt": "Sintra", "keywords": ["Byron"]})
+    )
     assert answer["session"]["audio"]["input"]["turn_detection"] is None
     assert answer["session"]["audio"]["input"]["noise_reduction"] == {"type": "near_field"}
     *_, last = connection.inputs()
@@ -344,7 +396,12 @@ def test_an_update_changes_what_it_names_and_echoes_everything() -> None:
 
 @pytest.mark.parametrize(
     ("form", "num_bytes", "seconds"),
-    [({"type": "audio/pcm", "rate": 24000}, 48000, 1.0), ({"type": "audio/pcm", "rate": 16000}, 32000, 1.0), ({"type": "audio/pcmu"}, 8000, 1.0), ({"type": "audio/pcma"}, 8000, 1.0)],
+    [
+        ({"type": "audio/pcm", "rate": 24000}, 48000, 1.0),
+        ({"type": "audio/pcm", "rate": 16000}, 32000, 1.0),
+        ({"type": "audio/pcmu"}, 8000, 1.0),
+        ({"type": "audio/pcma"}, 8000, 1.0),
+    ],
 )
 def test_every_format_arrives_at_the_models_rate(form: dict[str, Any], num_bytes: int, seconds: float) -> None:
     connection = connect(dialect="openai")
@@ -380,16 +437,49 @@ def test_items_are_one_a_turn_and_chained() -> None:
 # --- what no client may break -------------------------------------------------------------------------------------------
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
-json_values = st.recursive(scalars, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=8), c, max_size=3), max_leaves=8)
-names = st.sampled_from(["session.update", "transcription_session.update", "input_audio_buffer.append", "input_audio_buffer.commit", "input_audio_buffer.clear", "x"])
-keys = st.sampled_from(["type", "session", "audio", "model", "input", "format", "transcription", "turn_detection", "include", "final", "language", "threshold", "rate", "rollback_tokens", "input_audio_format", "event_id"])
+json_values = st.recursive(
+    scalars, lambda c: st.lists(c, max_size=3) | st.dictionaries(st.text(max_size=8), c, max_size=3), max_leaves=8
+)
+names = st.sampled_from(
+    [
+        "session.update",
+        "transcription_session.update",
+        "input_audio_buffer.append",
+        "input_audio_buffer.commit",
+        "input_audio_buffer.clear",
+        "x",
+    ]
+)
+keys = st.sampled_from(
+    [
+        "type",
+        "session",
+        "audio",
+        "model",
+        "input",
+        "format",
+        "transcription",
+        "turn_detection",
+        "include",
+        "final",
+        "language",
+        "threshold",
+        "rate",
+        "rollback_tokens",
+        "input_audio_format",
+        "event_id",
+    ]
+)
 trees = st.recursive(scalars, lambda c: st.dictionaries(keys, c, max_size=4) | st.lists(c, max_size=2), max_leaves=12)
 events = st.builds(lambda t, rest: {**rest, "type": t}, names, st.dictionaries(keys, trees, max_size=4))
 raw = st.one_of(st.binary(max_size=40), st.text(max_size=40), json_values.map(json.dumps), events.map(json.dumps))
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.sampled_from([{}, {"dialect": "vllm"}, {"dialect": "openai"}, {"beta": True}, {"model": "default"}]), st.lists(raw, max_size=8))
+@given(
+    st.sampled_from([{}, {"dialect": "vllm"}, {"dialect": "openai"}, {"beta": True}, {"model": "default"}]),
+    st.lists(raw, max_size=8),
+)
 def test_receive_never_raises_and_answers_parse(opening: dict[str, Any], data: list[str | bytes]) -> None:
     connection = connect(**opening)
     for item in data:

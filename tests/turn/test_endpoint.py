@@ -55,7 +55,9 @@ def test_flush_ends_an_open_turn_where_speech_ended() -> None:
 
 
 @given(st.lists(st.floats(0, 1), max_size=400), st.integers(0, 500), st.integers(32, 2000))
-def test_starts_and_stops_alternate_and_times_never_go_back(probabilities: list[float], prefix: int, silence: int) -> None:
+def test_starts_and_stops_alternate_and_times_never_go_back(
+    probabilities: list[float], prefix: int, silence: int
+) -> None:
     endpointer = Endpointer(0.5, prefix, silence)
     open_turn, last = False, 0
     for change in run(endpointer, probabilities) + endpointer.flush():

@@ -11,7 +11,6 @@ from importlib.metadata import version
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import common
-
 from RealtimeSTT import AudioToTextRecorder
 
 GRACE = 0.6  # seconds of silence after the clip before "nothing going on" is believed
@@ -26,7 +25,7 @@ class Session:
         self.events = []
         self.marks = []
         self.stable = ""
-        self.stops = 0   # recordings ended
+        self.stops = 0  # recordings ended
         self.finals = 0  # final texts given
         self.error = None
         options = dict(
@@ -59,14 +58,22 @@ class Session:
 
     def settings(self):
         r = self.recorder
-        s = {k: v for k, v in self.options.items()
-             if k not in ("model", "realtime_model_type")}
+        s = {k: v for k, v in self.options.items() if k not in ("model", "realtime_model_type")}
         s["realtime_model"] = "same folder, loaded a second time"
-        for name in ("post_speech_silence_duration", "deactivity_silence_confirmation_duration",
-                     "realtime_processing_pause", "init_realtime_after_seconds",
-                     "pre_recording_buffer_duration", "min_length_of_recording",
-                     "silero_sensitivity", "webrtc_sensitivity", "silero_deactivity_detection",
-                     "faster_whisper_vad_filter", "batch_size", "realtime_batch_size"):
+        for name in (
+            "post_speech_silence_duration",
+            "deactivity_silence_confirmation_duration",
+            "realtime_processing_pause",
+            "init_realtime_after_seconds",
+            "pre_recording_buffer_duration",
+            "min_length_of_recording",
+            "silero_sensitivity",
+            "webrtc_sensitivity",
+            "silero_deactivity_detection",
+            "faster_whisper_vad_filter",
+            "batch_size",
+            "realtime_batch_size",
+        ):
             s[name] = getattr(r, name)
         s["silero_backend"] = r.silero_vad_model.backend
         return s
@@ -91,8 +98,7 @@ class Session:
     def on_update(self, text):
         with self.lock:
             if self.clock is not None:
-                self.events.append(common.event(self.clock.now(), "partial", text,
-                                                stable=common.one_line(self.stable)))
+                self.events.append(common.event(self.clock.now(), "partial", text, stable=common.one_line(self.stable)))
 
     def on_stop(self):
         with self.lock:
@@ -139,10 +145,15 @@ class Session:
             time.sleep(0.02)
         with self.lock:
             self.clock = None
-            return {"id": clip["id"], "seconds": round(seconds, 3),
-                    "streamed_s": round(k * common.CHUNK / common.RATE, 3),
-                    "gave_up": gave_up, "worst_late_s": round(clock.worst_late, 3),
-                    "events": self.events, "marks": self.marks}
+            return {
+                "id": clip["id"],
+                "seconds": round(seconds, 3),
+                "streamed_s": round(k * common.CHUNK / common.RATE, 3),
+                "gave_up": gave_up,
+                "worst_late_s": round(clock.worst_late, 3),
+                "events": self.events,
+                "marks": self.marks,
+            }
 
     def close(self):
         with self.lock:
@@ -152,14 +163,16 @@ class Session:
 
 def main():
     p = common.parser(__doc__)
-    p.add_argument("--silence", type=float, default=None,
-                   help="post_speech_silence_duration in seconds (default: the peer's own)")
+    p.add_argument(
+        "--silence", type=float, default=None, help="post_speech_silence_duration in seconds (default: the peer's own)"
+    )
     p.add_argument("--beam", type=int, default=1)
     args = p.parse_args()
     clips = common.load_clips(args.clips)
     session = Session(args)
-    result = common.Result("RealtimeSTT", version("realtimestt"),
-                           dict(session.settings(), trail=args.trail), args.model)
+    result = common.Result(
+        "RealtimeSTT", version("realtimestt"), dict(session.settings(), trail=args.trail), args.model
+    )
     for clip in clips:
         result.add(session.play(clip, args.trail))
     result.write(args.out)

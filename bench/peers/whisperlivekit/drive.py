@@ -14,7 +14,6 @@ import numpy as np
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 import common
-
 from whisperlivekit import AudioProcessor, TranscriptionEngine
 from whisperlivekit.local_agreement import whisper_online
 
@@ -97,23 +96,45 @@ async def play(engine, clip, trail, eos):
             i -= 1
         while j > 0 and states[j - 1][2] == states[-1][2]:
             j -= 1
-        final = common.event(states[i][0], "final", states[-1][1],
-                             shown_t=round(states[j][0], 3), after_eos=states[i][0] > eos_t)
+        final = common.event(
+            states[i][0], "final", states[-1][1], shown_t=round(states[j][0], 3), after_eos=states[i][0] > eos_t
+        )
         events.insert(i + 1, final)
-    return {"id": clip["id"], "seconds": round(seconds, 3),
-            "streamed_s": round(k * common.CHUNK / common.RATE, 3), "eos_t": round(eos_t, 3),
-            "gave_up": not done, "worst_late_s": round(clock.worst_late, 3), "events": events}
+    return {
+        "id": clip["id"],
+        "seconds": round(seconds, 3),
+        "streamed_s": round(k * common.CHUNK / common.RATE, 3),
+        "eos_t": round(eos_t, 3),
+        "gave_up": not done,
+        "worst_late_s": round(clock.worst_late, 3),
+        "events": events,
+    }
 
 
 async def run(args, engine):
     asr = engine.asr
-    names = ("backend_policy", "backend", "lan", "pcm_input", "vac", "vac_chunk_size",
-             "min_chunk_size", "asr_coalesce_min_s", "buffer_trimming", "buffer_trimming_sec",
-             "confidence_validation", "pause_segmentation_seconds")
+    names = (
+        "backend_policy",
+        "backend",
+        "lan",
+        "pcm_input",
+        "vac",
+        "vac_chunk_size",
+        "min_chunk_size",
+        "asr_coalesce_min_s",
+        "buffer_trimming",
+        "buffer_trimming_sec",
+        "confidence_validation",
+        "pause_segmentation_seconds",
+    )
     settings = {n: getattr(engine.args, n) for n in names}
-    settings.update(compute_type=asr.model.model.compute_type, beam_size=args.beam or 5,
-                    vac_model="onnx" if engine.vac_session else "jit",
-                    eos=args.eos, trail=args.trail)
+    settings.update(
+        compute_type=asr.model.model.compute_type,
+        beam_size=args.beam or 5,
+        vac_model="onnx" if engine.vac_session else "jit",
+        eos=args.eos,
+        trail=args.trail,
+    )
     result = common.Result("WhisperLiveKit", version("whisperlivekit"), settings, args.model)
     for clip in common.load_clips(args.clips):
         result.add(await play(engine, clip, args.trail, args.eos))
@@ -122,11 +143,15 @@ async def run(args, engine):
 
 def main():
     p = common.parser(__doc__)
-    p.add_argument("--beam", type=int, default=0,
-                   help="beam size forced on the model (default 0: the peer's own fixed 5)")
-    p.add_argument("--eos", choices=("trail", "clip"), default="trail",
-                   help="send the end of the stream after the trailing silence (default) "
-                        "or right after the clip's last sample")
+    p.add_argument(
+        "--beam", type=int, default=0, help="beam size forced on the model (default 0: the peer's own fixed 5)"
+    )
+    p.add_argument(
+        "--eos",
+        choices=("trail", "clip"),
+        default="trail",
+        help="send the end of the stream after the trailing silence (default) or right after the clip's last sample",
+    )
     p.add_argument("--verbose", action="store_true", help="keep the peer's log")
     args = p.parse_args()
     if not args.verbose:

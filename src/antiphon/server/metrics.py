@@ -21,7 +21,9 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.sessions = Gauge("antiphon_sessions", "Live sessions.", ["dialect"], registry=self.registry)
-        self.sessions_started = Counter("antiphon_sessions_started", "Sessions begun.", ["dialect"], registry=self.registry)
+        self.sessions_started = Counter(
+            "antiphon_sessions_started", "Sessions begun.", ["dialect"], registry=self.registry
+        )
         self.refused = Counter("antiphon_refused", "Sessions and requests refused.", ["reason"], registry=self.registry)
         self.audio_s = Counter(
             "antiphon_audio_seconds", "Audio received, in seconds.", ["kind"], registry=self.registry

@@ -1,0 +1,117 @@
+"""A transcriber and a detector that follow a script: real sessions without a model, deterministic to the sample.
+
+The sound itself carries the script. A sample's value is a word's number (x 0.001) while the word is spoken, 0 in silence:
+what is transcribed is what was in the window, so lost, doubled or misplaced sound shows as wrong words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+import anyio
+import numpy as np
+
+from antiphon.adapters.base import (
+    FileInfo,
+    FileOptions,
+    Hypothesis,
+    Piece,
+    Segment,
+    TranscriberProfile,
+    Window,
+)
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.errors import ModelError
+from antiphon.events import Word
+from tests.test_transcript import PROFILE
+
+FRAME = 512
+WORD_SAMPLES = 10 * FRAME
+
+
+def speech(first: int, count: int, silence_frames: int = 0) -> Pcm:
+    """Words number `first` on, 320 ms each, then silence."""
+    words = np.repeat(np.arange(first, first + count), WORD_SAMPLES).astype(np.float32) * 0.001
+    return np.concatenate((words, np.zeros(silence_frames * FRAME, np.float32)))
+
+
+def text(first: int, count: int) -> str:
+    return " ".join(f"w{n}" for n in range(first, first + count))
+
+
+def heard(pcm: Pcm) -> list[tuple[int, int, int]]:
+    """(word, first sample, end) in a window."""
+    numbers = np.rint(pcm * 1000).astype(int)
+    edges = np.flatnonzero(np.diff(numbers)) + 1
+    spans = zip([0, *edges], [*edges, len(numbers)], strict=True)
+    return [(int(numbers[a]), int(a), int(b)) for a, b in spans if b > a and numbers[a]]
+
+
+class ScriptedTranscriber:
+    """`fail`: raises on windows that hold this word. `gate`: awaited before each decode."""
+
+    def __init__(self, fail: int | None = None, gate: Callable[[Window], object] | None = None) -> None:
+        self.fail = fail
+        self.gate = gate
+        self.windows: list[Window] = []
+        self.longest_s = 0.0
+        self.running = 0
+        self._profile = replace(PROFILE, first_agreement_s=0.6)
+
+    @property
+    def profile(self) -> TranscriberProfile:
+        return self._profile
+
+    def busy(self) -> bool:
+        return False
+
+    async def decode(self, window: Window) -> Hypothesis:
+        self.windows.append(window)
+        self.longest_s = max(self.longest_s, len(window.pcm) / SAMPLE_RATE_HZ)
+        self.running += 1
+        try:
+            if self.gate:
+                result = self.gate(window)
+                if isinstance(result, anyio.Event):
+                    await result.wait()
+            await anyio.lowlevel.checkpoint()
+        finally:
+            self.running -= 1
+        spans = heard(window.pcm)
+        if self.fail in [n for n, *_ in spans]:
+            raise ModelError("scripted failure")
+        # A word of which less than half is in the window is not recognized, as with a real model.
+        whole = [s for s in spans if s[2] - s[1] >= WORD_SAMPLES // 2]
+        pieces = tuple(Piece(f" w{n}", (n,), 1.0) for n, *_ in whole if n not in window.prefix)
+        words = (
+            tuple(Word(f"w{n}", a / SAMPLE_RATE_HZ, b / SAMPLE_RATE_HZ, 1.0) for n, a, b in whole)
+            if window.words
+            else ()
+        )
+        return Hypothesis(pieces, "en", 1.0, True, 4, len(pieces), words)
+
+    async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
+        yield FileInfo("en", len(pcm) / SAMPLE_RATE_HZ)
+
+
+class ScriptedStream:
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._rest = np.zeros(0, np.float32)
+
+    async def feed(self, pcm: Pcm) -> list[float]:
+        pcm = np.concatenate((self._rest, pcm))
+        whole = len(pcm) // FRAME * FRAME
+        self._rest = pcm[whole:]
+        await anyio.lowlevel.checkpoint()
+        return [0.9 if f.any() else 0.0 for f in pcm[:whole].reshape(-1, FRAME)]
+
+
+class ScriptedDetector:
+    frame_samples = FRAME
+
+    def open(self) -> ScriptedStream:
+        return ScriptedStream()

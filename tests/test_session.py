@@ -1,0 +1,260 @@
+"""The session over a scripted transcriber: order, back-pressure, failure, cancellation, hours of sound."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import anyio
+import numpy as np
+import pytest
+
+from antiphon.adapters.base import Window
+from antiphon.audio import Pcm
+from antiphon.errors import Refused
+from antiphon.events import (
+    AudioAppended,
+    AudioCleared,
+    AudioCommitted,
+    CommitRefused,
+    Configured,
+    Input,
+    Output,
+    ServerVad,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptFailed,
+    TranscriptionConfig,
+    TurnCleared,
+    TurnCommitted,
+)
+from antiphon.inbox import Inbox
+from antiphon.session import TranscriptionSession
+from tests.scripted import FRAME, WORD_SAMPLES, ScriptedDetector, ScriptedTranscriber, speech, text
+
+VAD = ServerVad(0.5, 96, 192)
+
+
+def play(
+    inputs: list[Input],
+    turn: ServerVad | None = None,
+    transcriber: ScriptedTranscriber | None = None,
+    min_commit_ms: int = 0,
+) -> list[Output]:
+    """All inputs, then the end; what came out."""
+    out: list[Output] = []
+
+    async def main() -> None:
+        async def emit(output: Output) -> None:
+            out.append(output)
+
+        inbox = Inbox(3600)
+        session = TranscriptionSession(
+            TranscriptionConfig(turn=turn, words=True),
+            transcriber or ScriptedTranscriber(),
+            ScriptedDetector(),
+            inbox,
+            emit,
+            min_commit_ms=min_commit_ms,
+        )
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run)
+            for item in inputs:
+                await inbox.put(item)
+                # Let the session keep up, as it does with live sound.
+                for _ in range(12):
+                    await anyio.lowlevel.checkpoint()
+            inbox.close()
+
+    anyio.run(main)
+    return out
+
+
+def chunks(pcm: Pcm, size: int = 1600) -> list[Input]:
+    return [AudioAppended(pcm[i : i + size]) for i in range(0, len(pcm), size)]
+
+
+def done(out: list[Output]) -> list[TranscriptDone]:
+    return [o for o in out if isinstance(o, TranscriptDone)]
+
+
+def joined(out: list[Output], turn: int) -> str:
+    return "".join(o.text for o in out if isinstance(o, TranscriptDelta) and o.turn == turn)
+
+
+def test_a_turn_in_order() -> None:
+    out = play(chunks(speech(1, 12, 30)), VAD)
+    kinds = [type(o) for o in out if not isinstance(o, TranscriptDelta)]
+    assert kinds == [SpeechStarted, SpeechStopped, TurnCommitted, TranscriptDone]
+    (final,) = done(out)
+    assert final.text == text(1, 12)
+    assert final.streamed == joined(out, 0) == text(1, 12)
+    first_delta = next(i for i, o in enumerate(out) if isinstance(o, TranscriptDelta))
+    assert first_delta < next(i for i, o in enumerate(out) if isinstance(o, SpeechStopped))
+
+
+def test_word_times_are_the_sessions() -> None:
+    out = play(chunks(np.concatenate((speech(1, 0, 40), speech(1, 3, 30), speech(4, 3, 30)))), VAD)
+    words = [w for o in done(out) for w in o.words]
+    assert [w.text for w in words] == text(1, 6).split()
+    for k, word in enumerate(words):
+        begin = (40 * FRAME + k * WORD_SAMPLES + (30 * FRAME if k > 2 else 0)) / 16000
+        assert word.start_s == pytest.approx(begin, abs=1e-3)
+        assert word.end_s == pytest.approx(begin + WORD_SAMPLES / 16000, abs=1e-3)
+
+
+def test_turns_that_follow_at_once_share_a_window_and_no_word_comes_twice() -> None:
+    transcriber = ScriptedTranscriber()
+    pcm = np.concatenate([speech(1 + 4 * k, 4, 9) for k in range(3)] + [speech(0, 0, 40)])
+    out = play(chunks(pcm), VAD, transcriber)
+    assert [o.text for o in done(out)] == [text(1, 4), text(5, 4), text(9, 4)]
+    assert [o.streamed for o in done(out)] == [text(1, 4), text(5, 4), text(9, 4)]
+    assert any(len(w.pcm) > 9 * WORD_SAMPLES for w in transcriber.windows)
+
+
+def test_a_commit_ends_the_turn_wherever_it_is() -> None:
+    out = play([*chunks(speech(1, 5)), AudioCommitted(), *chunks(speech(6, 5, 60)), AudioCommitted(), AudioCommitted()])
+    assert [o.text for o in done(out)] == [text(1, 5), text(6, 5), ""]
+    assert [o.turn for o in done(out)] == [0, 1, 2]
+
+
+def test_a_commit_that_is_not_final_ends_nothing() -> None:
+    out = play(
+        [
+            AudioCommitted(final=False),
+            *chunks(speech(1, 5)),
+            AudioCommitted(final=False),
+            *chunks(speech(6, 5)),
+            AudioCommitted(),
+        ]
+    )
+    assert [o.text for o in done(out)] == [text(1, 10)]
+
+
+def test_too_little_for_a_commit() -> None:
+    out = play([*chunks(np.zeros(1599, np.float32)), AudioCommitted()], min_commit_ms=100)
+    assert out == [CommitRefused(99, 100)]
+
+
+def test_clear_throws_away_what_was_not_committed() -> None:
+    out = play([*chunks(speech(1, 8)), AudioCleared(), *chunks(speech(9, 4, 30))], VAD)
+    assert TurnCleared() in out
+    assert [o.text for o in done(out)] == [text(9, 4)]
+
+
+def test_an_open_turn_is_finished_when_the_inbox_closes() -> None:
+    assert [o.text for o in done(play(chunks(speech(1, 6)), VAD))] == [text(1, 6)]
+
+
+def test_silence_has_no_words_and_no_decodes() -> None:
+    transcriber = ScriptedTranscriber()
+    assert play(chunks(np.zeros(16000 * 60, np.float32)), VAD, transcriber) == []
+    assert transcriber.windows == []
+
+
+def test_speech_without_a_pause_is_cut_between_words_and_none_is_lost() -> None:
+    transcriber = ScriptedTranscriber()
+    out = play([*chunks(speech(1, 400)), AudioCommitted()], None, transcriber)
+    (final,) = done(out)
+    assert final.text == final.streamed == text(1, 400)
+    assert transcriber.longest_s < transcriber.profile.max_window_s + 5
+
+
+def test_a_file_faster_than_decoding_is_slowed_and_complete() -> None:
+    pcm = np.concatenate([speech(1 + 20 * k, 20, 40) for k in range(20)])
+    assert [o.text for o in done(play([AudioAppended(pcm)], VAD))] == [text(1 + 20 * k, 20) for k in range(20)]
+
+
+def test_a_failed_window_fails_its_turn_only() -> None:
+    out = play(chunks(np.concatenate([speech(1 + 4 * k, 4, 40) for k in range(3)])), VAD, ScriptedTranscriber(fail=6))
+    assert [type(o) for o in out if isinstance(o, TranscriptDone | TranscriptFailed)] == [
+        TranscriptDone,
+        TranscriptFailed,
+        TranscriptDone,
+    ]
+    assert [o.text for o in done(out)] == [text(1, 4), text(9, 4)]
+
+
+def test_a_changed_configuration_ends_no_session() -> None:
+    pcm = speech(1, 6, 30)
+    out = play([*chunks(pcm), Configured(TranscriptionConfig(turn=None)), *chunks(speech(7, 6)), AudioCommitted()], VAD)
+    assert [o.text for o in done(out)] == [text(1, 6), text(7, 6)]
+
+
+def test_hours_cost_the_same_per_second_and_hold_no_more() -> None:
+    """Two hours in one session: the windows of the last minutes are no longer than those of the first."""
+    transcriber = ScriptedTranscriber()
+    sizes: list[int] = []
+
+    async def main() -> None:
+        async def emit(_: Output) -> None:
+            return
+
+        inbox = Inbox(60)
+        session = TranscriptionSession(TranscriptionConfig(turn=VAD), transcriber, ScriptedDetector(), inbox, emit)
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run)
+            for minute in range(120):
+                await inbox.put(AudioAppended(np.tile(speech(1, 25, 125), 5)))
+                sizes.append(len(session._segmenter._tape) + len(session._turns) + len(session._ended))
+                del minute
+            inbox.close()
+
+    anyio.run(main)
+    tenth = len(transcriber.windows) // 10
+    first = sum(len(w.pcm) for w in transcriber.windows[:tenth])
+    last = sum(len(w.pcm) for w in transcriber.windows[-tenth:])
+    assert last <= first * 1.1
+    assert max(sizes) < 40 * 16000
+
+
+def test_a_client_that_vanishes_mid_word_leaves_nothing() -> None:
+    gates: list[anyio.Event] = []
+
+    def gate(_: Window) -> anyio.Event:
+        gates.append(anyio.Event())
+        return gates[-1]
+
+    async def main() -> weakref.ref[TranscriptionSession]:
+        transcriber = ScriptedTranscriber(gate=gate)
+
+        async def emit(_: Output) -> None:
+            return
+
+        inbox = Inbox(60)
+        session = TranscriptionSession(TranscriptionConfig(turn=VAD), transcriber, ScriptedDetector(), inbox, emit)
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run)
+            await inbox.put(AudioAppended(speech(1, 3)))
+            with anyio.fail_after(5):
+                while not transcriber.running:
+                    await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+        assert transcriber.running == 0
+        return weakref.ref(session)
+
+    session = anyio.run(main)
+    gc.collect()
+    assert session() is None
+
+
+def test_a_full_inbox_waits_or_refuses() -> None:
+    async def main() -> None:
+        block = Inbox(1.0)
+        await block.put(AudioAppended(np.zeros(16000, np.float32)))
+        with anyio.move_on_after(0.01) as scope:
+            await block.put(AudioCommitted())
+        assert scope.cancelled_caught
+        assert await block.get() is not None
+        await block.put(AudioCommitted())
+        live = Inbox(1.0, live=True)
+        await live.put(AudioAppended(np.zeros(16000, np.float32)))
+        with pytest.raises(Refused):
+            await live.put(AudioCommitted())
+        live.close()
+        assert await live.get() is not None
+        assert await live.get() is None
+
+    anyio.run(main)
