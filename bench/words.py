@@ -15,7 +15,28 @@ SPELLINGS = {
     "centre": "center", "grey": "gray", "mould": "mold", "theatre": "theater", "travelled": "traveled",
     "counsellor": "counselor", "licence": "license", "defence": "defense", "to-day": "today",
 }  # fmt: skip
-ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"]
+ONES = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
 TENS = ["-", "-", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 UNSPACED = ("zh", "ja", "ko", "yue")
 

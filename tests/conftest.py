@@ -90,9 +90,10 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
     yield start
     for process in started:
-        if process.popen.poll() is None:
-            process.terminate()
-            assert process.popen.wait(30) == 0
+        with process.popen:
+            if process.popen.poll() is None:
+                process.terminate()
+                assert process.popen.wait(30) == 0
         text = process.log.read_text()
         assert "Traceback" not in text, text
         assert " ERROR " not in text, text

@@ -87,25 +87,26 @@ def test_the_final_adds_what_was_not_sent() -> None:
     text = WindowText(PROFILE)
     text.offer(hypothesis("so they say"), 1.0)
     text.offer(hypothesis("so they say"), 2.0)
-    assert text.finish(hypothesis("So they said it.")) == (" said it.", 0)
+    assert text.finish(hypothesis("So they said it.")) == (" said it.", pieces("So they said it."))
 
 
 def test_the_final_may_think_better_of_a_sent_word_without_sending_it_twice() -> None:
     text = WindowText(PROFILE)
     text.offer(hypothesis("desire and they say now"), 1.0)
     assert text.offer(hypothesis("desire and they say now"), 2.0) == " desire and they say"
-    assert text.finish(hypothesis("There's iron and they say in all our blood.")) == (" in all our blood.", 0)
+    final = "There's iron and they say in all our blood."
+    assert text.finish(hypothesis(final)) == (" in all our blood.", pieces(final))
 
 
 def test_a_final_that_was_not_heard_is_dropped() -> None:
     text = WindowText(PROFILE)
-    assert text.finish(hypothesis("Thanks for watching!", heard=False)) == ("", 3)
+    assert text.finish(hypothesis("Thanks for watching!", heard=False)) == ("", ())
 
 
 def test_the_base_is_forced_and_never_sent_again() -> None:
     text = WindowText(PROFILE, base=pieces("we went there"))
     assert text.prefix == tuple(t for p in pieces("we went there") for t in p.tokens)
-    assert text.finish(hypothesis("We meant there, and go on.")) == (" and go on.", 3)
+    assert text.finish(hypothesis("and go on."))[0] == " and go on."
 
 
 def test_words_are_compared_by_letters() -> None:
@@ -125,8 +126,8 @@ def test_nothing_sent_is_ever_taken_back(partials: list[list[str]], final: list[
         sent += text.offer(hypothesis(" ".join(partial)), i * 0.5)
         assert "".join(p.text for p in text.sent) == sent
         assert text.prefix == tuple(t for p in text.sent for t in p.tokens)
-    delta, begin = text.finish(hypothesis(" ".join(final)))
+    delta, kept = text.finish(hypothesis(" ".join(final)))
     assert "".join(p.text for p in text.sent) == sent + delta
-    assert begin == 0
+    assert [p.text.strip() for p in kept] == final
     if not sent:
         assert delta.split() == final

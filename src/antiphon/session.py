@@ -45,15 +45,16 @@ from antiphon.events import (
 )
 from antiphon.inbox import Inbox
 from antiphon.transcript import WindowText, tuned
-from antiphon.turn.segmenter import OpenWindow, Segmenter, Step, TurnEnded, WindowEnded
+from antiphon.turn.segmenter import MARGIN, OpenWindow, Segmenter, Step, TurnEnded, WindowEnded
 
 log = logging.getLogger(__name__)
 
 # Listening may be this far ahead of decoding before it stops taking sound (a file comes faster than it is decoded).
 MAX_WAITING_WINDOWS = 2
 WINDOW_OVERRUN_S = 4.0
-# A pause is taken for a possible end after three frames of silence: shorter ones are inside words.
-SPECULATE_AFTER_S = 0.096
+# A pause may be the end once the window has the margin of silence a final is decoded with: sooner, and the last
+# consonants of the last word are cut off ("cray" for "crayfish").
+SPECULATE_AFTER_S = MARGIN / SAMPLE_RATE_HZ
 # What is kept of a refusal's wait, so that a full lane is asked again soon.
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
@@ -299,16 +300,15 @@ class TranscriptionSession:
     async def _settle(self, window: OpenWindow, text: WindowText, final: Hypothesis) -> None:
         """Take a window's final: its last delta, its words, its tokens as context of the next."""
         turn = self._turn(window.turn)
-        delta, begin = text.finish(final)
-        pieces = final.pieces[begin:]
+        delta, pieces = text.finish(final)
         whole = "".join(p.text for p in pieces)
         turn.text += whole
         turn.language = final.language if pieces else turn.language
         turn.prompt_tokens += final.prompt_tokens
         turn.completion_tokens += final.completion_tokens
         shift_s = window.start / SAMPLE_RATE_HZ
-        turn.words += [Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability) for w in final.words[begin:]]
-        self._last_pieces = final.pieces if final.heard else text.base
+        turn.words += [Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability) for w in final.words]
+        self._last_pieces = (*text.base, *pieces)
         # Bound: the adapter takes the last `context_tokens` of this; a token has at most a dozen characters.
         self._context = (self._context + whole)[-12 * max(1, self._profile.context_tokens) :]
         await self._send(window.turn, delta)
@@ -333,7 +333,7 @@ class TranscriptionSession:
     def _window(self, text: WindowText, pcm: Pcm, *, final: bool, words: bool = False) -> Window:
         return Window(
             pcm,
-            prefix=() if final else text.prefix,
+            prefix=text.base_tokens if final else text.prefix,
             context=self._context if self._profile.context_tokens else "",
             prompt=self.config.prompt,
             language=self.config.language,
@@ -404,7 +404,7 @@ class TranscriptionSession:
             final = None
         if self._segmenter.window is not window:
             return
-        keep = _words_to_settle(final, len(text.base) + len(text.sent), len(pcm) / SAMPLE_RATE_HZ) if final else 0
+        keep = _words_to_settle(final, len(text.sent), len(pcm) / SAMPLE_RATE_HZ) if final else 0
         if final is None or not keep:
             self._segmenter.cut(window.start + len(pcm))
             return

@@ -69,7 +69,12 @@ class WindowText:
     @property
     def prefix(self) -> tuple[int, ...]:
         """Tokens the next partial must begin with: the base and all that was sent."""
-        return tuple(t for p in (*self.base, *self.sent) for t in p.tokens)
+        return self.base_tokens + tuple(t for p in self.sent for t in p.tokens)
+
+    @property
+    def base_tokens(self) -> tuple[int, ...]:
+        """Tokens the final must begin with."""
+        return tuple(t for p in self.base for t in p.tokens)
 
     @property
     def untouched(self) -> bool:
@@ -91,16 +96,12 @@ class WindowText:
         del self._candidates[:stable]
         return "".join(p.text for p in pieces[:stable])
 
-    def finish(self, final: Hypothesis) -> tuple[str, int]:
-        """The final hypothesis of the whole window, bound to nothing. Returns the last delta, and how many of its
-
-        pieces belong to the base: the rest are this turn's.
-        """
-        begin = end_of(self.base, final.pieces) if final.heard else len(final.pieces)
-        pieces = final.pieces[begin:]
+    def finish(self, final: Hypothesis) -> tuple[str, tuple[Piece, ...]]:
+        """The final hypothesis, bound to the base but not to what was sent. Returns the last delta and its pieces."""
+        pieces = final.pieces if final.heard else ()
         tail = pieces[end_of(self.sent, pieces) :]
         self.sent += tail
-        return "".join(p.text for p in tail), begin
+        return "".join(p.text for p in tail), pieces
 
     def _stand(self, pieces: Sequence[Piece], audio_s: float) -> None:
         words = [spoken(p.text) for p in pieces]

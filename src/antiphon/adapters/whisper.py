@@ -44,10 +44,11 @@ SAMPLES_PER_FRAME = 160
 MAX_FRAMES = 3000
 # Whisper's scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-# Tokens a second of speech, generously; English speech has about 3.5.
-TOKENS_PER_S = {"en": 7.0}
+# Tokens a second of speech, generously; English speech has about 4.
+TOKENS_PER_S = {"en": 6.0}
 OTHER_TOKENS_PER_S = 14.0
 SPARE_TOKENS = 8
+SPARE_PARTIAL_TOKENS = 2
 # Both must hold before a window counts as noise; the first is OpenAI's threshold (whisper/transcribe.py).
 NO_SPEECH = 0.6
 NO_SPEECH_LOGPROB = -0.8
@@ -107,8 +108,8 @@ class WhisperTranscriber:
             rollback_tokens=1,
             min_probability=0.3,
             unfixed_chunks=0,
-            pause_s=1.5,
-            long_s=12.0,
+            pause_s=0.8,
+            long_s=10.0,
             long_pause_s=0.3,
             max_window_s=22.0,
             context_tokens=0,
@@ -246,7 +247,9 @@ class WhisperTranscriber:
         return out[-MAX_PROMPT_TOKENS:]
 
     def _token_cap(self, window: Window, language: str) -> int:
-        cap = int(len(window.pcm) / SAMPLE_RATE_HZ * TOKENS_PER_S.get(language, OTHER_TOKENS_PER_S)) + SPARE_TOKENS
+        # A partial of a second of sound otherwise says its two words again and again up to the cap.
+        spare = SPARE_TOKENS if window.final else SPARE_PARTIAL_TOKENS
+        cap = int(len(window.pcm) / SAMPLE_RATE_HZ * TOKENS_PER_S.get(language, OTHER_TOKENS_PER_S)) + spare
         return min(max(1, cap - len(window.prefix)), window.max_tokens or self._profile.max_tokens)
 
     def _tokenizer(self, language: str) -> Tokenizer:

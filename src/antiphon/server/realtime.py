@@ -224,8 +224,7 @@ class _Connection:
     async def _wind_up(self) -> None:
         await self._flush()
         if self._session is None:
-            assert self._ending is not None
-            await self._send.send(_End(self._end_code, self._ending.code))
+            await self._send.send(_End(self._end_code, self._ending.code if self._ending else ""))
             return
         # The session transcribes what it has, and its end is the connection's.
         self._inbox.close()

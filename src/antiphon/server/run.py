@@ -23,6 +23,8 @@ from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 
 log = logging.getLogger(__name__)
+# uvicorn 0.54 logs this error after every upgrade that was answered with an HTTP status, as a 401 has to be.
+FALSE_ALARM = "ASGI callable returned without completing handshake."
 # Frames above the limit get an answer up to this; beyond it the connection is closed with 1009.
 HARD_FRAME_FACTOR = 2
 
@@ -54,6 +56,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
     Raises SettingsError, StoreError, ModelError before or while loading.
     """
     check_exposure(settings)
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != FALSE_ALARM)
     server = settings.server
     metrics = Metrics()
     state = ServerState(settings, metrics, started_s=int(time.time()))

@@ -1,0 +1,379 @@
+"""What clients do wrong, and what the server does about it: nobody else notices and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import signal
+import socket
+import time
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+import websockets
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from antiphon.settings import AudioSettings
+from tests.conftest import Process, Recording, Serve
+from tests.server.clients import b64, connect, vllm
+
+LIMIT_S = 60
+
+
+async def idle(server: Process) -> None:
+    """Wait until the server holds no session and its lanes no job."""
+    async with httpx.AsyncClient() as client:
+        for _ in range(LIMIT_S * 20):
+            text = (await client.get(f"{server.url}/metrics")).text
+            busy = [
+                line
+                for line in text.splitlines()
+                if line.startswith(("antiphon_sessions{", "antiphon_queue_jobs", "antiphon_running_jobs"))
+                and not line.endswith(" 0.0")
+            ]
+            if not busy:
+                return
+            await asyncio.sleep(0.05)
+    raise AssertionError(busy)
+
+
+def test_every_bad_frame_gets_its_error_and_the_session_goes_on(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
+    bad: list[tuple[str, str]] = [
+        ("{", "invalid_json"),
+        (json.dumps({"type": "boo"}), "unknown_event"),
+        (json.dumps({"type": "session.update", "model": "nonsense"}), "model_not_found"),
+        (json.dumps({"type": "input_audio_buffer.append", "audio": "%"}), "invalid_audio"),
+        (json.dumps({"type": "input_audio_buffer.append", "audio": "AAAA"}), "invalid_audio"),
+        (json.dumps({"type": "input_audio_buffer.append", "audio": "hello, can you hear me"}), "invalid_audio"),
+        (
+            json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(30 << 20)).decode()})[
+                : 30 << 20
+            ],
+            "invalid_audio",
+        ),
+    ]
+
+    async def main() -> str:
+        async with connect(server.ws, "?dialect=vllm") as wire:
+            await wire.say("input_audio_buffer.append", audio=b64(np.zeros(160, np.float32)))
+            assert (await wire.until("error"))["code"] == "model_not_validated"
+            await wire.say("session.update", model="default")
+            for frame, code in bad:
+                await wire.socket.send(frame)
+                assert (await wire.until("error"))["code"] == code
+            return await vllm(wire, recordings["lj-LJ001-0008"].pcm)
+
+    assert "surpassed" in asyncio.run(main())
+
+
+def test_a_frame_far_over_the_limit_closes_with_1009(server: Process) -> None:
+    async def main() -> int:
+        async with connect(server.ws) as wire:
+            with pytest.raises(ConnectionClosed) as closed:
+                await wire.socket.send("x" * (AudioSettings().max_frame_bytes * 2 + 1))
+                while True:
+                    await wire.read()
+            assert closed.value.rcvd is not None
+            return closed.value.rcvd.code
+
+    assert asyncio.run(main()) == 1009
+
+
+def test_an_unknown_model_in_the_url_is_said_and_closed(server: Process) -> None:
+    async def main() -> tuple[dict[str, Any], int]:
+        async with connect(server.ws, "?model=nonsense") as wire:
+            answer = await wire.read()
+            with pytest.raises(ConnectionClosed) as closed:
+                await wire.read()
+            assert closed.value.rcvd is not None
+            return answer, closed.value.rcvd.code
+
+    answer, code = asyncio.run(main())
+    assert answer["error"]["code"] == "model_not_found"
+    assert code == 1008
+
+
+def test_a_file_ten_times_faster_than_real_time_is_slowed_and_nothing_is_lost(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
+    one = recordings["lj-LJ001-0008"]
+    pcm = np.tile(np.concatenate((one.pcm, np.zeros(8000, np.float32))), 30)
+
+    async def main() -> tuple[int, float]:
+        async with connect(server.ws, "?intent=transcription") as wire:
+            await wire.say(
+                "session.update",
+                session={
+                    "type": "transcription",
+                    "audio": {
+                        "input": {
+                            "format": {"type": "audio/pcm", "rate": 16000},
+                            "turn_detection": {"silence_duration_ms": 400},
+                        }
+                    },
+                },
+            )
+
+            async def send() -> None:
+                await wire.sound(pcm, chunk_s=1.0)
+
+            sending = asyncio.create_task(send())
+            texts, deepest = [], 0.0
+            async with httpx.AsyncClient() as client:
+                while len(texts) < 30:
+                    frame = await wire.read()
+                    if frame["type"].endswith("completed"):
+                        texts.append(frame["transcript"])
+                        metrics = (await client.get(f"{server.url}/metrics")).text
+                        line = next(s for s in metrics.splitlines() if s.startswith("antiphon_backlog_seconds"))
+                        deepest = max(deepest, float(line.split()[-1]))
+            await sending
+            return sum("surpassed" in t for t in texts), deepest
+
+    right, deepest = asyncio.run(asyncio.wait_for(main(), 120))
+    assert right >= 29
+    assert deepest <= AudioSettings().max_backlog_s + 2
+
+
+def test_vanishing_clients_leave_no_session_no_job_and_no_memory(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
+    process = psutil.Process(server.popen.pid)
+    pcm = recordings["lj-LJ001-0004"].pcm[: 16000 * 2]
+
+    async def vanish(number: int) -> None:
+        socket = await websockets.connect(f"{server.ws}/v1/realtime")
+        await socket.send(json.dumps({"type": "session.update", "model": "default"}))
+        await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": b64(pcm)}))
+        await asyncio.sleep(0.05 * (number % 5))
+        # No close frame: the wire is cut in the middle of a word.
+        socket.transport.abort()
+
+    async def wave() -> None:
+        await asyncio.gather(*(vanish(i) for i in range(20)))
+        await idle(server)
+
+    asyncio.run(wave())
+    descriptors, memory = process.num_fds(), process.memory_info().rss
+    for _ in range(3):
+        asyncio.run(wave())
+    assert process.num_fds() <= descriptors + 2
+    assert process.memory_info().rss < memory + (40 << 20)
+
+
+def test_others_do_not_notice(server: Process, recordings: dict[str, Recording]) -> None:
+    async def nuisance() -> None:
+        for _ in range(5):
+            async with connect(server.ws) as wire:
+                await wire.socket.send("{")
+                await wire.socket.send(b"\x00\xff")
+                await wire.say("session.update", model="default")
+                await wire.sound(np.random.default_rng(0).normal(0, 0.3, 16000).astype(np.float32))
+
+    async def main() -> str:
+        async with connect(server.ws) as wire:
+            text, *_ = await asyncio.gather(vllm(wire, recordings["lj-LJ001-0004"].pcm), nuisance(), nuisance())
+            return text
+
+    assert "immediate predecessors" in asyncio.run(main())
+
+
+def test_a_flood_of_events_is_refused_by_name(server: Process) -> None:
+    async def main() -> tuple[str, int]:
+        async with connect(server.ws, "?intent=transcription") as wire:
+
+            async def flood() -> None:
+                for _ in range(20_000):
+                    await wire.say("input_audio_buffer.clear")
+
+            flooding = asyncio.create_task(flood())
+            error = await wire.until("error")
+            try:
+                while True:
+                    await wire.read()
+            except ConnectionClosed as closed:
+                assert closed.rcvd is not None
+                code = closed.rcvd.code
+            flooding.cancel()
+            await asyncio.gather(flooding, return_exceptions=True)
+            return error["error"]["code"], code
+
+    assert asyncio.run(main()) == ("rate_limit_exceeded", 1008)
+    asyncio.run(idle(server))
+
+
+def test_a_client_that_never_reads_is_bounded(server: Process, recordings: dict[str, Recording]) -> None:
+    """It sends and never reads: the server stops reading too, and lets go of it when it leaves."""
+    process = psutil.Process(server.popen.pid)
+    before = process.memory_info().rss
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.sendall(
+            f"GET /v1/realtime?dialect=vllm HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode()
+        )
+        raw.settimeout(3)
+        payload = json.dumps({"type": "x" * 4000}).encode()
+        # A client's frame, masked with zeros; each is answered with an error that nobody reads.
+        frame = b"\x81\xfe" + len(payload).to_bytes(2, "big") + bytes(4) + payload
+        sent = 0
+        # 100 MB if nobody stops it; below the event rate limit it would be stopped by the unread answers.
+        try:
+            for _ in range(25_000):
+                raw.sendall(frame)
+                sent += len(frame)
+        except (TimeoutError, ConnectionError):
+            pass
+        assert sent < 90_000_000
+        assert process.memory_info().rss < before + (30 << 20)
+    asyncio.run(idle(server))
+
+
+def test_keys_limits_cors_and_live_overflow(serve: Serve, recordings: dict[str, Recording]) -> None:
+    server = serve(
+        "--profile",
+        "default",
+        "--api-key",
+        "one",
+        "--api-key",
+        "two",
+        "--sessions-per-key",
+        "2",
+        "--cors-origin",
+        "https://example.org",
+        "--overflow",
+        "close",
+        "--max-backlog-s",
+        "2",
+    )
+    assert httpx.get(f"{server.url}/v1/models").status_code == 401
+    assert httpx.get(f"{server.url}/v1/models", headers={"Authorization": "Bearer three"}).status_code == 401
+    assert httpx.get(f"{server.url}/v1/models", headers={"Authorization": "Bearer two"}).status_code == 200
+    assert httpx.get(f"{server.url}/ready").status_code == 200
+    asked = {
+        "Origin": "https://example.org",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    allowed = httpx.options(f"{server.url}/v1/audio/transcriptions", headers=asked)
+    assert allowed.headers["access-control-allow-origin"] == "https://example.org"
+
+    async def main() -> None:
+        with pytest.raises(InvalidStatus) as refused:
+            await websockets.connect(f"{server.ws}/v1/realtime")
+        assert refused.value.response.status_code == 401
+        browser = {"subprotocols": ["realtime", "openai-insecure-api-key.two"]}
+        async with connect(server.ws, **browser) as wire:  # type: ignore[arg-type]
+            assert wire.socket.subprotocol == "realtime"
+            assert (await wire.read())["type"] == "session.created"
+        one = {"additional_headers": {"Authorization": "Bearer one"}}
+        async with connect(server.ws, **one) as first, connect(server.ws, **one):
+            with pytest.raises(InvalidStatus) as full:
+                await websockets.connect(f"{server.ws}/v1/realtime", **one)  # type: ignore[arg-type]
+            assert full.value.response.status_code == 503
+            assert int(full.value.response.headers["Retry-After"]) > 0
+            await first.say("session.update", model="default")
+            with pytest.raises(ConnectionClosed) as closed:
+                for _ in range(50):
+                    await first.sound(np.tile(recordings["lj-LJ001-0004"].pcm, 4), chunk_s=10.0)
+                while True:
+                    await first.read()
+            del closed
+        async with connect(server.ws, **one) as again:
+            assert (await again.read())["type"] == "session.created"
+
+    asyncio.run(asyncio.wait_for(main(), 120))
+
+
+def test_sigterm_tells_sessions_flushes_finals_and_closes(serve: Serve, recordings: dict[str, Recording]) -> None:
+    server = serve()
+
+    async def main() -> tuple[list[dict[str, Any]], int]:
+        async with connect(server.ws, "?intent=transcription") as wire:
+            session = {
+                "type": "transcription",
+                "audio": {
+                    "input": {
+                        "format": {"type": "audio/pcm", "rate": 16000},
+                        "turn_detection": {"silence_duration_ms": 2000},
+                    }
+                },
+            }
+            await wire.say("session.update", session=session)
+            await wire.sound(recordings["lj-LJ001-0004"].pcm, chunk_s=0.2)
+            await wire.until("speech_started")
+            server.terminate()
+            with pytest.raises(ConnectionClosed) as closed:
+                while True:
+                    await wire.read()
+            assert closed.value.rcvd is not None
+            return wire.seen, closed.value.rcvd.code
+
+    seen, code = asyncio.run(asyncio.wait_for(main(), 60))
+    told = next(f for f in seen if f["type"] == "error")
+    assert told["error"]["code"] == "server_shutting_down"
+    final = next(f for f in seen if f["type"].endswith("completed"))
+    assert "block books" in final["transcript"].lower()
+    assert code == 1001
+    assert server.popen.wait(30) == 0
+
+
+def test_a_session_expires_with_its_last_words(serve: Serve, recordings: dict[str, Recording]) -> None:
+    server = serve("--session-s", "3")
+
+    async def main() -> list[dict[str, Any]]:
+        async with connect(server.ws) as wire:
+            await wire.say("session.update", model="default")
+            await wire.sound(recordings["lj-LJ001-0008"].pcm)
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    await wire.read()
+            return wire.seen
+
+    seen = asyncio.run(asyncio.wait_for(main(), 60))
+    assert any(f.get("code") == "session_expired" for f in seen)
+    assert "surpassed" in seen[-1]["text"]
+
+
+def test_two_hundred_sockets_come_and_go(server: Process) -> None:
+    async def visit() -> str:
+        async with connect(server.ws) as wire:
+            return str((await wire.read())["type"])
+
+    async def main() -> list[str]:
+        out = []
+        for _ in range(10):
+            out += await asyncio.gather(*(visit() for _ in range(20)))
+        await idle(server)
+        return out
+
+    assert asyncio.run(main()) == ["session.created"] * 200
+
+
+def test_listening_to_others_without_a_key_is_refused(serve: Serve) -> None:
+    import subprocess
+    import sys
+
+    done = subprocess.run(
+        [sys.executable, "-m", "antiphon", "serve", "--host", "0.0.0.0"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--api-key" in done.stderr
+
+
+def test_a_second_signal_or_sigint_ends_cleanly(serve: Serve) -> None:
+    server = serve()
+    server.popen.send_signal(signal.SIGINT)
+    assert server.popen.wait(30) == 0
+    time.sleep(0)
