@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -97,7 +98,7 @@ def test_vllm_dialect_live(server: Process, recordings: dict[str, Recording]) ->
     assert done["usage"]["total_tokens"] == done["usage"]["prompt_tokens"] + done["usage"]["completion_tokens"]  # type: ignore[index]
     words = done["words"]
     assert isinstance(words, list)
-    assert all(a["start"] <= a["end"] <= b["end"] for a, b in zip(words, words[1:], strict=False))
+    assert all(a["start"] <= a["end"] <= b["end"] for a, b in pairwise(words))
     assert 4.0 < words[-1]["end"] < 5.6
 
 

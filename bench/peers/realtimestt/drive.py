@@ -28,20 +28,20 @@ class Session:
         self.stops = 0  # recordings ended
         self.finals = 0  # final texts given
         self.error = None
-        options = dict(
-            model=args.model,
-            realtime_model_type=args.model,
-            language="en",
-            device="cpu",
-            compute_type="int8",
-            beam_size=args.beam,
-            beam_size_realtime=args.beam,
-            enable_realtime_transcription=True,
-            use_microphone=False,
-            silero_backend="auto",
-            spinner=False,
-            no_log_file=True,
-        )
+        options = {
+            "model": args.model,
+            "realtime_model_type": args.model,
+            "language": "en",
+            "device": "cpu",
+            "compute_type": "int8",
+            "beam_size": args.beam,
+            "beam_size_realtime": args.beam,
+            "enable_realtime_transcription": True,
+            "use_microphone": False,
+            "silero_backend": "auto",
+            "spinner": False,
+            "no_log_file": True,
+        }
         if args.silence is not None:
             options["post_speech_silence_duration"] = args.silence
         self.options = options

@@ -1,0 +1,74 @@
+"""The commands as a user runs them, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import DATA
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "antiphon", *arguments], capture_output=True, text=True, timeout=120, check=False, **options  # type: ignore[call-overload]
+    )
+
+
+def test_transcribe_prints_text_subtitles_and_json() -> None:
+    file = str(DATA / "audio" / "jfk.flac")
+    plain = run("transcribe", file)
+    assert plain.returncode == 0, plain.stderr
+    assert "your country can do for you" in plain.stdout.lower()
+    subtitles = run("transcribe", "--srt", "--language", "en", file).stdout
+    assert re.match(r"1\n00:00:0\d,\d{3} --> 00:00:\d\d,\d{3}\n", subtitles)
+    document = json.loads(run("transcribe", "--json", file).stdout)
+    words = [w for s in document["segments"] for w in s["words"]]
+    assert document["language"] == "en"
+    assert words[-1]["word"].lower().startswith("country")
+    assert 9.0 < words[-1]["end"] <= 11.0
+
+
+def test_transcribe_reads_standard_input() -> None:
+    with (DATA / "audio" / "lj-LJ001-0008.flac").open("rb") as file:
+        done = run("transcribe", "-", stdin=file)
+    assert "never been surpassed" in done.stdout.lower()
+
+
+def test_a_file_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_text("no sound")
+    for name in (str(tmp_path / "a.wav"), str(tmp_path / "missing.wav")):
+        done = run("transcribe", name)
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr.startswith("antiphon: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_model_offline_is_one_clear_line(tmp_path: Path) -> None:
+    done = run("serve", "--port", "0", "--home", str(tmp_path), "--offline")
+    assert done.returncode == 1
+    assert "model.bin" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert run("doctor", "--home", str(tmp_path)).returncode == 1
+    listed = run("pull", "--list", "--home", str(tmp_path)).stdout
+    assert listed.count("missing") == 3
+
+
+def test_doctor_says_what_is_here_and_how_fast() -> None:
+    done = run("doctor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "here, verified" in done.stdout
+    assert re.search(r"final, 5 s +\d+ ms", done.stdout)
+
+
+def test_wrong_settings_stop_the_start_and_are_named() -> None:
+    done = run("serve", "--port", "99999")
+    assert (done.returncode, done.stderr) == (2, "antiphon: --port: 99999 is above 65535\n")
+    done = run("serve", env=os.environ | {"ANTIPHON_OVERFLOW": "drop"})
+    assert done.returncode == 2
+    assert "ANTIPHON_OVERFLOW" in done.stderr
+    assert run("nonsense").returncode == 2
