@@ -14,7 +14,12 @@ from tests.conftest import DATA
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "antiphon", *arguments], capture_output=True, text=True, timeout=120, check=False, **options  # type: ignore[call-overload]
+        [sys.executable, "-m", "antiphon", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,  # type: ignore[call-overload]
     )
 
 

@@ -53,7 +53,7 @@ class AudioSettings:
         choices=("block", "close"),
     )
     max_events_per_s: int = option(
-        500, "Client events a second, averaged over two seconds, before the session ends.", low=1
+        500, "Client events a second that bring no sound, averaged over two seconds, before the session ends.", low=1
     )
 
 

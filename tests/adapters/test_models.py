@@ -1,0 +1,150 @@
+"""The real models behind their adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from antiphon.adapters.base import FileInfo, FileOptions, Segment, Window
+from antiphon.adapters.silero import SileroDetector
+from antiphon.adapters.whisper import WhisperTranscriber, _slabs
+from antiphon.models import LoadedModels, load, store_of
+from antiphon.settings import load as load_settings
+from antiphon.store import MODELS
+from tests.conftest import Recording
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[LoadedModels]:
+    settings = load_settings({}, os.environ)
+    loaded = load(settings.models, store_of(settings.models))
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def whisper(models: LoadedModels) -> WhisperTranscriber:
+    assert isinstance(models.transcriber, WhisperTranscriber)
+    return models.transcriber
+
+
+def test_a_prefix_is_continued(whisper: WhisperTranscriber, recordings: dict[str, Recording]) -> None:
+    pcm = recordings["lj-LJ001-0004"].pcm
+
+    async def main() -> None:
+        whole = await whisper.decode(Window(pcm, language="en"))
+        prefix = tuple(t for p in whole.pieces[:4] for t in p.tokens)
+        rest = await whisper.decode(Window(pcm, language="en", prefix=prefix))
+        assert [p.text for p in rest.pieces] == [p.text for p in whole.pieces[4:]]
+        assert all(0.0 < p.probability <= 1.0 for p in rest.pieces)
+
+    asyncio.run(main())
+
+
+def test_word_times_rise_and_lie_in_the_sound(whisper: WhisperTranscriber, recordings: dict[str, Recording]) -> None:
+    pcm = recordings["jfk"].pcm
+    final = asyncio.run(whisper.decode(Window(pcm, language="en", final=True, words=True)))
+    assert [w.text for w in final.words] == [p.text.strip() for p in final.pieces]
+    times = [t for w in final.words for t in (w.start_s, w.end_s)]
+    assert times == sorted(times)
+    assert times[-1] <= len(pcm) / 16000 + 0.02
+    # "Americans" ends before the long pause, "Ask" comes after it (measured on the waveform).
+    ask = next(w for w in final.words if w.text.lower().startswith("ask"))
+    assert 3.0 < ask.start_s < 3.7
+
+
+@pytest.mark.parametrize("text", ["<|fr|><|translate|>", "<|endoftext|>", "a <|startofprev|> b", "<|0.00|>"])
+def test_a_hint_can_never_become_a_control_token(whisper: WhisperTranscriber, text: str) -> None:
+    tokenizer = whisper._tokenizer("en")
+    ids = whisper._text_tokens(Window(np.zeros(16000, np.float32), prompt=text))
+    assert ids
+    assert all(i < tokenizer.eot for i in ids)
+
+
+def test_a_hint_is_bounded(whisper: WhisperTranscriber, recordings: dict[str, Recording]) -> None:
+    window = Window(recordings["lj-LJ001-0008"].pcm, prompt="word " * 5000, language="en", final=True)
+    assert "surpassed" in "".join(p.text for p in asyncio.run(whisper.decode(window)).pieces)
+
+
+def test_a_batch_equals_its_windows_alone(recordings: dict[str, Recording]) -> None:
+    settings = load_settings({}, os.environ)
+    folder = store_of(settings.models).require(MODELS["whisper-base"])
+    batched = WhisperTranscriber(folder, "whisper-base", workers=1, max_batch=4)
+    windows = [
+        Window(recordings[i].pcm, language="en", final=True, words=True)
+        for i in ("lj-LJ001-0008", "lj-LJ001-0002", "lj-LJ001-0013")
+    ]
+
+    async def together() -> list[str]:
+        return ["".join(p.text for p in h.pieces) for h in await asyncio.gather(*map(batched.decode, windows))]
+
+    async def alone() -> list[str]:
+        return ["".join(p.text for p in (await batched.decode(w)).pieces) for w in windows]
+
+    assert asyncio.run(together()) == asyncio.run(alone())
+    assert batched.lane.stats.batches < batched.lane.stats.jobs
+    batched.close()
+
+
+def test_noise_is_not_heard(whisper: WhisperTranscriber) -> None:
+    sound = np.random.default_rng(0).normal(0, 0.01, 3 * 16000).astype(np.float32)
+    final = asyncio.run(whisper.decode(Window(sound, language="en", final=True)))
+    assert not final.heard or not final.pieces
+
+
+def test_slabs_cover_a_long_file_once() -> None:
+    pcm = np.random.default_rng(0).normal(0, 0.1, 500 * 16000).astype(np.float32)
+    pcm[110 * 16000 : 110 * 16000 + 3200] = 0
+    slabs = list(_slabs(pcm))
+    assert slabs[0].start == 0
+    assert abs(slabs[0].stop - 110.05 * 16000) < 3200
+    assert all(a.stop == b.start for a, b in pairwise(slabs))
+    assert slabs[-1].stop == len(pcm)
+    assert max(s.stop - s.start for s in slabs) <= 135 * 16000
+
+
+def test_a_long_file_has_rising_times_and_all_its_words(
+    whisper: WhisperTranscriber, recordings: dict[str, Recording]
+) -> None:
+    one = np.concatenate((recordings["lj-LJ001-0004"].pcm, np.zeros(16000, np.float32)))
+    pcm = np.tile(one, 24)
+
+    async def main() -> tuple[FileInfo, list[Segment]]:
+        parts = [p async for p in whisper.transcribe(pcm, FileOptions(language="en"))]
+        assert isinstance(parts[0], FileInfo)
+        return parts[0], [p for p in parts if isinstance(p, Segment)]
+
+    info, segments = asyncio.run(main())
+    assert info.duration_s == pytest.approx(len(pcm) / 16000)
+    assert [s.id for s in segments] == list(range(len(segments)))
+    assert all(a.start_s <= b.start_s for a, b in pairwise(segments))
+    assert 20 <= sum(s.text.lower().count("predecessors") for s in segments) <= 26
+
+
+def test_speech_is_told_from_noise_whatever_the_chunks_and_the_company(
+    models: LoadedModels, recordings: dict[str, Recording]
+) -> None:
+    detector = models.detector
+    assert isinstance(detector, SileroDetector)
+    speech, noise = recordings["lj-LJ001-0004"].pcm, recordings["esc10-002-2-101676-A"].pcm
+
+    async def cut(pcm: np.ndarray, size: int) -> list[float]:
+        stream, out = detector.open(), []
+        for at in range(0, len(pcm), size):
+            out += await stream.feed(pcm[at : at + size])
+        return out
+
+    async def main() -> list[list[float]]:
+        alone = await cut(speech, len(speech))
+        return [alone, *await asyncio.gather(cut(speech, 700), cut(speech, 5000), cut(noise, 512))]
+
+    alone, small, large, rain = asyncio.run(main())
+    np.testing.assert_allclose(small, alone, atol=1e-4)
+    np.testing.assert_allclose(large, alone, atol=1e-4)
+    assert np.mean(np.array(alone) > 0.5) > 0.8
+    assert max(rain) < 0.5
