@@ -83,11 +83,10 @@ class ScriptedTranscriber:
             raise ModelError("scripted failure")
         # A word of which less than half is in the window is not recognized, as with a real model.
         whole = [s for s in spans if s[2] - s[1] >= WORD_SAMPLES // 2]
-        pieces = tuple(Piece(f" w{n}", (n,), 1.0) for n, *_ in whole if n not in window.prefix)
+        new = [s for s in whole if s[0] not in window.prefix]
+        pieces = tuple(Piece(f" w{n}", (n,), 1.0) for n, *_ in new)
         words = (
-            tuple(Word(f"w{n}", a / SAMPLE_RATE_HZ, b / SAMPLE_RATE_HZ, 1.0) for n, a, b in whole)
-            if window.words
-            else ()
+            tuple(Word(f"w{n}", a / SAMPLE_RATE_HZ, b / SAMPLE_RATE_HZ, 1.0) for n, a, b in new) if window.words else ()
         )
         return Hypothesis(pieces, "en", 1.0, True, 4, len(pieces), words)
 

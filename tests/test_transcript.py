@@ -17,6 +17,8 @@ PROFILE = TranscriberProfile(
     rollback_tokens=1,
     min_probability=0.3,
     unfixed_chunks=0,
+    settle_s=0.5,
+    context_pause_s=1.5,
     pause_s=0.8,
     long_s=9,
     long_pause_s=0.3,
@@ -35,78 +37,102 @@ def hypothesis(text: str, probability: float = 1.0, language: float = 1.0, heard
     return Hypothesis(pieces(text, probability), "en", language, heard, 4, len(text.split()))
 
 
+def offer(text: WindowText, partial: Hypothesis, audio_s: float, turn: int = 0) -> str:
+    """One turn's window: its new text."""
+    return "".join(d for _, d in text.offer(partial, audio_s, [turn] * len(partial.pieces), text.untouched(turn)))
+
+
+def finish(text: WindowText, final: Hypothesis) -> tuple[str, tuple[Piece, ...]]:
+    deltas, kept = text.finish(final, [0] * len(final.pieces))
+    return "".join(d for _, d in deltas), tuple(p for _, p in kept)
+
+
 def test_a_word_is_sent_once_it_has_stood_long_enough_with_another_behind_it() -> None:
     text = WindowText(PROFILE)
-    assert text.offer(hypothesis("so they"), 1.0) == ""
-    assert text.offer(hypothesis("so they say"), 1.3) == ""
-    assert text.offer(hypothesis("so they say"), 1.9) == " so they"
+    assert offer(text, hypothesis("so they"), 1.0) == ""
+    assert offer(text, hypothesis("so they say"), 1.3) == ""
+    assert offer(text, hypothesis("so they say"), 1.9) == " so they"
     assert text.prefix == (2, ord("s"), 4, ord("t"))
     # What follows is the continuation of what was sent; "say" has stood since 1.3.
-    assert text.offer(hypothesis("say it"), 2.2) == " say"
+    assert offer(text, hypothesis("say it"), 2.2) == " say"
 
 
 def test_a_changed_word_starts_anew_and_so_do_those_behind_it() -> None:
     text = WindowText(PROFILE)
-    text.offer(hypothesis("a cat sat down"), 1.0)
-    text.offer(hypothesis("a bat sat down"), 1.5)
-    assert text.offer(hypothesis("a bat sat down"), 1.9) == " a"
-    assert text.offer(hypothesis("bat sat down"), 2.4) == " bat sat"
+    offer(text, hypothesis("a cat sat down"), 1.0)
+    offer(text, hypothesis("a bat sat down"), 1.5)
+    assert offer(text, hypothesis("a bat sat down"), 1.9) == " a"
+    assert offer(text, hypothesis("bat sat down"), 2.4) == " bat sat"
 
 
 def test_case_and_punctuation_do_not_make_another_word() -> None:
     text = WindowText(PROFILE)
-    text.offer(hypothesis("well then now"), 1.0)
-    assert text.offer(hypothesis("Well, then now"), 2.0) == " Well, then"
+    offer(text, hypothesis("well then now"), 1.0)
+    assert offer(text, hypothesis("Well, then now"), 2.0) == " Well, then"
 
 
 def test_unlikely_words_unheard_windows_and_unsure_languages_send_nothing() -> None:
     text = WindowText(PROFILE)
     for i in range(5):
-        assert text.offer(hypothesis("hmm uh so", probability=0.2), 1.0 + i) == ""
-        assert text.offer(hypothesis("thank you all", heard=False), 1.5 + i) == ""
+        assert offer(text, hypothesis("hmm uh so", probability=0.2), 1.0 + i) == ""
+        assert offer(text, hypothesis("thank you all", heard=False), 1.5 + i) == ""
     other = WindowText(PROFILE)
     for i in range(5):
-        assert other.offer(hypothesis("bon jour a", language=0.4), 1.0 + i) == ""
+        assert offer(other, hypothesis("bon jour a", language=0.4), 1.0 + i) == ""
 
 
 def test_a_window_heard_once_sends_nothing_whatever_the_tuning() -> None:
     text = WindowText(tuned(PROFILE, StreamTuning(segment_duration_s=2.0, rollback_tokens=0)))
-    assert text.offer(hypothesis("one two three"), 2.0) == ""
-    assert text.offer(hypothesis("one two three"), 4.0) == " one two three"
+    assert offer(text, hypothesis("one two three"), 2.0) == ""
+    assert offer(text, hypothesis("one two three"), 4.0) == " one two three"
 
 
 def test_tuning_holds_back_and_waits() -> None:
     text = WindowText(tuned(PROFILE, StreamTuning(rollback_tokens=5, unfixed_chunks=2)))
-    assert text.offer(hypothesis("one two three four"), 1.0) == ""
-    assert text.offer(hypothesis("one two three four"), 2.0) == ""
-    assert text.offer(hypothesis("one two three four"), 3.0) == " one"
+    assert offer(text, hypothesis("one two three four"), 1.0) == ""
+    assert offer(text, hypothesis("one two three four"), 2.0) == ""
+    assert offer(text, hypothesis("one two three four"), 3.0) == " one"
     assert tuned(PROFILE, StreamTuning(max_audio_s=300)).max_window_s == PROFILE.max_window_s
 
 
 def test_the_final_adds_what_was_not_sent() -> None:
     text = WindowText(PROFILE)
-    text.offer(hypothesis("so they say"), 1.0)
-    text.offer(hypothesis("so they say"), 2.0)
-    assert text.finish(hypothesis("So they said it.")) == (" said it.", pieces("So they said it."))
+    offer(text, hypothesis("so they say"), 1.0)
+    offer(text, hypothesis("so they say"), 2.0)
+    assert finish(text, hypothesis("So they said it.")) == (" said it.", pieces("So they said it."))
 
 
 def test_the_final_may_think_better_of_a_sent_word_without_sending_it_twice() -> None:
     text = WindowText(PROFILE)
-    text.offer(hypothesis("desire and they say now"), 1.0)
-    assert text.offer(hypothesis("desire and they say now"), 2.0) == " desire and they say"
+    offer(text, hypothesis("desire and they say now"), 1.0)
+    assert offer(text, hypothesis("desire and they say now"), 2.0) == " desire and they say"
     final = "There's iron and they say in all our blood."
-    assert text.finish(hypothesis(final)) == (" in all our blood.", pieces(final))
+    assert finish(text, hypothesis(final)) == (" in all our blood.", pieces(final))
 
 
 def test_a_final_that_was_not_heard_is_dropped() -> None:
     text = WindowText(PROFILE)
-    assert text.finish(hypothesis("Thanks for watching!", heard=False)) == ("", ())
+    assert finish(text, hypothesis("Thanks for watching!", heard=False)) == ("", ())
 
 
-def test_the_base_is_forced_and_never_sent_again() -> None:
+def test_the_base_is_forced_and_never_sent() -> None:
     text = WindowText(PROFILE, base=pieces("we went there"))
-    assert text.prefix == tuple(t for p in pieces("we went there") for t in p.tokens)
-    assert text.finish(hypothesis("and go on."))[0] == " and go on."
+    assert text.prefix == text.base_tokens == tuple(t for p in pieces("we went there") for t in p.tokens)
+    assert finish(text, hypothesis("and go on."))[0] == " and go on."
+
+
+def test_turns_that_share_a_window_get_their_own_words() -> None:
+    text = WindowText(PROFILE)
+    owners = [0, 0, 1, 1]
+    for at in (1.0, 2.0):
+        partial = hypothesis("one two three four")
+        deltas = text.offer(partial, at, owners, eager=False)
+    assert deltas == [(0, " one two"), (1, " three")]
+    # The final gives turn 0 another word; turn 1 keeps what it had, and no word comes twice.
+    final = hypothesis("one two too three four five")
+    deltas, kept = text.finish(final, [0, 0, 0, 1, 1, 1])
+    assert deltas == [(0, " too"), (1, " four five")]
+    assert [t for t, _ in kept] == [0, 0, 0, 1, 1, 1]
 
 
 def test_words_are_compared_by_letters() -> None:
@@ -123,11 +149,11 @@ def test_nothing_sent_is_ever_taken_back(partials: list[list[str]], final: list[
     text = WindowText(PROFILE)
     sent = ""
     for i, partial in enumerate(partials):
-        sent += text.offer(hypothesis(" ".join(partial)), i * 0.5)
-        assert "".join(p.text for p in text.sent) == sent
-        assert text.prefix == tuple(t for p in text.sent for t in p.tokens)
-    delta, kept = text.finish(hypothesis(" ".join(final)))
-    assert "".join(p.text for p in text.sent) == sent + delta
+        sent += offer(text, hypothesis(" ".join(partial)), i * 0.5)
+        assert "".join(p.text for _, p in text.sent) == sent
+        assert text.prefix == tuple(t for _, p in text.sent for t in p.tokens)
+    delta, kept = finish(text, hypothesis(" ".join(final)))
+    assert "".join(p.text for _, p in text.sent) == sent + delta
     assert [p.text.strip() for p in kept] == final
     if not sent:
         assert delta.split() == final

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 
@@ -58,6 +58,7 @@ SPECULATE_AFTER_S = MARGIN / SAMPLE_RATE_HZ
 # What is kept of a refusal's wait, so that a full lane is asked again soon.
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
+BUSY_STEPS = 3
 
 Emit = Callable[[Output], Awaitable[None]]
 Measure = Callable[[str, float], None]
@@ -135,7 +136,8 @@ class TranscriptionSession:
         self._turns: dict[int, _Turn] = {}
         self._text: WindowText | None = None
         self._text_window = 0
-        self._last_pieces: tuple[Piece, ...] = ()
+        # The window settled last, and all its words: the context of one that comes soon after.
+        self._settled: tuple[int | None, tuple[Piece, ...]] = (None, ())
         self._context = ""
         self._partial_at = 0
         self._guess: _Guess | None = None
@@ -254,10 +256,15 @@ class TranscriptionSession:
     def _text_of(self, window: OpenWindow) -> WindowText:
         """The text of this window, begun when it is first asked for."""
         if self._text is None or self._text_window != window.id:
-            base = self._last_pieces if window.continues else ()
-            self._text = WindowText(self._profile, base, first=window.first)
+            settled, pieces = self._settled
+            if settled != window.after:
+                pieces = ()
+                if window.after is not None:
+                    # The final of that window failed: its sound without its words would be transcribed again.
+                    window.start, window.after = window.spans[0].start, None
+            self._text = WindowText(self._profile, pieces)
             self._text_window = window.id
-            self._partial_at = window.turn_start
+            self._partial_at = window.spans[0].start
         return self._text
 
     async def _finish(self, ended: _Ended) -> None:
@@ -290,28 +297,39 @@ class TranscriptionSession:
             if guess and guess.window_id == window.id and guess.speech_end == ended.speech_end:
                 final = guess.hypothesis
             else:
-                final = await self._decode_final(self._window(text, ended.pcm, final=True))
+                final = await self._decode_final(self._window(window, ended.pcm, final=True))
         except (ModelError, Refused) as error:
             log.error("transcript failed: %s", error)
-            self._turn(window.turn).failure = str(error)
+            self._fail(window, error)
             return
         await self._settle(window, text, final)
 
+    def _fail(self, window: OpenWindow, error: Exception) -> None:
+        for span in window.spans:
+            self._turn(span.turn).failure = str(error)
+
     async def _settle(self, window: OpenWindow, text: WindowText, final: Hypothesis) -> None:
-        """Take a window's final: its last delta, its words, its tokens as context of the next."""
-        turn = self._turn(window.turn)
-        delta, pieces = text.finish(final)
-        whole = "".join(p.text for p in pieces)
-        turn.text += whole
-        turn.language = final.language if pieces else turn.language
-        turn.prompt_tokens += final.prompt_tokens
-        turn.completion_tokens += final.completion_tokens
+        """Take a window's final: the last deltas, and each turn's words."""
+        deltas, pieces = text.finish(final, _owners(window, final))
+        # Counted with the window's last turn: a decode is not to be divided.
+        last = self._turn(window.spans[-1].turn)
+        last.prompt_tokens += final.prompt_tokens
+        last.completion_tokens += final.completion_tokens
+        for number, piece in pieces:
+            turn = self._turn(number)
+            turn.text += piece.text
+            turn.language = final.language
         shift_s = window.start / SAMPLE_RATE_HZ
-        turn.words += [Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability) for w in final.words]
-        self._last_pieces = (*text.base, *pieces)
+        if self.config.words and pieces:
+            for (number, _), w in zip(pieces, final.words, strict=True):
+                word = Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability)
+                self._turn(number).words.append(word)
+        self._settled = (window.id, (*text.base, *(p for _, p in pieces)))
         # Bound: the adapter takes the last `context_tokens` of this; a token has at most a dozen characters.
+        whole = "".join(p.text for _, p in pieces)
         self._context = (self._context + whole)[-12 * max(1, self._profile.context_tokens) :]
-        await self._send(window.turn, delta)
+        for number, delta in deltas:
+            await self._send(number, delta)
 
     async def _send(self, turn_number: int, delta: str) -> None:
         turn = self._turn(turn_number)
@@ -330,7 +348,8 @@ class TranscriptionSession:
                 await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
         return await self._transcriber.decode(window)
 
-    def _window(self, text: WindowText, pcm: Pcm, *, final: bool, words: bool = False) -> Window:
+    def _window(self, window: OpenWindow, pcm: Pcm, *, final: bool, words: bool = False) -> Window:
+        text = self._text_of(window)
         return Window(
             pcm,
             prefix=text.base_tokens if final else text.prefix,
@@ -338,7 +357,7 @@ class TranscriptionSession:
             prompt=self.config.prompt,
             language=self.config.language,
             final=final,
-            words=words or (final and self.config.words),
+            words=words or len(window.spans) > 1 or (final and self.config.words),
             max_tokens=None if final else self._profile.max_tokens,
         )
 
@@ -353,20 +372,28 @@ class TranscriptionSession:
         window, quiet = self._segmenter.window, self._segmenter.quiet_since
         assert window is not None
         assert quiet is not None
-        text = self._text_of(window)
+        pcm = self._segmenter.sound(window.start)
         try:
-            final = await self._transcriber.decode(self._window(text, self._segmenter.sound(window.start), final=True))
+            final = await self._transcriber.decode(self._window(window, pcm, final=True))
         except (ModelError, Refused):
             return
         self._guess = _Guess(window.id, quiet, final)
+
+    def _eager(self, window: OpenWindow) -> bool:
+        """The first words of a turn are awaited."""
+        return window.spans[-1].first and self._text_of(window).untouched(window.spans[-1].turn)
 
     def _partial_due(self) -> bool:
         window = self._segmenter.window
         if window is None or self._segmenter.quiet_since is not None:
             return False
-        text = self._text_of(window)
-        step_s = self._profile.first_step_s if text.untouched else self._profile.step_s
-        return self._segmenter.now - max(self._partial_at, window.turn_start) >= step_s * SAMPLE_RATE_HZ
+        self._text_of(window)
+        if self._eager(window):
+            step_s = self._profile.first_step_s
+        else:
+            # Where others wait, partials come less often, so that finals stay on time.
+            step_s = self._profile.step_s * (BUSY_STEPS if self._transcriber.busy() else 1)
+        return self._segmenter.now - self._partial_at >= step_s * SAMPLE_RATE_HZ
 
     async def _partial(self) -> None:
         window = self._segmenter.window
@@ -377,7 +404,7 @@ class TranscriptionSession:
         with anyio.CancelScope() as self._partial_scope:
             try:
                 hypothesis = await self._transcriber.decode(
-                    self._window(text, self._segmenter.sound(window.start), final=False)
+                    self._window(window, self._segmenter.sound(window.start), final=False)
                 )
             except Refused as refusal:
                 await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
@@ -389,7 +416,9 @@ class TranscriptionSession:
             finally:
                 self._partial_scope = None
             self._measure("partial", self._clock() - started)
-            await self._send(window.turn, text.offer(hypothesis, now / SAMPLE_RATE_HZ))
+            owners = _owners(window, hypothesis)
+            for turn, delta in text.offer(hypothesis, now / SAMPLE_RATE_HZ, owners, self._eager(window)):
+                await self._send(turn, delta)
 
     async def _cut_window(self) -> None:
         """A window without a pause is as long as the model takes: settle it up to a gap between words."""
@@ -398,9 +427,9 @@ class TranscriptionSession:
         text = self._text_of(window)
         pcm = self._segmenter.sound(window.start)
         try:
-            final = await self._decode_final(self._window(text, pcm, final=True, words=True))
+            final = await self._decode_final(self._window(window, pcm, final=True, words=True))
         except (ModelError, Refused) as error:
-            self._turn(window.turn).failure = str(error)
+            self._fail(window, error)
             final = None
         if self._segmenter.window is not window:
             return
@@ -413,22 +442,20 @@ class TranscriptionSession:
             if keep < len(final.words)
             else len(pcm) / SAMPLE_RATE_HZ
         )
-        words = final.words[:keep] if self.config.words else ()
-        await self._settle(window, text, _shortened(final, keep, words))
+        await self._settle(window, text, _shortened(final, keep))
         if self._segmenter.window is window:
             self._segmenter.cut(window.start + int(cut_s * SAMPLE_RATE_HZ))
 
 
-def _shortened(final: Hypothesis, keep: int, words: tuple[Word, ...]) -> Hypothesis:
-    return Hypothesis(
-        final.pieces[:keep],
-        final.language,
-        final.language_probability,
-        final.heard,
-        final.prompt_tokens,
-        final.completion_tokens,
-        words,
-    )
+def _owners(window: OpenWindow, hypothesis: Hypothesis) -> list[int]:
+    """The turn of each piece: by the middle of its word where turns share the window."""
+    if len(window.spans) == 1 or len(hypothesis.words) != len(hypothesis.pieces):
+        return [window.spans[-1].turn] * len(hypothesis.pieces)
+    return [window.turn_at(window.start + int((w.start_s + w.end_s) / 2 * SAMPLE_RATE_HZ)) for w in hypothesis.words]
+
+
+def _shortened(final: Hypothesis, keep: int) -> Hypothesis:
+    return replace(final, pieces=final.pieces[:keep], words=final.words[:keep])
 
 
 def _words_to_settle(final: Hypothesis, sent: int, length_s: float) -> int:

@@ -15,6 +15,7 @@ import math
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from antiphon.adapters.base import Hypothesis, Piece, TranscriberProfile
 from antiphon.events import StreamTuning
@@ -56,52 +57,66 @@ class _Candidate:
 
 
 class WindowText:
-    """The text of one window of one turn. `base`: words of earlier turns whose sound is still in the window."""
+    """The text of one window. Turns that share the window each get their own words, by where the words lie.
 
-    def __init__(self, profile: TranscriberProfile, base: tuple[Piece, ...] = (), *, first: bool = True) -> None:
+    `base`: settled words whose sound the window begins with.
+    """
+
+    def __init__(self, profile: TranscriberProfile, base: tuple[Piece, ...] = ()) -> None:
         self._profile = profile
         self.base = base
-        self.sent: list[Piece] = []
+        self.sent: list[tuple[int, Piece]] = []
         self._candidates: list[_Candidate] = []
         self._offers = 0
-        self._first = first
 
     @property
     def prefix(self) -> tuple[int, ...]:
         """Tokens the next partial must begin with: the base and all that was sent."""
-        return self.base_tokens + tuple(t for p in self.sent for t in p.tokens)
+        return self.base_tokens + tuple(t for _, p in self.sent for t in p.tokens)
 
     @property
     def base_tokens(self) -> tuple[int, ...]:
         """Tokens the final must begin with."""
         return tuple(t for p in self.base for t in p.tokens)
 
-    @property
-    def untouched(self) -> bool:
-        """Nothing of the turn has been sent yet."""
-        return self._first and not self.sent
+    def untouched(self, turn: int) -> bool:
+        """Nothing of the turn has been sent from this window."""
+        return all(t != turn for t, _ in self.sent)
 
-    def offer(self, hypothesis: Hypothesis, audio_s: float) -> str:
-        """A partial of the audio up to `audio_s`; its pieces follow `prefix`. Returns the new stable text, often ""."""
+    def offer(
+        self, hypothesis: Hypothesis, audio_s: float, owners: Sequence[int], eager: bool
+    ) -> list[tuple[int, str]]:
+        """A partial of the audio up to `audio_s`; its pieces follow `prefix`, `owners` has the turn of each.
+
+        `eager`: the first words of a turn are awaited. Returns (turn, new stable text), in order; often nothing.
+        """
         self._offers += 1
         if not hypothesis.heard or hypothesis.language_probability < MIN_LANGUAGE_PROBABILITY:
             self._candidates.clear()
-            return ""
+            return []
         pieces = hypothesis.pieces
         self._stand(pieces, audio_s)
         if self._offers <= self._profile.unfixed_chunks:
-            return ""
-        stable = self._stable(pieces, audio_s)
-        self.sent += pieces[:stable]
+            return []
+        stable = self._stable(pieces, audio_s, eager)
         del self._candidates[:stable]
-        return "".join(p.text for p in pieces[:stable])
+        return self._send(list(zip(owners[:stable], pieces[:stable], strict=True)))
 
-    def finish(self, final: Hypothesis) -> tuple[str, tuple[Piece, ...]]:
-        """The final hypothesis, bound to the base but not to what was sent. Returns the last delta and its pieces."""
-        pieces = final.pieces if final.heard else ()
-        tail = pieces[end_of(self.sent, pieces) :]
-        self.sent += tail
-        return "".join(p.text for p in tail), pieces
+    def finish(self, final: Hypothesis, owners: Sequence[int]) -> tuple[list[tuple[int, str]], list[tuple[int, Piece]]]:
+        """The final hypothesis, not bound to what was sent; `owners` has the turn of each of its pieces.
+
+        Returns the last deltas, (turn, text), and its pieces by turn.
+        """
+        pieces = list(zip(owners, final.pieces, strict=True)) if final.heard else []
+        tail: list[tuple[int, Piece]] = []
+        for turn in dict.fromkeys(t for t, _ in pieces):
+            mine = [p for t, p in pieces if t == turn]
+            tail += [(turn, p) for p in mine[end_of([p for t, p in self.sent if t == turn], mine) :]]
+        return self._send(tail), pieces
+
+    def _send(self, pieces: Sequence[tuple[int, Piece]]) -> list[tuple[int, str]]:
+        self.sent += pieces
+        return [(turn, "".join(p.text for _, p in group)) for turn, group in groupby(pieces, key=lambda x: x[0])]
 
     def _stand(self, pieces: Sequence[Piece], audio_s: float) -> None:
         words = [spoken(p.text) for p in pieces]
@@ -110,24 +125,24 @@ class WindowText:
             same += 1
         self._candidates[same:] = [_Candidate(w, audio_s) for w in words[same:]]
 
-    def _stable(self, pieces: Sequence[Piece], audio_s: float) -> int:
+    def _stable(self, pieces: Sequence[Piece], audio_s: float, eager: bool) -> int:
         behind = sum(len(p.tokens) for p in pieces)
         stable = 0
         for piece, candidate in zip(pieces, self._candidates, strict=True):
             behind -= len(piece.tokens)
             stood = audio_s - candidate.since_s
             # A word seen once has not stood at all, however short the agreement asked for.
-            if stood <= 0 or stood < self._needed_s(behind, piece) - 1e-6:
+            if stood <= 0 or stood < self._needed_s(behind, piece, eager) - 1e-6:
                 break
             if piece.probability < self._profile.min_probability:
                 break
             stable += 1
         return stable
 
-    def _needed_s(self, behind: int, piece: Piece) -> float:
+    def _needed_s(self, behind: int, piece: Piece, eager: bool) -> float:
         """How long a word with `behind` tokens after it must have stood."""
         enough = behind >= self._profile.rollback_tokens
-        if not self.untouched:
+        if not eager:
             return self._profile.agreement_s if enough else math.inf
         if enough:
             return self._profile.first_agreement_s

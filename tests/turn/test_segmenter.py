@@ -41,22 +41,48 @@ def test_server_vad_makes_turns_with_their_sound() -> None:
     assert isinstance(window, WindowEnded)
     assert window.speech_end == 40 * FRAME
     # From the padded start to the margin behind the speech, and the very samples that were fed.
-    assert np.array_equal(window.pcm, sound(80)[17 * FRAME : 17 * FRAME + len(window.pcm)])
-    assert len(window.pcm) == 23 * FRAME + 3200 - max(0, 40 * FRAME + 3200 - 46 * FRAME)
-    assert isinstance(ended, TurnEnded)
+    assert np.array_equal(window.pcm, sound(80)[17 * FRAME : 40 * FRAME + 3200])
+    assert ended == TurnEnded(0, 29 * FRAME / 16000)
 
 
-def test_a_turn_that_follows_at_once_keeps_the_window() -> None:
+def test_a_turn_is_settled_by_silence_not_by_its_endpoint() -> None:
+    segmenter = Segmenter(PROFILE, VAD, FRAME)
+    assert kinds(run(segmenter, "#" * 20 + "." * 15)) == ["SpeechStarted", "SpeechStopped", "TurnCommitted"]
+    assert kinds(run(segmenter, "." * 2)) == ["WindowEnded", "TurnEnded"]
+
+
+def test_turns_that_follow_at_once_share_a_window() -> None:
     segmenter = Segmenter(PROFILE, VAD, FRAME)
     run(segmenter, "#" * 20 + "." * 10)
+    assert kinds(run(segmenter, "#" * 20)) == ["SpeechStarted"]
+    assert segmenter.window is not None
+    first, second = segmenter.window.spans
+    assert (first.turn, second.turn) == (0, 1)
+    # The border lies in the silence between them.
+    assert 20 * FRAME < second.start < 30 * FRAME
+    assert segmenter.window.turn_at(19 * FRAME) == 0
+    assert segmenter.window.turn_at(31 * FRAME) == 1
+    assert kinds(run(segmenter, "." * 30)) == [
+        "SpeechStopped",
+        "TurnCommitted",
+        "WindowEnded",
+        "TurnEnded",
+        "TurnEnded",
+    ]
+
+
+def test_a_turn_after_a_long_window_begins_another() -> None:
+    segmenter = Segmenter(PROFILE, VAD, FRAME)
+    run(segmenter, "#" * 300 + "." * 10)
+    assert kinds(run(segmenter, "##")) == ["WindowEnded", "TurnEnded", "SpeechStarted"]
+
+
+def test_a_commit_settles_what_waits() -> None:
+    segmenter = Segmenter(PROFILE, VAD, FRAME)
+    run(segmenter, "#" * 20 + "." * 8)
+    assert kinds(segmenter.commit()) == ["WindowEnded", "TurnEnded", "TurnCommitted", "TurnEnded"]
     run(segmenter, "#" * 20)
-    assert segmenter.window is not None
-    assert segmenter.window.continues
-    assert segmenter.window.start == 0
-    assert segmenter.window.turn == 1
-    run(segmenter, "." * 60 + "#" * 4)
-    assert segmenter.window is not None
-    assert not segmenter.window.continues
+    assert kinds(segmenter.commit()) == ["SpeechStopped", "TurnCommitted", "WindowEnded", "TurnEnded"]
 
 
 def test_what_the_client_commits_is_one_turn_of_several_windows() -> None:
@@ -67,7 +93,7 @@ def test_what_the_client_commits_is_one_turn_of_several_windows() -> None:
     assert kinds(steps) == ["TurnCommitted", "WindowEnded", "TurnEnded"]
     assert steps[0] == TurnCommitted(0, 0, 3200)
     assert isinstance(steps[1], WindowEnded)
-    assert not steps[1].window.first
+    assert not steps[1].window.spans[0].first
     assert kinds(segmenter.commit()) == ["TurnCommitted", "TurnEnded"]
 
 
@@ -76,7 +102,7 @@ def test_a_long_window_ends_at_a_pause() -> None:
     steps = run(segmenter, "#" * 300 + "." * 12 + "#" * 10)
     assert kinds(steps) == ["SpeechStarted", "WindowEnded"]
     assert segmenter.window is not None
-    assert segmenter.window.turn == 0
+    assert segmenter.window.spans[0].turn == 0
     assert segmenter.window.start > 300 * FRAME
 
 

@@ -33,7 +33,8 @@ class TranscriberProfile:
     `first_agreement_s`: the same for the first words of a turn. `rollback_tokens`: tokens at the end of a hypothesis that
     are neither sent nor forced as the next one's prefix. `min_probability`: of a word's least likely token.
     `unfixed_chunks`: partials at the head of a window that send nothing and force nothing.
-    `pause_s`: a silence that ends a window. `long_s` and `long_pause_s`: a window longer than the first ends at the
+    `settle_s`: a silence that ends a window under server VAD, `pause_s` where the client
+    commits. `context_pause_s`: speech that comes within it after a window has that window's sound as context. `long_s` and `long_pause_s`: a window longer than the first ends at the
     second. `max_window_s`: a window is cut between two words here. `context_tokens`: text before the window given to
     the model. `max_tokens`: most one decode may add. `max_prefix_tokens`: a window whose forced prefix is longer is cut. `languages`: ISO-639-1.
     """
@@ -47,6 +48,8 @@ class TranscriberProfile:
     rollback_tokens: int
     min_probability: float
     unfixed_chunks: int
+    settle_s: float
+    context_pause_s: float
     pause_s: float
     long_s: float
     long_pause_s: float
@@ -147,7 +150,7 @@ class Transcriber(Protocol):
         ...
 
     def busy(self) -> bool:
-        """Every worker has something to do: speculative work would delay somebody."""
+        """Somebody waits for a worker: work that nobody may need would delay them."""
         ...
 
     def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:

@@ -44,11 +44,12 @@ SAMPLES_PER_FRAME = 160
 MAX_FRAMES = 3000
 # Whisper's scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-# Tokens a second of speech, generously; English speech has about 4.
-TOKENS_PER_S = {"en": 6.0}
+# Most tokens a second of speech, against endless repetition. English speech has 4 on average and 7 in fast passages; a cap
+# of 7 cut the ends of long finals off. A partial of a second of sound says its two words again and again up to the cap.
+FINAL_TOKENS_PER_S, FINAL_SPARE_TOKENS = 12.0, 16
+PARTIAL_TOKENS_PER_S, PARTIAL_SPARE_TOKENS = 7.0, 2
+# Scripts whose characters take a token or more each.
 OTHER_TOKENS_PER_S = 14.0
-SPARE_TOKENS = 8
-SPARE_PARTIAL_TOKENS = 2
 # Both must hold before a window counts as noise; the first is OpenAI's threshold (whisper/transcribe.py).
 NO_SPEECH = 0.6
 NO_SPEECH_LOGPROB = -0.8
@@ -108,6 +109,8 @@ class WhisperTranscriber:
             rollback_tokens=1,
             min_probability=0.3,
             unfixed_chunks=0,
+            settle_s=0.5,
+            context_pause_s=1.5,
             pause_s=0.8,
             long_s=10.0,
             long_pause_s=0.3,
@@ -126,8 +129,8 @@ class WhisperTranscriber:
         return self._profile
 
     def busy(self) -> bool:
-        """Every worker has something to do."""
-        return self.lane.depth + self.lane.running >= self.lane.workers
+        """Somebody waits for a worker."""
+        return self.lane.depth > 0
 
     def close(self) -> None:
         self.lane.close()
@@ -247,9 +250,13 @@ class WhisperTranscriber:
         return out[-MAX_PROMPT_TOKENS:]
 
     def _token_cap(self, window: Window, language: str) -> int:
-        # A partial of a second of sound otherwise says its two words again and again up to the cap.
-        spare = SPARE_TOKENS if window.final else SPARE_PARTIAL_TOKENS
-        cap = int(len(window.pcm) / SAMPLE_RATE_HZ * TOKENS_PER_S.get(language, OTHER_TOKENS_PER_S)) + spare
+        if window.final:
+            rate, spare = FINAL_TOKENS_PER_S, FINAL_SPARE_TOKENS
+        else:
+            rate, spare = PARTIAL_TOKENS_PER_S, PARTIAL_SPARE_TOKENS
+        if language != "en":
+            rate = max(rate, OTHER_TOKENS_PER_S)
+        cap = int(len(window.pcm) / SAMPLE_RATE_HZ * rate) + spare
         return min(max(1, cap - len(window.prefix)), window.max_tokens or self._profile.max_tokens)
 
     def _tokenizer(self, language: str) -> Tokenizer:

@@ -1,13 +1,14 @@
 """Turns and windows: which sound belongs to which turn, and which part of it is decoded together. Pure.
 
-A turn is what the client sees (server VAD or its own commits). A window is what the model sees: it ends at a pause, so
-that it never grows with the session, and under server VAD it lives on over a turn's end when the next turn follows at
-once, so that a short endpoint does not take the model's context away.
+A turn is what the client sees (server VAD or its own commits). A window is what the model sees. A window ends when speech
+has paused for `settle_s`, whatever silence ends a turn: turns that follow each other more closely share a window, so that
+a short endpoint does not tear the model's context apart. A window that begins soon after another has the other's sound before
+its own. No window grows with the session.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -22,19 +23,34 @@ INNER_PREFIX_MS = 300
 
 
 @dataclass(slots=True)
-class OpenWindow:
-    """The window that speech is going into. Samples count from the session's start.
+class Span:
+    """A turn's part of a window. `start`: from here on words are its own. `end`: None while the turn is open.
 
-    `turn_start`: where the turn's own sound begins; it is later than `start` when the window `continues` another.
-    `first`: nothing of this turn lies in an earlier window.
+    `first`: nothing of the turn lies in an earlier window.
+    """
+
+    turn: int
+    start: int
+    first: bool
+    end: int | None = None
+    audio_s: float = 0.0
+
+
+@dataclass(slots=True)
+class OpenWindow:
+    """The window that speech is going into. Samples count from the session's start; spans are in order.
+
+    `after`: the settled window whose sound this one begins with, as context; its words are the new window's prefix.
     """
 
     id: int
-    turn: int
     start: int
-    turn_start: int
-    continues: bool
-    first: bool
+    after: int | None = None
+    spans: list[Span] = field(default_factory=list)
+
+    def turn_at(self, sample: int) -> int:
+        """The turn that what is said at `sample` belongs to."""
+        return next((s.turn for s in reversed(self.spans) if s.start <= sample), self.spans[0].turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +88,10 @@ class Segmenter:
         self._committed = 0
         self._turn = 0
         self._windows = 0
-        self._turn_windows = 0
-        self._warm: tuple[int, int] | None = None
+        self._turn_has_window = False
+        self._settle_at: int | None = None
+        # (id, start, end of speech) of the window that ended last, while it can be context.
+        self._warm: tuple[int, int, int] | None = None
         self.window: OpenWindow | None = None
         self.quiet_since: int | None = None
 
@@ -96,7 +114,7 @@ class Segmenter:
         """Take a changed configuration. Going between server VAD and commits ends an open window."""
         steps: list[Step] = []
         if (vad is None) != (self._vad is None):
-            steps = self._end_turn() if self._vad and self._endpoint.speaking else self._end_window(self._now)
+            steps = self._end_turn() if self._vad and self._endpoint.speaking else self._end_window()
         self._profile, self._vad = profile, vad
         self._endpoint.retune(*self._endpoint_settings())
         return steps
@@ -110,6 +128,8 @@ class Segmenter:
             self._judged += self._frame
             for change in self._endpoint.feed(probability, self._frame):
                 steps += self._apply(change)
+            if self._settle_at is not None and self._judged >= self._settle_at:
+                steps += self._end_window()
         self._forget()
         return steps
 
@@ -120,9 +140,9 @@ class Segmenter:
     def clear(self) -> None:
         """Drop what was not committed; an open turn ends without a trace."""
         self._endpoint.flush()
-        self.window, self.quiet_since, self._warm = None, None, None
+        self.window, self.quiet_since, self._settle_at, self._warm = None, None, None, None
         self._committed = self._now
-        self._turn_windows = 0
+        self._turn_has_window = False
         self._forget()
 
     def sound(self, start: int, end: int | None = None) -> Pcm:
@@ -131,9 +151,11 @@ class Segmenter:
         return self._tape[start - self._tape_start : stop - self._tape_start].copy()
 
     def cut(self, sample: int) -> None:
-        """The open window's sound before `sample` has been decoded for good: it goes on from there."""
+        """The open window's sound before `sample` has been decoded for good: it goes on from there as another."""
         assert self.window is not None
-        self.window = self._open(sample, self.window.turn, sample, False)
+        self._windows += 1
+        spans = [Span(s.turn, s.start, False, s.end, s.audio_s) for s in self.window.spans]
+        self.window = OpenWindow(self._windows, sample, None, spans)
         self._forget()
 
     def _endpoint_settings(self) -> tuple[float, int, int]:
@@ -155,76 +177,95 @@ class Segmenter:
                 return self._stopped(sample, speech_end)
 
     def _started(self, sample: int) -> list[Step]:
+        self._settle_at, steps = None, list[Step]()
+        if self.window and self.window_s >= self._profile.long_s:
+            steps += self._end_window()
         self.quiet_since = None
-        start, continues = sample, False
-        if self._vad and self._warm:
-            warm_start, warm_end = self._warm
-            near = sample - warm_end < self._profile.pause_s * SAMPLE_RATE_HZ
-            if near and sample - warm_start < self._profile.long_s * SAMPLE_RATE_HZ:
-                start, continues = warm_start, True
-        self._warm = None
-        self.window = self._open(start, self._turn, sample, continues)
-        return [SpeechStarted(self._turn, _ms(sample))] if self._vad else []
+        if self.window:
+            last = self.window.spans[-1]
+            between = sample if last.end is None else (last.end + sample) // 2
+            self.window.spans.append(Span(self._turn, between, True))
+        else:
+            self._open(sample)
+        return [*steps, SpeechStarted(self._turn, _ms(sample))] if self._vad else steps
 
     def _resumed(self, sample: int) -> list[Step]:
-        quiet, self.quiet_since = self.quiet_since, None
+        quiet = self.quiet_since
         if self.window is None or quiet is None:
             return []
-        paused = sample - quiet >= self._profile.long_pause_s * SAMPLE_RATE_HZ
-        if not paused or quiet - self.window.start < self._profile.long_s * SAMPLE_RATE_HZ:
+        long = quiet - self.window.start >= self._profile.long_s * SAMPLE_RATE_HZ
+        if not long or sample - quiet < self._profile.long_pause_s * SAMPLE_RATE_HZ:
+            self.quiet_since = None
             return []
-        turn = self.window.turn
-        steps = self._end_window(quiet)
-        begin = max(quiet + MARGIN // 2, sample - MARGIN)
-        self.window = self._open(begin, turn, begin, False)
+        steps = self._end_window()
+        self._open(max(quiet + MARGIN // 2, sample - MARGIN))
         return steps
 
     def _stopped(self, sample: int, speech_end: int) -> list[Step]:
         if self._vad is None:
-            return self._end_window(speech_end)
-        return [SpeechStopped(self._turn, _ms(sample)), *self._close_turn(speech_end, sample)]
+            return self._end_window()
+        steps = [SpeechStopped(self._turn, _ms(sample)), *self._close_turn(sample)]
+        self._settle_at = speech_end + int(self._profile.settle_s * SAMPLE_RATE_HZ)
+        return steps
 
     def _end_turn(self) -> list[Step]:
-        speech_end = self.quiet_since if self.quiet_since is not None else self._now
-        stopped: list[Step] = []
+        steps: list[Step] = []
+        if self._vad and self.window and not self._endpoint.speaking:
+            # Its turns were committed before and wait for the silence that settles them: not any more.
+            steps += self._end_window()
         if self._endpoint.flush() and self._vad:
-            stopped = [SpeechStopped(self._turn, _ms(self._now))]
-        return stopped + self._close_turn(speech_end, self._now)
+            steps.append(SpeechStopped(self._turn, _ms(self._now)))
+        had_window = self.window is not None
+        turn, begin = self._turn, self._committed
+        steps += self._close_turn(self._now)
+        steps += self._end_window() if had_window else [TurnEnded(turn, (self._now - begin) / SAMPLE_RATE_HZ)]
+        return steps
 
-    def _close_turn(self, speech_end: int, end: int) -> list[Step]:
-        # Under server VAD a turn begins with its speech; what the client commits begins at its last commit.
-        begin = self.window.turn_start if self._vad and self.window and self.window.first else self._committed
-        window = self.window
-        steps = self._end_window(speech_end)
-        if self._vad and window:
-            self._warm = (window.start, speech_end)
-        audio_s = (end - begin) / SAMPLE_RATE_HZ
-        out: list[Step] = [TurnCommitted(self._turn, _ms(begin), _ms(end)), *steps, TurnEnded(self._turn, audio_s)]
+    def _close_turn(self, end: int) -> list[Step]:
+        begin = self._committed
+        if self.window:
+            span = self.window.spans[-1]
+            # Under server VAD a turn begins with its speech; what the client commits begins at its last commit.
+            begin = span.start if self._vad and span.first else begin
+            span.end = self.quiet_since if self.quiet_since is not None else end
+            span.audio_s = (end - begin) / SAMPLE_RATE_HZ
+        committed = TurnCommitted(self._turn, _ms(begin), _ms(end))
         self._turn += 1
-        self._turn_windows = 0
+        self._turn_has_window = False
         self._committed = end
-        return out
+        return [committed]
 
-    def _end_window(self, speech_end: int) -> list[Step]:
-        window, self.window, self.quiet_since = self.window, None, None
+    def _end_window(self) -> list[Step]:
+        window, quiet = self.window, self.quiet_since
+        self.window, self.quiet_since, self._settle_at = None, None, None
         if window is None:
             return []
-        pcm = self.sound(window.start, max(speech_end, window.turn_start) + MARGIN)
-        return [WindowEnded(window, pcm, speech_end)]
+        speech_end = self._now if quiet is None else quiet
+        self._warm = (window.id, window.start, speech_end)
+        ended = WindowEnded(window, self.sound(window.start, speech_end + MARGIN), speech_end)
+        return [ended, *(TurnEnded(s.turn, s.audio_s) for s in window.spans if s.end is not None)]
 
-    def _open(self, start: int, turn: int, turn_start: int, continues: bool) -> OpenWindow:
+    def _open(self, start: int) -> None:
         self._windows += 1
-        self._turn_windows += 1
-        return OpenWindow(self._windows, turn, start, turn_start, continues, self._turn_windows == 1)
+        begin, after = start, None
+        if self._warm:
+            warm, warm_start, warm_end = self._warm
+            soon = start - warm_end < self._profile.context_pause_s * SAMPLE_RATE_HZ
+            if soon and start - warm_start < self._profile.long_s * SAMPLE_RATE_HZ:
+                begin, after = warm_start, warm
+        self._warm = None
+        span = Span(self._turn, start, not self._turn_has_window)
+        self.window = OpenWindow(self._windows, begin, after, [span])
+        self._turn_has_window = True
 
     def _forget(self) -> None:
         """Drop sound that no window can want any more."""
         prefix_ms = self._vad.prefix_padding_ms if self._vad else INNER_PREFIX_MS
         keep = self._judged - prefix_ms * SAMPLE_RATE_HZ // 1000 - 4 * self._frame
-        if self._warm and self._judged - self._warm[1] >= self._profile.pause_s * SAMPLE_RATE_HZ:
+        if self._warm and self._judged - self._warm[2] >= self._profile.context_pause_s * SAMPLE_RATE_HZ:
             self._warm = None
         if self._warm:
-            keep = min(keep, self._warm[0])
+            keep = min(keep, self._warm[1])
         if self.window:
             keep = min(keep, self.window.start)
         drop = max(0, keep) - self._tape_start
