@@ -111,11 +111,12 @@ def test_closing_cancels_what_waits_and_joins() -> None:
         await asyncio.to_thread(gate.entered.wait, 10)
         second = asyncio.ensure_future(lane.run(1))
         await asyncio.sleep(0)
-        gate.open.set()
-        await asyncio.to_thread(lane.close)
+        closing = asyncio.ensure_future(asyncio.to_thread(lane.close))
         with pytest.raises(asyncio.CancelledError):
             await second
+        gate.open.set()
         assert await first == 0
+        await closing
 
     asyncio.run(scenario())
     assert not [t for t in threading.enumerate() if t.name == "lane-t-0"]

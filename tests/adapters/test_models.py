@@ -55,7 +55,7 @@ def test_word_times_rise_and_lie_in_the_sound(whisper: WhisperTranscriber, recor
     assert times[-1] <= len(pcm) / 16000 + 0.02
     # "Americans" ends before the long pause, "Ask" comes after it (measured on the waveform).
     ask = next(w for w in final.words if w.text.lower().startswith("ask"))
-    assert 3.0 < ask.start_s < 3.7
+    assert 2.7 < ask.start_s < 3.7
 
 
 @pytest.mark.parametrize("text", ["<|fr|><|translate|>", "<|endoftext|>", "a <|startofprev|> b", "<|0.00|>"])
@@ -111,8 +111,9 @@ def test_slabs_cover_a_long_file_once() -> None:
 def test_a_long_file_has_rising_times_and_all_its_words(
     whisper: WhisperTranscriber, recordings: dict[str, Recording]
 ) -> None:
-    one = np.concatenate((recordings["lj-LJ001-0004"].pcm, np.zeros(16000, np.float32)))
-    pcm = np.tile(one, 24)
+    names = ("lj-LJ001-0004", "jfk", "ls-other-3331-159605-0000", "lj-LJ001-0002", "ls-other-1688-142285-0003")
+    pause = np.zeros(16000, np.float32)
+    pcm = np.tile(np.concatenate([x for n in names for x in (recordings[n].pcm, pause)]), 4)
 
     async def main() -> tuple[FileInfo, list[Segment]]:
         parts = [p async for p in whisper.transcribe(pcm, FileOptions(language="en"))]
@@ -121,9 +122,12 @@ def test_a_long_file_has_rising_times_and_all_its_words(
 
     info, segments = asyncio.run(main())
     assert info.duration_s == pytest.approx(len(pcm) / 16000)
+    assert info.duration_s > 135
     assert [s.id for s in segments] == list(range(len(segments)))
     assert all(a.start_s <= b.start_s for a, b in pairwise(segments))
-    assert 20 <= sum(s.text.lower().count("predecessors") for s in segments) <= 26
+    text = " ".join(s.text.lower() for s in segments)
+    assert 3 <= text.count("predecessors") <= 4
+    assert 6 <= text.count("country") <= 8
 
 
 def test_speech_is_told_from_noise_whatever_the_chunks_and_the_company(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,9 @@ NO_SPEECH_LOGPROB = -0.8
 # Below this mean log-probability a window is noise whatever else the model says (whisper/transcribe.py uses -1.0).
 UNLIKELY_LOGPROB = -1.2
 MAX_PROMPT_TOKENS = 200
+# A word is at most twice this or twice the median, if that is less.
+MEDIAN_WORD_S = 0.7
+PAUSE_MARKS = tuple(".,?!;:。，？！、")
 # Files are decoded in slabs of this length, cut in a quiet place of the last SLAB_SLACK_S seconds.
 SLAB_S = 120
 SLAB_SLACK_S = 15
@@ -361,13 +364,23 @@ def _first_times(alignments: Sequence[tuple[int, int]], count: int) -> list[floa
 
 
 def _words(pieces: Sequence[Piece], times: Sequence[tuple[float, float, float]]) -> tuple[Word, ...]:
-    words, at = [], 0
+    """Words with their times. The silence before a word is aligned with its beginning: a word that is far longer than the
+
+    others and follows a pause mark is given the length of a long word (as openai/whisper, timing.py, add_word_timestamps).
+    """
     if not times:
         return ()
+    words, at = [], 0
     for piece in pieces:
         spans = times[at : at + len(piece.tokens)]
         at += len(piece.tokens)
         words.append(Word(piece.text.strip(), spans[0][0], spans[-1][1], min(s[2] for s in spans)))
+    lengths = sorted(w.end_s - w.start_s for w in words if w.end_s > w.start_s)
+    longest = 2 * min(MEDIAN_WORD_S, lengths[len(lengths) // 2]) if lengths else math.inf
+    for k, word in enumerate(words):
+        after_pause = k == 0 or words[k - 1].text[-1:] in PAUSE_MARKS
+        if after_pause and word.end_s - word.start_s > longest:
+            words[k] = replace(word, start_s=word.end_s - longest)
     return tuple(words)
 
 
