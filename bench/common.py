@@ -115,5 +115,6 @@ def server(*flags: str) -> Iterator[Server]:
         else:
             raise RuntimeError("the server did not start")
     finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        with process:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)

@@ -89,14 +89,18 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         raise AssertionError(f"the server did not start: {log.read_text()}")
 
     yield start
+    # All are stopped before any is judged: one that failed must not leave the others running.
+    codes = []
     for process in started:
         with process.popen:
             if process.popen.poll() is None:
                 process.terminate()
-                assert process.popen.wait(30) == 0
+            codes.append(process.popen.wait(30))
+    for process in started:
         text = process.log.read_text()
         assert "Traceback" not in text, text
         assert " ERROR " not in text, text
+    assert codes == [0] * len(codes)
 
 
 @pytest.fixture(scope="session")
