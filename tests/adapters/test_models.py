@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.adapters.base import FileInfo, FileOptions, Segment, Window
 from antiphon.adapters.silero import SileroDetector
-from antiphon.adapters.whisper import WhisperTranscriber, _slabs
+from antiphon.adapters.whisper import WhisperTranscriber, _repeats, _slabs
 from antiphon.models import LoadedModels, load, store_of
 from antiphon.settings import load as load_settings
 from antiphon.store import MODELS
@@ -152,3 +152,11 @@ def test_speech_is_told_from_noise_whatever_the_chunks_and_the_company(
     np.testing.assert_allclose(large, alone, atol=1e-4)
     assert np.mean(np.array(alone) > 0.5) > 0.8
     assert max(rain) < 0.5
+
+
+def test_a_loop_is_told_from_speech() -> None:
+    assert _repeats(" and then he said so" * 12)
+    assert not _repeats(
+        "She pulled her hair down, turned her skirt back, put her feet on the fender and took part on her lap."
+    )
+    assert not _repeats(" yes yes yes")

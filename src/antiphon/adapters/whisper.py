@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,6 +57,10 @@ NO_SPEECH_LOGPROB = -0.8
 # Below this mean log-probability a window is noise whatever else the model says (whisper/transcribe.py uses -1.0).
 UNLIKELY_LOGPROB = -1.2
 MAX_PROMPT_TOKENS = 200
+# A final that compresses better than this is a loop (whisper/transcribe.py); then no run of so many tokens may come twice.
+LOOP_COMPRESSION = 2.4
+LOOP_MIN_BYTES = 80
+LOOP_NGRAM = 4
 # A word is at most twice this or twice the median, if that is less.
 MEDIAN_WORD_S = 0.7
 PAUSE_MARKS = tuple(".,?!;:。，？！、")
@@ -200,20 +205,12 @@ class WhisperTranscriber:
         languages = self._languages(windows, encoded)
         prompts = [self._prompt(w, lang) + list(w.prefix) for w, (lang, _) in zip(windows, languages, strict=True)]
         cap = max(self._token_cap(w, lang) for w, (lang, _) in zip(windows, languages, strict=True))
-        outputs = self._model.generate(
-            encoded,
-            prompts,
-            beam_size=shape.beam,
-            max_length=max(len(p) for p in prompts) + cap,
-            return_scores=True,
-            return_no_speech_prob=True,
-            return_logits_vocab=shape.beam == 1,
-            suppress_blank=True,
-        )
-        tokens = [
-            self._text_ids(o, lang)[len(w.prefix) :]
-            for o, w, (lang, _) in zip(outputs, windows, languages, strict=True)
-        ]
+        outputs = self._generate(encoded, prompts, cap, shape)
+        tokens = self._new_ids(outputs, windows, languages)
+        if shape is _FINAL and any(_repeats(self._tokenizer("en").decode(ids)) for ids in tokens):
+            # The decoder fell into a loop; where OpenAI tries again with chance, forbidding the loop is deterministic.
+            outputs = self._generate(encoded, prompts, cap, shape, no_repeat_ngram_size=LOOP_NGRAM)
+            tokens = self._new_ids(outputs, windows, languages)
         ends = self._token_ends(encoded, windows, languages, tokens) if windows[0].words else [()] * len(windows)
         results = []
         for (language, sureness), output, ids, prompt, times in zip(
@@ -227,6 +224,30 @@ class WhisperTranscriber:
             )
             results.append(Hypothesis(pieces, language, sureness, heard, len(prompt), len(ids), _words(pieces, times)))
         return results
+
+    def _generate(
+        self, encoded: Any, prompts: list[list[int]], cap: int, shape: _Shape, *, no_repeat_ngram_size: int = 0
+    ) -> list[Any]:
+        return self._model.generate(  # type: ignore[no-any-return]
+            encoded,
+            prompts,
+            beam_size=shape.beam,
+            max_length=max(len(p) for p in prompts) + cap,
+            no_repeat_ngram_size=no_repeat_ngram_size,
+            return_scores=True,
+            return_no_speech_prob=True,
+            return_logits_vocab=shape.beam == 1,
+            suppress_blank=True,
+        )
+
+    def _new_ids(
+        self, outputs: Sequence[Any], windows: Sequence[Window], languages: Sequence[tuple[str, float]]
+    ) -> list[list[int]]:
+        """The text tokens after each window's prefix."""
+        return [
+            self._text_ids(o, lang)[len(w.prefix) :]
+            for o, w, (lang, _) in zip(outputs, windows, languages, strict=True)
+        ]
 
     def _languages(self, windows: Sequence[Window], encoded: Any) -> list[tuple[str, float]]:
         if not self._model.is_multilingual:
@@ -302,6 +323,12 @@ class WhisperTranscriber:
             spans = [(starts[k], starts[k + 1], float(likely[k])) for k in range(len(text))]
             out.append(tuple(spans[len(window.prefix) :]))
         return out
+
+
+def _repeats(text: str) -> bool:
+    """The text says the same over and over: it compresses too well (whisper/transcribe.py, the same measure)."""
+    data = text.encode()
+    return len(data) > LOOP_MIN_BYTES and len(data) / len(zlib.compress(data)) > LOOP_COMPRESSION
 
 
 def _num_frames(window: Window) -> int:
