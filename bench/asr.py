@@ -61,8 +61,10 @@ class Clip:
 
 @dataclass(slots=True)
 class Heard:
-    """What came back for one clip; times in seconds since its first sample."""
+    """What came back for one clip; times in seconds since its first sample. `from_ms`: its place in the session's audio."""
 
+    zero: float = 0.0
+    from_ms: float = 0.0
     deltas: list[tuple[float, str]] = field(default_factory=list)
     finals: list[tuple[float, str]] = field(default_factory=list)
     turns: list[tuple[str, str]] = field(default_factory=list)
@@ -117,7 +119,9 @@ class Client:
         self._session = session
         self._partial: dict[str, str] = defaultdict(str)
         self.heard = Heard()
-        self.zero = 0.0
+        self._clips = [self.heard]
+        self._of_item: dict[str, Heard] = {}
+        self._sent_s = 0.0
 
     async def __aenter__(self) -> Client:
         self._socket = await websockets.connect(self._url, max_size=None)
@@ -133,8 +137,8 @@ class Client:
 
     def begin(self) -> Heard:
         """A new clip begins now."""
-        self.heard = Heard()
-        self.zero = time.monotonic()
+        self.heard = Heard(zero=time.monotonic(), from_ms=self._sent_s * 1000)
+        self._clips.append(self.heard)
         return self.heard
 
     async def play(self, pcm: Pcm) -> None:
@@ -142,6 +146,7 @@ class Client:
         wire = to_pcm16(np.asarray(soxr.resample(pcm, SAMPLE_RATE_HZ, WIRE_HZ), np.float32))
         step = int(self._chunk_s * WIRE_HZ) * 2
         begun = time.monotonic()
+        self._sent_s += len(pcm) / SAMPLE_RATE_HZ
         for at in range(0, len(wire), step):
             due = begun + min(at + step, len(wire)) / 2 / WIRE_HZ
             await asyncio.sleep(max(0.0, due - time.monotonic()))
@@ -154,15 +159,21 @@ class Client:
 
     async def _listen(self) -> None:
         async for message in self._socket:
-            now = time.monotonic() - self.zero
             event = json.loads(message)
             name = event["type"].removeprefix("conversation.item.input_audio_transcription.")
+            if name == "input_audio_buffer.speech_started":
+                # An answer belongs to the clip whose sound it is, however late it comes. Half a second of padding may
+                # reach back into the silence before.
+                at_ms = event["audio_start_ms"] + 500
+                self._of_item[event["item_id"]] = next(c for c in reversed(self._clips) if c.from_ms <= at_ms)
+            heard = self._of_item.get(event.get("item_id", ""), self.heard)
+            now = time.monotonic() - heard.zero
             if name == "delta":
-                self.heard.deltas.append((now, event["delta"]))
+                heard.deltas.append((now, event["delta"]))
                 self._partial[event["item_id"]] += event["delta"]
             elif name == "completed":
-                self.heard.finals.append((now, event["transcript"]))
-                self.heard.turns.append((self._partial.pop(event["item_id"], ""), event["transcript"]))
+                heard.finals.append((now, event["transcript"]))
+                heard.turns.append((self._partial.pop(event["item_id"], ""), event["transcript"]))
             elif name in ("error", "failed"):
                 raise RuntimeError(message)
 
