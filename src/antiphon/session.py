@@ -20,7 +20,6 @@ from antiphon.adapters.base import (
     Piece,
     SpeechDetector,
     Transcriber,
-    TranscriberProfile,
     Window,
 )
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -469,6 +468,3 @@ def _words_to_settle(final: Hypothesis, sent: int, length_s: float) -> int:
         if gap > widest:
             best, widest = k, gap
     return best or len(words)
-
-
-__all__ = ["Emit", "Measure", "TranscriberProfile", "TranscriptionSession"]

@@ -1,7 +1,7 @@
 """Whisper by CTranslate2: windows for live sessions and whole files, through one lane and one copy of the weights.
 
 Live windows are shorter than Whisper's 30 s, whose encoding is most of its cost on a CPU. Measured on read English
-with the base model (bench/asr.py, offline rows): 15 s windows with 3 s of padding and a beam of 5 give the word errors
+with the base model, 56 clips: 15 s windows with 3 s of padding and a beam of 5 give the word errors
 of 30 s windows at a third of the time; partials run on 5 s windows with 2 s of padding. A short window needs the padding
 and a cap on tokens, else the decoder repeats itself.
 """
@@ -127,7 +127,7 @@ class WhisperTranscriber:
             max_tokens=224,
             max_prefix_tokens=180,
         )
-        # One job a batch on a CPU: batches of 2 to 8 measured no faster than one after another (bench/asr.py, lane).
+        # One job a batch on a CPU: batches of 2 to 8 measured no faster than one after another (docs/architecture.md).
         self.lane: Lane[Work, Any] = Lane(
             "transcriber", self._work, workers=workers, max_batch=max_batch, max_queue=max_queue, observe=observe
         )

@@ -62,7 +62,6 @@ class RealtimeConnection:
         self._session_id = self.new_id("sess-")
         openai = self._openai = OpenAITranscription(
             self.models,
-            self.now_s,
             self.new_id,
             self.max_append_bytes,
             self._session_id,
@@ -177,7 +176,6 @@ class RealtimeConnection:
     def _choose_vllm(self) -> None:
         self._chosen = VllmRealtime(
             self.models,
-            self.now_s,
             self.new_id,
             self.max_append_bytes,
             self._session_id,

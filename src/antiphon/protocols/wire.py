@@ -68,7 +68,6 @@ class Dialect:
     """The two drains every dialect has, and its ids. `max_append_bytes`: most audio one append may carry."""
 
     models: Models
-    now_s: Callable[[], float]
     new_id: NewId = random_id
     max_append_bytes: int = 15 << 20
     session_id: str = ""
