@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,6 +87,12 @@ def test_a_window_heard_once_sends_nothing_whatever_the_tuning() -> None:
     text = WindowText(tuned(PROFILE, StreamTuning(segment_duration_s=2.0, rollback_tokens=0)))
     assert offer(text, hypothesis("one two three"), 2.0) == ""
     assert offer(text, hypothesis("one two three"), 4.0) == " one two three"
+
+
+def test_a_word_seen_once_has_not_stood_even_if_no_agreement_is_asked_for() -> None:
+    text = WindowText(replace(PROFILE, agreement_s=0.0, first_agreement_s=0.0))
+    assert offer(text, hypothesis("one two three"), 1.0) == ""
+    assert offer(text, hypothesis("one two three"), 1.1) == " one two three"
 
 
 def test_tuning_holds_back_and_waits() -> None:
