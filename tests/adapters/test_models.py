@@ -154,6 +154,18 @@ def test_speech_is_told_from_noise_whatever_the_chunks_and_the_company(
     assert max(rain) < 0.5
 
 
+def test_a_soft_voice_is_found_after_a_loud_one(models: LoadedModels, recordings: dict[str, Recording]) -> None:
+    speech = recordings["lj-LJ001-0004"].pcm
+    pause = np.zeros(2 * 16000, np.float32)
+
+    async def main() -> list[float]:
+        # 40 dB softer, as two recordings of one corpus are.
+        return await models.detector.open().feed(np.concatenate((speech, pause, speech * 0.01)))
+
+    probabilities = np.array(asyncio.run(main()))
+    assert np.mean(probabilities[(len(speech) + len(pause)) // 512 :] > 0.5) > 0.6
+
+
 def test_a_loop_is_told_from_speech() -> None:
     assert _repeats(" and then he said so" * 12)
     assert not _repeats(
