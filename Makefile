@@ -12,7 +12,7 @@ serve: $(VENV)/run.stamp
 test: lint types unit
 
 unit: $(VENV)/dev.stamp
-	$(BIN)/antiphon pull --profile default
+	$(BIN)/antiphon pull --profile default --language-model smollm2-135m-instruct
 	$(BIN)/python -m pytest
 
 fmt: $(VENV)/dev.stamp
@@ -39,7 +39,7 @@ lock:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip setuptools
 	$(BIN)/python -m pip install -q -e '.[dev]'
-	$(BIN)/python -m pip freeze --exclude-editable | sort -f > requirements.lock
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | sort -f > requirements.lock
 
 $(VENV)/pip.stamp:
 	$(PYTHON) -m venv $(VENV)

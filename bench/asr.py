@@ -36,7 +36,7 @@ from antiphon.adapters.base import FileInfo, FileOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import to_pcm16
-from antiphon.models import LoadedModels, load, store_of
+from antiphon.models import HEARING, LoadedModels, load, store_of
 from antiphon.settings import load as load_settings
 
 WIRE_HZ = 24_000
@@ -561,11 +561,11 @@ def main() -> None:
     document: dict[str, Any] = {"machine": machine(), "profile": args.profile, "data": args.data.name}
     offline: dict[str, Offline] = {}
     if sections & {"quality", "latency", "peers"}:
-        models = load(settings.models, store)
+        models = load(settings, store, roles=HEARING)
         wanted = judged if "quality" in sections else some
         offline = asyncio.run(decode_offline(models, wanted + [c for c in some if c not in wanted]))
         models.close()
-    with server("--profile", args.profile) as srv:
+    with server("--profile", args.profile, "--language-model", "none") as srv:
         if "latency" in sections or "peers" in sections:
             document["latency"] = asyncio.run(latency(srv, some, offline))
         if "quality" in sections:
@@ -579,7 +579,7 @@ def main() -> None:
                 quiet(srv, loaded(c for c in everything if c.kind in ("noise", "music")), 10)
             )
     if "long" in sections:
-        with server("--profile", args.profile, "--session-s", "0") as srv:
+        with server("--profile", args.profile, "--language-model", "none", "--session-s", "0") as srv:
             document["long"] = asyncio.run(long_session(srv, read, args.minutes))
     if "peers" in sections:
         folder = store.require(

@@ -17,6 +17,7 @@ import pytest
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_all
 
+SMALL = "smollm2-135m-instruct"
 DATA = Path(__file__).parent / "data"
 
 
@@ -71,6 +72,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 
     def start(*flags: str, clean: bool = True) -> Process:
         log = tmp_path_factory.mktemp("serve") / "log.txt"
+        if "--language-model" not in flags:
+            flags = (*flags, "--language-model", "none")
         with log.open("w") as stderr:
             popen = subprocess.Popen(
                 [sys.executable, "-m", "antiphon", "serve", "--port", "0", *flags],
@@ -101,6 +104,12 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         assert "Traceback" not in text, text
         assert " ERROR " not in text, text
     assert codes == [0] * len(codes)
+
+
+@pytest.fixture(scope="session")
+def talker(serve: Serve) -> Process:
+    """A server with the small language model."""
+    return serve("--language-model", SMALL)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import DATA
+from tests.conftest import DATA, SMALL
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -60,12 +60,13 @@ def test_a_missing_model_offline_is_one_clear_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert run("doctor", "--home", str(tmp_path)).returncode == 1
     listed = run("pull", "--list", "--home", str(tmp_path)).stdout
-    assert listed.count("missing") == 3
+    assert listed.count("missing") == 5
 
 
 def test_doctor_says_what_is_here_and_how_fast() -> None:
-    done = run("doctor")
+    done = run("doctor", "--language-model", SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"first token in \d+ ms, then \d+ tokens a second", done.stdout)
     assert "here, verified" in done.stdout
     assert re.search(r"final, 5 s +\d+ ms", done.stdout)
 

@@ -210,6 +210,34 @@ def test_hours_cost_the_same_per_second_and_hold_no_more() -> None:
     assert max(sizes) < 40 * 16000
 
 
+def test_a_client_that_falls_silent_by_sending_nothing_gets_its_transcript() -> None:
+    """Its turn ends after 192 ms of silence; the rest of the silence that would settle the window never comes."""
+
+    async def main() -> str:
+        got: list[TranscriptDone] = []
+        arrived = anyio.Event()
+
+        async def emit(output: Output) -> None:
+            if isinstance(output, TranscriptDone):
+                got.append(output)
+                arrived.set()
+
+        inbox = Inbox(60)
+        session = TranscriptionSession(
+            TranscriptionConfig(turn=VAD), ScriptedTranscriber(), ScriptedDetector(), inbox, emit
+        )
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run)
+            for item in chunks(speech(1, 5, 7)):
+                await inbox.put(item)
+            with anyio.fail_after(10):
+                await arrived.wait()
+            inbox.close()
+        return got[0].text
+
+    assert anyio.run(main) == text(1, 5)
+
+
 def test_a_client_that_vanishes_mid_word_leaves_nothing() -> None:
     gates: list[anyio.Event] = []
 

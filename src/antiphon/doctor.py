@@ -14,14 +14,26 @@ import ctranslate2
 import numpy as np
 
 from antiphon import __version__
-from antiphon.adapters.base import Window
+from antiphon.adapters.base import LanguageModel, Message, ReplyDone, ReplyOptions, Window
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import AntiphonError
-from antiphon.models import load, num_workers, store_of
+from antiphon.models import LocalModel, chosen, load, num_workers, store_of
 from antiphon.settings import Settings
-from antiphon.store.registry import profile
 
-PACKAGES = ("ctranslate2", "faster-whisper", "onnxruntime", "av", "soxr", "starlette", "uvicorn", "websockets", "numpy")
+PACKAGES = (
+    "ctranslate2",
+    "faster-whisper",
+    "onnxruntime",
+    "torch",
+    "transformers",
+    "llguidance",
+    "av",
+    "soxr",
+    "starlette",
+    "uvicorn",
+    "websockets",
+    "numpy",
+)
 TRIALS = 5
 
 
@@ -39,10 +51,10 @@ async def report(settings: Settings) -> int:
     store = store_of(settings.models)
     print(f"models in {store.home}, profile {settings.models.profile}")
     missing = False
-    for model in profile(settings.models.profile):
-        gaps = store.missing(model)
+    for model in chosen(settings):
+        gaps = () if isinstance(model, LocalModel) else store.missing(model)
         missing = missing or bool(gaps)
-        print(f"  {model.id:16} {'missing: ' + ', '.join(f.name for f in gaps) if gaps else 'here, verified'}")
+        print(f"  {model.id:28} {'missing: ' + ', '.join(f.name for f in gaps) if gaps else 'here, verified'}")
     if missing:
         print("  fix: antiphon pull")
         return 1
@@ -67,7 +79,7 @@ def _devices(settings: Settings) -> None:
 
 async def _speed(settings: Settings) -> None:
     started = time.perf_counter()
-    models = await anyio.to_thread.run_sync(load, settings.models, store_of(settings.models))
+    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models))
     print(f"  loaded in        {time.perf_counter() - started:.1f} s")
     try:
         sound = np.random.default_rng(0).normal(0, 0.05, 5 * SAMPLE_RATE_HZ).astype(np.float32)
@@ -82,5 +94,26 @@ async def _speed(settings: Settings) -> None:
         started = time.perf_counter()
         frames = await stream.feed(sound)
         print(f"  speech detection {(time.perf_counter() - started) / len(frames) * 1e6:.0f} µs a frame of 32 ms")
+        if models.language:
+            await _answers(models.language)
     finally:
         models.close()
+
+
+async def _answers(model: LanguageModel) -> None:
+    """How soon and how fast the language model answers a short question, once it is warm."""
+    ask = [Message("user", "Count from one to thirty.")]
+    for warm in (False, True):
+        dialogue = await model.open()
+        started = time.perf_counter()
+        first, done = 0.0, None
+        async for part in dialogue.reply(ask, ReplyOptions(max_tokens=24, temperature=0.0)):
+            first = first or time.perf_counter()
+            done = part if isinstance(part, ReplyDone) else done
+        ended = time.perf_counter()
+        dialogue.close()
+        if warm and done and done.completion_tokens > 1:
+            speed = (done.completion_tokens - 1) / (ended - first)
+            print(
+                f"  answer           first token in {(first - started) * 1000:.0f} ms, then {speed:.0f} tokens a second"
+            )

@@ -7,6 +7,7 @@ AntiphonError
 ├── LocalProtocolError     our fault: an event that the wire dialect has no frame for
 ├── MediaError             a file or container that cannot be decoded
 ├── ModelError             one model step failed; fails the response or session, never the server
+├── EngineError            the engine was asked for what it cannot do (a row that left the context, a closed session)
 └── Refused                no room: carries a reason and when to try again
 """
 
@@ -45,6 +46,10 @@ class MediaError(AntiphonError):
 
 class ModelError(AntiphonError):
     """A model step failed."""
+
+
+class EngineError(AntiphonError):
+    """An engine session was asked for what it cannot do. The session lives."""
 
 
 class Refused(AntiphonError):

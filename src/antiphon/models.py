@@ -2,38 +2,70 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from antiphon.adapters import ADAPTERS
-from antiphon.adapters.base import SpeechDetector, Transcriber
-from antiphon.errors import StoreError
+from antiphon.adapters import ADAPTERS, PREPARERS
+from antiphon.adapters.base import LanguageModel, SpeechDetector, Transcriber
+from antiphon.engine.engine import EngineSettings
+from antiphon.errors import SettingsError, StoreError
 from antiphon.lanes import Lane
-from antiphon.settings import ModelSettings
-from antiphon.store import Model, Store
-from antiphon.store.registry import profile
+from antiphon.settings import ModelSettings, Settings
+from antiphon.store import MODELS, Model, Store
+from antiphon.store.registry import Role, profile
 
 # lane name, priority, seconds waited, seconds of the step
 ObserveStep = Callable[[str, int, float, float], None]
+HEARING: tuple[Role, ...] = ("transcriber", "vad")
+TALKING: tuple[Role, ...] = ("language",)
+EVERYTHING = HEARING + TALKING
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A language model of the user's own: a checkpoint's folder or a .gguf file."""
+
+    id: str
+    path: Path
+    role: Role = "language"
+    adapter: str = "causal_lm"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
-    """What sessions share. `lanes` is for measuring only."""
+    """What sessions share: None for a role that was not asked for. `lanes` is for measuring only."""
 
-    transcriber: Transcriber
-    detector: SpeechDetector
+    hears: Transcriber | None
+    watches: SpeechDetector | None
+    language: LanguageModel | None
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
+
+    @property
+    def transcriber(self) -> Transcriber:
+        """Raises LookupError where none was asked for."""
+        if self.hears is None:
+            raise LookupError("no transcriber is loaded")
+        return self.hears
+
+    @property
+    def detector(self) -> SpeechDetector:
+        """Raises LookupError where none was asked for."""
+        if self.watches is None:
+            raise LookupError("no speech detector is loaded")
+        return self.watches
 
     def close(self) -> None:
         """Stop the workers; running steps finish."""
         for lane in self.lanes:
             lane.close()
+        if self.language:
+            self.language.close()
 
 
 def store_of(settings: ModelSettings) -> Store:
@@ -47,34 +79,103 @@ def num_workers(settings: ModelSettings) -> int:
     return settings.workers or max(1, len(os.sched_getaffinity(0)))
 
 
-def load(settings: ModelSettings, store: Store, observe: ObserveStep | None = None) -> LoadedModels:
-    """Load the profile's models. Raises StoreError for a file that is not there, ModelError for one that does not load."""
+def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Model | LocalModel, ...]:
+    """The models of these roles that the settings name. Raises SettingsError for a language model that is none."""
+    found: list[Model | LocalModel] = [m for m in profile(settings.models.profile) if m.role in roles]
+    name = settings.engine.language_model
+    if not name or "language" not in roles:
+        return tuple(found)
+    others = [m for m in found if m.role != "language"]
+    return tuple(others) if name == "none" else (*others, _language(name))
+
+
+def _language(name: str) -> Model | LocalModel:
+    if name in MODELS:
+        if MODELS[name].role != "language":
+            raise SettingsError(f"--language-model {name}: that is a {MODELS[name].role}")
+        return MODELS[name]
+    path = Path(name).expanduser().resolve()
+    if not path.exists():
+        raise SettingsError(
+            f"--language-model {name}: no model of that name (antiphon pull --list), no such folder or file"
+        )
+    return LocalModel(path.stem if path.is_file() else path.name, path)
+
+
+def prepare(settings: Settings, store: Store, model: Model | LocalModel) -> Path:
+    """The folder a model is loaded from. What has to be made of its files is made on the first call. Raises StoreError."""
+    source = model.path if isinstance(model, LocalModel) else store.require(model)
+    if model.adapter not in PREPARERS:
+        return source
+    name = model.id
+    if isinstance(model, LocalModel):
+        name += "-" + hashlib.sha256(str(model.path).encode()).hexdigest()[:8]
+    make = _named(PREPARERS[model.adapter])
+    folder: Path = make(source, store.home, name, settings.engine.weights, settings.models.device)
+    return folder
+
+
+def load(
+    settings: Settings, store: Store, observe: ObserveStep | None = None, roles: Collection[Role] = EVERYTHING
+) -> LoadedModels:
+    """Load the models of these roles. Raises StoreError for a file that is not there, ModelError for one that does not load."""
 
     def watch(lane: str) -> Callable[[int, float, float], None] | None:
         return None if observe is None else lambda priority, waited, took: observe(lane, priority, waited, took)
 
-    by_role: dict[str, tuple[Model, Any]] = {}
-    for model in profile(settings.profile):
-        adapter = _adapter(model)
-        if model.role == "transcriber":
-            options: dict[str, Any] = {
-                "device": settings.device,
-                "compute_type": settings.compute_type,
-                "workers": num_workers(settings),
-                "max_queue": settings.max_queue,
+    by_role: dict[str, Any] = {}
+    names: list[str] = []
+    for model in chosen(settings, roles):
+        make = _named(_adapter(model.id, model.adapter))
+        options = _options(settings, model.role)
+        options["observe"] = _engine_steps(observe) if model.role == "language" else watch(model.role)
+        by_role[model.role] = make(prepare(settings, store, model), model.id, **options)
+        if model.role != "vad":
+            names.append(model.id)
+    lanes = tuple(m.lane for role, m in by_role.items() if role != "language")
+    return LoadedModels(by_role.get("transcriber"), by_role.get("vad"), by_role.get("language"), tuple(names), lanes)
+
+
+def _options(settings: Settings, role: Role) -> dict[str, Any]:
+    models, engine = settings.models, settings.engine
+    match role:
+        case "transcriber":
+            return {
+                "device": models.device,
+                "compute_type": models.compute_type,
+                "workers": num_workers(models),
+                "max_queue": models.max_queue,
             }
-        else:
-            options = {"max_queue": max(1024, settings.max_queue)}
-        by_role[model.role] = (model, adapter(store.require(model), model.id, observe=watch(model.role), **options))
-    transcriber, detector = by_role["transcriber"], by_role["vad"]
-    return LoadedModels(
-        transcriber[1], detector[1], (transcriber[0].id,), tuple(instance.lane for _, instance in by_role.values())
-    )
+        case "vad":
+            return {"max_queue": max(1024, models.max_queue)}
+        case "language":
+            kv = EngineSettings(
+                kv_bytes=engine.kv_mb << 20,
+                host_bytes=engine.kv_host_mb << 20,
+                disk_bytes=engine.kv_disk_mb << 20,
+                context_rows=engine.context_tokens,
+                reserve_rows=engine.reserve_tokens,
+                prefill_rows=engine.prefill_tokens,
+                park_after_s=engine.park_after_s,
+            )
+            return {
+                "settings": kv,
+                "device": models.device,
+                "weights": engine.weights,
+                "threads": engine.engine_threads,
+            }
 
 
-def _adapter(model: Model) -> Callable[..., Any]:
-    try:
-        module, name = ADAPTERS[model.adapter].split(":")
-    except KeyError:
-        raise StoreError(f"{model.id}: there is no adapter named {model.adapter}") from None
-    return getattr(import_module(module), name)  # type: ignore[no-any-return]
+def _engine_steps(observe: ObserveStep | None) -> Callable[[int, int, float], None] | None:
+    return None if observe is None else lambda rows, sessions, took: observe("language", 0, 0.0, took)
+
+
+def _adapter(model_id: str, adapter: str) -> str:
+    if adapter not in ADAPTERS:
+        raise StoreError(f"{model_id}: there is no adapter named {adapter}")
+    return ADAPTERS[adapter]
+
+
+def _named(name: str) -> Callable[..., Any]:
+    module, attribute = name.split(":")
+    return getattr(import_module(module), attribute)  # type: ignore[no-any-return]

@@ -8,6 +8,7 @@ then finals begun on the chance that a pause is the end, then partials.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -58,6 +59,8 @@ SPECULATE_AFTER_S = MARGIN / SAMPLE_RATE_HZ
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
 BUSY_STEPS = 3
+# A client that is muted once it has heard that its turn ended sends no silence: it gets its transcript all the same.
+STALLED_S = 0.6
 
 Emit = Callable[[Output], Awaitable[None]]
 Measure = Callable[[str, float], None]
@@ -159,8 +162,15 @@ class TranscriptionSession:
     # --- listening -----------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        while (item := await self.inbox.get()) is not None:
+        while True:
+            with anyio.move_on_after(STALLED_S if self._segmenter.settling else math.inf) as waiting:
+                item = await self.inbox.get()
+            if waiting.cancelled_caught:
+                await self._take(self._segmenter.settle())
+                continue
             match item:
+                case None:
+                    return
                 case AudioAppended(pcm):
                     for start in range(0, len(pcm), SAMPLE_RATE_HZ):
                         await self._hear(pcm[start : start + SAMPLE_RATE_HZ])

@@ -70,10 +70,35 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineOptions:
+    language_model: str = option(
+        "", "Language model: a name from `antiphon pull --list`, a checkpoint's folder, a .gguf file, or `none`."
+    )
+    weights: str = option(
+        "auto",
+        "Type of the language model's weights; `auto` takes what the device multiplies fastest.",
+        choices=("auto", "int8", "bf16", "fp32"),
+    )
+    engine_threads: int = option(0, "Threads of a language model's step; 0 means one a core.", low=0)
+    kv_mb: int = option(2048, "Memory for the KV of live conversations, in MB.", low=1)
+    kv_host_mb: int = option(1024, "Host memory for the KV of parked conversations, in MB.", low=0)
+    kv_disk_mb: int = option(8192, "Disk for the KV of parked conversations, in MB.", low=0)
+    context_tokens: int = option(
+        0, "Most tokens a conversation keeps in its KV; 0 means what the model was made for.", low=0
+    )
+    reserve_tokens: int = option(512, "Room in the KV that a conversation is promised when it is let in.", low=64)
+    prefill_tokens: int = option(
+        64, "Most prompt tokens in one step while others are being answered: what a long prompt may delay them.", low=16
+    )
+    park_after_s: float = option(120.0, "Idle seconds after which a conversation's KV is parked.", low=0)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
     audio: AudioSettings = field(default_factory=AudioSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
+    engine: EngineOptions = field(default_factory=EngineOptions)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from antiphon.events import (
     TurnCommitted,
 )
 from antiphon.inbox import Inbox
-from antiphon.models import load, store_of
+from antiphon.models import HEARING, load, store_of
 from antiphon.protocols.openai_rest import srt
 from antiphon.session import TranscriptionSession
 from antiphon.settings import Settings
@@ -113,7 +113,7 @@ async def transcribe_file(settings: Settings, file: str, language: str | None, p
     first = await anyio.to_thread.run_sync(next, chunks, None)
     if first is None:
         raise MediaError("the file holds no sound")
-    models = await anyio.to_thread.run_sync(load, settings.models, store_of(settings.models))
+    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, HEARING)
     printer = _Printer(style, live=style is Style.TEXT and sys.stderr.isatty())
     inbox = Inbox(BACKLOG_S)
     config = TranscriptionConfig(

@@ -13,7 +13,7 @@ import pytest
 from antiphon.adapters.base import FileInfo, FileOptions, Segment, Window
 from antiphon.adapters.silero import SileroDetector
 from antiphon.adapters.whisper import WhisperTranscriber, _repeats, _slabs
-from antiphon.models import LoadedModels, load, store_of
+from antiphon.models import HEARING, LoadedModels, load, store_of
 from antiphon.settings import load as load_settings
 from antiphon.store import MODELS
 from tests.conftest import Recording
@@ -22,7 +22,7 @@ from tests.conftest import Recording
 @pytest.fixture(scope="module")
 def models() -> Iterator[LoadedModels]:
     settings = load_settings({}, os.environ)
-    loaded = load(settings.models, store_of(settings.models))
+    loaded = load(settings, store_of(settings.models), roles=HEARING)
     yield loaded
     loaded.close()
 

@@ -1,4 +1,4 @@
-"""Models: how each listens. `ADAPTERS` is the table; a new model is one file and one line here (docs/add-a-model.md)."""
+"""Models: how each listens or answers. `ADAPTERS` is the table; a new model is one file and one line here (docs/add-a-model.md)."""
 
 from __future__ import annotations
 
@@ -10,5 +10,9 @@ ADAPTERS: Mapping[str, str] = MappingProxyType(
     {
         "whisper": "antiphon.adapters.whisper:WhisperTranscriber",
         "silero": "antiphon.adapters.silero:SileroDetector",
+        "causal_lm": "antiphon.adapters.causal_lm:CausalLm",
     }
 )
+
+# adapters whose files are made ready once -> "module:function", called as function(source, home, name, weights, device) -> folder
+PREPARERS: Mapping[str, str] = MappingProxyType({"causal_lm": "antiphon.adapters.checkpoint:prepare"})

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon import __version__
 from antiphon.server.auth import bearer
+from antiphon.server.chat import chat_completions
 from antiphon.server.errors import error_response, http_exception
 from antiphon.server.realtime import realtime
 from antiphon.server.state import ServerState
@@ -40,6 +41,7 @@ def build(state: ServerState) -> Starlette:
             Route("/v1/models/{id:path}", _model),
             Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
             Route("/v1/audio/translations", translations, methods=["POST"]),
+            Route("/v1/chat/completions", chat_completions, methods=["POST"]),
             WebSocketRoute("/v1/realtime", realtime),
             WebSocketRoute("/realtime", realtime),
         ],
@@ -75,6 +77,7 @@ async def _root(request: Request) -> Response:
         "WS   /v1/realtime                  streaming transcription (vLLM dialect, OpenAI Realtime)",
         "POST /v1/audio/transcriptions      a file to text, streamed or whole",
         "POST /v1/audio/translations        a file to English",
+        "POST /v1/chat/completions          a conversation's next turn, streamed or whole",
         "GET  /v1/models  /health  /ready  /metrics",
         "",
         f"ready: {'yes' if state.models and not state.draining else 'no'}",

@@ -80,7 +80,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
         async with anyio.create_task_group() as group:
             group.start_soon(_serve_http, http, sock, group.cancel_scope)
             store = store_of(settings.models)
-            state.models = await anyio.to_thread.run_sync(load, settings.models, store, metrics.step)
+            state.models = await anyio.to_thread.run_sync(load, settings, store, metrics.step)
             metrics.watch(state.models.lanes, state.backlog_s)
             host = f"[{server.host}]" if ":" in server.host else server.host
             on_ready(f"http://{host}:{sock.getsockname()[1]}")

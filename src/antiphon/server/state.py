@@ -48,7 +48,7 @@ class ServerState:
     def names(self) -> Models:
         """Names a client may use."""
         assert self.models is not None
-        return Models(self.models.names, strict=self.settings.server.strict_models)
+        return Models((self.models.transcriber.profile.id,), strict=self.settings.server.strict_models)
 
     def loaded(self) -> LoadedModels:
         """The models. Raises Refused while they load or the server drains."""
@@ -103,8 +103,8 @@ class ServerState:
         """Seconds of audio waiting in the session that is furthest behind."""
         return max((s.inbox.backlog_s for s in self.live), default=0.0)
 
-    def stand_in(self, name: str) -> None:
+    def stand_in(self, name: str, model: str = "") -> None:
         """Say once which loaded model serves a client's default name."""
         if name not in self._mentioned and len(self._mentioned) < 1000:
             self._mentioned.add(name)
-            log.info("model %r is not here: served by %s", name[:80], self.names.loaded[0])
+            log.info("model %r is not here: served by %s", name[:80], model or self.names.loaded[0])

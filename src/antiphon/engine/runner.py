@@ -1,0 +1,186 @@
+"""One forward pass of a `transformers` decoder over the rows of many sessions. Knows tensors; knows no session's life.
+
+The decoder is used as it comes: embeddings in, logits of the rows that are owed one out. Its attention implementation is set to
+attention.py's; all it is told besides is each row's position.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from antiphon.engine.attention import NAME, KvTensors, Segment
+from antiphon.engine.sampling import generator, sample
+from antiphon.engine.scheduler import Chunk
+from antiphon.engine.sequence import EMBEDDED, Token
+from antiphon.errors import AntiphonError, ModelError
+
+log = logging.getLogger(__name__)
+
+Result = Token | Exception | None
+
+
+@dataclass(slots=True)
+class RunnerStats:
+    """Totals since the start. Seconds; `forward_s` is the decoder itself, `sample_s` choosing tokens, `step_s` all of it."""
+
+    steps: int = 0
+    rows: int = 0
+    step_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Runner:
+    """`model`: a causal language model of `transformers`, in eval mode, on `device`.
+
+    `dtype` it computes in, `kv_dtype` its keys and values are kept in. `position_axes`: 1, or 3 where positions are (time,
+    height, width). `kv_folder`: where parked sessions' files go.
+    """
+
+    model: Any
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype = torch.float32
+    position_axes: int = 1
+    kv_folder: Path | None = None
+    stats: RunnerStats = field(default_factory=RunnerStats)
+    _embed: Any = None
+    _hidden: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        self.model.set_attn_implementation(NAME)
+        self._embed = self.model.get_input_embeddings()
+        self.model.get_output_embeddings().register_forward_pre_hook(self._see_hidden)
+
+    @property
+    def config(self) -> Any:
+        """The decoder's own configuration, where the model has several."""
+        return self.model.config.get_text_config()
+
+    @property
+    def width(self) -> int:
+        """Numbers in an embedding."""
+        return int(self.config.hidden_size)
+
+    @property
+    def context_rows(self) -> int:
+        """Positions the model was made for."""
+        return int(self.config.max_position_embeddings)
+
+    def storage(self) -> KvTensors:
+        """Memory for this decoder's keys and values."""
+        config = self.config
+        heads = int(config.num_attention_heads)
+        return KvTensors(
+            layers=int(config.num_hidden_layers),
+            kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
+            head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
+            dtype=self.kv_dtype,
+            device=self.device,
+            folder=self.kv_folder,
+        )
+
+    def embeddings(self, rows: Any) -> torch.Tensor:
+        """`rows`, float [n, width], as the decoder takes them. Raises ValueError for another shape."""
+        given = torch.as_tensor(rows)
+        if given.dim() != 2 or given.shape[1] != self.width:
+            raise ValueError(f"embeddings are [rows, {self.width}], not {list(given.shape)}")
+        return given.to(self.device, self.dtype)
+
+    @torch.inference_mode()
+    def step(self, chunks: Sequence[Chunk]) -> list[Result]:
+        """Compute the chunks' keys and values; one result a chunk: a token where one was owed. Does not raise.
+
+        Where the pass fails, each chunk is tried by itself, so that the one at fault fails alone.
+        """
+        started = time.perf_counter()
+        try:
+            results = self._forward(chunks)
+        except Exception as error:
+            # The edge of the model: whatever it raises fails a session, never the engine.
+            if len(chunks) == 1:
+                log.error("a model step failed: %s", error)
+                return [_wrapped(error)]
+            return [self.step([chunk])[0] for chunk in chunks]
+        self.stats.steps += 1
+        self.stats.rows += sum(c.count for c in chunks)
+        self.stats.step_s += time.perf_counter() - started
+        return results
+
+    def _forward(self, chunks: Sequence[Chunk]) -> list[Result]:
+        segments, owed, at = [], [], 0
+        for chunk in chunks:
+            segments.append(Segment.of(chunk.handle, at, chunk.count, chunk.start))
+            at += chunk.count
+            if chunk.sampled:
+                owed.append(at - 1)
+        started = time.perf_counter()
+        out = self.model(
+            inputs_embeds=self._inputs(chunks),
+            position_ids=self._positions(chunks),
+            use_cache=False,
+            logits_to_keep=torch.tensor(owed, dtype=torch.long, device=self.device),
+            segments=segments,
+        )
+        self.stats.forward_s += time.perf_counter() - started
+        hidden, self._hidden = self._hidden, None
+        started = time.perf_counter()
+        logits = iter(out.logits[0].float().cpu())
+        rows = iter(hidden if hidden is not None else ())
+        results = [self._sampled(c, next(logits), next(rows, None)) if c.sampled else None for c in chunks]
+        self.stats.sample_s += time.perf_counter() - started
+        return results
+
+    def _sampled(self, chunk: Chunk, logits: torch.Tensor, hidden: torch.Tensor | None) -> Result:
+        generation = chunk.sampled
+        assert generation is not None
+        if generation.sampler is None:
+            generation.sampler = generator(generation.params)
+        try:
+            token, logprob = sample(logits, generation.params, chunk.recent, generation.produced, generation.sampler)
+        except Exception as error:
+            # A constraint is an adapter's code: it fails its own session.
+            return _wrapped(error)
+        wanted = generation.params.hidden and hidden is not None
+        return Token(token, logprob, hidden.clone() if wanted and hidden is not None else None)
+
+    def _inputs(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        ids = [0 if i is EMBEDDED else i for c in chunks for i in c.ids]
+        rows: torch.Tensor = self._embed(torch.tensor(ids, dtype=torch.long, device=self.device)).to(self.dtype)
+        at = 0
+        for chunk in chunks:
+            for first, given in chunk.embeddings:
+                rows[at + first - chunk.start : at + first - chunk.start + len(given)] = given
+            at += chunk.count
+        return rows[None]
+
+    def _positions(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        if self.position_axes == 1:
+            flat = [p for c in chunks for p in (_first(c) if c.positions else range(c.start, c.stop))]
+            return torch.tensor([flat], dtype=torch.long, device=self.device)
+        rows = [p for c in chunks for p in (c.positions or [(i,) * 3 for i in range(c.start, c.stop)])]
+        return torch.tensor(rows, dtype=torch.long, device=self.device).T[:, None]
+
+    def _see_hidden(self, _: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        self._hidden = inputs[0][0]
+
+
+def _first(chunk: Chunk) -> list[int]:
+    assert chunk.positions is not None
+    return [p[0] for p in chunk.positions]
+
+
+def _wrapped(error: Exception) -> Exception:
+    if isinstance(error, AntiphonError):
+        return error
+    wrapped = ModelError(f"{type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

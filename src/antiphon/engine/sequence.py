@@ -1,0 +1,265 @@
+"""One session's rows: what the model has been given and has said, and how much of it is in the KV. No torch.
+
+A *row* is one position of the model's input: a token, or an embedding that an adapter made (sound, an image). Rows are
+counted from the session's start, and go on being counted when a context cut drops some: `length` never jumps back by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+from antiphon.errors import EngineError
+
+# The id of a row that was given as an embedding.
+EMBEDDED: None = None
+Row = int | None
+Position = tuple[int, ...]
+
+
+class Finish(Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+
+
+class Constraint(Protocol):
+    """A grammar, or any other rule over tokens. Called in the engine's thread, between steps."""
+
+    def allowed(self) -> Any:
+        """Which tokens may come next: uint32 [ceil(vocabulary / 32)], bit t % 32 of word t // 32; None allows all."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The token was sampled. Raises ValueError where it must not have been."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens. Greedy at temperature 0.
+
+    `top_k` 0, `top_p` 1 and `min_p` 0 leave everything in. `repetition_penalty` (CTRL, arXiv:1909.05858) divides positive
+    logits and multiplies negative ones of tokens among the last `repetition_window` rows. `presence_penalty` and
+    `frequency_penalty` count the tokens of this generation (OpenAI). `seed` None draws one. `forbid` tokens are never
+    sampled; of `allow`, where given, nothing else is. `stop` tokens end the generation and stay its last row.
+    `logprobs`, `hidden`: tokens come with their log-probability, with the last hidden state they were sampled from.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    repetition_window: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    stop: frozenset[int] = frozenset()
+    forbid: tuple[int, ...] = ()
+    allow: tuple[int, ...] | None = None
+    bias: Mapping[int, float] = field(default_factory=dict)
+    constraint: Constraint | None = None
+    logprobs: bool = False
+    hidden: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One sampled token. Where asked for: `logprob`, natural, under the model's own distribution; `hidden`, float [width]."""
+
+    id: int
+    logprob: float | None = None
+    hidden: Any = None
+
+
+@dataclass(slots=True)
+class Generation:
+    """A generation under way. `deliver` takes tokens, then one Finish or the error it failed with; it must not block."""
+
+    params: Sampling
+    deliver: Callable[[Token | Finish | Exception], None]
+    start: int
+    produced: int = 0
+    consumed: int = 0
+    # The sampler's own state (a random generator); opaque here.
+    sampler: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Embeddings of rows start..start + count: `rows` float [count, width], opaque here."""
+
+    start: int
+    count: int
+    rows: Any
+
+
+@dataclass(slots=True, eq=False)
+class Rows:
+    """The rows of one session. Indices here are *local*: what a context cut dropped is not counted.
+
+    `computed` rows from the head are in the KV; the others are pending. `epoch` changes when rows are taken back, so that a
+    step that was under way then can be told from one that still counts.
+    """
+
+    ids: list[Row] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    # None: row i is at position i. Else one tuple a row (M-RoPE: time, height, width).
+    positions: list[Position] | None = None
+    computed: int = 0
+    dropped: int = 0
+    # Rows at the head that a cut keeps (the system prompt), and where turns start.
+    pinned: int = 0
+    turns: list[int] = field(default_factory=list)
+    epoch: int = 0
+    generation: Generation | None = None
+    # Seconds on the engine's clock when it last had something to do.
+    used_s: float = 0.0
+
+    @property
+    def length(self) -> int:
+        """Rows since the session's start, dropped ones too."""
+        return len(self.ids) + self.dropped
+
+    @property
+    def pending(self) -> int:
+        """Rows whose KV is still to be computed."""
+        return len(self.ids) - self.computed
+
+    @property
+    def busy(self) -> bool:
+        """The engine has something to do for it."""
+        return self.pending > 1 or self.generation is not None
+
+    def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
+        """Add tokens at the end."""
+        self._place(len(ids), positions)
+        self.ids.extend(ids)
+
+    def append_embeddings(self, rows: Any, count: int, positions: Sequence[Position] | None = None) -> None:
+        """Add `count` embedding rows at the end."""
+        if count:
+            self._place(count, positions)
+            self.spans.append(Span(len(self.ids), count, rows))
+            self.ids.extend([EMBEDDED] * count)
+
+    def start_turn(self) -> None:
+        """The next row begins a turn: a place where a cut may fall."""
+        if not self.turns or self.turns[-1] != len(self.ids):
+            self.turns.append(len(self.ids))
+
+    def pin(self) -> None:
+        """All rows so far are kept by every cut."""
+        self.pinned = len(self.ids)
+
+    def rollback(self, position: int) -> None:
+        """Take back all rows from `position` (counted from the session's start) on. Raises EngineError for a dropped row."""
+        local = position if position <= self.pinned else position - self.dropped
+        if not 0 <= position <= self.length:
+            raise EngineError(f"cannot roll back to row {position} of {self.length}")
+        if self.dropped and self.pinned < position < self.pinned + self.dropped:
+            raise EngineError(
+                f"row {position} left the context: rows {self.pinned} to {self.pinned + self.dropped} did"
+            )
+        if local <= self.pinned and self.dropped:
+            self.dropped = 0
+        self._truncate(local)
+
+    def cut(self, keep: int) -> int:
+        """Drop the oldest rows after the pinned ones so that at most `keep` rows stay; returns how many went.
+
+        The cut falls where a turn starts, if one does in reach; what stays after it is pending again.
+        """
+        excess = len(self.ids) - keep
+        if excess <= 0:
+            return 0
+        first = self.pinned + excess
+        # A turn is kept whole where that still leaves half of what may stay.
+        reach = len(self.ids) - (keep - self.pinned) // 2
+        end = next((t for t in self.turns if first <= t <= reach), first)
+        gone = end - self.pinned
+        if self.positions is not None:
+            self._close_gap(end)
+        del self.ids[self.pinned : end]
+        self.spans = [s for span in self.spans for s in _without(span, self.pinned, end)]
+        self.turns = [t if t <= self.pinned else t - gone for t in self.turns if t <= self.pinned or t >= end]
+        self.dropped += gone
+        self.computed = min(self.computed, self.pinned)
+        self.epoch += 1
+        return gone
+
+    def embeddings(self, start: int, stop: int) -> list[tuple[int, Any]]:
+        """(row, embeddings from that row on) of the spans in start..stop, cut to fit."""
+        out: list[tuple[int, Any]] = []
+        for span in self.spans:
+            low, high = max(start, span.start), min(stop, span.start + span.count)
+            if low < high:
+                out.append((low, span.rows[low - span.start : high - span.start]))
+        return out
+
+    def shared(self, other: Rows, among: int) -> int:
+        """How many rows from the head are the same tokens at the same positions as the first `among` of `other`."""
+        if (self.positions is None) != (other.positions is None):
+            return 0
+        limit = min(len(self.ids), among)
+        for i in range(limit):
+            if self.ids[i] is EMBEDDED or self.ids[i] != other.ids[i]:
+                return i
+            if self.positions is not None and other.positions is not None and self.positions[i] != other.positions[i]:
+                return i
+        return limit
+
+    def _place(self, count: int, positions: Sequence[Position] | None) -> None:
+        if positions is not None and len(positions) != count:
+            raise ValueError(f"{len(positions)} positions for {count} rows")
+        if positions is not None and self.positions is None:
+            self.positions = [(i, i, i) for i in range(len(self.ids))]
+        if self.positions is not None:
+            first = max(self.positions[-1]) + 1 if self.positions else 0
+            self.positions.extend(positions or [(first + i,) * 3 for i in range(count)])
+
+    def _truncate(self, local: int) -> None:
+        del self.ids[local:]
+        if self.positions is not None:
+            del self.positions[local:]
+        self.spans = [s for span in self.spans for s in _without(span, local, span.start + span.count)]
+        self.turns = [t for t in self.turns if t <= local]
+        self.pinned = min(self.pinned, local)
+        self.computed = min(self.computed, local)
+        self.epoch += 1
+
+    def _close_gap(self, end: int) -> None:
+        assert self.positions is not None
+        head, tail = self.positions[: self.pinned], self.positions[end:]
+        start = max(head[-1]) + 1 if head else 0
+        shift = (min(tail[0]) if tail else start) - start
+        self.positions = head + [tuple(p - shift for p in position) for position in tail]
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError where the bookkeeping contradicts itself."""
+        assert 0 <= self.computed <= len(self.ids)
+        assert 0 <= self.pinned <= len(self.ids)
+        assert self.positions is None or len(self.positions) == len(self.ids)
+        covered = [i for s in self.spans for i in range(s.start, s.start + s.count)]
+        assert covered == [i for i, row in enumerate(self.ids) if row is EMBEDDED]
+        assert self.turns == sorted(set(self.turns))
+        assert all(t <= len(self.ids) for t in self.turns)
+
+
+def _without(span: Span, low: int, high: int) -> list[Span]:
+    """The span once rows low..high are gone and what follows them has moved down."""
+    end, gone = span.start + span.count, high - low
+    out: list[Span] = []
+    if span.start < low:
+        count = min(end, low) - span.start
+        out.append(Span(span.start, count, span.rows[:count]))
+    if end > high:
+        start = max(span.start, high)
+        out.append(Span(start - gone, end - start, span.rows[start - span.start :]))
+    return out

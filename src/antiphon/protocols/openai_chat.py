@@ -1,0 +1,314 @@
+"""POST /v1/chat/completions: the request's body, checked, and the bodies and chunks of its answers. Pure.
+
+Fields as in OpenAI's API reference; `top_k`, `min_p` and `repetition_penalty` as vLLM's extra parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from antiphon.adapters.base import (
+    Message,
+    Reply,
+    ReplyDone,
+    ReplyOptions,
+    Role,
+    TextDelta,
+    Tool,
+    ToolCall,
+    ToolCallDelta,
+    ToolCallStarted,
+)
+from antiphon.errors import RemoteProtocolError
+
+MAX_STOPS = 16
+ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+
+class _Function(msgspec.Struct):
+    name: str
+    arguments: str = "{}"
+
+
+class _Call(msgspec.Struct):
+    id: str
+    function: _Function
+    type: str = "function"
+
+
+class _Part(msgspec.Struct):
+    type: str
+    text: str = ""
+
+
+class _Message(msgspec.Struct):
+    role: str
+    content: str | list[_Part] | None = None
+    tool_calls: list[_Call] | None = None
+    tool_call_id: str = ""
+    name: str | None = None
+
+
+class _ToolFunction(msgspec.Struct):
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Tool(msgspec.Struct):
+    function: _ToolFunction
+    type: str = "function"
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Choice(msgspec.Struct):
+    type: str
+    function: _Named
+
+
+class _Schema(msgspec.Struct):
+    schema: dict[str, Any] | None = None
+    name: str = ""
+
+
+class _Format(msgspec.Struct):
+    type: str
+    json_schema: _Schema | None = None
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool = False
+
+
+class _Body(msgspec.Struct):
+    model: str
+    messages: list[_Message]
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    logit_bias: dict[str, float] | None = None
+    logprobs: bool | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: str | _Choice | None = None
+    response_format: _Format | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A checked request. `include_usage`: a stream ends with a chunk that holds the counts."""
+
+    model: str
+    messages: tuple[Message, ...]
+    options: ReplyOptions
+    stream: bool = False
+    include_usage: bool = False
+
+
+_decoder = msgspec.json.Decoder(_Body)
+_encode = msgspec.json.Encoder().encode
+
+
+def parse(data: bytes) -> ChatRequest:
+    """Raises RemoteProtocolError naming the field."""
+    try:
+        body = _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        # "Object missing required field `model`", "Expected `int`, got `str` - at `$.max_tokens`"
+        at = str(error).rpartition("`$")[2].strip("`.") or None
+        raise RemoteProtocolError("invalid_value", f"Invalid request: {error}", at) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError("invalid_json", f"The body is not JSON: {error}") from None
+    if not body.messages:
+        raise RemoteProtocolError("invalid_value", "'messages' is empty.", "messages")
+    if body.n not in (None, 1):
+        raise RemoteProtocolError("invalid_value", "Only n = 1 is served.", "n")
+    if body.logprobs:
+        raise RemoteProtocolError("invalid_value", "logprobs are not served.", "logprobs")
+    tools = tuple(
+        Tool(t.function.name, t.function.description or "", t.function.parameters or {}) for t in body.tools or ()
+    )
+    options = ReplyOptions(
+        max_tokens=_between("max_tokens", body.max_completion_tokens or body.max_tokens, 1, 1 << 20),
+        temperature=_between("temperature", body.temperature, 0, 2),
+        top_p=_between("top_p", body.top_p, 0, 1),
+        top_k=_between("top_k", None if body.top_k is None else max(0, body.top_k), 0, 1 << 20),
+        min_p=_between("min_p", body.min_p, 0, 1),
+        repetition_penalty=_between("repetition_penalty", body.repetition_penalty, 0.01, 10),
+        presence_penalty=_between("presence_penalty", body.presence_penalty, -2, 2) or 0.0,
+        frequency_penalty=_between("frequency_penalty", body.frequency_penalty, -2, 2) or 0.0,
+        seed=body.seed,
+        stop=_stops(body.stop),
+        bias=_bias(body.logit_bias),
+        tools=tools,
+        tool_choice=_tool_choice(body.tool_choice, tools),
+        schema=_schema(body.response_format),
+    )
+    return ChatRequest(
+        body.model,
+        tuple(_message(m, i) for i, m in enumerate(body.messages)),
+        options,
+        bool(body.stream),
+        bool(body.stream_options and body.stream_options.include_usage),
+    )
+
+
+def _between(name: str, value: Any, low: float, high: float) -> Any:
+    if value is not None and not low <= value <= high:
+        raise RemoteProtocolError("invalid_value", f"'{name}' is {value}, not between {low} and {high}.", name)
+    return value
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MAX_STOPS or not all(stops):
+        raise RemoteProtocolError("invalid_value", f"'stop' takes up to {MAX_STOPS} strings, none empty.", "stop")
+    return stops
+
+
+def _bias(bias: Mapping[str, float] | None) -> dict[int, float]:
+    try:
+        return {int(k): v for k, v in (bias or {}).items()}
+    except ValueError:
+        raise RemoteProtocolError("invalid_value", "'logit_bias' maps token ids to numbers.", "logit_bias") from None
+
+
+def _tool_choice(choice: str | _Choice | None, tools: Sequence[Tool]) -> str:
+    if choice is None:
+        return "auto"
+    if isinstance(choice, str):
+        if choice not in ("auto", "none", "required"):
+            raise RemoteProtocolError("invalid_value", f"Invalid value: '{choice}'.", "tool_choice")
+        if choice == "required" and not tools:
+            raise RemoteProtocolError("invalid_value", "'tool_choice' needs 'tools'.", "tool_choice")
+        return choice
+    if choice.function.name not in {t.name for t in tools}:
+        raise RemoteProtocolError("invalid_value", f"There is no tool '{choice.function.name}'.", "tool_choice")
+    return choice.function.name
+
+
+def _schema(form: _Format | None) -> Mapping[str, Any] | None:
+    match form:
+        case None | _Format(type="text"):
+            return None
+        case _Format(type="json_object"):
+            return {"type": "object"}
+        case _Format(type="json_schema", json_schema=_Schema(schema=dict() as schema)):
+            return schema
+    raise RemoteProtocolError(
+        "invalid_value", "'response_format' is text, json_object or json_schema with a schema.", "response_format"
+    )
+
+
+def _message(message: _Message, index: int) -> Message:
+    where = f"messages[{index}]"
+    if message.role not in ROLES:
+        raise RemoteProtocolError("invalid_value", f"Invalid role: '{message.role}'.", f"{where}.role")
+    parts = [_Part("text", message.content)] if isinstance(message.content, str) else message.content or []
+    for part in parts:
+        if part.type not in ("text", "refusal"):
+            raise RemoteProtocolError("invalid_value", f"The model reads text, not '{part.type}'.", f"{where}.content")
+    return Message(
+        ROLES[message.role],
+        "".join(p.text for p in parts),
+        tuple(ToolCall(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ()),
+        message.tool_call_id,
+        message.name or "",
+    )
+
+
+@dataclass(slots=True)
+class Answer:
+    """One answer on its way out: feed it every Reply. `chunks` come back where it is streamed, `body` is the whole."""
+
+    id: str
+    model: str
+    created_s: int
+    include_usage: bool = False
+    _text: str = ""
+    _calls: list[dict[str, Any]] = field(default_factory=list)
+    _done: ReplyDone | None = None
+
+    def begin(self) -> bytes:
+        """The first chunk."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def feed(self, reply: Reply) -> list[bytes]:
+        """The chunks that `reply` makes."""
+        match reply:
+            case TextDelta(text):
+                self._text += text
+                return [self._chunk({"content": text})]
+            case ToolCallStarted(id, name):
+                call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+                self._calls.append(call)
+                return [self._chunk({"tool_calls": [{"index": len(self._calls) - 1} | call]})]
+            case ToolCallDelta(arguments):
+                self._calls[-1]["function"]["arguments"] += arguments
+                part = {"index": len(self._calls) - 1, "function": {"arguments": arguments}}
+                return [self._chunk({"tool_calls": [part]})]
+            case ReplyDone() as done:
+                self._done = done
+                chunks = [self._chunk({}, done.reason)]
+                if self.include_usage:
+                    chunks.append(_sse(self._head("chat.completion.chunk") | {"choices": [], "usage": _usage(done)}))
+                return [*chunks, b"data: [DONE]\n\n"]
+
+    def body(self) -> bytes:
+        """The whole answer."""
+        assert self._done is not None
+        message: dict[str, Any] = {"role": "assistant", "content": self._text or None, "refusal": None}
+        if self._calls:
+            message["tool_calls"] = self._calls
+        elif not self._text:
+            message["content"] = ""
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._done.reason}
+        return _encode(self._head("chat.completion") | {"choices": [choice], "usage": _usage(self._done)})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
+
+    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
+        return _sse(self._head("chat.completion.chunk") | {"choices": [choice]})
+
+
+def error_chunk(message: str, code: str) -> bytes:
+    """An error inside a stream that has begun."""
+    return _sse({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
+
+
+def _usage(done: ReplyDone) -> dict[str, Any]:
+    return {
+        "prompt_tokens": done.prompt_tokens,
+        "completion_tokens": done.completion_tokens,
+        "total_tokens": done.prompt_tokens + done.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": done.cached_tokens},
+    }
+
+
+def _sse(body: Mapping[str, Any]) -> bytes:
+    return b"data: " + _encode(body) + b"\n\n"

@@ -1,0 +1,107 @@
+"""POST /v1/chat/completions: a conversation's next turn, streamed or whole, on KV that earlier requests left behind."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from antiphon.adapters.base import Dialogue, LanguageModel, Reply
+from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
+from antiphon.protocols import openai_chat
+from antiphon.protocols.openai_chat import Answer, ChatRequest
+from antiphon.server.auth import bearer
+from antiphon.server.errors import error_response
+from antiphon.server.state import ServerState
+
+log = logging.getLogger(__name__)
+MAX_BODY_BYTES = 16 << 20
+
+
+async def chat_completions(request: Request) -> Response:
+    """One request. A stream holds one of its key's sessions until it ends."""
+    state: ServerState = request.app.state.antiphon
+    try:
+        model = _language(state)
+        if int(request.headers.get("content-length", "0") or 0) > MAX_BODY_BYTES:
+            return error_response(413, f"The body is larger than {MAX_BODY_BYTES} bytes.", code="request_too_large")
+        asked = openai_chat.parse(await request.body())
+        if asked.model not in (model.profile.id, "default"):
+            if state.settings.server.strict_models:
+                raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
+            state.stand_in(asked.model, model.profile.id)
+        answer = Answer(
+            f"chatcmpl-{secrets.token_hex(12)}", model.profile.id, int(time.time()), include_usage=asked.include_usage
+        )
+        replies = _replies(state, state.who(bearer(request.headers)) or "", model, asked)
+        # The first part is awaited before the status is sent: what is wrong with a request shows by then.
+        first = await anext(replies)
+    except RemoteProtocolError as error:
+        status = 404 if error.code == "model_not_found" else 400
+        return error_response(status, error.message, code=error.code, param=error.param)
+    except Refused as refusal:
+        state.metrics.refused.labels("no_room").inc()
+        return error_response(503, str(refusal), code="rate_limit_exceeded", retry_after_s=refusal.retry_after_s)
+    except (ModelError, EngineError) as error:
+        log.error("a completion failed: %s", error)
+        return error_response(500, "The model failed.", code="processing_error")
+    if asked.stream:
+        return StreamingResponse(_events(answer, first, replies), media_type="text/event-stream")
+    return await _whole(answer, first, replies)
+
+
+def _language(state: ServerState) -> LanguageModel:
+    model = state.loaded().language
+    if model is None:
+        raise RemoteProtocolError("model_not_found", "No language model is loaded.", "model")
+    return model
+
+
+async def _replies(
+    state: ServerState, who: str, model: LanguageModel, asked: ChatRequest
+) -> AsyncGenerator[Reply, None]:
+    with state.admit(who):
+        started = time.monotonic()
+        dialogue: Dialogue = await model.open()
+        try:
+            begun = False
+            async with aclosing(dialogue.reply(asked.messages, asked.options)) as replies:
+                async for reply in replies:
+                    if not begun:
+                        begun = True
+                        state.metrics.measure("first_token", time.monotonic() - started)
+                    yield reply
+        finally:
+            # The conversation's next request goes on from here.
+            dialogue.close(keep=True)
+
+
+async def _events(answer: Answer, first: Reply, replies: AsyncGenerator[Reply, None]) -> AsyncIterator[bytes]:
+    async with aclosing(replies):
+        yield answer.begin()
+        for chunk in answer.feed(first):
+            yield chunk
+        try:
+            async for reply in replies:
+                for chunk in answer.feed(reply):
+                    yield chunk
+        except (ModelError, EngineError, Refused) as error:
+            log.error("a completion failed under way: %s", error)
+            yield openai_chat.error_chunk("The model failed.", "processing_error")
+
+
+async def _whole(answer: Answer, first: Reply, replies: AsyncGenerator[Reply, None]) -> Response:
+    async with aclosing(replies):
+        answer.feed(first)
+        try:
+            async for reply in replies:
+                answer.feed(reply)
+        except (ModelError, EngineError, Refused) as error:
+            log.error("a completion failed under way: %s", error)
+            return error_response(500, "The model failed.", code="processing_error")
+    return Response(answer.body(), media_type="application/json")

@@ -1,0 +1,71 @@
+"""A runner without a model: its tokens follow from the rows, and every step it was given is on record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from antiphon.engine.scheduler import Chunk
+from antiphon.engine.sequence import Token
+
+
+class Memory:
+    """Storage of KvCache that holds rows as lists, so that what was copied and parked can be seen."""
+
+    row_bytes = 1
+
+    def allocate(self, rows: int) -> list[Any]:
+        return [None] * rows
+
+    def copy(self, source: list[Any], target: list[Any], rows: int) -> None:
+        target[:rows] = source[:rows]
+
+    def to_host(self, source: list[Any], rows: int) -> list[Any]:
+        return source[:rows]
+
+    def to_disk(self, parked: list[Any]) -> tuple[Any, ...]:
+        return tuple(parked)
+
+    def restore(self, parked: Sequence[Any], target: list[Any], rows: int) -> None:
+        target[:rows] = parked[:rows]
+
+    def discard(self, parked: Any) -> None:
+        return
+
+
+@dataclass
+class ScriptedRunner:
+    """Writes each row's id into the memory; the token after a row is that row's id + 1, modulo 1000.
+
+    `before(step number)` is called in the engine's thread before a step.
+    """
+
+    context_rows: int = 4096
+    before: Callable[[int], None] = lambda _: None
+    steps: list[list[Chunk]] = field(default_factory=list)
+    memory: Memory = field(default_factory=Memory)
+
+    def storage(self) -> Memory:
+        return self.memory
+
+    def embeddings(self, rows: Any) -> Any:
+        return rows
+
+    def step(self, chunks: Sequence[Chunk]) -> list[Token | Exception | None]:
+        self.before(len(self.steps))
+        self.steps.append(list(chunks))
+        for chunk in chunks:
+            for i, row in enumerate(chunk.ids):
+                chunk.handle[chunk.start + i] = row
+        return [self._token(c) if c.sampled else None for c in chunks]
+
+    def _token(self, chunk: Chunk) -> Token:
+        last = chunk.ids[-1]
+        assert last is not None
+        return Token((last + 1) % 1000)
+
+    @property
+    def rows(self) -> int:
+        """Rows computed so far."""
+        return sum(c.count for step in self.steps for c in step)
