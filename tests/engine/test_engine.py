@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from antiphon.engine.engine import Engine, EngineSettings, Session
 from antiphon.engine.runner import Runner
 from antiphon.engine.sequence import Sampling
-from antiphon.errors import Refused
+from antiphon.errors import ModelError, Refused
 from tests.engine import tiny
 from tests.engine.tiny import FAMILIES, VOCABULARY, Embedded, Shadow
 
@@ -173,3 +174,173 @@ def test_so_it_does_where_room_is_short(plan: list[tuple[str, int]]) -> None:
     except Refused:
         # Being told that there is no room is an answer.
         return
+
+
+def test_a_cut_context_equals_a_full_forward_of_what_stayed() -> None:
+    async def main() -> None:
+        e = engine("qwen3", context_rows=128)
+        reference = tiny.model("qwen3")
+        session = await e.open()
+        seed = random.Random(3)
+        session.append([1, 2, 3, 4, 5])
+        session.pin()
+        for _ in range(9):
+            session.start_turn()
+            session.append([seed.randrange(VOCABULARY) for _ in range(17)])
+            async for token in session.generate(Sampling(max_tokens=3, hidden=True)):
+                rows, dropped = await e.ask(lambda: (list(session._seat.rows.ids), session._seat.rows.dropped))
+                # This token and those after it are not what it was sampled from.
+                upto = rows[: session.length - 1 - dropped]
+                expected = tiny.logits(reference, upto)[-1]  # type: ignore[arg-type]
+                torch.testing.assert_close(tiny.head(reference, token.hidden), expected, atol=1e-4, rtol=1e-4)
+        assert rows[:5] == [1, 2, 3, 4, 5]
+        assert session.length == 5 + 9 * 20
+        assert len(rows) < 128
+        assert (await e.state()).context_cuts >= 1
+        e.close()
+
+    asyncio.run(main())
+
+
+def test_a_model_error_fails_its_session_only() -> None:
+    class Unwilling:
+        def allowed(self) -> None:
+            raise RuntimeError("no")
+
+        def accept(self, token: int) -> None:
+            return
+
+    async def main() -> None:
+        e = engine("llama")
+        reference = tiny.model("llama")
+        good, bad, worse = await e.open(), await e.open(), await e.open()
+        rows: Shadow = [5, 6, 7]
+        good.append([5, 6, 7])
+        bad.append([1, 2])
+        bad.append_embeddings(torch.full((2, tiny.WIDTH), float("nan")))
+        worse.append([8, 9])
+        results = await asyncio.gather(
+            tokens(good, 8), tokens(bad, 8), tokens(worse, 8, constraint=Unwilling()), return_exceptions=True
+        )
+        assert results[0] == greedy(reference, rows, 8)
+        assert isinstance(results[1], ModelError)
+        assert "not a number" in str(results[1])
+        assert isinstance(results[2], ModelError)
+        # A failed session can be rolled back to what was good, and go on.
+        bad.rollback(2)
+        assert await tokens(bad, 3) == greedy(reference, [1, 2], 3)
+        worse.rollback(0)
+        worse.append([8, 9])
+        assert await tokens(worse, 3) == greedy(reference, [8, 9], 3)
+        await integrity(e)
+        e.close()
+
+    asyncio.run(main())
+
+
+def test_a_decoder_that_raises_fails_one_session() -> None:
+    class Fragile(Runner):
+        __slots__ = ()
+
+        def _inputs(self, chunks: Any) -> torch.Tensor:
+            if any(96 in c.ids for c in chunks):
+                raise RuntimeError("out of memory")
+            return super()._inputs(chunks)
+
+    async def main() -> None:
+        e = Engine(Fragile(tiny.model("qwen2")), EngineSettings(kv_bytes=4 << 20))
+        reference = tiny.model("qwen2")
+        good, bad = await e.open(), await e.open()
+        good.append([5, 6, 7])
+        bad.append([1, 96])
+        results = await asyncio.gather(tokens(good, 6), tokens(bad, 6), return_exceptions=True)
+        assert results[0] == greedy(reference, [5, 6, 7], 6)
+        assert isinstance(results[1], ModelError)
+        await integrity(e)
+        e.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_parked_session_comes_back_as_it_was(disk: bool) -> None:
+    async def main() -> None:
+        room = {"host_bytes": 0, "disk_bytes": 1 << 24} if disk else {"host_bytes": 1 << 24, "disk_bytes": 0}
+        e = engine("gemma2", **room)
+        session = await e.open()
+        session.append([i % VOCABULARY for i in range(150)])
+        await session.settle()
+        seat = session._seat
+        before = await e.ask(lambda: seat.lease.extent.handle[:, :, :149].clone())  # type: ignore[union-attr]
+        assert await e.ask(lambda: e.scheduler.cache.park(seat.lease, seat.rows.computed))
+        state = await e.state()
+        assert (state.parked, state.kv_bytes) == (1, 0)
+        assert state.parked_bytes == 149 * e.scheduler.cache.storage.row_bytes
+        assert await e.ask(lambda: e.scheduler.cache.wake(seat.lease, 150))
+        after = await e.ask(lambda: seat.lease.extent.handle[:, :, :149])  # type: ignore[union-attr]
+        assert torch.equal(before, after)
+        assert (await e.state()).parked_bytes == 0
+        e.close()
+
+    asyncio.run(main())
+
+
+def test_positions_in_three_axes() -> None:
+    """An image between two texts, as Qwen2.5-VL counts it: (time, height, width) of each patch."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    text = {
+        **{k: v for k, v in tiny._SHAPE.items() if k != "max_position_embeddings"},
+        "max_position_embeddings": 256,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
+    }
+    vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": tiny.WIDTH}
+    torch.manual_seed(1)
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    reference = Qwen2_5_VLForConditionalGeneration(config).eval()
+    subject = Qwen2_5_VLForConditionalGeneration(copy.deepcopy(config)).eval()
+    subject.load_state_dict(reference.state_dict())
+    patches = torch.randn(6, tiny.WIDTH, generator=torch.Generator().manual_seed(2))
+    places = [(4, 4 + h, 4 + w) for h in range(2) for w in range(3)]
+
+    async def main() -> tuple[list[int], torch.Tensor]:
+        e = Engine(Runner(subject, position_axes=3), EngineSettings(kv_bytes=4 << 20))
+        other, session = await e.open(), await e.open()
+        other.append([9, 8, 7])
+        noise = asyncio.create_task(tokens(other, 10))
+        session.append([1, 2, 3, 4])
+        session.append_embeddings(patches, places)
+        session.append([5, 6])
+        out, hidden = [], []
+        async for token in session.generate(Sampling(max_tokens=4, hidden=True)):
+            out.append(token.id)
+            hidden.append(token.hidden)
+        await noise
+        await integrity(e)
+        e.close()
+        return out, torch.stack(hidden)
+
+    out, hidden = asyncio.run(main())
+    with torch.inference_mode():
+        table = reference.get_input_embeddings()
+        rows = torch.cat((table(torch.tensor([1, 2, 3, 4])), patches, table(torch.tensor([5, 6, *out]))))
+        flat = [(i,) * 3 for i in range(4)] + places + [(7 + i,) * 3 for i in range(2 + len(out))]
+        positions = torch.tensor(flat).T[:, None]
+        whole = torch.ones(1, len(rows), dtype=torch.long)
+        full = reference(
+            inputs_embeds=rows[None], attention_mask=whole, position_ids=positions, use_cache=False
+        ).logits[0]
+        got = reference.get_output_embeddings()(hidden)
+    torch.testing.assert_close(got, full[11:-1], atol=1e-4, rtol=1e-4)
+
+
+def test_embeddings_of_another_width_are_refused() -> None:
+    async def main() -> None:
+        e = engine("qwen2")
+        session = await e.open()
+        with pytest.raises(ValueError, match="embeddings are"):
+            session.append_embeddings(torch.zeros(3, tiny.WIDTH + 1))
+        assert session.length == 0
+        e.close()
+
+    asyncio.run(main())

@@ -162,11 +162,13 @@ def attend(
 
     Writes the segments' new keys and values on the way.
     """
+    if not segments:
+        raise RuntimeError("this attention works inside an engine's step only")
     layer: int = module.layer_idx  # type: ignore[assignment]
     heads, rows, width = query.shape[1:]
     groups = heads // key.shape[1]
     queries, keys, values = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
-    if segments and segments[0].keys[layer].dtype != query.dtype:
+    if segments[0].keys[layer].dtype != query.dtype:
         # The KV may be kept narrower than the decoder computes.
         queries = queries.to(segments[0].keys[layer].dtype)
     out = query.new_empty(rows, heads, value.shape[-1])

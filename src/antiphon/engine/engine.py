@@ -358,8 +358,7 @@ class Session:
                         self.finish, over = reason, True
                         return
                     case error:
-                        # The engine took back the rows that failed.
-                        self._length, over = self._seat.rows.length, True
+                        over = True
                         raise error
         finally:
             self._generating = False

@@ -27,7 +27,8 @@ MIN_SHARE = 16
 class Seat:
     """One session in the engine: its rows and its lease. `served`: the step that last took rows of it.
 
-    `cached`: rows whose KV it found computed. `waiting`: whom to tell when nothing is pending. `failed`: nothing more is done for it.
+    `cached`: rows whose KV it found computed. `waiting`: whom to tell when nothing is pending. `failed`: nothing more is done for
+    it. `stalled`: a step of it failed, and would again: it waits for rows to be taken back, or for the next attempt.
     """
 
     rows: Rows
@@ -36,6 +37,7 @@ class Seat:
     cached: int = 0
     waiting: list[Callable[[Exception | None], None]] = field(default_factory=list)
     failed: Exception | None = None
+    stalled: bool = False
 
     @property
     def starved(self) -> bool:
@@ -50,7 +52,7 @@ class Seat:
     @property
     def ready(self) -> bool:
         """A step could do something for it."""
-        return self.rows.busy and self.failed is None and not self.starved
+        return self.rows.busy and self.failed is None and not self.stalled and not self.starved
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,7 +161,7 @@ class Scheduler:
             raise EngineError("there is nothing to continue: append rows first")
         # The last row's logits are owed: it is computed (again, where it was).
         seat.rows.computed = min(seat.rows.computed, len(seat.rows.ids) - 1)
-        seat.rows.generation = generation
+        seat.rows.generation, seat.stalled = generation, False
 
     def cancel(self, seat: Seat, generation: Generation) -> None:
         """End a generation; the session keeps what the consumer has read."""
@@ -173,14 +175,15 @@ class Scheduler:
         if seat.rows.generation:
             raise EngineError("the session is generating: end that first")
         seat.rows.rollback(position)
+        seat.stalled = False
         self.cache.forget(seat.lease, seat.rows.computed)
         if not seat.rows.busy:
             _tell(seat, None)
 
     def settle(self, seat: Seat, told: Callable[[Exception | None], None]) -> None:
         """Call `told` once nothing but the newest row is pending, or with the error that came in the way."""
-        if seat.failed or not seat.rows.busy:
-            told(seat.failed)
+        if seat.failed or seat.stalled or not seat.rows.busy:
+            told(seat.failed or (EngineError("its last step failed") if seat.stalled else None))
         else:
             seat.waiting.append(told)
 
@@ -281,10 +284,10 @@ class Scheduler:
         generation.deliver(reason)
 
     def _fail(self, seat: Seat, error: Exception) -> None:
-        """A model error ends what the session was doing; the rows that failed are taken back."""
+        """A model error ends what the session was doing. Its rows stay, for the caller to take back."""
         rows = seat.rows
         generation, rows.generation = rows.generation, None
-        rows.rollback(rows.computed + rows.dropped)
+        seat.stalled = True
         _tell(seat, error)
         if generation:
             generation.deliver(error)
