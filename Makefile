@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
+export GOMP_SPINCOUNT ?= 30000
 
 .PHONY: serve test unit fmt lint types bench peers lock clean
 
@@ -32,6 +33,7 @@ bench: $(VENV)/dev.stamp
 peers:
 	bench/peers/setup.sh realtimestt
 	bench/peers/setup.sh whisperlivekit
+	bench/peers/setup.sh xllamacpp
 
 # The lock is what `make serve` and `make test` install; `make lock` writes it anew from pyproject.toml.
 lock:

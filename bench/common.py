@@ -38,7 +38,17 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "kernel": platform.release(),
         "packages": {
-            p: version(p) for p in ("antiphon", "ctranslate2", "onnxruntime", "numpy", "uvicorn", "websockets")
+            p: version(p)
+            for p in (
+                "antiphon",
+                "ctranslate2",
+                "onnxruntime",
+                "torch",
+                "transformers",
+                "numpy",
+                "uvicorn",
+                "websockets",
+            )
         },
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -347,6 +347,8 @@ def test_what_cannot_be_is_said() -> None:
         session.append([1, 2])
         with pytest.raises(EngineError, match="cannot roll back"):
             session.rollback(3)
+        with pytest.raises(ValueError, match="2 positions for 1 rows"):
+            session.append([1], [(0, 0, 0), (1, 1, 1)])
         stream = session.generate(Sampling(max_tokens=5))
         await anext(stream)
         for call in (lambda: session.append([1]), lambda: session.rollback(0), session.pin):

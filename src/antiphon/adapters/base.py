@@ -280,6 +280,18 @@ class LanguageProfile:
     context_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class LanguageLoad:
+    """How full a language model is: conversations, those being answered, those parked; bytes of KV held, in all, and parked."""
+
+    conversations: int
+    answering: int
+    parked: int
+    kv_bytes: int
+    kv_total_bytes: int
+    parked_bytes: int
+
+
 class Dialogue(Protocol):
     """One conversation with a language model, over one KV that is appended to and rolled back, never rebuilt."""
 
@@ -307,6 +319,10 @@ class LanguageModel(Protocol):
 
     async def open(self) -> Dialogue:
         """A new conversation. Raises Refused where there is no room for its KV."""
+        ...
+
+    def load(self) -> LanguageLoad:
+        """How full it is, as of its last step. Does not wait."""
         ...
 
     def close(self) -> None:

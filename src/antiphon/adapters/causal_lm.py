@@ -19,6 +19,7 @@ from llguidance import LLTokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
 from antiphon.adapters.base import (
+    LanguageLoad,
     LanguageProfile,
     Message,
     Reply,
@@ -103,6 +104,13 @@ class CausalLm:
         """A new conversation. Raises Refused where there is no room for its KV."""
         return Chat(self, await self.engine.open())
 
+    def load(self) -> LanguageLoad:
+        """See LanguageModel."""
+        seen = self.engine.seen
+        return LanguageLoad(
+            seen.sessions, seen.generating, seen.parked, seen.kv_bytes, seen.kv_total_bytes, seen.parked_bytes
+        )
+
     def close(self) -> None:
         """Stop the engine."""
         self.engine.close()
@@ -115,7 +123,7 @@ class CausalLm:
             # A template is a program of the model's makers: whatever it raises is about these messages.
             raise RemoteProtocolError("invalid_value", f"The model's chat template: {error}", "messages") from error
 
-    def constraint(self, options: ReplyOptions, *, begun: bool) -> Constraint | None:
+    def constraint(self, options: ReplyOptions, begun: bool) -> Constraint | None:
         """What the options hold the answer to. Raises RemoteProtocolError for a schema the grammar does not take."""
         try:
             if options.schema is not None:
@@ -164,7 +172,8 @@ class Chat:
         if begun:
             # An answer that must be a call begins like one.
             ids += model.template.encode_opening(OPENING)
-        params = self._sampling(options, len(ids), model.constraint(options, begun=begun))
+        constraint = await asyncio.to_thread(model.constraint, options, begun)
+        params = self._sampling(options, len(ids), constraint)
         kept = self._align(ids, head)
         stream = TextStream(model.tokenizer.backend_tokenizer, options.stop)
         reader: CallReader | _Prose = CallReader(self._ids, begun=begun) if tools else _Prose()

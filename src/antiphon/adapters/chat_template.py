@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -26,12 +27,16 @@ class ChatTemplate:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        spec = json.loads(tokenizer.backend_tokenizer.to_str())
-        self.control = frozenset(int(t["id"]) for t in spec["added_tokens"])
-        spec["added_tokens"], spec["post_processor"] = [], None
-        self._plain = Tokenizer.from_str(json.dumps(spec))
+        self.control = frozenset(int(i) for i in tokenizer.added_tokens_decoder)
         self.source: str = tokenizer.chat_template or ""
         self.knows_tools = "tools" in self.source
+
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        """The tokenizer without its control tokens. Made when it is first needed: it takes a second."""
+        spec = json.loads(self._tokenizer.backend_tokenizer.to_str())
+        spec["added_tokens"], spec["post_processor"] = [], None
+        return Tokenizer.from_str(json.dumps(spec))
 
     @property
     def stop_tokens(self) -> frozenset[int]:

@@ -74,7 +74,10 @@ def call_grammar(tools: Sequence[Tool], closing: int | None) -> str:
 
 
 class CallGrammar:
-    """Free text until a call is opened; then that call's grammar. A Constraint of the engine."""
+    """Free text until a call is opened; then that call's grammar. A Constraint of the engine.
+
+    An answer that had to begin with a call ends after it: small models asked for one call go on calling.
+    """
 
     def __init__(self, make: Callable[[], Grammar], piece: Callable[[int], str], *, begun: bool) -> None:
         """`make`: the grammar of a call. `piece`: a token's text. `begun`: the text so far ends with a call's opening.
@@ -83,6 +86,7 @@ class CallGrammar:
         """
         self._make, self._piece = make, piece
         self._inside: Grammar | None = make()
+        self._once = begun
         self._tail = ""
         if not begun:
             self._inside = None
@@ -95,7 +99,7 @@ class CallGrammar:
         """See engine.sequence.Constraint."""
         if self._inside:
             self._inside.accept(token)
-            if self._inside.complete:
+            if self._inside.complete and not self._once:
                 self._inside, self._tail = None, ""
             return
         self._tail = (self._tail + self._piece(token))[-2 * len(OPENING) :]
@@ -111,6 +115,7 @@ class CallReader:
         self._text = ""
         self._inside = begun
         self._open = False
+        self._fresh = False
         self._sent = 0
         self.calls = 0
 
@@ -123,16 +128,20 @@ class CallReader:
                 yield from self._call(body if end else body[: len(body) - held_back(body, (CLOSING,))], done=bool(end))
                 if not end:
                     return
-                self._inside, self._open, self._text = False, False, rest.lstrip("\n")
+                self._inside, self._open, self._text, self._fresh = False, False, rest, True
             else:
+                if self._fresh:
+                    # So does the one after it.
+                    self._text = self._text.lstrip("\n")
+                    self._fresh = not self._text
                 prose, start, rest = self._text.partition(OPENING)
                 if start:
                     # The line break before a call belongs to its form.
                     prose = prose.rstrip()
                     self._inside, self._sent, self._text = True, 0, rest
                 else:
-                    keep = max(held_back(prose, (OPENING,)), len(prose) - len(prose.rstrip("\n")))
-                    cut = len(prose) - keep
+                    settled = prose[: len(prose) - held_back(prose, (OPENING,))]
+                    cut = len(settled.rstrip("\n"))
                     prose, self._text = prose[:cut], prose[cut:]
                 if prose:
                     yield TextDelta(prose)

@@ -67,13 +67,14 @@ class EngineSettings:
 class EngineState:
     """A look at the engine. `sessions` counts the parked ones too; bytes are of KV."""
 
-    sessions: int
-    parked: int
-    kept_prefixes: int
-    kv_bytes: int
-    kv_total_bytes: int
-    parked_bytes: int
-    context_cuts: int
+    sessions: int = 0
+    generating: int = 0
+    parked: int = 0
+    kept_prefixes: int = 0
+    kv_bytes: int = 0
+    kv_total_bytes: int = 0
+    parked_bytes: int = 0
+    context_cuts: int = 0
 
 
 class Engine:
@@ -100,6 +101,8 @@ class Engine:
         self._posted: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        # As it was after the last step: for whoever must not wait to know.
+        self.seen = EngineState()
         self._results: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
@@ -160,6 +163,7 @@ class Engine:
         scheduler, cache = self.scheduler, self.scheduler.cache
         return EngineState(
             len(scheduler.seats),
+            sum(1 for s in scheduler.seats if s.rows.generation),
             sum(1 for s in scheduler.seats if s.lease.asleep),
             len(scheduler.kept),
             cache.held_pages * cache.page_bytes,
@@ -180,6 +184,7 @@ class Engine:
                     break
             self._apply()
             stepped = self._step()
+            self.seen = self._state()
             self._hand_back()
         self.scheduler.end(EngineError("the engine was closed"))
         self._apply()
@@ -193,8 +198,9 @@ class Engine:
             call = self._posted.popleft()
             try:
                 call()
-            except EngineError as error:
-                log.error("refused: %s", error)
+            except Exception:
+                # One session's mistake must not end the thread that serves them all.
+                log.exception("an engine call failed")
 
     def _step(self) -> bool:
         """False where there was nothing to do, or no room to do it."""
@@ -263,9 +269,10 @@ class Session:
         return self._seat.rows.pinned + self._seat.rows.dropped
 
     def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
-        """Tokens at the end; their prefill starts at once. Raises EngineError while it generates."""
+        """Tokens at the end; their prefill starts at once. Raises ValueError, EngineError while it generates."""
         self._free()
         given = tuple(ids)
+        _check(len(given), positions)
         self._engine.post(lambda: self._seat.rows.append(given, positions))
         self._length += len(given)
 
@@ -273,6 +280,7 @@ class Session:
         """Embeddings, float [n, width], at the end. Raises ValueError for another shape, EngineError while it generates."""
         self._free()
         given = self._engine._runner.embeddings(rows)
+        _check(len(given), positions)
         self._engine.post(lambda: self._seat.rows.append_embeddings(given, len(given), positions))
         self._length += len(given)
 
@@ -400,6 +408,11 @@ class Session:
             raise EngineError("the session is closed")
         if self._generating:
             raise EngineError("the session is generating: end that first")
+
+
+def _check(count: int, positions: Sequence[Position] | None) -> None:
+    if positions is not None and len(positions) != count:
+        raise ValueError(f"{len(positions)} positions for {count} rows")
 
 
 def _resolve(done: asyncio.Future[None], error: Exception | None) -> None:

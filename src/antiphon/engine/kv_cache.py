@@ -143,11 +143,9 @@ class KvCache:
         if old and old.holders == 1 and old.pages >= pages:
             return True
         # Room to grow into, so that a conversation is not copied for every page it gains.
-        wish = max(pages, min(pages + max(1, pages // 8), lease.reserve_pages)) if old else pages
-        for size in sorted({max(wish, pages), pages}, reverse=True):
-            if self._fits(lease, size):
-                break
-        else:
+        wish = max(lease.reserve_pages, pages + pages // 8 if old else pages)
+        size = wish if self._fits(lease, wish) else pages
+        if not self._fits(lease, size):
             return False
         # Kept prefixes go first; the promise to other leases is what _fits counted.
         while self.kept and self.held_pages + size > self.total_pages:
@@ -162,6 +160,10 @@ class KvCache:
     def share(self, source: Extent, lease: Lease) -> None:
         """`lease`, which holds nothing yet, holds `source` too."""
         assert lease.extent is None
+        if source in self.kept:
+            # The one used last goes last.
+            self.kept.remove(source)
+            self.kept.append(source)
         source.holders += 1
         lease.extent = source
 

@@ -161,6 +161,7 @@ class _Product:
 
     def __init__(self, parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]) -> None:
         self.sizes = [len(scale) for _, scale, _ in parts]
+        self.width = parts[0][0].shape[1]
         weight = torch.cat([w for w, _, _ in parts]) if len(parts) > 1 else parts[0][0]
         self._weight = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
         self._scale = torch.cat([s for _, s, _ in parts])

@@ -138,7 +138,8 @@ def parse(data: bytes) -> ChatRequest:
         body = _decoder.decode(data)
     except msgspec.ValidationError as error:
         # "Object missing required field `model`", "Expected `int`, got `str` - at `$.max_tokens`"
-        at = str(error).rpartition("`$")[2].strip("`.") or None
+        text = str(error)
+        at = text.rpartition("`$.")[2].strip("`") if "`$." in text else text.partition("field `")[2].strip("`") or None
         raise RemoteProtocolError("invalid_value", f"Invalid request: {error}", at) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RemoteProtocolError("invalid_json", f"The body is not JSON: {error}") from None
@@ -251,6 +252,11 @@ class Answer:
     _text: str = ""
     _calls: list[dict[str, Any]] = field(default_factory=list)
     _done: ReplyDone | None = None
+
+    @property
+    def complete(self) -> bool:
+        """The answer has ended."""
+        return self._done is not None
 
     def begin(self) -> bytes:
         """The first chunk."""

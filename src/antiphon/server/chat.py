@@ -8,11 +8,12 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
+import anyio
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from antiphon.adapters.base import Dialogue, LanguageModel, Reply
-from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
+from antiphon.errors import AntiphonError, EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols import openai_chat
 from antiphon.protocols.openai_chat import Answer, ChatRequest
 from antiphon.server.auth import bearer
@@ -39,6 +40,8 @@ async def chat_completions(request: Request) -> Response:
             f"chatcmpl-{secrets.token_hex(12)}", model.profile.id, int(time.time()), include_usage=asked.include_usage
         )
         replies = _replies(state, state.who(bearer(request.headers)) or "", model, asked)
+        if not asked.stream:
+            return await _whole(request, answer, replies)
         # The first part is awaited before the status is sent: what is wrong with a request shows by then.
         first = await anext(replies)
     except RemoteProtocolError as error:
@@ -50,9 +53,7 @@ async def chat_completions(request: Request) -> Response:
     except (ModelError, EngineError) as error:
         log.error("a completion failed: %s", error)
         return error_response(500, "The model failed.", code="processing_error")
-    if asked.stream:
-        return StreamingResponse(_events(answer, first, replies), media_type="text/event-stream")
-    return await _whole(answer, first, replies)
+    return StreamingResponse(_events(answer, first, replies), media_type="text/event-stream")
 
 
 def _language(state: ServerState) -> LanguageModel:
@@ -95,13 +96,28 @@ async def _events(answer: Answer, first: Reply, replies: AsyncGenerator[Reply, N
             yield openai_chat.error_chunk("The model failed.", "processing_error")
 
 
-async def _whole(answer: Answer, first: Reply, replies: AsyncGenerator[Reply, None]) -> Response:
-    async with aclosing(replies):
-        answer.feed(first)
+async def _whole(request: Request, answer: Answer, replies: AsyncGenerator[Reply, None]) -> Response:
+    failure: AntiphonError | None = None
+    async with anyio.create_task_group() as group:
+        group.start_soon(_watch, request, group.cancel_scope)
         try:
-            async for reply in replies:
-                answer.feed(reply)
-        except (ModelError, EngineError, Refused) as error:
-            log.error("a completion failed under way: %s", error)
-            return error_response(500, "The model failed.", code="processing_error")
+            async with aclosing(replies):
+                async for reply in replies:
+                    answer.feed(reply)
+        except AntiphonError as error:
+            # As it is, not inside the task group's ExceptionGroup.
+            failure = error
+        group.cancel_scope.cancel()
+    if failure:
+        raise failure
+    if not answer.complete:
+        # Nobody reads it: nginx' status for a client that went away.
+        return Response(status_code=499)
     return Response(answer.body(), media_type="application/json")
+
+
+async def _watch(request: Request, scope: anyio.CancelScope) -> None:
+    """A client that goes away is generated for no more."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()

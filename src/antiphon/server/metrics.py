@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from antiphon.adapters.base import Urgency
+from antiphon.adapters.base import LanguageModel, Urgency
 from antiphon.lanes import Lane
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
@@ -31,7 +31,7 @@ class Metrics:
         self.latency_s = Histogram(
             "antiphon_latency_seconds",
             "partial: one partial decode. final: end of turn decided to transcript. vad: one chunk judged. "
-            "file: a file's transcript.",
+            "file: a file's transcript. first_token: a chat request to its first token.",
             ["kind"],
             buckets=_LATENCY_S,
             registry=self.registry,
@@ -52,9 +52,13 @@ class Metrics:
         )
         self.drained = Gauge("antiphon_draining", "1 while the server drains.", registry=self.registry)
 
-    def watch(self, lanes: Sequence[Lane[Any, Any]], backlog_s: Callable[[], float]) -> None:
-        """Read lanes, and the deepest backlog of any session, whenever /metrics is asked."""
+    def watch(
+        self, lanes: Sequence[Lane[Any, Any]], backlog_s: Callable[[], float], language: LanguageModel | None = None
+    ) -> None:
+        """Read lanes, the deepest backlog of any session and the language model's KV whenever /metrics is asked."""
         self.registry.register(_Lanes(lanes, backlog_s))
+        if language:
+            self.registry.register(_Kv(language))
 
     def step(self, lane: str, priority: int, waited_s: float, took_s: float) -> None:
         """One step of a lane; called from its worker's thread."""
@@ -68,6 +72,23 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Kv(Collector):
+    def __init__(self, language: LanguageModel) -> None:
+        self._language = language
+
+    def collect(self) -> Iterable[Metric]:
+        load = self._language.load()
+        for name, help, value in (
+            ("antiphon_kv_conversations", "Conversations with KV, parked ones too.", load.conversations),
+            ("antiphon_kv_generating", "Conversations being answered.", load.answering),
+            ("antiphon_kv_parked", "Conversations whose KV is parked.", load.parked),
+            ("antiphon_kv_bytes", "KV in memory, that of closed conversations too.", load.kv_bytes),
+            ("antiphon_kv_limit_bytes", "KV that may be in memory.", load.kv_total_bytes),
+            ("antiphon_kv_parked_bytes", "KV that is parked.", load.parked_bytes),
+        ):
+            yield GaugeMetricFamily(name, help, value=value)
 
 
 class _Lanes(Collector):

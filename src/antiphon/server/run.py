@@ -81,7 +81,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
             group.start_soon(_serve_http, http, sock, group.cancel_scope)
             store = store_of(settings.models)
             state.models = await anyio.to_thread.run_sync(load, settings, store, metrics.step)
-            metrics.watch(state.models.lanes, state.backlog_s)
+            metrics.watch(state.models.lanes, state.backlog_s, state.models.language)
             host = f"[{server.host}]" if ":" in server.host else server.host
             on_ready(f"http://{host}:{sock.getsockname()[1]}")
             await stop.wait()

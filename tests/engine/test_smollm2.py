@@ -1,0 +1,58 @@
+"""The engine on a real model in float32: SmolLM2's logits, whatever was done to its sessions, are those of a full forward."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import os
+import random
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from antiphon.engine.engine import Engine, EngineSettings
+from antiphon.engine.runner import Runner
+from antiphon.models import store_of
+from antiphon.settings import load as load_settings
+from antiphon.store import MODELS
+from tests.conftest import SMALL
+from tests.engine.test_engine import Driver, integrity
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> tuple[Any, Any]:
+    folder = store_of(load_settings({}, os.environ).models).require(MODELS[SMALL])
+    where: dict[str, Any] = {"gguf_file": "model.gguf", "local_files_only": True}
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
+    )
+    return model.eval(), AutoTokenizer.from_pretrained(folder, **where)
+
+
+def test_sessions_side_by_side_equal_full_forwards(checkpoint: tuple[Any, Any]) -> None:
+    model, tokenizer = checkpoint
+    texts = (
+        "The tide comes in twice a day because the Moon",
+        "Once upon a time there was a lighthouse keeper who",
+        "To bake bread you need flour, water, salt and",
+    )
+
+    async def main() -> None:
+        e = Engine(Runner(copy.deepcopy(model)), EngineSettings(kv_bytes=512 << 20, host_bytes=0, disk_bytes=1 << 30))
+        driver = Driver("llama", e)
+        driver.reference = model
+        for text in texts:
+            session, rows = await e.open(), list(tokenizer.encode(text))
+            session.append(rows)
+            driver.live.append((session, rows))
+        for number, name in enumerate(
+            ("generate", "append", "generate", "fork", "rollback", "generate", "park", "cancel", "generate", "close")
+        ):
+            await getattr(driver, name)(random.Random(number))
+            await integrity(e)
+        await asyncio.gather(*(driver._generate(s, rows, {"temperature": 0.0}) for s, rows in driver.live))
+        e.close()
+
+    asyncio.run(main())

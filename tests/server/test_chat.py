@@ -1,0 +1,261 @@
+"""/v1/chat/completions by the stock client, and by clients that do it wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.conftest import SMALL, Process
+
+ASK: list[Any] = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "What is the capital of France?"},
+]
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"enum": ["Oslo", "Paris"]}}, "required": ["city"]},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def stock(talker: Process) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{talker.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def post(talker: Process, **body: Any) -> httpx.Response:
+    return httpx.post(f"{talker.url}/v1/chat/completions", json=body, timeout=60)
+
+
+def test_an_answer_whole_and_streamed_is_the_same(stock: openai.OpenAI) -> None:
+    whole = stock.chat.completions.create(model="default", messages=ASK, temperature=0, max_tokens=30)
+    assert whole.object == "chat.completion"
+    assert "Paris" in (whole.choices[0].message.content or "")
+    assert whole.choices[0].finish_reason == "stop"
+    assert whole.usage is not None
+    assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+    stream = stock.chat.completions.create(
+        model="gpt-4o-mini",
+        messages=ASK,
+        temperature=0,
+        max_tokens=30,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert {c.id for c in chunks} == {chunks[0].id}
+
+
+def test_the_next_request_of_a_conversation_hits_the_kept_kv(stock: openai.OpenAI) -> None:
+    messages: list[Any] = [*ASK]
+    ask = stock.chat.completions
+    first = ask.create(model="default", messages=messages, temperature=0, max_tokens=40)
+    assert first.usage is not None
+    messages += [
+        {"role": "assistant", "content": first.choices[0].message.content},
+        {"role": "user", "content": "And of Italy?"},
+    ]
+    second = ask.create(model="default", messages=messages, temperature=0, max_tokens=40)
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    kept = second.usage.prompt_tokens_details.cached_tokens or 0
+    assert kept >= first.usage.prompt_tokens + first.usage.completion_tokens - 2
+    assert "Rome" in (second.choices[0].message.content or "")
+
+
+def test_a_function_call_by_the_stock_client(stock: openai.OpenAI) -> None:
+    done = stock.chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": "Weather in Oslo?"}],
+        tools=[TOOL],
+        tool_choice={"type": "function", "function": {"name": "get_weather"}},
+        temperature=0,
+        max_tokens=100,
+    )
+    choice = done.choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls
+    call: Any = choice.message.tool_calls[0]
+    assert call.function.name == "get_weather"
+    assert set(json.loads(call.function.arguments)) >= {"city"}
+    with stock.chat.completions.stream(
+        model="default",
+        messages=[{"role": "user", "content": "Weather in Oslo?"}],
+        tools=[TOOL],
+        tool_choice="required",
+        temperature=0,
+        max_tokens=100,
+    ) as stream:
+        final = stream.get_final_completion()
+    streamed: Any = (final.choices[0].message.tool_calls or [None])[0]
+    assert streamed.function.arguments == call.function.arguments
+    assert re.fullmatch(r"call_[0-9a-f]{24}", streamed.id)
+
+
+def test_json_that_fits_its_schema(stock: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    done = stock.chat.completions.create(
+        model="default",
+        messages=[{"role": "user", "content": "A number?"}],
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+        max_tokens=40,
+        seed=1,
+    )
+    assert 0 <= json.loads(done.choices[0].message.content or "")["n"] <= 9
+
+
+def test_a_seed_repeats_an_answer(stock: openai.OpenAI) -> None:
+    def ask(seed: int) -> str | None:
+        done = stock.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": "Tell a story."}],
+            temperature=1.5,
+            seed=seed,
+            max_tokens=16,
+        )
+        return done.choices[0].message.content
+
+    assert ask(7) == ask(7)
+    assert ask(7) != ask(8)
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages[0].content",
+        ),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": -1}, "top_p"),
+        ({"n": 2}, "n"),
+        ({"stop": [""]}, "stop"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}},
+            "response_format",
+        ),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}],
+                "tool_choice": "required",
+            },
+            "tools",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(talker: Process, change: dict[str, Any], param: str) -> None:
+    for stream in (False, True):
+        answer = post(talker, **{"model": "default", "messages": ASK, "stream": stream} | change)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param
+
+
+def test_other_bodies_are_refused(talker: Process) -> None:
+    url = f"{talker.url}/v1/chat/completions"
+    assert httpx.post(url, content=b"{").status_code == 400
+    assert httpx.post(url, content=b"\xff\xfe").status_code == 400
+    assert httpx.post(url, json={"messages": ASK}).json()["error"]["param"] == "model"
+    assert httpx.get(url).status_code == 405
+
+
+def test_a_server_without_a_language_model_says_so(server: Process) -> None:
+    answer = post(server, model="default", messages=ASK)
+    assert answer.status_code == 404
+    assert "No language model" in answer.json()["error"]["message"]
+
+
+def test_the_models_are_listed(talker: Process) -> None:
+    listed = [m["id"] for m in httpx.get(f"{talker.url}/v1/models").json()["data"]]
+    assert listed == ["whisper-base", SMALL, "default"]
+
+
+def running(talker: Process) -> float:
+    text = httpx.get(f"{talker.url}/metrics").text
+    found = re.search(r"^antiphon_kv_generating (\S+)$", text, re.M)
+    assert found, text
+    return float(found[1])
+
+
+def test_a_client_that_goes_away_is_generated_for_no_more(talker: Process) -> None:
+    body = {"model": "default", "messages": [{"role": "user", "content": "Count to a million."}], "max_tokens": 4000}
+    body["logit_bias"] = {"0": -100, "2": -100}
+
+    async def main() -> None:
+        async with httpx.AsyncClient(timeout=30) as http:
+            async with http.stream("POST", f"{talker.url}/v1/chat/completions", json=body | {"stream": True}) as answer:
+                async for line in answer.aiter_lines():
+                    if "content" in line:
+                        break
+                assert running(talker) >= 1
+            with pytest.raises(httpx.TimeoutException):
+                await http.post(f"{talker.url}/v1/chat/completions", json=body, timeout=1.0)
+
+    asyncio.run(main())
+    deadline = time.monotonic() + 10
+    while running(talker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert running(talker) == 0
+
+
+def test_many_at_once_each_get_their_own(talker: Process, stock: openai.OpenAI) -> None:
+    async def main() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{talker.url}/v1", api_key="none", max_retries=0) as ask:
+            done = await asyncio.gather(
+                *(
+                    ask.chat.completions.create(
+                        model="default",
+                        messages=[{"role": "user", "content": f"Repeat after me: {word}"}],
+                        temperature=0,
+                        max_tokens=12,
+                    )
+                    for word in WORDS
+                )
+            )
+        return [d.choices[0].message.content or "" for d in done]
+
+    together = asyncio.run(main())
+    alone = []
+    for word in WORDS:
+        done = stock.chat.completions.create(
+            model="default",
+            messages=[{"role": "user", "content": f"Repeat after me: {word}"}],
+            temperature=0,
+            max_tokens=12,
+        )
+        alone.append(done.choices[0].message.content or "")
+    assert together == alone
+
+
+WORDS = ("apple", "river", "seven", "cloud", "piano", "green", "table", "winter")
