@@ -11,6 +11,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,8 +86,11 @@ class CausalLm:
     ) -> None:
         """Raises ModelError for a checkpoint that does not load."""
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            runner = load_model(folder, device=device, weights=weights, threads=threads)
+            # Side by side: either takes a second, and most of it outside the interpreter.
+            with ThreadPoolExecutor(1) as pool:
+                tokenizer = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
+                runner = load_model(folder, device=device, weights=weights, threads=threads)
+                self.tokenizer: Any = tokenizer.result()
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
         self.template = ChatTemplate(self.tokenizer)
