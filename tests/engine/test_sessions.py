@@ -92,6 +92,26 @@ def test_a_cancelled_generation_stops_within_a_step_and_leaves_nothing() -> None
     asyncio.run(main())
 
 
+def test_what_was_sampled_but_not_read_is_taken_back_though_the_generation_has_ended() -> None:
+    async def main() -> None:
+        runner = ScriptedRunner()
+        e = engine(runner)
+        session = await e.open()
+        session.append([1])
+        stream = session.generate(Sampling(max_tokens=9))
+        got = [(await anext(stream)).id for _ in range(2)]
+        while await e.ask(lambda: session._seat.rows.generation is not None):
+            pass
+        await stream.aclose()
+        assert got == [2, 3]
+        assert session.length == 3
+        assert await e.ask(lambda: list(session._seat.rows.ids)) == [1, 2, 3]
+        assert await tokens(session, 2) == [4, 5]
+        e.close()
+
+    asyncio.run(main())
+
+
 def test_a_cancelled_task_cancels_its_generation() -> None:
     async def main() -> None:
         runner = ScriptedRunner()

@@ -10,7 +10,6 @@ import json
 import logging
 import shutil
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ def prepare(source: Path, home: Path, name: str, weights: str = "auto", device: 
             # In a process of its own: the weights in float32 would stay with this one.
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
                 apart.submit(_write, gguf if gguf.is_file() else source, half, kind).result()
-        except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError, BrokenProcessPool) as error:
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
             shutil.rmtree(half, ignore_errors=True)
             raise StoreError(f"{source} cannot be made ready: {error}") from error
         (half / "source").write_text(json.dumps(made_from))

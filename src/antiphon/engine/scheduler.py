@@ -106,7 +106,7 @@ class Limits:
 
 
 class Scheduler:
-    """All sessions of one engine. Not thread-safe: the engine's lock guards it.
+    """All sessions of one engine. Not thread-safe: the engine's thread owns it.
 
     `plan` and `commit` alternate; everything else may come between them.
     """
@@ -164,11 +164,12 @@ class Scheduler:
         seat.rows.generation, seat.stalled = generation, False
 
     def cancel(self, seat: Seat, generation: Generation) -> None:
-        """End a generation; the session keeps what the consumer has read."""
-        if seat.rows.generation is generation:
-            rows = seat.rows
-            rows.generation = None
-            rows.rollback(max(generation.start + generation.consumed, rows.pinned + rows.dropped))
+        """End a generation, or take back what its reader left unread of one that has ended by itself."""
+        rows = seat.rows
+        rows.generation = None
+        read = generation.start + generation.consumed
+        if read < rows.length:
+            rows.rollback(max(read, rows.pinned + rows.dropped) if rows.dropped else read)
 
     def rollback(self, seat: Seat, position: int) -> None:
         """Take back rows from `position` on. Raises EngineError for a dropped row or a generating session."""
