@@ -155,7 +155,8 @@ async def decode(engine: Engine, runner: Runner, ids: list[int], trials: int) ->
             for now, then in zip((runner.stats.steps, runner.stats.step_s, runner.stats.forward_s), before, strict=True)
         )
         gap = statistics.median(gaps)
-        least = floor_s(runner, count, trials)
+        # In the engine's thread: a second team of OpenMP threads would slow both down (engine/weights.py).
+        least = await engine.ask(lambda count=count: floor_s(runner, count, trials))
         out[str(count)] = {
             "tokens_per_s": count / gap,
             "gap_p95_s": percentile(gaps, 95),

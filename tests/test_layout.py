@@ -11,7 +11,7 @@ SRC = Path(__file__).parents[1] / "src" / "antiphon"
 PURE = ("events", "transcript", "turn", "protocols", "audio")
 PURE_FILES = ("engine/sequence.py", "engine/kv_cache.py", "engine/scheduler.py")
 # Where tensors may be known.
-TORCH = ("engine/attention.py", "engine/runner.py", "engine/sampling.py", "engine/weights.py")
+TORCH = ("engine/attention.py", "engine/runner.py", "engine/sampling.py", "engine/weights.py", "engine/packed.py")
 FORBIDDEN_IN_PURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
 # room -> rooms it may import
 MAY_IMPORT = {

@@ -25,6 +25,7 @@ from antiphon.adapters.base import (
 from antiphon.adapters.causal_lm import CausalLm, Chat
 from antiphon.adapters.text_stream import TextStream, held_back
 from antiphon.adapters.tool_calls import CallReader
+from antiphon.engine import packed
 from antiphon.engine.engine import EngineSettings
 from antiphon.errors import ModelError, RemoteProtocolError, SettingsError
 from antiphon.models import TALKING, chosen, prepare, store_of
@@ -326,3 +327,17 @@ def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Any) -> None:
     for name in ("whisper-base", "/nowhere/at/all"):
         with pytest.raises(SettingsError, match=name):
             chosen(load_settings({"language_model": name}, {}))
+
+
+def test_weights_packed_for_another_machine_are_packed_anew() -> None:
+    settings = load_settings({"language_model": SMALL}, os.environ)
+    (source,) = chosen(settings, TALKING)
+    folder = prepare(settings, store_of(settings.models), source)
+    if not (folder / packed.INDEX_FILE).is_file():
+        pytest.skip("this machine multiplies in another type than int8")
+    index = json.loads((folder / packed.INDEX_FILE).read_text())
+    (folder / packed.INDEX_FILE).write_text(json.dumps(index | {"key": "another machine's"}))
+    assert not packed.fresh(folder)
+    assert prepare(settings, store_of(settings.models), source) == folder
+    assert packed.fresh(folder)
+    assert json.loads((folder / packed.INDEX_FILE).read_text()) == index

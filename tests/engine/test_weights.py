@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from antiphon.engine.weights import Int8Linear, _pack, quantized
+from antiphon.engine import packed as packed_weights
+from antiphon.engine.weights import Int8Linear, _int8_model, _replace, quantized, write_int8, write_packed
 
 
 class Block(nn.Module):
@@ -25,7 +28,7 @@ class Block(nn.Module):
 
 
 def packed(block: Block) -> Any:
-    _pack(block, {n: quantized(m.weight) for n, m in block.named_modules() if isinstance(m, nn.Linear)})
+    _replace(block, {n: quantized(m.weight) for n, m in block.named_modules() if isinstance(m, nn.Linear)})
     return block
 
 
@@ -53,3 +56,52 @@ def test_a_row_is_the_same_in_any_company() -> None:
     for row in range(8):
         alone = block(x[:, row : row + 1].clone())
         assert all(torch.equal(a[:, 0], t[:, row]) for a, t in zip(alone, together, strict=True))
+
+
+def ready(folder: Path) -> nn.Module:
+    """A folder with a tiny checkpoint in int8, packed."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval()
+    model.config.save_pretrained(folder)
+    write_int8(model, folder)
+    write_packed(folder)
+    return model
+
+
+@torch.inference_mode()
+def test_packed_weights_are_mapped_and_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready(tmp_path)
+    x = torch.arange(8)[None]
+    # Loaded from the file: nothing is packed.
+    with monkeypatch.context() as patch:
+        patch.setattr(packed_weights, "pack", None)
+        mapped = _int8_model(tmp_path)(x).logits
+    (tmp_path / packed_weights.INDEX_FILE).unlink()
+    assert torch.equal(mapped, _int8_model(tmp_path)(x).logits)
+
+
+@pytest.mark.parametrize("damage", ["another machine", "cut short", "no data", "no JSON", "another layer"])
+@torch.inference_mode()
+def test_packed_weights_that_do_not_fit_are_packed_anew(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready(tmp_path)
+    x = torch.arange(8)[None]
+    expected = _int8_model(tmp_path)(x).logits
+    index, data = tmp_path / packed_weights.INDEX_FILE, tmp_path / packed_weights.DATA_FILE
+    match damage:
+        case "another machine":
+            monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+            assert not packed_weights.fresh(tmp_path)
+        case "cut short":
+            data.write_bytes(data.read_bytes()[:-10])
+        case "no data":
+            data.unlink()
+        case "no JSON":
+            index.write_text("{")
+        case "another layer":
+            index.write_text(index.read_text().replace("layers.1.self_attn.o_proj", "layers.7.self_attn.o_proj"))
+    assert torch.equal(_int8_model(tmp_path)(x).logits, expected)

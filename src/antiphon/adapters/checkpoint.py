@@ -9,6 +9,7 @@ import fcntl
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -18,7 +19,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging as transformers_logging
 
-from antiphon.engine.weights import INT8_FILE, best_kind, write_int8
+from antiphon.engine import packed
+from antiphon.engine.weights import best_kind, write_int8, write_packed
 from antiphon.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ def prepare(source: Path, home: Path, name: str, weights: str = "auto", device: 
         fcntl.flock(lock, fcntl.LOCK_EX)
         stamp = target / "source"
         if stamp.is_file() and json.loads(stamp.read_text()) == made_from:
+            if kind == "int8" and not packed.fresh(target):
+                _apart(write_packed, target)
             return target
         log.info("preparing %s as %s: once, up to a minute", name, kind)
         half = target.with_name(target.name + ".part")
@@ -54,15 +58,19 @@ def prepare(source: Path, home: Path, name: str, weights: str = "auto", device: 
             shutil.rmtree(old, ignore_errors=True)
         half.mkdir()
         try:
-            # In a process of its own: the weights in float32 would stay with this one.
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
-                apart.submit(_write, gguf if gguf.is_file() else source, half, kind).result()
+            _apart(_write, gguf if gguf.is_file() else source, half, kind)
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             shutil.rmtree(half, ignore_errors=True)
             raise StoreError(f"{source} cannot be made ready: {error}") from error
         (half / "source").write_text(json.dumps(made_from))
         half.rename(target)
     return target
+
+
+def _apart(call: Callable[..., None], *args: Any) -> None:
+    """In a process of its own: what it takes of memory would stay with this one."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+        apart.submit(call, *args).result()
 
 
 def _identity(path: Path) -> dict[str, Any]:
@@ -90,7 +98,8 @@ def _write(source: Path, target: Path, kind: str) -> None:
         model.generation_config.save_pretrained(target)
     if kind == "int8":
         write_int8(model, target)
-        assert (target / INT8_FILE).is_file()
+        del model
+        write_packed(target)
     else:
         dtype = torch.float32 if kind == "fp32" else torch.bfloat16
         model.to(dtype).save_pretrained(target)

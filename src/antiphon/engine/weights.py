@@ -2,15 +2,16 @@
 
 int8: weights rounded per output, activations per row as they come (W8A8, arXiv:2208.07339 without its outlier split); products
 are summed exactly in int32, so what one row gives does not depend on the rows beside it. Measured for the 0.5B default model on
-two cores (AVX512-VNNI and AMX), all matrix products of a step: 36 ms for 1 to 4 rows, 41 ms for 16, 64 ms for 64; bfloat16 takes
-64, 68 and 88.
+two cores (AVX512-VNNI and AMX), all matrix products of a step but the head's: 33 ms for 1 to 16 rows, 46 ms for 64; bfloat16
+takes 64, 68 and 88.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from antiphon.engine import packed
 from antiphon.engine.runner import Runner
 from antiphon.errors import ModelError
 
@@ -29,8 +31,6 @@ log = logging.getLogger(__name__)
 INT8_FILE = "int8.safetensors"
 SCALE = ".scale"
 KINDS = ("auto", "int8", "bf16", "fp32")
-# Fewer rows than this go a slower way through oneDNN: 104 ms for one, 30 for four.
-MIN_ROWS = 4
 # Activations are unsigned, around this: without AMX, signed ones have no fast kernel (1,000 ms instead of 1.2 for one product of
 # the 0.5B model); the results are the same to the bit.
 ZERO = 128
@@ -51,8 +51,17 @@ def best_kind(device: str) -> str:
 def load_model(folder: Path, *, device: str = "cpu", weights: str = "auto", threads: int = 0) -> Runner:
     """The decoder of a checkpoint folder, ready to step. `threads` 0: one a core this process may use.
 
+    It is loaded in a thread that ends with it: OpenMP keeps a team for every thread that ever ran a product, and where there are
+    more of them than cores no team waits awake any more. With the caller's beside the engine's, steps of the 0.5B default
+    model take 78 ms for one session instead of 65, and twice as long for eight.
+
     Raises OSError, ValueError, RuntimeError for a checkpoint that does not load, ModelError for a device that is not there.
     """
+    with ThreadPoolExecutor(1, "load") as thread:
+        return thread.submit(_load, folder, device, weights, threads).result()
+
+
+def _load(folder: Path, device: str, weights: str, threads: int) -> Runner:
     if device == "cuda" and not torch.cuda.is_available():
         raise ModelError("no CUDA device is to be found: set --device cpu")
     if device == "cpu":
@@ -95,22 +104,22 @@ def _int8_model(folder: Path) -> Any:
         # A checkpoint that was not prepared: rounded here, each time.
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         model.eval()
-        _pack(model, {n: quantized(m.weight) for n, m in model.named_modules() if _packable(m)})
+        _replace(model, {n: quantized(m.weight) for n, m in model.named_modules() if _packable(m)})
         return model
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
-    # The file is mapped, not read: of the embeddings only the rows that are used come into memory.
+    # The files are mapped, not read: of the embeddings only the rows that are used come into memory.
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
-        packed = {
-            n.removesuffix(SCALE): (file.get_tensor(n.removesuffix(SCALE) + ".weight"), file.get_tensor(n))
-            for n in names
-            if n.endswith(SCALE)
-        }
+        scales = {n.removesuffix(SCALE): file.get_tensor(n) for n in names if n.endswith(SCALE)}
+        ready = packed.read(folder)
+        if set(scales) != {name for group in ready for name in group}:
+            ready = dict(_packed_groups(file))
         plain = {
-            n: file.get_tensor(n) for n in names if not n.endswith(SCALE) and n.removesuffix(".weight") not in packed
+            n: file.get_tensor(n) for n in names if not n.endswith(SCALE) and n.removesuffix(".weight") not in scales
         }
-    _pack(model, packed, plain)
+    for group, weight in ready.items():
+        _put(model, group, weight, [scales[n] for n in group], [plain.get(n + ".bias") for n in group])
     table = model.get_input_embeddings()
     for name, tensor in plain.items():
         owner, _, leaf = name.rpartition(".")
@@ -124,25 +133,33 @@ def _int8_model(folder: Path) -> Any:
     return model
 
 
-def _pack(
-    model: nn.Module,
-    weights: dict[str, tuple[torch.Tensor, torch.Tensor]],
-    plain: dict[str, torch.Tensor] | None = None,
+def write_packed(folder: Path) -> None:
+    """Beside INT8_FILE, its weights as this machine multiplies them (engine/packed.py). Raises OSError."""
+    with safe_open(folder / INT8_FILE, framework="pt") as file:
+        packed.write(folder, _packed_groups(file))
+
+
+def _packed_groups(file: Any) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
+    for group in _groups({n.removesuffix(SCALE) for n in file.keys() if n.endswith(SCALE)}):  # noqa: SIM118
+        yield tuple(group), packed.pack(torch.cat([file.get_tensor(n + ".weight") for n in group]))
+
+
+def _replace(model: nn.Module, weights: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Put int8 products in the place of the linear layers in `weights`: name -> (int8 [out, in], scale [out])."""
+    for group in _groups(set(weights)):
+        biases = [model.get_submodule(n).bias for n in group]
+        weight = packed.pack(torch.cat([weights[n][0] for n in group]))
+        _put(model, group, weight, [weights[n][1] for n in group], biases)
+
+
+def _put(
+    model: nn.Module, group: Sequence[str], weight: torch.Tensor, scales: list[torch.Tensor], biases: Sequence[Any]
 ) -> None:
-    """Put int8 products in the place of the linear layers in `weights`."""
-
-    def bias(name: str) -> torch.Tensor | None:
-        if plain is not None:
-            found = plain.get(name + ".bias")
-            return None if found is None else found.float()
-        kept = model.get_submodule(name).bias
-        return None if kept is None else kept.detach().float()  # type: ignore[operator]
-
-    for names in _groups(set(weights)):
-        ready = _Product([(*weights.pop(n), bias(n)) for n in names])
-        for i, name in enumerate(names):
-            owner, _, leaf = name.rpartition(".")
-            setattr(model.get_submodule(owner), leaf, Int8Linear(ready, i))
+    wide = [None if b is None else b.detach().float() for b in biases]
+    product = _Product(weight, scales, wide)
+    for i, name in enumerate(group):
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, Int8Linear(product, i))
 
 
 def _groups(names: set[str]) -> Iterator[list[str]]:
@@ -158,18 +175,19 @@ def _groups(names: set[str]) -> Iterator[list[str]]:
 
 
 class _Product:
-    """One int8 product: the outputs of several layers that share their input, side by side."""
+    """One int8 product: the outputs of several layers that share their input, side by side. `weight`: packed [in, out]."""
 
-    def __init__(self, parts: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]]) -> None:
-        self.sizes = [len(scale) for _, scale, _ in parts]
-        self.width = parts[0][0].shape[1]
-        weight = torch.cat([w for w, _, _ in parts]) if len(parts) > 1 else parts[0][0]
-        self._weight = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
-        self._scale = torch.cat([s for _, s, _ in parts])
+    def __init__(self, weight: torch.Tensor, scales: list[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
+        self.sizes = [len(scale) for scale in scales]
+        self.width = weight.shape[0]
+        self._weight = weight
+        self._scale = torch.cat(scales)
         self._zero = torch.zeros(1, dtype=torch.int64)
         self._bias: torch.Tensor | None = None
-        if any(b is not None for _, _, b in parts):
-            self._bias = torch.cat([torch.zeros(len(s)) if b is None else b for _, s, b in parts])
+        if any(b is not None for b in biases):
+            self._bias = torch.cat(
+                [torch.zeros(size) if b is None else b for size, b in zip(self.sizes, biases, strict=True)]
+            )
         self._input: torch.Tensor | None = None
         self._outputs: list[torch.Tensor] = []
 
@@ -185,16 +203,13 @@ class _Product:
         return out
 
     def _times(self, x: torch.Tensor) -> torch.Tensor:
-        rows = len(x)
-        if not rows:
+        if not len(x):
             return x.new_zeros(0, sum(self.sizes))
         scale = x.abs().amax(1, keepdim=True).div_(127.0).clamp_(min=1e-12)
         whole: torch.Tensor = torch.round(x / scale).add_(ZERO).to(torch.uint8)
-        if rows < MIN_ROWS:
-            whole = nn.functional.pad(whole, (0, 0, 0, MIN_ROWS - rows))
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
             whole, 1.0, ZERO, self._weight, self._scale, self._zero, None, 1.0, 0, torch.float32, "none", [], ""
-        )[:rows].mul_(scale)
+        ).mul_(scale)
         return out if self._bias is None else out.add_(self._bias)
 
 
