@@ -34,6 +34,8 @@ peers:
 	bench/peers/setup.sh realtimestt
 	bench/peers/setup.sh whisperlivekit
 	bench/peers/setup.sh xllamacpp
+	bench/peers/setup.sh piper
+	bench/peers/setup.sh pocketsphinx
 
 # The lock is what `make serve` and `make test` install; `make lock` writes it anew from pyproject.toml.
 lock:

@@ -565,7 +565,7 @@ def main() -> None:
         wanted = judged if "quality" in sections else some
         offline = asyncio.run(decode_offline(models, wanted + [c for c in some if c not in wanted]))
         models.close()
-    with server("--profile", args.profile, "--language-model", "none") as srv:
+    with server("--profile", args.profile, "--language-model", "none", "--synthesizer", "none") as srv:
         if "latency" in sections or "peers" in sections:
             document["latency"] = asyncio.run(latency(srv, some, offline))
         if "quality" in sections:
@@ -579,7 +579,9 @@ def main() -> None:
                 quiet(srv, loaded(c for c in everything if c.kind in ("noise", "music")), 10)
             )
     if "long" in sections:
-        with server("--profile", args.profile, "--language-model", "none", "--session-s", "0") as srv:
+        with server(
+            "--profile", args.profile, "--language-model", "none", "--synthesizer", "none", "--session-s", "0"
+        ) as srv:
             document["long"] = asyncio.run(long_session(srv, read, args.minutes))
     if "peers" in sections:
         folder = store.require(

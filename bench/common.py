@@ -42,6 +42,7 @@ def machine() -> dict[str, Any]:
             for p in (
                 "antiphon",
                 "ctranslate2",
+                "hibari-tts",
                 "onnxruntime",
                 "torch",
                 "transformers",

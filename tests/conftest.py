@@ -17,7 +17,7 @@ import pytest
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_all
 
-SMALL = "smollm2-135m-instruct"
+SMALL, VOICE = "smollm2-135m-instruct", "hibari-heart"
 DATA = Path(__file__).parent / "data"
 
 
@@ -74,6 +74,8 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
         log = tmp_path_factory.mktemp("serve") / "log.txt"
         if "--language-model" not in flags:
             flags = (*flags, "--language-model", "none")
+        if "--synthesizer" not in flags:
+            flags = (*flags, "--synthesizer", "none")
         with log.open("w") as stderr:
             popen = subprocess.Popen(
                 [sys.executable, "-m", "antiphon", "serve", "--port", "0", *flags],
@@ -110,6 +112,14 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
 def talker(serve: Serve) -> Process:
     """A server with the small language model."""
     return serve("--language-model", SMALL)
+
+
+@pytest.fixture(scope="session")
+def speaker(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Process:
+    """A server with the speech synthesizer. It is patient for a second: pauses are tested."""
+    return serve(
+        "--synthesizer", VOICE, "--config-timeout-s", "2", "--idle-timeout-s", "2", "--sessions-per-key", "250"
+    )
 
 
 @pytest.fixture(scope="session")

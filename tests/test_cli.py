@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from antiphon.store import MODELS
 from tests.conftest import DATA, SMALL
 
 
@@ -60,7 +61,7 @@ def test_a_missing_model_offline_is_one_clear_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert run("doctor", "--home", str(tmp_path)).returncode == 1
     listed = run("pull", "--list", "--home", str(tmp_path)).stdout
-    assert listed.count("missing") == 5
+    assert listed.count("missing") == len(MODELS)
 
 
 def test_doctor_says_what_is_here_and_how_fast() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def test_every_frame_of_the_traces_is_documented(trace: str, document: str) -> N
         if kind.startswith(("session.", "transcription_session.", "error")):
             continue
         assert kind in document or short in document, kind
+
+
+def test_the_speech_stream_is_documented() -> None:
+    document = (ROOT / "docs/wire/speech-stream.md").read_text()
+    source = (ROOT / "src/antiphon/protocols/speech_stream.py").read_text()
+    kinds = set(re.findall(r'"((?:session|input|audio)\.[a-z]+)"', source))
+    assert len(kinds) >= 9
+    for kind in kinds:
+        assert f"`{kind}" in document or f"`{kind} " in document, kind
+    fields = (ROOT / "src/antiphon/protocols/speech_fields.py").read_text()
+    for name in set(re.findall(r'fields(?:\.get\(|\[)"([a-z_]+)"', fields)):
+        assert f"`{name}`" in document, name
 
 
 def test_every_command_is_in_the_readme() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "antiphon"
-PURE = ("events", "transcript", "turn", "protocols", "audio")
+PURE = ("events", "splitter", "transcript", "turn", "protocols", "audio")
 PURE_FILES = ("engine/sequence.py", "engine/kv_cache.py", "engine/scheduler.py")
 # Where tensors may be known.
 TORCH = ("engine/attention.py", "engine/runner.py", "engine/sampling.py", "engine/weights.py", "engine/packed.py")
@@ -24,13 +24,15 @@ MAY_IMPORT = {
     "inbox": {"events", "audio", "errors"},
     "turn": {"events", "audio", "adapters.base"},
     "transcript": {"events", "adapters.base"},
+    "splitter": {"events"},
     "protocols": {"audio", "events", "errors", "adapters.base"},
     "engine": {"errors"},
-    "adapters": {"adapters.base", "audio", "engine", "events", "errors", "lanes"},
+    "adapters": {"adapters.base", "audio", "engine", "events", "errors", "lanes", "splitter"},
     "adapters.base": {"audio", "events"},
     "models": {"adapters", "adapters.base", "engine", "errors", "lanes", "settings", "store"},
     "chat": {"adapters.base", "errors", "models", "settings"},
     "session": {"adapters.base", "audio", "errors", "events", "inbox", "transcript", "turn"},
+    "speech": {"adapters.base", "audio", "errors", "events", "splitter"},
     "server": {
         "adapters.base",
         "audio",
@@ -42,8 +44,11 @@ MAY_IMPORT = {
         "protocols",
         "session",
         "settings",
+        "speech",
+        "store",
         "",
     },
+    "say": {"adapters.base", "audio", "errors", "events", "models", "settings", "speech", "splitter"},
     "transcribe": {"adapters.base", "audio", "errors", "events", "inbox", "models", "protocols", "session", "settings"},
     "doctor": {"adapters.base", "audio", "errors", "models", "settings", "store", ""},
 }

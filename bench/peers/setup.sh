@@ -1,5 +1,5 @@
 #!/bin/sh
-# Usage: setup.sh PEER      (PEER: realtimestt | whisperlivekit | xllamacpp)
+# Usage: setup.sh PEER      (PEER: realtimestt | whisperlivekit | xllamacpp | piper | pocketsphinx)
 # Makes .venv-PEER beside this script from PEER/requirements.txt. Running it
 # again does nothing unless that file has changed. PYTHON picks the interpreter
 # (Python 3.11; default python3).
@@ -22,7 +22,8 @@ rm -f "$venv/.done"
 # keeps the peer's own metadata from adding torchaudio, PyAudio or CUDA
 # libraries.
 "$venv/bin/pip" install --quiet --no-deps -r "$req"
-[ "$peer" = xllamacpp ] || "$venv/bin/python" -c 'import torch; print("torch", torch.__version__)' || {
+grep -q "^torch==" "$req" || { printf '%s\n' "$sum" > "$venv/.done"; echo "$venv is ready"; exit 0; }
+"$venv/bin/python" -c 'import torch; print("torch", torch.__version__)' || {
     echo "torch does not load: a CPU build of torch is needed" \
          "(point pip at one with PIP_FIND_LINKS or PIP_INDEX_URL)" >&2
     exit 1

@@ -1,4 +1,4 @@
-"""The command line: serve, pull, transcribe, chat, bench, doctor. The only place that configures logging."""
+"""The command line: serve, pull, transcribe, say, chat, bench, doctor. The only place that configures logging."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     serve = commands.add_parser("serve", help="start the server")
-    _add_settings(serve, ("server", "audio", "models", "engine"))
+    _add_settings(serve, ("server", "audio", "models", "engine", "speech"))
     serve.add_argument(
         "--no-pull", action="store_true", help="fail if model files are missing instead of fetching them"
     )
     serve.set_defaults(run=_serve)
 
     pull = commands.add_parser("pull", help="fetch the models of a profile")
-    _add_settings(pull, ("models", "engine"))
+    _add_settings(pull, ("models", "engine", "speech"))
     pull.add_argument("--list", action="store_true", help="list the models and what is here, fetch nothing")
     pull.set_defaults(run=_pull)
 
@@ -90,6 +90,23 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(transcribe, ("models",))
     transcribe.set_defaults(run=_transcribe)
 
+    say = commands.add_parser("say", help="speak a text, or standard input as it arrives")
+    say.add_argument("text", help="what to say; - for standard input")
+    target = say.add_mutually_exclusive_group()
+    target.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="wav, mp3, flac, opus, aac or pcm by its name; - for WAV on standard output",
+    )
+    target.add_argument("--play", action="store_true", help="play it; what is done if no file is given")
+    say.add_argument("--speak-as", metavar="VOICE", help="the voice; the first one loaded if not given")
+    say.add_argument("--speed", type=float, default=1.0, help="0.25 to 4")
+    say.add_argument("--seed", type=int, default=None, help="the same seed gives the same samples")
+    say.add_argument("--words", action="store_true", help="print where each word lies, on standard error")
+    _add_settings(say, ("models", "speech"))
+    say.set_defaults(run=_say)
+
     chat = commands.add_parser("chat", help="talk to the language model in the terminal, or answer standard input")
     chat.add_argument("--system", default="", help="what the model is told first")
     chat.add_argument("--max-tokens", type=int, default=None, help="most tokens of an answer")
@@ -98,13 +115,13 @@ def _parser() -> argparse.ArgumentParser:
     chat.set_defaults(run=_chat)
 
     doctor = commands.add_parser("doctor", help="what is installed, which devices, which models, how fast")
-    _add_settings(doctor, ("models", "engine"))
+    _add_settings(doctor, ("models", "engine", "speech"))
     doctor.set_defaults(run=_doctor)
 
     bench = commands.add_parser(
         "bench", help="measure (from a checkout); arguments go to bench/NAME.py", add_help=False
     )
-    bench.add_argument("name", choices=("asr", "engine"))
+    bench.add_argument("name", choices=("asr", "engine", "tts"))
     return parser
 
 
@@ -208,6 +225,16 @@ def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
     _fetch(settings, HEARING)
     style = Style.JSON if args.json else Style.SRT if args.srt else Style.TEXT
     anyio.run(transcribe_file, settings, args.file, args.language, args.prompt, style)
+    return 0
+
+
+def _say(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.models import SPEAKING
+    from antiphon.say import Request, say
+
+    _fetch(settings, SPEAKING)
+    request = Request(args.text, args.output, args.play, args.speak_as, args.speed, args.seed, args.words)
+    anyio.run(say, settings, request)
     return 0
 
 

@@ -14,7 +14,16 @@ import ctranslate2
 import numpy as np
 
 from antiphon import __version__
-from antiphon.adapters.base import LanguageModel, Message, ReplyDone, ReplyOptions, Window
+from antiphon.adapters.base import (
+    LanguageModel,
+    Message,
+    ReplyDone,
+    ReplyOptions,
+    Synthesizer,
+    Urgency,
+    VoiceOptions,
+    Window,
+)
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import AntiphonError
 from antiphon.models import LocalModel, chosen, load, num_workers, store_of
@@ -23,6 +32,8 @@ from antiphon.settings import Settings
 PACKAGES = (
     "ctranslate2",
     "faster-whisper",
+    "hibari-tts",
+    "onnx",
     "onnxruntime",
     "torch",
     "transformers",
@@ -35,6 +46,7 @@ PACKAGES = (
     "numpy",
 )
 TRIALS = 5
+SENTENCE = "The weather will be mild tomorrow, with some rain late in the evening."
 
 
 async def report(settings: Settings) -> int:
@@ -96,8 +108,27 @@ async def _speed(settings: Settings) -> None:
         print(f"  speech detection {(time.perf_counter() - started) / len(frames) * 1e6:.0f} µs a frame of 32 ms")
         if models.language:
             await _answers(models.language)
+        if models.speaks:
+            await _speaks(models.speaks)
     finally:
         models.close()
+
+
+async def _speaks(synthesizer: Synthesizer) -> None:
+    """How soon a sentence's sound begins, and how much faster than it is heard it is made."""
+    options = VoiceOptions(synthesizer.profile.voices[0])
+    firsts, ratios = [], []
+    for _ in range(TRIALS):
+        started, first, samples = time.perf_counter(), 0.0, 0
+        async for sound in synthesizer.speak(SENTENCE, options, lambda: Urgency.FINAL):
+            first = first or time.perf_counter() - started
+            samples += len(sound.pcm)
+        ratios.append((time.perf_counter() - started) * synthesizer.profile.sample_rate_hz / samples)
+        firsts.append(first)
+    print(
+        f"  speech           first sound in {sorted(firsts)[TRIALS // 2] * 1000:.0f} ms, "
+        f"{1 / sorted(ratios)[TRIALS // 2]:.0f} times as fast as it is heard (median of {TRIALS})"
+    )
 
 
 async def _answers(model: LanguageModel) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.adapters import ADAPTERS, PREPARERS
-from antiphon.adapters.base import LanguageModel, SpeechDetector, Transcriber
+from antiphon.adapters.base import LanguageModel, SpeechDetector, Synthesizer, Transcriber
 from antiphon.engine.engine import EngineSettings
 from antiphon.errors import SettingsError, StoreError
 from antiphon.lanes import Lane
@@ -23,7 +23,8 @@ from antiphon.store.registry import Role, profile
 ObserveStep = Callable[[str, int, float, float], None]
 HEARING: tuple[Role, ...] = ("transcriber", "vad")
 TALKING: tuple[Role, ...] = ("language",)
-EVERYTHING = HEARING + TALKING
+SPEAKING: tuple[Role, ...] = ("synthesizer",)
+EVERYTHING = HEARING + TALKING + SPEAKING
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class LoadedModels:
     hears: Transcriber | None
     watches: SpeechDetector | None
     language: LanguageModel | None
+    speaks: Synthesizer | None
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
 
@@ -59,6 +61,13 @@ class LoadedModels:
         if self.watches is None:
             raise LookupError("no speech detector is loaded")
         return self.watches
+
+    @property
+    def synthesizer(self) -> Synthesizer:
+        """Raises LookupError where none was asked for."""
+        if self.speaks is None:
+            raise LookupError("no synthesizer is loaded")
+        return self.speaks
 
     def close(self) -> None:
         """Stop the workers; running steps finish."""
@@ -80,13 +89,25 @@ def num_workers(settings: ModelSettings) -> int:
 
 
 def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Model | LocalModel, ...]:
-    """The models of these roles that the settings name. Raises SettingsError for a language model that is none."""
+    """The models of these roles that the settings name. Raises SettingsError for a name that is none of its role."""
     found: list[Model | LocalModel] = [m for m in profile(settings.models.profile) if m.role in roles]
-    name = settings.engine.language_model
-    if not name or "language" not in roles:
-        return tuple(found)
-    others = [m for m in found if m.role != "language"]
-    return tuple(others) if name == "none" else (*others, _language(name))
+    language, synthesizer = settings.engine.language_model, settings.speech.synthesizer
+    if language and "language" in roles:
+        found = [m for m in found if m.role != "language"] + ([] if language == "none" else [_language(language)])
+    if "synthesizer" in roles:
+        if synthesizer:
+            others = [m for m in found if m.role != "synthesizer"]
+            found = others + ([] if synthesizer == "none" else [_synthesizer(synthesizer, "--synthesizer")])
+        if synthesizer != "none":
+            found += [_synthesizer(f"hibari-{voice}", "--voice") for voice in settings.speech.voices]
+    return tuple(dict.fromkeys(found))
+
+
+def _synthesizer(name: str, flag: str) -> Model:
+    if name not in MODELS or MODELS[name].role != "synthesizer":
+        known = ", ".join(m.id for m in MODELS.values() if m.role == "synthesizer")
+        raise SettingsError(f"{flag}: there is no synthesizer {name}; there are {known}")
+    return MODELS[name]
 
 
 def _language(name: str) -> Model | LocalModel:
@@ -125,15 +146,30 @@ def load(
 
     by_role: dict[str, Any] = {}
     names: list[str] = []
-    for model in chosen(settings, roles):
+    wanted = chosen(settings, roles)
+    for model in wanted:
+        if model.role in by_role:
+            # Another voice of the synthesizer that is there.
+            continue
         make = _named(_adapter(model.id, model.adapter))
         options = _options(settings, model.role)
         options["observe"] = _engine_steps(observe) if model.role == "language" else watch(model.role)
+        if model.role == "synthesizer":
+            options["more"] = {
+                m.id: prepare(settings, store, m) for m in wanted if m.role == model.role and m is not model
+            }
         by_role[model.role] = make(prepare(settings, store, model), model.id, **options)
         if model.role != "vad":
             names.append(model.id)
     lanes = tuple(m.lane for role, m in by_role.items() if role != "language")
-    return LoadedModels(by_role.get("transcriber"), by_role.get("vad"), by_role.get("language"), tuple(names), lanes)
+    return LoadedModels(
+        by_role.get("transcriber"),
+        by_role.get("vad"),
+        by_role.get("language"),
+        by_role.get("synthesizer"),
+        tuple(names),
+        lanes,
+    )
 
 
 def _options(settings: Settings, role: Role) -> dict[str, Any]:
@@ -146,6 +182,8 @@ def _options(settings: Settings, role: Role) -> dict[str, Any]:
                 "workers": num_workers(models),
                 "max_queue": models.max_queue,
             }
+        case "synthesizer":
+            return {"workers": num_workers(models), "max_queue": max(1024, models.max_queue)}
         case "vad":
             return {"max_queue": max(1024, models.max_queue)}
         case "language":

@@ -94,11 +94,24 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechSettings:
+    synthesizer: str = option("", "Speech synthesizer: a name from `antiphon pull --list`, or `none`.")
+    voices: tuple[str, ...] = option(
+        (),
+        "Voice to load beside the default one (`emma`, `fenrir`, `fable`, `kore`); several times for several.",
+        flag="voice",
+    )
+    config_timeout_s: float = option(10.0, "Seconds a speech stream may take to send its session.config.", low=0.1)
+    idle_timeout_s: float = option(30.0, "Seconds of silence on both sides after which a speech stream ends.", low=0.1)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
     audio: AudioSettings = field(default_factory=AudioSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineOptions = field(default_factory=EngineOptions)
+    speech: SpeechSettings = field(default_factory=SpeechSettings)
 
 
 @dataclass(frozen=True, slots=True)

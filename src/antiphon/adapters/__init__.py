@@ -1,4 +1,4 @@
-"""Models: how each listens or answers. `ADAPTERS` is the table; a new model is one file and one line here (docs/add-a-model.md)."""
+"""Models: how each listens, answers or speaks. `ADAPTERS` is the table; a new model is one file and one line here (docs/add-a-model.md)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ ADAPTERS: Mapping[str, str] = MappingProxyType(
     {
         "whisper": "antiphon.adapters.whisper:WhisperTranscriber",
         "silero": "antiphon.adapters.silero:SileroDetector",
+        "hibari": "antiphon.adapters.hibari:Hibari",
         "causal_lm": "antiphon.adapters.causal_lm:CausalLm",
     }
 )

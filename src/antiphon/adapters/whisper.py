@@ -150,6 +150,15 @@ class WhisperTranscriber:
         assert isinstance(result, Hypothesis)
         return result
 
+    async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
+        """Where each word lies; see Transcriber.align."""
+        if not words or len(pcm) > MAX_FRAMES * SAMPLES_PER_FRAME:
+            return ()
+        found: tuple[Word, ...] = await self.lane.run(
+            partial(self._align, pcm, tuple(words), language), Urgency.PARTIAL
+        )
+        return found
+
     async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
         """A file in slabs of two minutes, each window of a slab one lane job: live sessions get their turn between."""
         language, number, begun = options.language, 0, False
@@ -299,6 +308,18 @@ class WhisperTranscriber:
         padded[: len(pcm)] = pcm[: len(padded)]
         features = self._whisper.feature_extractor(padded, padding=0)
         return np.ascontiguousarray(features[:, :frames], np.float32)
+
+    def _align(self, pcm: Pcm, words: tuple[str, ...], language: str) -> tuple[Word, ...]:
+        """The words' tokens forced on the sound; times by cross-attention, as of a transcript's words."""
+        window = Window(pcm, language=language if self._model.is_multilingual else "en")
+        ids = [self._whisper.hf_tokenizer.encode(_defused(" " + w), add_special_tokens=False).ids for w in words]
+        flat = [i for word in ids for i in word]
+        if not flat or len(flat) > self._profile.max_tokens:
+            return ()
+        encoded = self._model.encode(ctranslate2.StorageView.from_array(self._features(pcm, _num_frames(window))[None]))
+        (spans,) = self._token_ends(encoded, [window], [(window.language or "en", 1.0)], [flat])
+        pieces = [Piece(w, tuple(i), 1.0) for w, i in zip(words, ids, strict=True) if i]
+        return _words(pieces, spans)
 
     def _token_ends(
         self, encoded: Any, windows: Sequence[Window], languages: Sequence[tuple[str, float]], tokens: list[list[int]]

@@ -18,7 +18,7 @@ from antiphon.events import Input
 NewId = Callable[[str], str]
 
 # What clients ask for when nobody told them a model: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ...
-HOSTED = ("gpt-", "whisper-1")
+HOSTED = ("gpt-", "whisper-1", "tts-1")
 
 _encoder = msgspec.json.Encoder()
 
@@ -43,7 +43,7 @@ def decode_base64(text: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The names a client may use for the transcriber. `loaded`: ids as /v1/models lists them, the first is `default`.
+    """The names a client may use for a model. `loaded`: ids as /v1/models lists them, the first is `default`.
 
     In the OpenAI dialects the hosted service's own names are served by the loaded model, unless `strict`.
     """

@@ -17,6 +17,8 @@ from antiphon.server.auth import bearer
 from antiphon.server.chat import chat_completions
 from antiphon.server.errors import error_response, http_exception
 from antiphon.server.realtime import realtime
+from antiphon.server.speech import batch, speech, voice, voices
+from antiphon.server.speech_stream import speech_stream
 from antiphon.server.state import ServerState
 from antiphon.server.transcriptions import transcriptions, translations
 
@@ -42,6 +44,11 @@ def build(state: ServerState) -> Starlette:
             Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
             Route("/v1/audio/translations", translations, methods=["POST"]),
             Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+            Route("/v1/audio/speech", speech, methods=["POST"]),
+            Route("/v1/audio/speech/batch", batch, methods=["POST"]),
+            Route("/v1/audio/voices", voices, methods=["GET", "POST"]),
+            Route("/v1/audio/voices/{name}", voice, methods=["DELETE"]),
+            WebSocketRoute("/v1/audio/speech/stream", speech_stream),
             WebSocketRoute("/v1/realtime", realtime),
             WebSocketRoute("/realtime", realtime),
         ],
@@ -78,6 +85,8 @@ async def _root(request: Request) -> Response:
         "POST /v1/audio/transcriptions      a file to text, streamed or whole",
         "POST /v1/audio/translations        a file to English",
         "POST /v1/chat/completions          a conversation's next turn, streamed or whole",
+        "WS   /v1/audio/speech/stream       text in pieces to speech while it is made",
+        "POST /v1/audio/speech  /batch      text to speech, streamed or whole; /v1/audio/voices",
         "GET  /v1/models  /health  /ready  /metrics",
         "",
         f"ready: {'yes' if state.models and not state.draining else 'no'}",

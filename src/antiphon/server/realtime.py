@@ -108,7 +108,7 @@ class _Connection:
         except RemoteProtocolError as error:
             await self._turn_away(error)
             return
-        live = Live(self._who, self._inbox, self._drain)
+        live = Live(self._who, lambda: self._inbox.backlog_s, self._drain)
         self._state.live.add(live)
         labels: list[str] = []
         try:

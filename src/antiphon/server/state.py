@@ -12,21 +12,21 @@ from dataclasses import dataclass, field
 import anyio
 
 from antiphon.errors import Refused
-from antiphon.inbox import Inbox
-from antiphon.models import LoadedModels
+from antiphon.models import LoadedModels, store_of
 from antiphon.protocols.wire import Models
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
+from antiphon.store.voices import VoiceStore
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
 class Live:
-    """One live session, as the drain sees it. `finish`: stop reading, flush finals, close."""
+    """One live session, as the drain sees it. `backlog_s`: audio it was sent and has not taken. `finish`: stop reading, flush finals, close."""
 
     key: str
-    inbox: Inbox
+    backlog_s: Callable[[], float]
     finish: Callable[[], None]
 
 
@@ -43,6 +43,11 @@ class ServerState:
     _empty: anyio.Event = field(default_factory=anyio.Event)
     _by_key: Counter[str] = field(default_factory=Counter)
     _mentioned: set[str] = field(default_factory=set)
+
+    @property
+    def voices(self) -> VoiceStore:
+        """The uploaded voices."""
+        return VoiceStore(store_of(self.settings.models).home)
 
     @property
     def names(self) -> Models:
@@ -101,7 +106,7 @@ class ServerState:
 
     def backlog_s(self) -> float:
         """Seconds of audio waiting in the session that is furthest behind."""
-        return max((s.inbox.backlog_s for s in self.live), default=0.0)
+        return max((s.backlog_s() for s in self.live), default=0.0)
 
     def stand_in(self, name: str, model: str = "") -> None:
         """Say once which loaded model serves a client's default name."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Role = Literal["transcriber", "vad", "language"]
+Role = Literal["transcriber", "vad", "language", "synthesizer"]
 ProfileName = Literal["default", "light"]
 
 
@@ -193,13 +193,67 @@ SMOLLM2 = Model(
     ),
 )
 
+
+def _hibari(voice: str, file: str, size: int, sha256: str, summary: str, *parts: WheelMember) -> Model:
+    """One voice; all are of one architecture. `file`: its name on the hub, where it is there."""
+    where = Hub("maureesewilliams/hibari", file) if file else None
+    return Model(
+        id=f"hibari-{voice}",
+        role="synthesizer",
+        adapter="hibari",
+        licence="Apache-2.0",
+        summary=f"hibari, {summary}",
+        files=(ModelFile("hibari.onnx", size, sha256, parts, where),),
+    )
+
+
+HIBARI = _hibari(
+    "heart",
+    "",
+    7936868,
+    "5f70741d4e900f4e85d0037498736cc1b3e1b9a63a13546a5da1e63abf4fccd8",
+    "American English, female",
+    WheelMember("hibari-tts", "0.2.1", "hibari/assets/hibari.onnx"),
+)
+# These are on the hub only.
+HIBARI_VOICES = (
+    _hibari(
+        "emma",
+        "voices/bf_emma.int8.onnx",
+        7936868,
+        "f709f0488ee63b583a22189a955aaf4257b9806dd330be3490661e53af0a89c1",
+        "British English, female",
+    ),
+    _hibari(
+        "fenrir",
+        "voices/am_fenrir_v2.int8.onnx",
+        8031158,
+        "f59fbd87908c91f827bc21b1b89443757b9a8580db9eee20aa948deb731321f4",
+        "American English, male",
+    ),
+    _hibari(
+        "fable",
+        "voices/bm_fable.int8.onnx",
+        7936868,
+        "c28529302f2d27cd12f62625c24425888c4e3c2675583100ec530259136b8bc6",
+        "British English, male",
+    ),
+    _hibari(
+        "kore",
+        "voices/af_kore.int8.onnx",
+        7936868,
+        "346885752673e45d42f9864c9e2432094bc4b6385df060d4b83273da764d2fa9",
+        "American English, female",
+    ),
+)
+
 MODELS: Mapping[str, Model] = MappingProxyType(
-    {m.id: m for m in (WHISPER_BASE, WHISPER_TINY_EN, SILERO, QWEN_CODER, SMOLLM2)}
+    {m.id: m for m in (WHISPER_BASE, WHISPER_TINY_EN, SILERO, QWEN_CODER, SMOLLM2, HIBARI, *HIBARI_VOICES)}
 )
 
 # What the built features need; a profile grows when a feature lands.
 PROFILES: Mapping[str, tuple[Model, ...]] = MappingProxyType(
-    {"default": (WHISPER_BASE, SILERO, QWEN_CODER), "light": (WHISPER_TINY_EN, SILERO, SMOLLM2)}
+    {"default": (WHISPER_BASE, SILERO, QWEN_CODER, HIBARI), "light": (WHISPER_TINY_EN, SILERO, SMOLLM2, HIBARI)}
 )
 
 

@@ -1,0 +1,337 @@
+"""hibari (English, 24 kHz, int8 ONNX): text to sound in chunks that join without a seam, and the time of every word.
+
+The published graph goes from phonemes to the spectrum of a whole sentence. Inside it is two: the prosody reads the sentence and gives
+each phoneme a duration and each frame its features; the decoder, convolutions only, turns frames into spectra. The graph is cut in
+two there, so the prosody runs once a sentence and the decoder chunk by chunk: a chunk is given as many frames of context on either
+side as its convolutions reach, and is what the whole would have been there (but for the rounding of int8 activations, whose scale
+is that of the chunk). Numbers of the model: hibari-tts 0.2.1, "ONNX interface" in its readme and `hibari/dsp.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from hibari import dsp
+from hibari.g2p import G2P
+from hibari.g2p.normalize import normalize
+from hibari.tts import ASSETS
+from hibari.voices import VOICES
+from numpy.typing import NDArray
+from onnx.utils import Extractor
+
+from antiphon.adapters.base import Sound, SynthesizerProfile, Urgency, VoiceOptions
+from antiphon.adapters.spoken_text import Spoken, owners, parts
+from antiphon.audio import Pcm
+from antiphon.errors import ModelError, RemoteProtocolError
+from antiphon.events import Word
+from antiphon.lanes import Lane
+
+Floats = NDArray[np.float32]
+
+# Where the graph is cut, and the durations inside it. The decoder reaches 3 frames by its first convolution and 3 by each of 8 blocks.
+FEATURES, F0, DURATIONS = "/Concat_43_output_0", "f0", "/Clip_output_0"
+SPECTRUM = ("lh", "theta", "ln", "lr", "phi")
+REACH = 27
+# A unit of duration is two frames of 12.5 ms.
+FRAME_S = dsp.HOP / dsp.SR
+DURATION_S = 2 * FRAME_S
+BLOCKS = dsp.N_FFT // dsp.HOP
+# Frames in a text's chunks: the first is 0.3 s of sound, made in a few milliseconds; a long chunk costs less a second.
+CHUNK_FRAMES = (24, 40, 80, 120)
+# Sound begins this long before the first word: the third of a second of silence that the model would begin with is left out.
+LEAD_FRAMES = 6
+# Where words lie, by forced alignment of 15 sentences (bench/tts.py measures it on others): sound is this much ahead of the
+# durations; a word reaches at most this far into the space before and after it; below this energy (a feature) there is silence.
+AHEAD_S, REACH_S, SILENCE = 0.05, 0.04, 0.0
+# Its own range is 0.5 to 2.
+SPEEDS = (0.5, 2.0)
+PAUSES = frozenset(' ;:,.!?—…"“”()')
+
+
+class Hibari:
+    """Voices that share a phonemizer. `folder` holds the default one's `hibari.onnx`, `more` those of others by their ids."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model_id: str,
+        *,
+        more: Mapping[str, Path] | None = None,
+        workers: int = 1,
+        max_queue: int = 256,
+        observe: Callable[[int, float, float], None] | None = None,
+    ) -> None:
+        """Raises ModelError for a voice that does not load."""
+        self._voices: dict[str, _Voice] = {}
+        readers: dict[bool, _Reader] = {}
+        for voice_id, where in ({model_id: folder} | dict(more or {})).items():
+            name = voice_id.removeprefix("hibari-")
+            british = bool(VOICES.get(name, {}).get("british", False))
+            try:
+                if british not in readers:
+                    readers[british] = _Reader(british)
+                self._voices[name] = _Voice(where / "hibari.onnx", readers[british])
+            except Exception as error:
+                # Whatever a library raises over a file.
+                raise ModelError(f"{voice_id} does not load: {error}") from error
+        self.profile = SynthesizerProfile(
+            model_id, dsp.SR, voices=tuple(self._voices), languages=("en",), speeds=SPEEDS, word_times=True
+        )
+        self.lane: Lane[_Utterance, Sound | None] = Lane(
+            "synthesizer", _step, workers=workers, max_queue=max_queue, observe=observe
+        )
+
+    async def speak(
+        self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
+    ) -> AsyncGenerator[Sound, None]:
+        """See `Synthesizer.speak`."""
+        utterance = _Utterance(self._voices[options.voice], text, options)
+        while sound := await self.lane.run(utterance, urgency()):
+            if not utterance.spoke:
+                raise RemoteProtocolError(
+                    "unsupported_text",
+                    f"the voice speaks English, and none of this text: {sound.skipped[:40]}",
+                    "input",
+                )
+            yield sound
+
+
+def _step(batch: Sequence[_Utterance]) -> list[Sound | None]:
+    return [utterance.step() for utterance in batch]
+
+
+class _Voice:
+    """The two halves of a voice's graph."""
+
+    def __init__(self, path: Path, reader: _Reader) -> None:
+        extractor = Extractor(onnx.load(str(path)))
+        self.prosody = _session(extractor.extract_model(["ids", "speed"], [FEATURES, F0, DURATIONS]))
+        self.decoder = _session(extractor.extract_model([FEATURES], list(SPECTRUM)))
+        self.reader = reader
+
+
+class _Reader:
+    """The phonemizer of a kind of English."""
+
+    def __init__(self, british: bool) -> None:
+        self._g2p = G2P(british=british)
+        self._vocabulary = dict(json.loads((Path(ASSETS) / "vocab.json").read_text(encoding="utf-8")))
+        # Its out-of-vocabulary net is made on first use; it is made here instead, and by one thread.
+        _ = self._g2p.oov
+        self._reading = threading.Lock()
+
+    def read(self, spoken: Spoken) -> tuple[list[int], list[int]]:
+        """Phoneme ids of a part (with the pad at both ends), and for each the written word it belongs to, -1 for none."""
+        with self._reading:
+            tokens = self._g2p.phonemize_tokens(self._g2p.tokenize(normalize(spoken.text)))
+        words = [list(group) for _, group in groupby(tokens, key=_WordCounter())]
+        said = [i for i, s in enumerate(spoken.said) if s]
+        of = owners([spoken.said[i] for i in said], ["".join(t.text for t in word) for word in words])
+        ids, belongs = [0], [-1]
+        for word, owner in zip(words, of, strict=True):
+            phonemes = "".join(t.phonemes or "" for t in word) + (" " if word[-1].whitespace else "")
+            for phoneme in phonemes:
+                if phoneme in self._vocabulary:
+                    ids.append(self._vocabulary[phoneme])
+                    belongs.append(-1 if phoneme in PAUSES else said[owner])
+        return [*ids, 0], [*belongs, -1]
+
+
+class _WordCounter:
+    """Tokens of one word, as white space divides them, have one key."""
+
+    def __init__(self) -> None:
+        self._word = 0
+
+    def __call__(self, token: Any) -> int:
+        mine = self._word
+        self._word += bool(token.whitespace)
+        return mine
+
+
+def _session(model: Any) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+class _Utterance:
+    """One text on its way to sound; at most one step at a time."""
+
+    def __init__(self, voice: _Voice, text: str, options: VoiceOptions) -> None:
+        self._voice = voice
+        self._speed = options.speed
+        self._random = np.random.default_rng(options.seed)
+        self._parts = parts(text)
+        self._part: _Part | None = None
+        self._done_s = 0.0
+        self._chunks: Iterator[int] = _sizes()
+        self.spoke = False
+
+    def step(self) -> Sound | None:
+        """The next chunk; None at the end."""
+        skipped, words, num_symbols = "", tuple[Word, ...](), 0
+        while self._part is None:
+            spoken = next(self._parts, None)
+            if spoken is None:
+                return Sound(np.zeros(0, np.float32), (), skipped) if skipped else None
+            skipped += spoken.skipped
+            ids, belongs = self._voice.reader.read(spoken)
+            # A part of nothing but marks has no sound.
+            if any(owner >= 0 for owner in belongs):
+                self._part = _Part(self._voice, ids, self._speed, self._random)
+                words, num_symbols = self._words(spoken, belongs, self._part), len(ids) - 2
+                self.spoke = True
+        before = self._part.at
+        pcm = self._part.decode(next(self._chunks))
+        num_frames = self._part.at - before
+        if self._part.over:
+            self._done_s += self._part.seconds
+            self._part = None
+        return Sound(pcm, words, skipped, num_symbols, num_frames)
+
+    def _words(self, spoken: Spoken, belongs: list[int], part: _Part) -> tuple[Word, ...]:
+        """Every written word in order; one that is not said stands at the end of the one before, for no time."""
+        mine: dict[int, tuple[int, int]] = {}
+        for phoneme, owner in enumerate(belongs):
+            if owner >= 0:
+                mine[owner] = (mine[owner][0] if owner in mine else phoneme, phoneme)
+        times = dict(zip(mine, part.spans(list(mine.values())), strict=True))
+        out, at_s = [], 0.0
+        for i, word in enumerate(spoken.written):
+            start_s, end_s = times.get(i, (at_s, at_s))
+            start_s = max(start_s, at_s)
+            at_s = max(start_s, end_s)
+            out.append(Word(word, self._done_s + start_s, self._done_s + at_s, 1.0))
+        return tuple(out)
+
+
+def _sizes() -> Iterator[int]:
+    yield from CHUNK_FRAMES
+    while True:
+        yield CHUNK_FRAMES[-1]
+
+
+class _Part:
+    """One pass of the prosody, decoded frame by frame."""
+
+    def __init__(self, voice: _Voice, ids: list[int], speed: float, random: np.random.Generator) -> None:
+        features, f0, durations = voice.prosody.run(
+            [FEATURES, F0, DURATIONS], {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
+        )
+        self._decoder = voice.decoder
+        self._features: Floats = features
+        loud = np.nonzero(features[0, -1] > SILENCE)[0]
+        # Frames are counted from here on.
+        self._skipped = max(0, int(loud[0]) - LEAD_FRAMES) if len(loud) else 0
+        self._f0: Floats = f0[0, self._skipped :]
+        self._random = random
+        self._pulses = np.zeros(0, np.float32)
+        self.num_frames = len(self._f0)
+        self.at = 0
+        self._sum = np.zeros((BLOCKS - 1, dsp.HOP), np.float32)
+        # Where each phoneme ends.
+        self._ends_s = np.cumsum(durations.reshape(-1), dtype=np.float64) * DURATION_S - self._skipped * FRAME_S
+
+    @property
+    def seconds(self) -> float:
+        return float(self.num_frames * FRAME_S)
+
+    @property
+    def over(self) -> bool:
+        return self.at >= self.num_frames
+
+    def spans(self, words: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
+        """Start and end of words in seconds, from their first and last phonemes."""
+        out = []
+        loud = self._features[0, -1, self._skipped :] > SILENCE
+        for k, (first, last) in enumerate(words):
+            start_s, end_s = self._ends_s[first - 1], self._ends_s[last]
+            if k:
+                start_s -= min(REACH_S, (start_s - self._ends_s[words[k - 1][1]]) / 2)
+            if k + 1 < len(words):
+                end_s += min(REACH_S, (self._ends_s[words[k + 1][0] - 1] - end_s) / 2)
+            start, end = (min(max(0.0, s - AHEAD_S), self.seconds) for s in (start_s, end_s))
+            # A word before a pause ends where its sound does, not where the pause is over.
+            from_frame = int(start / FRAME_S)
+            heard = np.nonzero(loud[from_frame : int(end / FRAME_S) + 1])[0]
+            if len(heard):
+                end = min(end, (from_frame + int(heard[-1]) + 1) * FRAME_S)
+            out.append((float(start), float(max(start, end))))
+        return out
+
+    def decode(self, num_frames: int) -> Pcm:
+        """Sound of the next frames. It is BLOCKS / 2 frames behind them, which the last chunk makes good."""
+        start, end = self.at, min(self.at + num_frames, self.num_frames)
+        # A rest shorter than a chunk's own context is not worth a pass.
+        if self.num_frames - end < REACH // 2:
+            end = self.num_frames
+        # Its context may reach into what is skipped.
+        low, high = max(-self._skipped, start - REACH), min(self.num_frames, end + REACH)
+        seen = self._features[:, :, low + self._skipped : high + self._skipped]
+        out = self._decoder.run(list(SPECTRUM), {FEATURES: seen})
+        harmonics, theta, noise, rest, phase = (o[0][:, start - low : end - low] for o in out)
+        spectrum = self._excitation(start, end)
+        turn = np.empty(harmonics.shape, np.complex64)
+        angle = np.tanh(theta)
+        angle *= np.float32(np.pi)
+        np.cos(angle, out=turn.real)
+        np.sin(angle, out=turn.imag)
+        turn *= dsp.ex(harmonics)
+        spectrum *= turn
+        # Frame by frame, so that the noise of a seed does not depend on the chunks.
+        gauss = self._random.standard_normal((end - start, 2 * len(noise)), dtype=np.float32).view(np.complex64).T
+        spectrum += gauss * dsp.ex(noise)
+        np.cos(phase, out=turn.real)
+        np.sin(phase, out=turn.imag)
+        turn *= dsp.ex(rest)
+        spectrum += turn
+        self.at = end
+        return self._overlap_add(spectrum, start, end)
+
+    def _excitation(self, start: int, end: int) -> Any:
+        """STFT of the pulse train at frames [start, end): complex64 [bins, frames]."""
+        low, high = max(0, start - BLOCKS), min(self.num_frames, end + BLOCKS)
+        if len(self._pulses) < high * dsp.HOP:
+            # The phase runs from the start: the head is made for the first chunk, the whole for the others.
+            f0 = self._f0 if len(self._pulses) else self._f0[: high + 1]
+            whole = len(f0) == self.num_frames
+            self._pulses = dsp.pulses(f0)[: None if whole else high * dsp.HOP]
+        piece = self._pulses[low * dsp.HOP : high * dsp.HOP]
+        if len(piece) <= dsp.N_FFT // 2:
+            piece = np.pad(piece, (0, dsp.N_FFT))
+        return dsp.stft(piece, high - low)[:, start - low : end - low]
+
+    def _overlap_add(self, spectrum: Any, start: int, end: int) -> Pcm:
+        frames = dsp.irfft(spectrum.T, dsp.N_FFT, 1)
+        frames *= dsp.WIN
+        frames = frames.reshape(end - start, BLOCKS, dsp.HOP)
+        total = np.zeros((end - start + BLOCKS - 1, dsp.HOP), np.float32)
+        total[: BLOCKS - 1] = self._sum
+        for k in range(BLOCKS):
+            total[k : k + end - start] += frames[:, k]
+        done = len(total) if end == self.num_frames else end - start
+        self._sum = total[done:]
+        # Block j of the whole is sample (j - BLOCKS / 2) * HOP: the first BLOCKS / 2 lie before the sound, the last after it.
+        first = max(0, BLOCKS // 2 - start)
+        last = min(done, self.num_frames + BLOCKS // 2 - start)
+        return np.asarray((total[first:last] * self._norm(start + first, start + last)).reshape(-1))
+
+    def _norm(self, first: int, last: int) -> Floats:
+        """1 / the sum of the squared windows over blocks [first, last)."""
+        squared = (dsp.WIN * dsp.WIN).reshape(BLOCKS, dsp.HOP)
+        block = np.arange(first, last)
+        out = np.zeros((last - first, dsp.HOP), np.float32)
+        for k in range(BLOCKS):
+            inside = (block - k >= 0) & (block - k < self.num_frames)
+            out[inside] += squared[k]
+        return np.asarray(1.0 / np.maximum(out, 1e-11), np.float32)

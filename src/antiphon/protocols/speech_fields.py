@@ -1,0 +1,151 @@
+"""The fields a request for speech may have, over the socket and over REST: their checks and what they come to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from antiphon.audio import SpeechFormat
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import Granularity, SpeechConfig
+from antiphon.protocols.wire import Models, number, typed
+
+# The hosted service's voices. A client that names one, as most do that never chose, is spoken to by the default voice.
+HOSTED_VOICES = frozenset(
+    ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
+)
+TASKS = ("CustomVoice", "VoiceDesign", "Base")
+MAX_EMBEDDING = 8192
+# Fields only a model that clones voices has a use for.
+_CLONING = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechFacts:
+    """What can be asked of the loaded synthesizer. `voices`: the first is the default. `uploaded`: whether a voice of that
+    name was uploaded. `stand_in`: called with a hosted name that the default voice speaks for, once it is used.
+    """
+
+    models: Models
+    voices: tuple[str, ...]
+    languages: tuple[str, ...]
+    clones: bool
+    uploaded: Callable[[str], bool]
+    stand_in: Callable[[str, str], None]
+
+    @property
+    def names(self) -> str:
+        return ", ".join(self.voices)
+
+
+def config(fields: dict[str, Any], facts: SpeechFacts, format: SpeechFormat) -> SpeechConfig:
+    """The configuration that `fields` come to; None stands for a field that is not there. Unknown fields are ignored.
+
+    Raises RemoteProtocolError: model_not_found, voice_not_found, or what is wrong with which field.
+    """
+    _model(fields.get("model"), facts)
+    _check(fields, facts)
+    asked: SpeechFormat = fields.get("response_format") or format
+    if asked not in get_args(SpeechFormat):
+        raise _invalid("response_format", f"expected one of {', '.join(get_args(SpeechFormat))}")
+    granularity: Granularity = fields.get("split_granularity") or "sentence"
+    if granularity not in get_args(Granularity):
+        raise _invalid("split_granularity", f"expected one of {', '.join(get_args(Granularity))}")
+    speed, seed = fields.get("speed"), fields.get("seed")
+    if seed is not None:
+        typed(seed, int, "seed")
+        number(seed, "seed", -(2**63), 2**63 - 1)
+    words = _flag(fields, "word_timestamps")
+    stream = _flag(fields, "stream_audio")
+    pace = 1.0 if speed is None else number(speed, "speed", 0.25, 4.0)
+    return SpeechConfig(
+        voice=_voice(fields, facts),
+        granularity=granularity,
+        format=asked,
+        speed=pace,
+        # Generators take no negative seeds; two's complement keeps them apart.
+        seed=None if seed is None else seed % 2**64,
+        stream=stream,
+        words=words,
+    )
+
+
+def _model(name: Any, facts: SpeechFacts) -> None:
+    if name is None or name == "":
+        return
+    typed(name, str, "model")
+    if facts.models.exact(name):
+        return
+    if not facts.models.lenient(name):
+        raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
+    facts.stand_in(name, facts.models.loaded[0])
+
+
+def _voice(fields: dict[str, Any], facts: SpeechFacts) -> str | None:
+    given = fields.get("voice")
+    asked = fields.get("speaker") if given is None else given
+    if isinstance(asked, dict):
+        asked = asked.get("id")
+    if asked is None or asked == "":
+        return None
+    name: str = typed(asked, str, "voice")
+    found = next((v for v in facts.voices if v.lower() == name.lower()), None)
+    if found:
+        return found
+    if facts.uploaded(name):
+        raise RemoteProtocolError(
+            "voice_not_supported",
+            f"The loaded model cannot speak with an uploaded voice; its own: {facts.names}.",
+            "voice",
+        )
+    if name.lower() in HOSTED_VOICES and not facts.models.strict:
+        facts.stand_in(f"voice {name}", facts.voices[0])
+        return None
+    raise RemoteProtocolError(
+        "voice_not_found", f"The voice `{name}` does not exist; there are: {facts.names}.", "voice"
+    )
+
+
+def _check(fields: dict[str, Any], facts: SpeechFacts) -> None:
+    """Fields that are checked whether or not this model has a use for them."""
+    for name in ("instructions", "language", "ref_audio", "ref_text"):
+        typed(fields.get(name), (str, type(None)), name)
+    for name, low in (("max_new_tokens", 1), ("initial_codec_chunk_frames", 0)):
+        if fields.get(name) is not None:
+            number(typed(fields[name], int, name), name, low, 2**31)
+    embedding = fields.get("speaker_embedding")
+    if embedding is not None:
+        values = typed(embedding, list, "speaker_embedding")
+        if not 0 < len(values) <= MAX_EMBEDDING:
+            raise _invalid("speaker_embedding", f"expected 1 to {MAX_EMBEDDING} numbers")
+        for value in values:
+            typed(value, (int, float), "speaker_embedding")
+    _flag(fields, "x_vector_only_mode")
+    task = fields.get("task_type")
+    if task is not None and task not in TASKS:
+        raise _invalid("task_type", f"expected one of {', '.join(TASKS)}")
+    if not facts.clones:
+        wanted = next((n for n in _CLONING if fields.get(n)), None)
+        if wanted or task in ("Base", "VoiceDesign"):
+            raise RemoteProtocolError(
+                "not_supported", "The loaded model speaks with its own voices only.", wanted or "task_type"
+            )
+    language = fields.get("language")
+    if language and _code(language) not in (*facts.languages, "auto"):
+        raise _invalid("language", f"the loaded model speaks {', '.join(facts.languages)}")
+
+
+def _code(language: str) -> str:
+    """`English`, `en-US` and `en` are one language."""
+    return {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "spanish": "es", "japanese": "ja"}.get(
+        language.lower(), language.lower().split("-")[0].split("_")[0]
+    )
+
+
+def _flag(fields: dict[str, Any], name: str) -> bool:
+    return bool(typed(fields.get(name), (bool, type(None)), name))
+
+
+def _invalid(param: str, expected: str) -> RemoteProtocolError:
+    return RemoteProtocolError("invalid_value", f"Invalid value for '{param}': {expected}.", param)

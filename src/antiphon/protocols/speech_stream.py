@@ -1,0 +1,209 @@
+"""`/v1/audio/speech/stream`: text in pieces in, speech out. Sans-IO; the events are in docs/wire/speech-stream.md."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from typing import Any
+
+import msgspec
+
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import (
+    SpeechCancelled,
+    SpeechConfig,
+    SpeechConfigured,
+    SpeechInput,
+    SpeechOutput,
+    TextAppended,
+    TextFlushed,
+    UnitDone,
+    UnitSound,
+    UnitStarted,
+    UtteranceDone,
+    Word,
+)
+from antiphon.protocols import speech_fields
+from antiphon.protocols.speech_fields import SpeechFacts
+from antiphon.protocols.wire import frame
+
+MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES = 4 << 20, 128 << 10
+CONFIG_TIMEOUT = "Timeout waiting for session.config"
+IDLE_TIMEOUT = "Idle timeout: no message received"
+BYTES_A_SAMPLE = 2
+_decoder = msgspec.json.Decoder()
+
+
+class SpeechStream:
+    """One connection's dialect. `closing` is set when the connection is to be closed after its frames."""
+
+    def __init__(self, facts: SpeechFacts) -> None:
+        self._facts = facts
+        self._config: SpeechConfig | None = None
+        self._inputs: list[SpeechInput] = []
+        self._frames: list[str | bytes] = []
+        self._unit: UnitStarted | None = None
+        self._chunk = 0
+        self._bytes = 0
+        self._started: dict[int, int] = {}
+        self.closing = False
+
+    @property
+    def configured(self) -> bool:
+        return self._config is not None
+
+    def inputs(self) -> list[SpeechInput]:
+        """Take the inputs that frames received so far amount to."""
+        taken, self._inputs = self._inputs, []
+        return taken
+
+    def frames(self) -> list[str | bytes]:
+        """Take the frames to be sent, in order: text is JSON, bytes are sound."""
+        taken, self._frames = self._frames, []
+        return taken
+
+    def receive(self, data: str | bytes) -> None:
+        """One message. Never raises; whatever is wrong is answered, and before the first configuration ends the connection."""
+        try:
+            self._take(data)
+        except RemoteProtocolError as error:
+            self.refuse(error.message)
+
+    def refuse(self, message: str) -> None:
+        """Answer with an error; before the first configuration the connection ends with it."""
+        self._frames.append(frame(type="error", message=message))
+        self.closing = self.closing or not self.configured
+
+    def _take(self, data: str | bytes) -> None:
+        size = len(data)
+        if size > MAX_CONFIG_BYTES:
+            raise RemoteProtocolError("too_large", "WebSocket message too large")
+        try:
+            message = _decoder.decode(data)
+        except (msgspec.DecodeError, UnicodeError):
+            raise RemoteProtocolError("invalid_json", "Invalid JSON message") from None
+        if not isinstance(message, dict):
+            raise RemoteProtocolError("invalid_json", "WebSocket messages must be JSON objects")
+        kind = message.get("type")
+        if kind == "session.config":
+            self._configure(message)
+            return
+        if not self.configured:
+            raise RemoteProtocolError("unexpected", f"Expected session.config, got: {_short(kind)}")
+        if size > MAX_MESSAGE_BYTES:
+            raise RemoteProtocolError("too_large", f"{_short(kind)} message too large")
+        match kind:
+            case "input.text":
+                text = message.get("text", "")
+                if not isinstance(text, str):
+                    raise RemoteProtocolError("invalid_type", "input.text requires a string value")
+                self._inputs.append(TextAppended(text))
+            case "input.done":
+                self._inputs.append(TextFlushed())
+            case "input.cancel":
+                self._inputs.append(SpeechCancelled())
+            case "session.close":
+                self.closing = True
+            case _:
+                raise RemoteProtocolError("unknown", f"Unknown message type: {_short(kind)}")
+
+    def _configure(self, message: dict[str, Any]) -> None:
+        try:
+            asked = speech_fields.config(message, self._facts, "wav")
+            if asked.stream and (asked.format != "pcm" or asked.speed != 1.0):
+                what, got = (
+                    ("response_format='pcm'", repr(asked.format))
+                    if asked.format != "pcm"
+                    else ("speed=1.0", asked.speed)
+                )
+                raise RemoteProtocolError("invalid_value", f"stream_audio=true requires {what}. Got {got}.")
+            if asked.words and not asked.stream:
+                raise RemoteProtocolError(
+                    "invalid_value", "word_timestamps=true requires stream_audio=true and response_format='pcm'."
+                )
+        except RemoteProtocolError as error:
+            if error.code in ("model_not_found", "voice_not_found", "voice_not_supported"):
+                raise
+            raise RemoteProtocolError(error.code, f"Invalid session config: {error.message}") from None
+        self._config = asked
+        self._inputs.append(SpeechConfigured(asked))
+
+    # --- sending --------------------------------------------------------------------------------------------------------
+
+    def send(self, output: SpeechOutput) -> None:
+        """Queue the frames of one output."""
+        match output:
+            case UnitStarted():
+                self._start(output)
+            case UnitSound():
+                self._sound(output.data, output.start_s, output.end_s)
+            case UnitDone():
+                self._done(output)
+            case UtteranceDone(utterance, units, cancelled):
+                if cancelled and self._unit:
+                    self._end(self._unit, error=False, cancelled=True)
+                fields: dict[str, Any] = {"cancelled": True} if cancelled else {}
+                sent = self._started.pop(utterance, 0)
+                total = sent if cancelled else units
+                self._say(type="session.done", utterance_index=utterance, total_sentences=total, **fields)
+
+    def _start(self, unit: UnitStarted) -> None:
+        self._unit, self._chunk, self._bytes = unit, 0, 0
+        self._started[unit.utterance] = unit.unit + 1
+        fields: dict[str, Any] = {}
+        if unit.config.stream:
+            fields["sample_rate"] = unit.rate_hz
+        if unit.config.words:
+            fields["word_timestamps"] = True
+        self._say(**self._where(unit, "audio.start"), sentence_text=unit.text, format=unit.config.format, **fields)
+
+    def _sound(self, data: bytes, start_s: float, end_s: float, words: tuple[Word, ...] | None = None) -> None:
+        assert self._unit
+        self._bytes += len(data)
+        if not self._unit.config.words:
+            self._frames.append(data)
+            return
+        times = None if words is None else [_times(word) for word in words]
+        self._say(
+            **self._where(self._unit, "audio.chunk"),
+            chunk_id=self._chunk,
+            chunk_start_ms=round(start_s * 1000),
+            chunk_end_ms=round(end_s * 1000),
+            sample_rate=self._unit.rate_hz,
+            audio_b64=b64encode(data).decode(),
+            timestamps=times,
+        )
+        self._chunk += 1
+
+    def _done(self, done: UnitDone) -> None:
+        unit = self._unit
+        assert unit
+        if done.error:
+            where = f"utterance {unit.utterance}, sentence {unit.unit}"
+            self._say(type="error", message=f"Generation failed for {where}: {done.error}")
+        elif unit.config.words:
+            # Where every word lies is known only now: a last chunk without sound says it.
+            end_s = self._bytes / BYTES_A_SAMPLE / unit.rate_hz
+            self._sound(b"", end_s, end_s, done.words)
+        self._end(unit, error=bool(done.error), skipped=done.skipped)
+
+    def _end(self, unit: UnitStarted, *, error: bool, cancelled: bool = False, skipped: str = "") -> None:
+        fields: dict[str, Any] = {"cancelled": True} if cancelled else {}
+        if skipped:
+            fields["skipped"] = skipped
+        self._say(**self._where(unit, "audio.done"), total_bytes=self._bytes, error=error, **fields)
+        self._unit = None
+
+    @staticmethod
+    def _where(unit: UnitStarted, kind: str) -> dict[str, Any]:
+        return {"type": kind, "utterance_index": unit.utterance, "sentence_index": unit.unit}
+
+    def _say(self, **fields: Any) -> None:
+        self._frames.append(frame(**fields))
+
+
+def _times(word: Word) -> dict[str, Any]:
+    return {"word": word.text, "start_ms": round(word.start_s * 1000), "end_ms": round(word.end_s * 1000)}
+
+
+def _short(kind: Any) -> str:
+    return str(kind)[:80]

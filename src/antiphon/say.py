@@ -1,0 +1,151 @@
+"""`antiphon say`: a text, or what arrives on standard input, spoken to a file, a player or standard output."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, cast, get_args
+
+import anyio.to_thread
+
+from antiphon.adapters.base import Synthesizer
+from antiphon.audio import SpeechFormat
+from antiphon.audio.encode import Encoder, wav_header
+from antiphon.audio.pcm import from_pcm16
+from antiphon.errors import RemoteProtocolError, SettingsError
+from antiphon.events import SpeechConfig
+from antiphon.models import SPEAKING, load, store_of
+from antiphon.settings import Settings
+from antiphon.speech import Playback, speak
+from antiphon.splitter import Splitter
+
+# Programs that play raw PCM16 mono from standard input, with the arguments that take the rate.
+PLAYERS: dict[str, Callable[[int], list[str]]] = {
+    "pw-play": lambda hz: ["--raw", f"--rate={hz}", "--channels=1", "--format=s16", "-"],
+    "paplay": lambda hz: ["--raw", f"--rate={hz}", "--channels=1", "--format=s16le"],
+    "aplay": lambda hz: ["-q", "-t", "raw", "-f", "S16_LE", "-c", "1", "-r", str(hz)],
+    "ffplay": lambda hz: ["-loglevel", "error", "-autoexit", "-nodisp", "-f", "s16le", "-ar", str(hz), "-"],
+    "play": lambda hz: ["-q", "-t", "raw", "-e", "signed", "-b", "16", "-c", "1", "-r", str(hz), "-"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be said, and where to. `text` "-": standard input, spoken as it arrives. `file` "-": standard output.
+
+    Neither `file` nor `play`: played where there is a player. `words`: print where each word lies, on standard error.
+    """
+
+    text: str
+    file: str | None = None
+    play: bool = False
+    voice: str | None = None
+    speed: float = 1.0
+    seed: int | None = None
+    words: bool = False
+
+
+async def say(settings: Settings, request: Request) -> None:
+    """Until all is said. Raises SettingsError for a voice or format that is not there, StoreError, ModelError."""
+    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, SPEAKING)
+    try:
+        if models.speaks is None:
+            raise SettingsError("--synthesizer none: there is nobody to speak")
+        profile = models.speaks.profile
+        if request.voice and request.voice not in profile.voices:
+            raise SettingsError(f"--speak-as {request.voice}: there are {', '.join(profile.voices)}")
+        if not 0.25 <= request.speed <= 4.0:
+            raise SettingsError("--speed: from 0.25 to 4")
+        sink = _sink(request, profile.sample_rate_hz)
+        try:
+            await _say(models.speaks, request, sink)
+        finally:
+            await anyio.to_thread.run_sync(sink.close)
+    finally:
+        models.close()
+
+
+async def _say(synthesizer: Synthesizer, request: Request, sink: _Sink) -> None:
+    config = SpeechConfig(request.voice, "none", "pcm", request.speed, request.seed, stream=True, words=request.words)
+    playback, at_s = Playback(), 0.0
+    async for unit in _units(request.text):
+        begins_s = at_s
+        try:
+            async with aclosing(speak(synthesizer, unit, config, playback)) as pieces:
+                async for piece in pieces:
+                    at_s += piece.end_s - piece.start_s
+                    await anyio.to_thread.run_sync(sink.write, piece.data)
+                    if piece.skipped:
+                        print(f"left out, for the voice cannot speak it: {piece.skipped}", file=sys.stderr)
+                    for word in piece.words if request.words else ():
+                        print(
+                            f"{begins_s + word.start_s:8.3f} {begins_s + word.end_s:8.3f} {word.text}", file=sys.stderr
+                        )
+        except RemoteProtocolError as error:
+            print(f"antiphon: {error}", file=sys.stderr)
+
+
+async def _units(text: str) -> AsyncIterator[str]:
+    splitter = Splitter()
+    if text != "-":
+        for unit in splitter.feed(text) + splitter.flush():
+            yield unit
+        return
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    while data := await anyio.to_thread.run_sync(os.read, sys.stdin.fileno(), 4096):
+        for unit in splitter.feed(decoder.decode(data)):
+            yield unit
+    for unit in splitter.flush():
+        yield unit
+
+
+class _Sink:
+    """Where PCM16 goes: encoded into a file, or as it is into a player."""
+
+    def __init__(
+        self, out: BinaryIO, rate_hz: int, format: SpeechFormat, player: subprocess.Popen[bytes] | None = None
+    ) -> None:
+        self._out, self._rate_hz, self._format, self._player = out, rate_hz, format, player
+        self._encoder = Encoder(format, rate_hz)
+        self._size = 0
+
+    def write(self, data: bytes) -> None:
+        self._size += len(data)
+        self._out.write(self._encoder.feed(from_pcm16(data)))
+        self._out.flush()
+
+    def close(self) -> None:
+        try:
+            self._out.write(self._encoder.finish())
+            if self._format == "wav" and self._out.seekable():
+                self._out.seek(0)
+                self._out.write(wav_header(self._rate_hz, self._size))
+            if self._out is not sys.stdout.buffer:
+                self._out.close()
+        finally:
+            if self._player:
+                self._player.wait()
+
+
+def _sink(request: Request, rate_hz: int) -> _Sink:
+    if request.file == "-":
+        return _Sink(sys.stdout.buffer, rate_hz, "wav")
+    if request.file and not request.play:
+        format = Path(request.file).suffix.lstrip(".").lower()
+        format = {"ogg": "opus", "raw": "pcm"}.get(format, format)
+        if format not in get_args(SpeechFormat):
+            raise SettingsError(f"-o {request.file}: the name must end in one of {', '.join(get_args(SpeechFormat))}")
+        return _Sink(Path(request.file).open("wb"), rate_hz, cast(SpeechFormat, format))
+    name = next((n for n in PLAYERS if shutil.which(n)), None)
+    if name is None:
+        raise SettingsError(f"there is no player ({', '.join(PLAYERS)}): give a file with -o FILE")
+    player = subprocess.Popen([name, *PLAYERS[name](rate_hz)], stdin=subprocess.PIPE)
+    assert player.stdin
+    return _Sink(cast(BinaryIO, player.stdin), rate_hz, "pcm", player)

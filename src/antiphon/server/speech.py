@@ -1,0 +1,261 @@
+"""POST /v1/audio/speech and /v1/audio/speech/batch; /v1/audio/voices."""
+
+from __future__ import annotations
+
+import io
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+
+import anyio
+import anyio.to_thread
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from antiphon.adapters.base import Synthesizer
+from antiphon.audio.containers import decode
+from antiphon.audio.encode import MEDIA_TYPES
+from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError, StoreError
+from antiphon.events import Word
+from antiphon.protocols import openai_speech
+from antiphon.protocols.openai_speech import SpeechRequest
+from antiphon.server.auth import bearer
+from antiphon.server.errors import error_response
+from antiphon.server.facts import speech_facts
+from antiphon.server.state import ServerState
+from antiphon.speech import Spoken, speak
+from antiphon.store.voices import StoredVoice
+
+log = logging.getLogger(__name__)
+MAX_BODY_BYTES, MAX_SAMPLE_BYTES = 8 << 20, 10 << 20
+MAX_NAME_CHARS = 64
+Handler = Callable[[Request, ServerState], Awaitable[Response]]
+
+
+async def speech(request: Request) -> Response:
+    """One text, in the format asked for: streamed as it is made, as events, or (a WAV) whole."""
+    return await _answered(request, _speech)
+
+
+async def batch(request: Request) -> Response:
+    """Up to 32 texts at once, each with a result of its own."""
+    return await _answered(request, _batch)
+
+
+async def voices(request: Request) -> Response:
+    """GET: the voices. POST: upload one."""
+    return await _answered(request, _upload if request.method == "POST" else _list)
+
+
+async def voice(request: Request) -> Response:
+    """DELETE: forget an uploaded voice."""
+    return await _answered(request, _delete)
+
+
+async def _answered(request: Request, handler: Handler) -> Response:
+    state: ServerState = request.app.state.antiphon
+    try:
+        return await handler(request, state)
+    except RemoteProtocolError as error:
+        status = 404 if error.code in ("model_not_found", "voice_not_found") else 400
+        return error_response(status, error.message, code=error.code, param=error.param)
+    except Refused as refusal:
+        state.metrics.refused.labels("no_room").inc()
+        return error_response(503, str(refusal), code="rate_limit_exceeded", retry_after_s=refusal.retry_after_s)
+    except ModelError as error:
+        log.error("speech failed: %s", error)
+        return error_response(500, "The model failed on this text.", code="processing_error")
+    except StoreError as error:
+        return error_response(507, str(error), code="storage_error")
+    except HTTPException as error:
+        return error_response(error.status_code, error.detail, code="invalid_value")
+
+
+async def _body(request: Request) -> bytes:
+    if int(request.headers.get("content-length", "0") or 0) > MAX_BODY_BYTES:
+        raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+    return await request.body()
+
+
+def _synthesizer(state: ServerState) -> Synthesizer:
+    found = state.loaded().speaks
+    if found is None:
+        raise RemoteProtocolError("model_not_found", "No speech synthesizer is loaded.", "model")
+    return found
+
+
+# --- speech ---------------------------------------------------------------------------------------------------------------
+
+
+async def _speech(request: Request, state: ServerState) -> Response:
+    synthesizer = _synthesizer(state)
+    asked = openai_speech.parse(await _body(request), speech_facts(state))
+    pieces = _pieces(state, state.who(bearer(request.headers)) or "", synthesizer, asked)
+    media_type = MEDIA_TYPES[asked.config.format]
+    if asked.whole:
+        async with aclosing(pieces):
+            data = b"".join([piece.data async for piece in pieces])
+        return Response(data, media_type=media_type)
+    # The first sound is awaited before the status is sent: what is wrong with a request shows by then.
+    first = await anext(pieces, None)
+    if asked.sse:
+        return StreamingResponse(_events(asked, first, pieces), media_type="text/event-stream")
+    return StreamingResponse(_bytes(first, pieces), media_type=media_type)
+
+
+async def _pieces(
+    state: ServerState, who: str, synthesizer: Synthesizer, asked: SpeechRequest
+) -> AsyncGenerator[Spoken, None]:
+    with state.admit(who):
+        started, begun = time.monotonic(), False
+        async with aclosing(speak(synthesizer, asked.text, asked.config)) as pieces:
+            async for piece in pieces:
+                if not begun:
+                    state.metrics.measure("first_sound", time.monotonic() - started)
+                begun = True
+                state.metrics.audio_s.labels("spoken").inc(piece.end_s - piece.start_s)
+                yield piece
+
+
+async def _bytes(first: Spoken | None, pieces: AsyncGenerator[Spoken, None]) -> AsyncIterator[bytes]:
+    async with aclosing(pieces):
+        if first:
+            yield first.data
+        # A failure under way cuts the body off: chunked encoding lets the client see it.
+        async for piece in pieces:
+            yield piece.data
+
+
+async def _events(
+    asked: SpeechRequest, first: Spoken | None, pieces: AsyncGenerator[Spoken, None]
+) -> AsyncIterator[bytes]:
+    words: list[Word] = []
+    skipped, num_symbols, num_frames = "", 0, 0
+    piece = first
+    async with aclosing(pieces):
+        try:
+            while piece:
+                words += piece.words
+                skipped += piece.skipped
+                num_symbols, num_frames = num_symbols + piece.num_symbols, num_frames + piece.num_frames
+                if piece.data:
+                    yield openai_speech.delta_event(piece.data)
+                piece = await anext(pieces, None)
+        except (ModelError, Refused) as error:
+            log.error("speech failed under way: %s", error)
+            yield openai_speech.error_event("The model failed on this text.")
+            return
+    yield openai_speech.done_event(num_symbols, num_frames, words if asked.config.words else None, skipped)
+
+
+async def _batch(request: Request, state: ServerState) -> Response:
+    synthesizer = _synthesizer(state)
+    asked = openai_speech.parse_batch(await _body(request), speech_facts(state))
+    who = state.who(bearer(request.headers)) or ""
+    results: list[dict[str, object]] = [{} for _ in asked]
+
+    async def one(index: int, item: SpeechRequest | RemoteProtocolError) -> None:
+        results[index] = await _result(state, who, synthesizer, index, item)
+
+    async with anyio.create_task_group() as group:
+        for index, item in enumerate(asked):
+            group.start_soon(one, index, item)
+    succeeded = sum(r["status"] == "success" for r in results)
+    return JSONResponse(
+        {"results": results, "total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
+    )
+
+
+async def _result(
+    state: ServerState, who: str, synthesizer: Synthesizer, index: int, item: SpeechRequest | RemoteProtocolError
+) -> dict[str, object]:
+    if isinstance(item, RemoteProtocolError):
+        return openai_speech.batch_failure(index, item)
+    data, words, skipped = [], list[Word](), ""
+    try:
+        async with aclosing(_pieces(state, who, synthesizer, item)) as pieces:
+            async for piece in pieces:
+                data.append(piece.data)
+                words += piece.words
+                skipped += piece.skipped
+    except (RemoteProtocolError, Refused, ModelError) as error:
+        return openai_speech.batch_failure(index, error if isinstance(error, RemoteProtocolError) else str(error))
+    config = item.config
+    return openai_speech.batch_item(index, config.format, b"".join(data), words if config.words else None, skipped)
+
+
+# --- voices ---------------------------------------------------------------------------------------------------------------
+
+
+async def _list(_: Request, state: ServerState) -> Response:
+    uploaded = await anyio.to_thread.run_sync(state.voices.list)
+    return JSONResponse(
+        {"voices": list(_synthesizer(state).profile.voices), "uploaded_voices": [_shown(v) for v in uploaded]}
+    )
+
+
+async def _upload(request: Request, state: ServerState) -> Response:
+    if int(request.headers.get("content-length", "0") or 0) > MAX_SAMPLE_BYTES + (1 << 20):
+        return error_response(413, f"A sample may have {MAX_SAMPLE_BYTES} bytes.", code="file_too_large")
+    async with request.form(max_files=1, max_fields=20) as form:
+        fields = {key: value for key, value in form.items() if isinstance(value, str)}
+        file = form.get("audio_sample")
+        sample = await file.read() if isinstance(file, UploadFile) else None
+        mime_type = (file.content_type if isinstance(file, UploadFile) else "") or ""
+    asked = openai_speech.parse_voice(fields, has_sample=sample is not None)
+    if sample is not None and len(sample) > MAX_SAMPLE_BYTES:
+        return error_response(413, f"A sample may have {MAX_SAMPLE_BYTES} bytes.", code="file_too_large")
+    if len(asked.name) > MAX_NAME_CHARS or not asked.name.isprintable():
+        raise RemoteProtocolError(
+            "invalid_value", f"Invalid value for 'name': at most {MAX_NAME_CHARS} printable characters.", "name"
+        )
+    if asked.name.lower() in (v.lower() for v in _synthesizer(state).profile.voices):
+        raise RemoteProtocolError("invalid_value", f"The voice `{asked.name}` is the model's own.", "name")
+    if sample is not None:
+        await anyio.to_thread.run_sync(_hear, sample)
+    stored = StoredVoice(
+        name=asked.name,
+        consent=asked.consent,
+        created_at=int(time.time()),
+        ref_text=asked.ref_text,
+        description=asked.description,
+        mime_type=mime_type[:100],
+        size=len(sample or b""),
+        embedding=asked.embedding or (),
+    )
+    await anyio.to_thread.run_sync(state.voices.add, stored, sample)
+    return JSONResponse({"success": True, "voice": _shown(stored)})
+
+
+def _hear(sample: bytes) -> None:
+    try:
+        for _ in decode(io.BytesIO(sample)):
+            pass
+    except MediaError as error:
+        raise RemoteProtocolError(
+            "invalid_value", f"Invalid value for 'audio_sample': {error}.", "audio_sample"
+        ) from None
+
+
+async def _delete(request: Request, state: ServerState) -> Response:
+    name = request.path_params["name"]
+    if not await anyio.to_thread.run_sync(state.voices.delete, name):
+        raise RemoteProtocolError("voice_not_found", f"No voice `{name[:MAX_NAME_CHARS]}` was uploaded.", "name")
+    return JSONResponse({"success": True, "name": name, "deleted": True})
+
+
+def _shown(voice: StoredVoice) -> dict[str, object]:
+    return {
+        "name": voice.name,
+        "consent": voice.consent,
+        "created_at": voice.created_at,
+        "ref_text": voice.ref_text,
+        "speaker_description": voice.description,
+        "embedding_source": "direct" if voice.embedding else "audio",
+        "embedding_dim": len(voice.embedding) or None,
+        "file_size": voice.size,
+        "mime_type": voice.mime_type,
+    }

@@ -1,0 +1,305 @@
+"""One live speech session: text in as it comes, units of sound out in order, the next one made while the last is sent.
+
+`speak` is one text in one format; `SpeechSession` is a connection's utterances. The session owns one task, which makes sound into a
+queue bounded in bytes: when the reader is slow, synthesis waits. Cancelling empties the queue and ends the synthesis within a chunk.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+import anyio
+import anyio.to_thread
+import numpy as np
+
+from antiphon.adapters.base import Synthesizer, Transcriber, Urgency, VoiceOptions
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio.encode import Encoder
+from antiphon.audio.pcm import Resampler, from_pcm16
+from antiphon.audio.stretch import Stretch
+from antiphon.errors import ModelError, Refused, RemoteProtocolError
+from antiphon.events import (
+    SpeechCancelled,
+    SpeechConfig,
+    SpeechConfigured,
+    SpeechInput,
+    SpeechOutput,
+    TextAppended,
+    TextFlushed,
+    UnitDone,
+    UnitSound,
+    UnitStarted,
+    UtteranceDone,
+    Word,
+)
+from antiphon.splitter import Splitter
+
+log = logging.getLogger(__name__)
+
+# Sound that may wait for a slow reader, in bytes of the asked format: 40 s of PCM. Then synthesis waits.
+MAX_WAITING_BYTES = 2 << 20
+# Text that may wait to be spoken, in characters: about ten hours. Past it, text is refused.
+MAX_WAITING_CHARS = 1 << 19
+# Sound in hand below which the next chunk is urgent, or soon due; seconds.
+URGENT_S, DUE_S = 0.3, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """More of a text in its format: `data` is sound from `start_s` to `end_s`. The other fields are as in `Sound`."""
+
+    data: bytes
+    start_s: float
+    end_s: float
+    words: tuple[Word, ...] = ()
+    skipped: str = ""
+    num_symbols: int = 0
+    num_frames: int = 0
+
+
+@dataclass(slots=True)
+class Playback:
+    """How far what was made is ahead of a listener who plays it as it comes. Tells the lane whose chunk is due first."""
+
+    clock: Callable[[], float] = time.monotonic
+    _until_s: float = 0.0
+
+    def more(self, seconds: float) -> None:
+        """`seconds` of sound are made."""
+        self._until_s = max(self._until_s, self.clock()) + seconds
+
+    def urgency(self) -> Urgency:
+        """Of the next chunk."""
+        ahead_s = self._until_s - self.clock()
+        return Urgency.FINAL if ahead_s < URGENT_S else Urgency.PARTIAL if ahead_s < DUE_S else Urgency.BULK
+
+
+async def speak(
+    synthesizer: Synthesizer, text: str, config: SpeechConfig, playback: Playback | None = None
+) -> AsyncGenerator[Spoken, None]:
+    """A text in the format asked for. Closing the generator ends it within a chunk.
+
+    Raises RemoteProtocolError where nothing of it can be spoken, Refused, ModelError.
+    """
+    profile = synthesizer.profile
+    playback = playback or Playback()
+    speed = min(max(config.speed, profile.speeds[0]), profile.speeds[1])
+    tempo = config.speed / speed
+    stretch = Stretch(profile.sample_rate_hz, tempo) if tempo != 1.0 else None
+    encoder = Encoder(config.format, profile.sample_rate_hz, whole=not config.stream)
+    cheap = config.format in ("wav", "pcm")
+    options = VoiceOptions(config.voice or profile.voices[0], speed, config.seed)
+    at_s = 0.0
+    async with aclosing(synthesizer.speak(text, options, playback.urgency)) as sounds:
+        async for sound in sounds:
+            pcm = stretch.feed(sound.pcm) if stretch else sound.pcm
+            # A codec takes milliseconds a chunk: not on the event loop.
+            data = encoder.feed(pcm) if cheap else await anyio.to_thread.run_sync(encoder.feed, pcm)
+            start_s, at_s = at_s, at_s + len(pcm) / profile.sample_rate_hz
+            playback.more(at_s - start_s)
+            words = tuple(replace(w, start_s=w.start_s / tempo, end_s=w.end_s / tempo) for w in sound.words)
+            yield Spoken(data, start_s, at_s, words, sound.skipped, sound.num_symbols, sound.num_frames)
+    rest = encoder.feed(stretch.flush()) if stretch else b""
+    rest += encoder.finish() if cheap else await anyio.to_thread.run_sync(encoder.finish)
+    if rest:
+        yield Spoken(rest, at_s, at_s)
+
+
+@dataclass(slots=True)
+class _Utterance:
+    """Text between two flushes: its units in order, and whether it is complete."""
+
+    index: int
+    config: SpeechConfig
+    splitter: Splitter
+    units: deque[str] = field(default_factory=deque)
+    complete: bool = False
+    started: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return self.splitter.pending + sum(map(len, self.units))
+
+
+class SpeechSession:
+    """The utterances of one connection. `receive` never waits; outputs are taken with `next_output`."""
+
+    def __init__(
+        self,
+        synthesizer: Synthesizer,
+        measure: Callable[[str, float], None] | None = None,
+        aligner: Transcriber | None = None,
+    ) -> None:
+        self._synthesizer = synthesizer
+        self._aligner = aligner
+        self._measure = measure
+        self._config = SpeechConfig()
+        self._utterances: deque[_Utterance] = deque()
+        self._next = 0
+        self._open: _Utterance | None = None
+        self._playback = Playback()
+        self._speaking: anyio.CancelScope | None = None
+        self._closed = self._ended = False
+        self._changed = anyio.Event()
+        # Bound: MAX_WAITING_BYTES of data, after which `_put` waits for the reader.
+        self._outputs: deque[SpeechOutput] = deque()
+        self._bytes = 0
+        self.audio_s = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is being spoken and nothing waits to be taken. An utterance whose text is not complete is the client's to go on with."""
+        return not self._outputs and not any(u.units or u.complete for u in self._utterances)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Sound that was made and not yet taken."""
+        return self._bytes
+
+    def receive(self, item: SpeechInput) -> None:
+        """Take one input. Raises RemoteProtocolError for a configuration inside an utterance and for too much text."""
+        match item:
+            case SpeechConfigured(config):
+                if self._open:
+                    raise RemoteProtocolError(
+                        "utterance_open",
+                        "session.config cannot be applied while an utterance is in progress; send input.done first",
+                    )
+                self._config = config
+            case TextAppended(text):
+                self._append(text)
+            case TextFlushed():
+                utterance = self._open or self._begin()
+                utterance.units += utterance.splitter.flush()
+                utterance.complete, self._open = True, None
+            case SpeechCancelled():
+                self._cancel()
+        self._notify()
+
+    def close(self) -> None:
+        """No more input: `run` ends when what was said is spoken. An utterance without a flush is dropped from its last unit on."""
+        self._closed = True
+        self._notify()
+
+    async def run(self) -> None:
+        """Speak until the session is closed and all is spoken."""
+        while utterance := await self._due():
+            with anyio.CancelScope() as self._speaking:
+                if utterance.units:
+                    await self._speak(utterance, utterance.units.popleft())
+                else:
+                    await self._put(UtteranceDone(utterance.index, utterance.started))
+                    self._utterances.popleft()
+            self._speaking = None
+        self._ended = True
+        self._notify()
+
+    async def next_output(self) -> SpeechOutput | None:
+        """The next output in order; waits for it. None once `run` has ended and all were taken."""
+        while not self._outputs:
+            if self._ended:
+                return None
+            await self._changed.wait()
+        output = self._outputs.popleft()
+        if isinstance(output, UnitSound):
+            self._bytes -= len(output.data)
+        self._notify()
+        return output
+
+    # --- inside ---------------------------------------------------------------------------------------------------------
+
+    def _append(self, text: str) -> None:
+        if sum(u.waiting for u in self._utterances) + len(text) > MAX_WAITING_CHARS:
+            raise RemoteProtocolError("too_much_text", f"more than {MAX_WAITING_CHARS} characters wait to be spoken")
+        if not text:
+            return
+        utterance = self._open or self._begin()
+        utterance.units += utterance.splitter.feed(text)
+
+    def _begin(self) -> _Utterance:
+        utterance = self._open = _Utterance(self._next, self._config, Splitter(self._config.granularity))
+        self._next += 1
+        self._utterances.append(utterance)
+        return utterance
+
+    async def _due(self) -> _Utterance | None:
+        while True:
+            first = self._utterances[0] if self._utterances else None
+            if first and (first.units or first.complete):
+                return first
+            if self._closed:
+                return None
+            await self._changed.wait()
+
+    async def _speak(self, utterance: _Utterance, text: str) -> None:
+        unit, config = utterance.started, utterance.config
+        utterance.started += 1
+        await self._put(UnitStarted(utterance.index, unit, text, config, self._synthesizer.profile.sample_rate_hz))
+        words, data = list[Word](), list[bytes]()
+        skipped, error, asked, begun = "", "", time.monotonic(), False
+        try:
+            async with aclosing(speak(self._synthesizer, text, config, self._playback)) as pieces:
+                async for piece in pieces:
+                    if self._measure and not begun:
+                        self._measure("first_sound", time.monotonic() - asked)
+                    begun = True
+                    words += piece.words
+                    skipped += piece.skipped
+                    self.audio_s += piece.end_s - piece.start_s
+                    if config.words and not self._synthesizer.profile.word_times:
+                        data.append(piece.data)
+                    if piece.data:
+                        await self._put(UnitSound(utterance.index, unit, piece.data, piece.start_s, piece.end_s))
+        except (RemoteProtocolError, Refused) as failure:
+            error = str(failure)
+        except ModelError as failure:
+            log.error("a unit failed: %s", failure)
+            error = "the model failed"
+        found = tuple(words)
+        if config.words and not error and not self._synthesizer.profile.word_times:
+            found = await self._aligned(text, b"".join(data))
+        await self._put(UnitDone(utterance.index, unit, found, skipped, error))
+
+    async def _aligned(self, text: str, data: bytes) -> tuple[Word, ...]:
+        """Where the words lie in the sound of a synthesizer that does not say. The sound is PCM: words are given with no other."""
+        profile = self._synthesizer.profile
+        if self._aligner is None:
+            return ()
+        resampler = Resampler(profile.sample_rate_hz, SAMPLE_RATE_HZ)
+        pcm = np.concatenate((resampler.feed(from_pcm16(data)), resampler.flush()))
+        try:
+            return await self._aligner.align(pcm, text.split(), profile.languages[0])
+        except (Refused, ModelError) as failure:
+            log.warning("no word times: %s", failure)
+            return ()
+
+    async def _put(self, output: SpeechOutput) -> None:
+        while self._bytes >= MAX_WAITING_BYTES:
+            await self._changed.wait()
+        self._outputs.append(output)
+        if isinstance(output, UnitSound):
+            self._bytes += len(output.data)
+        self._notify()
+
+    def _cancel(self) -> None:
+        """End every utterance there is. What was taken before stays said; nothing else of them is."""
+        if self._speaking:
+            self._speaking.cancel()
+        # An utterance of which nothing but its end still waits was heard in full.
+        cut = {o.utterance for o in self._outputs if not isinstance(o, UtteranceDone)}
+        ended = [o for o in self._outputs if isinstance(o, UtteranceDone)]
+        self._outputs = deque(replace(o, cancelled=o.utterance in cut or o.cancelled) for o in ended)
+        self._outputs += [UtteranceDone(u.index, u.started, cancelled=True) for u in self._utterances]
+        self._bytes = 0
+        self._utterances.clear()
+        self._open = None
+        self._playback = Playback()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()

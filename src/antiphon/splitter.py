@@ -1,0 +1,131 @@
+"""Text that arrives in pieces of any size, cut into units that can be spoken: sentences, clauses, or all of it.
+
+An ASCII terminator ends a unit only before white space, as `3.14` and `e.g.` have it inside; one of another script as soon as the
+next character is known. What stands at the end of the text so far is undecided until more comes or `flush` is called, so the
+units do not depend on how the text was cut. Time is linear in the text.
+"""
+
+from __future__ import annotations
+
+from antiphon.events import Granularity
+
+_ASCII = {"sentence": ".!?", "clause": ".!?,;"}
+_SCRIPT = {"sentence": "。！？…।॥؟", "clause": "。！？…।॥؟，；،؛"}
+_CLOSERS = "\"'”’»)]}」』）】》"
+_OPENERS = "\"'“‘«([{「『（【《"
+# A full stop after one of these ends nothing. `No.` does so only before a number.
+_ABBREVIATIONS = frozenset(
+    [
+        "Dr",
+        "Mr",
+        "Mrs",
+        "Ms",
+        "Prof",
+        "Sr",
+        "Jr",
+        "St",
+        "Mt",
+        "Fig",
+        "vs",
+        "etc",
+        "approx",
+        "Dept",
+        "Inc",
+        "Ltd",
+        "Co",
+        "al",
+        "e.g",
+        "i.e",
+        "E.g",
+        "I.e",
+        "U.S",
+        "U.K",
+        "a.m",
+        "p.m",
+        "A.M",
+        "P.M",
+    ]
+)
+
+
+class Splitter:
+    """Feed text, take units. Each unit is stripped and not empty; joined they are the text but for white space at the seams."""
+
+    def __init__(self, granularity: Granularity = "sentence") -> None:
+        self._ascii = frozenset(_ASCII.get(granularity, ""))
+        self._script = frozenset(_SCRIPT.get(granularity, ""))
+        self._text = ""
+        self._seen = 0
+
+    @property
+    def pending(self) -> int:
+        """Characters that belong to no unit yet."""
+        return len(self._text)
+
+    def feed(self, text: str) -> list[str]:
+        """The units that `text` completes."""
+        self._text += text
+        return self._take(final=False)
+
+    def flush(self) -> list[str]:
+        """What is left, as the last units. The splitter starts anew."""
+        units = self._take(final=True)
+        rest = self._text.strip()
+        self._text, self._seen = "", 0
+        return [*units, rest] if rest else units
+
+    def clear(self) -> None:
+        """Forget what is left."""
+        self._text, self._seen = "", 0
+
+    def _take(self, *, final: bool) -> list[str]:
+        text, start, at = self._text, 0, self._seen
+        units = []
+        while at < len(text):
+            if text[at] not in self._ascii and text[at] not in self._script:
+                at += 1
+                continue
+            end = at + 1
+            while end < len(text) and (text[end] in self._ascii or text[end] in self._script or text[end] in _CLOSERS):
+                end += 1
+            closes = self._closes(text, at, end, final)
+            if closes is None:
+                break
+            if closes:
+                units.append(text[start:end].strip())
+                start = end
+            at = end
+        self._text, self._seen = text[start:], at - start
+        return units
+
+    def _closes(self, text: str, at: int, end: int, final: bool) -> bool | None:
+        """Whether the run text[at:end] ends a unit; None while what follows it is not known."""
+        if end == len(text) and not final:
+            return None
+        if any(c in self._script for c in text[at:end]):
+            return True
+        if end < len(text) and not text[end].isspace():
+            return False
+        if text[at] != "." or any(c in self._ascii for c in text[at + 1 : end]):
+            return True
+        word = _word_before(text, at)
+        if word == "No":
+            return self._no_number(text, end, final)
+        return not (word in _ABBREVIATIONS or (len(word) == 1 and word.isupper()))
+
+    @staticmethod
+    def _no_number(text: str, end: int, final: bool) -> bool | None:
+        """`No.` ends a unit unless a number follows; None while that is not known."""
+        while end < len(text) and text[end].isspace():
+            end += 1
+        if end == len(text):
+            return True if final else None
+        return not text[end].isdigit()
+
+
+def _word_before(text: str, at: int) -> str:
+    # The longest abbreviation is far shorter than 12: bounded, so that a long word costs no more than a short one.
+    start = at
+    while start > max(0, at - 12) and not text[start - 1].isspace():
+        start -= 1
+    return text[start:at].lstrip(_OPENERS)

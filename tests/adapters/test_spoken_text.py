@@ -1,0 +1,79 @@
+"""What is said for what is written, and that every written word keeps its place."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.adapters.spoken_text import MAX_PART_CHARS, owners, parts
+
+
+def said(text: str) -> str:
+    return " ".join(p.text for p in parts(text) if p.text)
+
+
+@pytest.mark.parametrize(
+    ("written", "spoken"),
+    [
+        ("Hello, world!", "Hello, world!"),
+        ("Good 😀 morning 🎉!", "Good morning !"),
+        ("a\x00b\x07c \u200bd", "abc d"),
+        ("**Bold** _and_ `code` # title", "Bold _and_ code title"),
+        ("see [the docs](https://x.y/z) now", "see the docs now"),
+        ("say [read](/ɹˈɛd/) so", "say [read](/ɹˈɛd/) so"),
+        ("go to https://www.example.com/a-b?x=1.", "go to www dot example dot com slash a dash b."),
+        ("mail bob.smith@mail.co.uk, please", "mail bob dot smith at mail dot co dot U K, please"),
+        ("example.com or 3.14 or e.g. this", "example dot com or 3.14 or e.g. this"),
+        ("http://10.0.0.1/ stays odd", "http://10.0.0.1/ stays odd"),
+        ("٣ and ３", "3 and 3"),
+        ("He said：“Ｙｅｓ！”", "He said:“Yes!”"),
+        ("naïve café", "naïve café"),
+        ("5 km at -3°C for $5", "5 km at -3°C for $5"),
+    ],
+)
+def test_what_is_said(written: str, spoken: str) -> None:
+    assert said(written) == spoken
+
+
+def test_letters_of_other_scripts_are_left_out_and_told() -> None:
+    (part,) = parts("The word 你好 means hello, Привет too")
+    assert part.text == "The word means hello, too"
+    assert part.skipped == "你好Привет"
+
+
+def test_sentences_and_long_ones_are_parts() -> None:
+    assert [p.text for p in parts("One. Two? Dr. Who.\nThree")] == ["One.", "Two?", "Dr. Who.", "Three"]
+    long = "and so it went on, " * 60
+    pieces = list(parts(long))
+    assert all(len(" ".join(p.written)) <= MAX_PART_CHARS for p in pieces)
+    assert all(p.text.endswith(",") for p in pieces)
+    assert [w for p in pieces for w in p.written] == long.split()
+    assert max(len(p.text) for p in parts("x" * 100_000)) == MAX_PART_CHARS
+
+
+@given(st.text(max_size=200))
+def test_any_text_keeps_its_words_in_order(text: str) -> None:
+    pieces = list(parts(text))
+    for piece in pieces:
+        assert len(piece.written) == len(piece.said)
+        assert piece.written
+    if "](" not in text:
+        assert "".join(w for p in pieces for w in p.written) == "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("said", "normal", "expected"),
+    [
+        (["it", "is", "five"], ["it", "is", "five"], [0, 1, 2]),
+        (["on", "3/4/2021", "there"], ["on", "March", "fourth,", "2021", "there"], [0, 1, 1, 1, 2]),
+        (["a", "b dot com", "c"], ["a", "b", "dot", "com", "c"], [0, 1, 1, 1, 2]),
+        (["Dr.", "Who"], ["Dr", "Who"], [0, 1]),
+        (["x"], [], []),
+        (["x"], ["y", "z"], [0, 0]),
+    ],
+)
+def test_words_of_a_normalized_text_know_whose_they_are(
+    said: list[str], normal: list[str], expected: list[int]
+) -> None:
+    assert owners(said, normal) == expected

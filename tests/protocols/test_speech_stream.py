@@ -1,0 +1,272 @@
+"""The speech stream's dialect, frame by frame."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.events import (
+    SpeechCancelled,
+    SpeechConfig,
+    SpeechConfigured,
+    TextAppended,
+    TextFlushed,
+    UnitDone,
+    UnitSound,
+    UnitStarted,
+    UtteranceDone,
+    Word,
+)
+from antiphon.protocols.speech_fields import SpeechFacts
+from antiphon.protocols.speech_stream import MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES, SpeechStream
+from antiphon.protocols.wire import Models
+
+stood_in: list[str] = []
+
+
+def facts(*, strict: bool = False) -> SpeechFacts:
+    return SpeechFacts(
+        Models(("hibari-heart",), strict=strict),
+        ("heart", "emma"),
+        ("en",),
+        clones=False,
+        uploaded=lambda name: name == "mine",
+        stand_in=lambda name, model: stood_in.append(name),
+    )
+
+
+def stream(**config: Any) -> SpeechStream:
+    wire = SpeechStream(facts())
+    wire.receive(json.dumps({"type": "session.config"} | config))
+    assert wire.frames() == []
+    assert wire.configured
+    return wire
+
+
+def texts(wire: SpeechStream) -> list[dict[str, Any]]:
+    return [json.loads(f) for f in wire.frames() if isinstance(f, str)]
+
+
+def configured(**config: Any) -> SpeechConfig:
+    (item,) = stream(**config).inputs()
+    assert isinstance(item, SpeechConfigured)
+    return item.config
+
+
+def test_a_configuration_and_its_defaults() -> None:
+    assert configured() == SpeechConfig(None, "sentence", "wav", 1.0, None, stream=False, words=False)
+    assert configured(
+        model="default", voice="Emma", response_format="pcm", speed=1, seed=-1, stream_audio=True, word_timestamps=True,
+        split_granularity="clause", language="English", instructions="softly", task_type="CustomVoice", max_new_tokens=1,
+        initial_codec_chunk_frames=0, ref_audio=None, x_vector_only_mode=False, something_else={"a": 1},
+    ) == SpeechConfig("emma", "clause", "pcm", 1.0, 2**64 - 1, stream=True, words=True)  # fmt: skip
+    assert configured(speaker="heart").voice == "heart"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"response_format": "midi"}, "Invalid session config: Invalid value for 'response_format'"),
+        ({"speed": 0.2}, "Invalid value for 'speed': expected 0.25 to 4"),
+        ({"speed": "fast"}, "Invalid type for 'speed'"),
+        ({"speed": True}, "Invalid type for 'speed'"),
+        ({"seed": 2**63}, "Invalid value for 'seed'"),
+        ({"seed": 1.5}, "Invalid type for 'seed'"),
+        ({"split_granularity": "word"}, "'split_granularity': expected one of sentence, clause, none"),
+        ({"stream_audio": 1}, "Invalid type for 'stream_audio'"),
+        ({"stream_audio": True}, "stream_audio=true requires response_format='pcm'. Got 'wav'."),
+        ({"stream_audio": True, "response_format": "pcm", "speed": 2}, "requires speed=1.0. Got 2.0."),
+        ({"word_timestamps": True, "response_format": "pcm"}, "word_timestamps=true requires stream_audio=true"),
+        ({"max_new_tokens": 0}, "Invalid value for 'max_new_tokens'"),
+        ({"initial_codec_chunk_frames": -1}, "Invalid value for 'initial_codec_chunk_frames'"),
+        ({"task_type": "Singing"}, "'task_type': expected one of CustomVoice, VoiceDesign, Base"),
+        ({"task_type": "Base"}, "speaks with its own voices only"),
+        ({"ref_audio": "data:audio/wav;base64,AAAA"}, "speaks with its own voices only"),
+        ({"speaker_embedding": [0.1]}, "speaks with its own voices only"),
+        ({"speaker_embedding": [0.0] * 8193}, "expected 1 to 8192 numbers"),
+        ({"speaker_embedding": ["a"]}, "Invalid type for 'speaker_embedding'"),
+        ({"language": "German"}, "the loaded model speaks en"),
+        ({"instructions": 3}, "Invalid type for 'instructions'"),
+        ({"voice": "nobody"}, "The voice `nobody` does not exist; there are: heart, emma."),
+        ({"voice": "mine"}, "cannot speak with an uploaded voice"),
+        ({"voice": 3}, "Invalid type for 'voice'"),
+        ({"model": "nonsense"}, "The model `nonsense` does not exist."),
+        ({"model": 3}, "Invalid type for 'model'"),
+    ],
+)
+def test_a_configuration_that_is_wrong(config: dict[str, Any], message: str) -> None:
+    # In the handshake it ends the connection, later the session lives on the one it had.
+    for wire, ends in ((SpeechStream(facts()), True), (stream(), False)):
+        wire.inputs()
+        wire.receive(json.dumps({"type": "session.config"} | config))
+        (error,) = texts(wire)
+        assert error["type"] == "error"
+        assert message in error["message"]
+        assert wire.closing is ends
+        assert wire.inputs() == []
+
+
+def test_hosted_names_are_spoken_by_the_default_voice_unless_strict() -> None:
+    stood_in.clear()
+    assert configured(voice="alloy", model="gpt-4o-mini-tts").voice is None
+    assert stood_in == ["gpt-4o-mini-tts", "voice alloy"]
+    for config in ({"voice": "alloy"}, {"model": "tts-1"}):
+        wire = SpeechStream(facts(strict=True))
+        wire.receive(json.dumps({"type": "session.config"} | config))
+        assert wire.closing
+
+
+def test_the_first_message_is_a_configuration() -> None:
+    for message, error in (
+        ({"type": "input.text", "text": "Hi"}, "Expected session.config, got: input.text"),
+        ({"type": "session.close"}, "Expected session.config, got: session.close"),
+        ({}, "Expected session.config, got: None"),
+        ([], "WebSocket messages must be JSON objects"),
+    ):
+        wire = SpeechStream(facts())
+        wire.receive(json.dumps(message))
+        assert texts(wire) == [{"type": "error", "message": error}]
+        assert wire.closing
+    for raw in ("{", "", b"\xff\xfe", "x" * (MAX_CONFIG_BYTES + 1)):
+        wire = SpeechStream(facts())
+        wire.receive(raw)
+        assert wire.closing
+
+
+def test_text_flush_cancel_close() -> None:
+    wire = stream()
+    wire.inputs()
+    for message in (
+        {"type": "input.text", "text": "Hi. "},
+        {"type": "input.text"},
+        {"type": "input.done"},
+        {"type": "input.cancel"},
+    ):
+        wire.receive(json.dumps(message))
+    assert wire.inputs() == [TextAppended("Hi. "), TextAppended(""), TextFlushed(), SpeechCancelled()]
+    wire.receive('{"type":"session.close"}')
+    assert wire.closing
+    assert wire.frames() == []
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ("{", "Invalid JSON message"),
+        ('"hello"', "WebSocket messages must be JSON objects"),
+        (b"\x00\xff", "Invalid JSON message"),
+        ('{"type":"boo"}', "Unknown message type: boo"),
+        ('{"type":["a"]}', "Unknown message type: ['a']"),
+        ('{"type":"input.text","text":5}', "input.text requires a string value"),
+        (json.dumps({"type": "input.text", "text": "x" * MAX_MESSAGE_BYTES}), "input.text message too large"),
+        ("x" * (MAX_CONFIG_BYTES + 1), "WebSocket message too large"),
+    ],
+)
+def test_a_message_that_is_wrong_is_answered_and_the_session_lives(raw: str | bytes, message: str) -> None:
+    wire = stream()
+    wire.inputs()
+    wire.receive(raw)
+    assert texts(wire) == [{"type": "error", "message": message}]
+    assert not wire.closing
+    assert wire.inputs() == []
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200), st.booleans())
+def test_no_message_raises(raw: bytes | str, configured: bool) -> None:
+    wire = stream() if configured else SpeechStream(facts())
+    wire.receive(raw)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    ("model", "voice", "speaker", "language", "instructions", "task_type", "response_format", "speed", "max_new_tokens",
+     "initial_codec_chunk_frames", "ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding", "stream_audio",
+     "word_timestamps", "seed", "split_granularity", "text")
+)  # fmt: skip
+
+
+@given(st.sampled_from(("session.config", "input.text", "input.done")), st.dictionaries(FIELDS, JSON, max_size=4))
+def test_no_field_raises(kind: str, fields: dict[str, Any]) -> None:
+    wire = stream()
+    wire.receive(json.dumps({"type": kind} | fields))
+    assert not wire.closing
+
+
+def test_frames_of_a_file_a_unit() -> None:
+    wire = stream()
+    config = SpeechConfig(format="mp3")
+    for output in (
+        UnitStarted(0, 0, "Hi.", config, 24000),
+        UnitSound(0, 0, b"abc", 0, 1),
+        UnitDone(0, 0),
+        UtteranceDone(0, 1),
+    ):
+        wire.send(output)
+    start, data, done, end = wire.frames()
+    assert json.loads(start) == {
+        "type": "audio.start", "utterance_index": 0, "sentence_index": 0, "sentence_text": "Hi.", "format": "mp3",
+    }  # fmt: skip
+    assert data == b"abc"
+    assert json.loads(done) == {
+        "type": "audio.done", "utterance_index": 0, "sentence_index": 0, "total_bytes": 3, "error": False,
+    }  # fmt: skip
+    assert json.loads(end) == {"type": "session.done", "utterance_index": 0, "total_sentences": 1}
+
+
+def test_frames_with_word_times() -> None:
+    wire = stream()
+    config = SpeechConfig(format="pcm", stream=True, words=True)
+    wire.send(UnitStarted(2, 1, "Hi you.", config, 24000))
+    wire.send(UnitSound(2, 1, bytes(4800), 0.0, 0.1))
+    wire.send(UnitSound(2, 1, bytes(2400), 0.1, 0.15))
+    wire.send(UnitDone(2, 1, (Word("Hi", 0.02, 0.06, 1.0), Word("you.", 0.06, 0.1504, 1.0))))
+    start, one, two, last, done = texts(wire)
+    assert start["sample_rate"] == 24000
+    assert start["word_timestamps"] is True
+    assert [c["chunk_id"] for c in (one, two, last)] == [0, 1, 2]
+    assert [(c["chunk_start_ms"], c["chunk_end_ms"]) for c in (one, two, last)] == [(0, 100), (100, 150), (150, 150)]
+    assert [c["timestamps"] for c in (one, two)] == [None, None]
+    assert base64.b64decode(one["audio_b64"]) == bytes(4800)
+    assert last["audio_b64"] == ""
+    assert last["timestamps"] == [
+        {"word": "Hi", "start_ms": 20, "end_ms": 60},
+        {"word": "you.", "start_ms": 60, "end_ms": 150},
+    ]
+    assert done["total_bytes"] == 7200
+
+
+def test_a_unit_that_fails_and_one_of_which_something_was_left_out() -> None:
+    wire = stream()
+    config = SpeechConfig(format="pcm", stream=True)
+    wire.send(UnitStarted(0, 0, "x", config, 24000))
+    wire.send(UnitDone(0, 0, error="the model failed"))
+    wire.send(UnitStarted(0, 1, "y 你", config, 24000))
+    wire.send(UnitDone(0, 1, skipped="你"))
+    _, error, failed, _, done = texts(wire)
+    assert error == {"type": "error", "message": "Generation failed for utterance 0, sentence 0: the model failed"}
+    assert failed["error"] is True
+    assert done["error"] is False
+    assert done["skipped"] == "你"
+
+
+def test_a_cancelled_utterance_ends_the_unit_that_was_begun() -> None:
+    wire = stream()
+    config = SpeechConfig(format="pcm", stream=True)
+    wire.send(UnitStarted(0, 0, "x", config, 24000))
+    wire.send(UnitSound(0, 0, bytes(100), 0, 1))
+    wire.send(UtteranceDone(0, 3, cancelled=True))
+    *_, done, end = texts(wire)
+    assert (done["type"], done["total_bytes"], done["error"], done["cancelled"]) == ("audio.done", 100, False, True)
+    # The client has heard the beginning of one sentence, not of three.
+    assert end == {"type": "session.done", "utterance_index": 0, "total_sentences": 1, "cancelled": True}
+    wire.send(UtteranceDone(1, 0, cancelled=True))
+    assert texts(wire) == [{"type": "session.done", "utterance_index": 1, "total_sentences": 0, "cancelled": True}]

@@ -1,0 +1,111 @@
+"""The splitter: the rules of the speech stream, and that the units do not depend on how the text arrived."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.events import Granularity
+from antiphon.splitter import Splitter
+
+GRANULARITIES: tuple[Granularity, ...] = ("sentence", "clause", "none")
+
+
+def split(text: str, granularity: Granularity = "sentence") -> list[str]:
+    splitter = Splitter(granularity)
+    return splitter.feed(text) + splitter.flush()
+
+
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        ("Hello there. How are you? Fine!", ["Hello there.", "How are you?", "Fine!"]),
+        ("Wait... what?! Yes.", ["Wait...", "what?!", "Yes."]),
+        ('He said "Stop." Then he left (slowly.) Gone.', ['He said "Stop."', "Then he left (slowly.)", "Gone."]),
+        ("It is 3.14, or 1,234.5 in all. Good.", ["It is 3.14, or 1,234.5 in all.", "Good."]),
+        ("See www.example.com now. Then go.", ["See www.example.com now.", "Then go."]),
+        ("Dr. Smith met Mr. J. R. Jones of the U.S. in St. Louis. Hi.", ["Dr. Smith met Mr. J. R. Jones of the U.S. in St. Louis.", "Hi."]),
+        ("At 9 a.m. or 5 p.m. vs. never, e.g. now, i.e. today. Ok.", ["At 9 a.m. or 5 p.m. vs. never, e.g. now, i.e. today.", "Ok."]),
+        ("(e.g.) this one. Next.", ["(e.g.) this one.", "Next."]),
+        ("See No. 5 there. No. That is wrong.", ["See No. 5 there.", "No.", "That is wrong."]),
+        ("I said no. Then I left.", ["I said no.", "Then I left."]),
+        ("你好。今天天气怎么样？很好！", ["你好。", "今天天气怎么样？", "很好！"]),
+        ("「行きます。」彼は言った。", ["「行きます。」", "彼は言った。"]),
+        ("मैं ठीक हूँ। आप?॥ठीक", ["मैं ठीक हूँ।", "आप?॥", "ठीक"]),
+        ("كيف حالك؟ أنا بخير.", ["كيف حالك؟", "أنا بخير."]),
+        ("So… what", ["So…", "what"]),
+        ("one, two; three. four", ["one, two; three.", "four"]),
+        ("  \n ", []),
+        ("", []),
+        ("no end", ["no end"]),
+        ("...", ["..."]),
+    ],
+)  # fmt: skip
+def test_sentences(text: str, units: list[str]) -> None:
+    assert split(text) == units
+
+
+@pytest.mark.parametrize(
+    ("text", "units"),
+    [
+        ("one, two; three. four", ["one,", "two;", "three.", "four"]),
+        ("1,234 men, and 2;3", ["1,234 men,", "and 2;3"]),
+        ("甲，乙；丙。", ["甲，", "乙；", "丙。"]),
+        ("واحد، اثنان؛ ثلاثة", ["واحد،", "اثنان؛", "ثلاثة"]),
+    ],
+)
+def test_clauses(text: str, units: list[str]) -> None:
+    assert split(text, "clause") == units
+
+
+def test_none_waits_for_the_flush() -> None:
+    splitter = Splitter("none")
+    assert splitter.feed("One. Two! Three? ") == []
+    assert splitter.flush() == ["One. Two! Three?"]
+
+
+def test_a_unit_ends_as_soon_as_it_can_be_known() -> None:
+    splitter = Splitter()
+    assert splitter.feed("Hello there.") == []
+    assert splitter.feed(" ") == ["Hello there."]
+    assert splitter.feed("你好。") == []
+    assert splitter.feed("今") == ["你好。"]
+    assert splitter.feed("天。”") == []
+    assert splitter.feed("好") == ["今天。”"]
+
+
+def test_the_splitter_starts_anew_after_a_flush_and_a_clear() -> None:
+    splitter = Splitter()
+    assert splitter.feed("Half a sent") == []
+    splitter.clear()
+    assert splitter.pending == 0
+    assert splitter.feed("Whole. ") + splitter.flush() == ["Whole."]
+    assert splitter.flush() == []
+
+
+TEXTS = st.text(st.sampled_from("ab3 \n\t.!?,;。？…，।\"')」NoDr1U") | st.characters(), max_size=60) | st.lists(
+    st.sampled_from(["Dr.", "No.", "U.S.", "e.g.", "No", "5", " ", "1.5", "end.", "J.", '"', "。", "..."]), max_size=20
+).map("".join)  # fmt: skip
+
+
+@given(TEXTS, st.lists(st.integers(0, 60), max_size=8), st.sampled_from(GRANULARITIES))
+def test_any_cutting_of_the_text_gives_the_same_units(text: str, cuts: list[int], granularity: Granularity) -> None:
+    splitter, units = Splitter(granularity), list[str]()
+    for start, end in pairwise([0, *sorted(c for c in cuts if c <= len(text)), len(text)]):
+        units += splitter.feed(text[start:end])
+    assert units + splitter.flush() == split(text, granularity)
+
+
+@given(TEXTS, st.sampled_from(GRANULARITIES))
+def test_nothing_is_lost_but_white_space_at_the_seams(text: str, granularity: Granularity) -> None:
+    units, rest = split(text, granularity), text
+    for unit in units:
+        assert unit
+        assert unit == unit.strip()
+        rest = rest.lstrip()
+        assert rest.startswith(unit)
+        rest = rest[len(unit) :]
+    assert not rest.strip()
