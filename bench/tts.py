@@ -51,8 +51,8 @@ CONFIG = {"type": "session.config", "response_format": "pcm", "stream_audio": Tr
 
 
 def sentences(data: Path, count: int) -> list[str]:
-    """English sentences of 4 to 30 words from the transcripts of the recordings, each once."""
-    found: dict[str, None] = {}
+    """English sentences of 4 to 30 words, each once: those of sentences.txt and from the transcripts of the recordings."""
+    found: dict[str, None] = dict.fromkeys((HERE / "sentences.txt").read_text(encoding="utf-8").splitlines())
     for line in (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         if row.get("language") != "en" or not row.get("text"):

@@ -45,7 +45,7 @@ FRAME_S = dsp.HOP / dsp.SR
 DURATION_S = 2 * FRAME_S
 BLOCKS = dsp.N_FFT // dsp.HOP
 # Frames in a text's chunks: the first is 0.3 s of sound, made in a few milliseconds; a long chunk costs less a second.
-CHUNK_FRAMES = (24, 40, 80, 120)
+CHUNK_FRAMES = (24, 60, 160, 240)
 # Sound begins this long before the first word: the third of a second of silence that the model would begin with is left out.
 LEAD_FRAMES = 6
 # Where words lie, by forced alignment of 15 sentences (bench/tts.py measures it on others): sound is this much ahead of the
