@@ -257,6 +257,58 @@ def test_cancelling_what_is_made_and_not_yet_sent() -> None:
     assert asyncio.run(main()) == ["end 0 of 2 cancelled"]
 
 
+class Settled(Scripted):
+    """Its next chunk is there already when the cancel comes: the task that waits for it is not interrupted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def speak(
+        self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
+    ) -> AsyncGenerator[Sound, None]:
+        await self.next
+        yield Sound(np.zeros(100, np.float32))
+
+
+def test_a_chunk_that_is_done_as_the_cancel_comes_is_not_said() -> None:
+    async def main() -> list[str]:
+        synthesizer = Settled()
+        session = SpeechSession(synthesizer)
+        session.receive(SpeechConfigured(PCM))
+        session.receive(TextAppended("One. "))
+        running = asyncio.create_task(session.run())
+        assert isinstance(await session.next_output(), UnitStarted)
+        await asyncio.sleep(0)
+        synthesizer.next.set_result(None)
+        session.receive(SpeechCancelled())
+        session.close()
+        rest = await collect(session)
+        await running
+        return shape(rest)
+
+    assert asyncio.run(main()) == ["end 0 of 1 cancelled"]
+
+
+def test_one_file_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speech, "MAX_FILE_S", 1.0)
+    whole = run(SpeechConfigured(SpeechConfig(format="wav")), TextAppended("x" * 20 + ". Two."), TextFlushed())
+    assert [s for s in shape(whole) if s.startswith("done")] == [
+        "done 0.0 one file may hold 1 s of sound: stream it, or send shorter units",
+        "done 0.1",
+    ]
+    streamed = run(SpeechConfigured(PCM), TextAppended("x" * 20), TextFlushed())
+    assert "done 0.0" in shape(streamed)
+
+
+def test_utterances_that_wait_are_bounded() -> None:
+    session = SpeechSession(Scripted())
+    for _ in range(speech.MAX_WAITING_UTTERANCES):
+        session.receive(TextFlushed())
+    with pytest.raises(RemoteProtocolError, match="utterances wait"):
+        session.receive(TextFlushed())
+
+
 def test_cancelling_nothing_does_nothing() -> None:
     assert shape(run(SpeechCancelled(), TextAppended("a"), TextFlushed()))[-1] == "end 0 of 1"
 
@@ -310,5 +362,15 @@ def test_an_idle_session_is_one_with_nothing_to_say() -> None:
         session.close()
         await asyncio.gather(session.run(), collect(session))
         assert session.idle
+        # The last unit is being made: nothing waits, and it is not idle.
+        synthesizer = Scripted()
+        synthesizer.gate = asyncio.Event()
+        session = SpeechSession(synthesizer)
+        session.receive(TextAppended("One. "))
+        running = asyncio.create_task(session.run())
+        assert isinstance(await session.next_output(), UnitStarted)
+        await asyncio.sleep(0)
+        assert not session.idle
+        running.cancel()
 
     asyncio.run(main())

@@ -37,6 +37,8 @@ def split(text: str, granularity: Granularity = "sentence") -> list[str]:
         ("मैं ठीक हूँ। आप?॥ठीक", ["मैं ठीक हूँ।", "आप?॥", "ठीक"]),
         ("كيف حالك؟ أنا بخير.", ["كيف حالك؟", "أنا بخير."]),
         ("So… what", ["So…", "what"]),
+        ("他来了。Dr. Smith走了。", ["他来了。", "Dr. Smith走了。"]),
+        ("No." + " " * 70 + "5 men.", ["No.", "5 men."]),
         ("one, two; three. four", ["one, two; three.", "four"]),
         ("  \n ", []),
         ("", []),
@@ -84,6 +86,14 @@ def test_the_splitter_starts_anew_after_a_flush_and_a_clear() -> None:
     assert splitter.pending == 0
     assert splitter.feed("Whole. ") + splitter.flush() == ["Whole."]
     assert splitter.flush() == []
+
+
+def test_marks_one_by_one_are_looked_at_once() -> None:
+    splitter = Splitter()
+    for _ in range(50_000):
+        assert splitter.feed(".") == []
+    # Where the run is looked through anew for each, this is 1,250 million steps.
+    assert splitter.feed(" x") == ["." * 50_000]
 
 
 TEXTS = st.text(st.sampled_from("ab3 \n\t.!?,;。？…，।\"')」NoDr1U") | st.characters(), max_size=60) | st.lists(

@@ -45,6 +45,12 @@ log = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 2 << 20
 # Text that may wait to be spoken, in characters: about ten hours. Past it, text is refused.
 MAX_WAITING_CHARS = 1 << 19
+# Utterances that may wait, flushed one after another.
+MAX_WAITING_UTTERANCES = 1000
+# What an output weighs besides its sound.
+OUTPUT_BYTES = 200
+# Sound of one unit that is sent as one file, in seconds: it is held until it is complete.
+MAX_FILE_S = 1200.0
 # Sound in hand below which the next chunk is urgent, or soon due; seconds.
 URGENT_S, DUE_S = 0.3, 2.0
 
@@ -101,6 +107,12 @@ async def speak(
             # A codec takes milliseconds a chunk: not on the event loop.
             data = encoder.feed(pcm) if cheap else await anyio.to_thread.run_sync(encoder.feed, pcm)
             start_s, at_s = at_s, at_s + len(pcm) / profile.sample_rate_hz
+            if not config.stream and at_s > MAX_FILE_S:
+                raise RemoteProtocolError(
+                    "too_long",
+                    f"one file may hold {MAX_FILE_S:.0f} s of sound: stream it, or send shorter units",
+                    "input",
+                )
             playback.more(at_s - start_s)
             words = tuple(replace(w, start_s=w.start_s / tempo, end_s=w.end_s / tempo) for w in sound.words)
             yield Spoken(data, start_s, at_s, words, sound.skipped, sound.num_symbols, sound.num_frames)
@@ -119,11 +131,8 @@ class _Utterance:
     splitter: Splitter
     units: deque[str] = field(default_factory=deque)
     complete: bool = False
+    cancelled: bool = False
     started: int = 0
-
-    @property
-    def waiting(self) -> int:
-        return self.splitter.pending + sum(map(len, self.units))
 
 
 class SpeechSession:
@@ -149,12 +158,15 @@ class SpeechSession:
         # Bound: MAX_WAITING_BYTES of data, after which `_put` waits for the reader.
         self._outputs: deque[SpeechOutput] = deque()
         self._bytes = 0
+        # Characters that were received and not yet begun to be spoken.
+        self._chars = 0
         self.audio_s = 0.0
 
     @property
     def idle(self) -> bool:
         """Nothing is being spoken and nothing waits to be taken. An utterance whose text is not complete is the client's to go on with."""
-        return not self._outputs and not any(u.units or u.complete for u in self._utterances)
+        waiting = any(u.units or u.complete for u in self._utterances)
+        return not self._outputs and self._speaking is None and not waiting
 
     @property
     def waiting_bytes(self) -> int:
@@ -175,7 +187,8 @@ class SpeechSession:
                 self._append(text)
             case TextFlushed():
                 utterance = self._open or self._begin()
-                utterance.units += utterance.splitter.flush()
+                before = utterance.splitter.pending
+                self._add(utterance, utterance.splitter.flush(), before)
                 utterance.complete, self._open = True, None
             case SpeechCancelled():
                 self._cancel()
@@ -191,9 +204,10 @@ class SpeechSession:
         while utterance := await self._due():
             with anyio.CancelScope() as self._speaking:
                 if utterance.units:
-                    await self._speak(utterance, utterance.units.popleft())
-                else:
-                    await self._put(UtteranceDone(utterance.index, utterance.started))
+                    text = utterance.units.popleft()
+                    self._chars -= len(text)
+                    await self._speak(utterance, text)
+                elif await self._put(utterance, UtteranceDone(utterance.index, utterance.started)):
                     self._utterances.popleft()
             self._speaking = None
         self._ended = True
@@ -206,22 +220,31 @@ class SpeechSession:
                 return None
             await self._changed.wait()
         output = self._outputs.popleft()
-        if isinstance(output, UnitSound):
-            self._bytes -= len(output.data)
+        self._bytes -= _weight(output)
         self._notify()
         return output
 
     # --- inside ---------------------------------------------------------------------------------------------------------
 
     def _append(self, text: str) -> None:
-        if sum(u.waiting for u in self._utterances) + len(text) > MAX_WAITING_CHARS:
+        if self._chars + len(text) > MAX_WAITING_CHARS:
             raise RemoteProtocolError("too_much_text", f"more than {MAX_WAITING_CHARS} characters wait to be spoken")
         if not text:
             return
         utterance = self._open or self._begin()
-        utterance.units += utterance.splitter.feed(text)
+        before = utterance.splitter.pending
+        self._add(utterance, utterance.splitter.feed(text), before)
+
+    def _add(self, utterance: _Utterance, units: list[str], pending: int) -> None:
+        """Take the units that came of the splitter, which held `pending` characters before."""
+        utterance.units += units
+        self._chars += sum(map(len, units)) + utterance.splitter.pending - pending
 
     def _begin(self) -> _Utterance:
+        if len(self._utterances) >= MAX_WAITING_UTTERANCES:
+            raise RemoteProtocolError(
+                "too_much_text", f"more than {MAX_WAITING_UTTERANCES} utterances wait to be spoken"
+            )
         utterance = self._open = _Utterance(self._next, self._config, Splitter(self._config.granularity))
         self._next += 1
         self._utterances.append(utterance)
@@ -239,7 +262,8 @@ class SpeechSession:
     async def _speak(self, utterance: _Utterance, text: str) -> None:
         unit, config = utterance.started, utterance.config
         utterance.started += 1
-        await self._put(UnitStarted(utterance.index, unit, text, config, self._synthesizer.profile.sample_rate_hz))
+        rate_hz = self._synthesizer.profile.sample_rate_hz
+        await self._put(utterance, UnitStarted(utterance.index, unit, text, config, rate_hz))
         words, data = list[Word](), list[bytes]()
         skipped, error, asked, begun = "", "", time.monotonic(), False
         try:
@@ -254,7 +278,8 @@ class SpeechSession:
                     if config.words and not self._synthesizer.profile.word_times:
                         data.append(piece.data)
                     if piece.data:
-                        await self._put(UnitSound(utterance.index, unit, piece.data, piece.start_s, piece.end_s))
+                        sound = UnitSound(utterance.index, unit, piece.data, piece.start_s, piece.end_s)
+                        await self._put(utterance, sound)
         except (RemoteProtocolError, Refused) as failure:
             error = str(failure)
         except ModelError as failure:
@@ -263,7 +288,7 @@ class SpeechSession:
         found = tuple(words)
         if config.words and not error and not self._synthesizer.profile.word_times:
             found = await self._aligned(text, b"".join(data))
-        await self._put(UnitDone(utterance.index, unit, found, skipped, error))
+        await self._put(utterance, UnitDone(utterance.index, unit, found, skipped, error))
 
     async def _aligned(self, text: str, data: bytes) -> tuple[Word, ...]:
         """Where the words lie in the sound of a synthesizer that does not say. The sound is PCM: words are given with no other."""
@@ -278,13 +303,16 @@ class SpeechSession:
             log.warning("no word times: %s", failure)
             return ()
 
-    async def _put(self, output: SpeechOutput) -> None:
-        while self._bytes >= MAX_WAITING_BYTES:
+    async def _put(self, utterance: _Utterance, output: SpeechOutput) -> bool:
+        """Whether the output was put. A cancel may come while what is awaited is done already: then nothing follows it."""
+        while self._bytes >= MAX_WAITING_BYTES and not utterance.cancelled:
             await self._changed.wait()
+        if utterance.cancelled:
+            return False
         self._outputs.append(output)
-        if isinstance(output, UnitSound):
-            self._bytes += len(output.data)
+        self._bytes += _weight(output)
         self._notify()
+        return True
 
     def _cancel(self) -> None:
         """End every utterance there is. What was taken before stays said; nothing else of them is."""
@@ -294,8 +322,11 @@ class SpeechSession:
         cut = {o.utterance for o in self._outputs if not isinstance(o, UtteranceDone)}
         ended = [o for o in self._outputs if isinstance(o, UtteranceDone)]
         self._outputs = deque(replace(o, cancelled=o.utterance in cut or o.cancelled) for o in ended)
-        self._outputs += [UtteranceDone(u.index, u.started, cancelled=True) for u in self._utterances]
-        self._bytes = 0
+        for utterance in self._utterances:
+            utterance.cancelled = True
+            self._outputs.append(UtteranceDone(utterance.index, utterance.started, cancelled=True))
+        self._bytes = sum(map(_weight, self._outputs))
+        self._chars = 0
         self._utterances.clear()
         self._open = None
         self._playback = Playback()
@@ -303,3 +334,7 @@ class SpeechSession:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def _weight(output: SpeechOutput) -> int:
+    return OUTPUT_BYTES + (len(output.data) if isinstance(output, UnitSound) else 0)

@@ -14,6 +14,8 @@ _SCRIPT = {"sentence": "。！？…।॥؟", "clause": "。！？…।॥؟�
 _CLOSERS = "\"'”’»)]}」』）】》"
 _OPENERS = "\"'“‘«([{「『（【《"
 # A full stop after one of these ends nothing. `No.` does so only before a number.
+# `No.` and more white space than this is not the number of anything.
+MAX_SPACE = 64
 _ABBREVIATIONS = frozenset(
     [
         "Dr",
@@ -55,7 +57,8 @@ class Splitter:
         self._ascii = frozenset(_ASCII.get(granularity, ""))
         self._script = frozenset(_SCRIPT.get(granularity, ""))
         self._text = ""
-        self._seen = 0
+        # Where to go on: before it nothing ends a unit; up to `_run` stands a run of marks that is undecided.
+        self._seen = self._run = 0
 
     @property
     def pending(self) -> int:
@@ -71,12 +74,12 @@ class Splitter:
         """What is left, as the last units. The splitter starts anew."""
         units = self._take(final=True)
         rest = self._text.strip()
-        self._text, self._seen = "", 0
+        self.clear()
         return [*units, rest] if rest else units
 
     def clear(self) -> None:
         """Forget what is left."""
-        self._text, self._seen = "", 0
+        self._text, self._seen, self._run = "", 0, 0
 
     def _take(self, *, final: bool) -> list[str]:
         text, start, at = self._text, 0, self._seen
@@ -85,20 +88,22 @@ class Splitter:
             if text[at] not in self._ascii and text[at] not in self._script:
                 at += 1
                 continue
-            end = at + 1
+            end = max(at + 1, self._run)
             while end < len(text) and (text[end] in self._ascii or text[end] in self._script or text[end] in _CLOSERS):
                 end += 1
-            closes = self._closes(text, at, end, final)
+            closes = self._closes(text, start, at, end, final)
             if closes is None:
+                self._run = end
                 break
+            self._run = 0
             if closes:
                 units.append(text[start:end].strip())
                 start = end
             at = end
-        self._text, self._seen = text[start:], at - start
+        self._text, self._seen, self._run = text[start:], at - start, max(0, self._run - start)
         return units
 
-    def _closes(self, text: str, at: int, end: int, final: bool) -> bool | None:
+    def _closes(self, text: str, start: int, at: int, end: int, final: bool) -> bool | None:
         """Whether the run text[at:end] ends a unit; None while what follows it is not known."""
         if end == len(text) and not final:
             return None
@@ -108,7 +113,7 @@ class Splitter:
             return False
         if text[at] != "." or any(c in self._ascii for c in text[at + 1 : end]):
             return True
-        word = _word_before(text, at)
+        word = _word_before(text, start, at)
         if word == "No":
             return self._no_number(text, end, final)
         return not (word in _ABBREVIATIONS or (len(word) == 1 and word.isupper()))
@@ -116,16 +121,18 @@ class Splitter:
     @staticmethod
     def _no_number(text: str, end: int, final: bool) -> bool | None:
         """`No.` ends a unit unless a number follows; None while that is not known."""
-        while end < len(text) and text[end].isspace():
+        far = end + MAX_SPACE
+        while end < min(len(text), far) and text[end].isspace():
             end += 1
-        if end == len(text):
+        if end == len(text) and end < far:
             return True if final else None
-        return not text[end].isdigit()
+        return end == far or not text[end].isdigit()
 
 
-def _word_before(text: str, at: int) -> str:
+def _word_before(text: str, unit: int, at: int) -> str:
+    """The word that ends at `at`, of the unit that begins at `unit`."""
     # The longest abbreviation is far shorter than 12: bounded, so that a long word costs no more than a short one.
     start = at
-    while start > max(0, at - 12) and not text[start - 1].isspace():
+    while start > max(unit, at - 12) and not text[start - 1].isspace():
         start -= 1
     return text[start:at].lstrip(_OPENERS)

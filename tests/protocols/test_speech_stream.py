@@ -97,6 +97,7 @@ def test_a_configuration_and_its_defaults() -> None:
         ({"voice": 3}, "Invalid type for 'voice'"),
         ({"model": "nonsense"}, "The model `nonsense` does not exist."),
         ({"model": 3}, "Invalid type for 'model'"),
+        ({"model": "gpt-" + "x" * 200}, "does not exist."),
     ],
 )
 def test_a_configuration_that_is_wrong(config: dict[str, Any], message: str) -> None:
@@ -160,6 +161,7 @@ def test_text_flush_cancel_close() -> None:
         ("{", "Invalid JSON message"),
         ('"hello"', "WebSocket messages must be JSON objects"),
         (b"\x00\xff", "Invalid JSON message"),
+        ("[" * 100_000, "Invalid JSON message"),
         ('{"type":"boo"}', "Unknown message type: boo"),
         ('{"type":["a"]}', "Unknown message type: ['a']"),
         ('{"type":"input.text","text":5}', "input.text requires a string value"),

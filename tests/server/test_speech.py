@@ -10,6 +10,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -477,16 +478,24 @@ def test_voices_are_stored_listed_and_forgotten(
         ({"name": "a" * 65, "consent": "yes", "sample": sample}, 400),
         ({"name": "a\nb", "consent": "yes", "sample": sample}, 400),
         ({"name": "Heart", "consent": "yes", "sample": sample}, 400),
+        ({"name": "Alloy", "consent": "yes", "sample": sample}, 400),
+        ({"name": "a", "consent": "x" * 2001, "sample": sample}, 400),
         ({"name": "a", "consent": "yes", "sample": bytes(11 << 20)}, 413),
     ):
         answer = upload(**wrong)
         assert answer.status_code == code, (wrong.keys(), answer.text)
     spoken = httpx.post(f"{server.url}/v1/audio/speech", json={"input": "Hi", "voice": "vec"})
     assert (spoken.status_code, spoken.json()["error"]["code"]) == (400, "voice_not_supported")
+    # However long the body says it is.
+    endless = (b"x" * (1 << 20) for _ in range(20))
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    assert httpx.post(url, content=endless, headers=kind, timeout=LIMIT_S).status_code in (400, 413)
     assert httpx.delete(f"{url}/VEC").status_code == 200
     assert httpx.delete(f"{url}/vec").status_code == 404
     assert httpx.delete(f"{url}/heart").status_code == 404
     assert [v["name"] for v in httpx.get(url).json()["uploaded_voices"]] == ["../../Ähm/.."]
+    assert httpx.delete(f"{url}/{quote('../../Ähm/..', safe='')}").status_code == 200
+    assert httpx.get(url).json()["uploaded_voices"] == []
 
 
 def test_without_a_synthesizer_there_is_no_speech(server: Process) -> None:
@@ -498,6 +507,36 @@ def test_without_a_synthesizer_there_is_no_speech(server: Process) -> None:
         return refused.value.response.status_code
 
     assert asyncio.run(main()) == 404
+
+
+def test_a_stream_is_finished_before_the_server_stops(serve: Serve) -> None:
+    server = serve("--synthesizer", VOICE)
+
+    async def main() -> Stream:
+        async with stream(server, **PCM) as wire:
+            await wire.say("input.text", text=TEXT)
+            await wire.say("input.done")
+            await wire.until("audio.start")
+            server.terminate()
+            done = await wire.until("session.done")
+            assert (done["total_sentences"], "cancelled" in done) == (3, False)
+            await wire.socket.wait_closed()
+            assert wire.socket.close_code == 1001
+            return wire
+
+    assert len(asyncio.run(main()).of("audio.done")) == 3
+
+
+def test_a_client_that_leaves_while_it_is_answered_is_no_error(speaker: Process) -> None:
+    async def main() -> None:
+        for _ in range(10):
+            async with websockets.connect(f"{speaker.ws}/v1/audio/speech/stream") as socket:
+                await socket.send(json.dumps({"type": "session.config"} | PCM))
+                for _ in range(20):
+                    await socket.send("{")
+        await idle(speaker)
+
+    asyncio.run(main())
 
 
 def joined(wire: Stream) -> Pcm:

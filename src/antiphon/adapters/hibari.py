@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -94,14 +95,19 @@ class Hibari:
     ) -> AsyncGenerator[Sound, None]:
         """See `Synthesizer.speak`."""
         utterance = _Utterance(self._voices[options.voice], text, options)
-        while sound := await self.lane.run(utterance, urgency()):
-            if not utterance.spoke:
-                raise RemoteProtocolError(
-                    "unsupported_text",
-                    f"the voice speaks English, and none of this text: {sound.skipped[:40]}",
-                    "input",
-                )
-            yield sound
+        # What comes before the first sound is held back: if none follows, the text cannot be spoken.
+        held, words, spoke = "", tuple[Word, ...](), False
+        while (sound := await self.lane.run(utterance, urgency())) is not None:
+            if spoke:
+                yield sound
+                continue
+            held, words, spoke = held + sound.skipped, words + sound.words, len(sound.pcm) > 0
+            if spoke:
+                yield replace(sound, skipped=held, words=words)
+        if held and not spoke:
+            raise RemoteProtocolError(
+                "unsupported_text", f"the voice speaks English, and none of this text: {held[:40]}", "input"
+            )
 
 
 def _step(batch: Sequence[_Utterance]) -> list[Sound | None]:
@@ -175,22 +181,22 @@ class _Utterance:
         self._part: _Part | None = None
         self._done_s = 0.0
         self._chunks: Iterator[int] = _sizes()
-        self.spoke = False
 
     def step(self) -> Sound | None:
-        """The next chunk; None at the end."""
+        """The next chunk, which is empty for a part that has no sound; None at the end."""
         skipped, words, num_symbols = "", tuple[Word, ...](), 0
-        while self._part is None:
+        if self._part is None:
             spoken = next(self._parts, None)
             if spoken is None:
-                return Sound(np.zeros(0, np.float32), (), skipped) if skipped else None
-            skipped += spoken.skipped
+                return None
+            skipped = spoken.skipped
             ids, belongs = self._voice.reader.read(spoken)
             # A part of nothing but marks has no sound.
-            if any(owner >= 0 for owner in belongs):
-                self._part = _Part(self._voice, ids, self._speed, self._random)
-                words, num_symbols = self._words(spoken, belongs, self._part), len(ids) - 2
-                self.spoke = True
+            if all(owner < 0 for owner in belongs):
+                mute = tuple(Word(w, self._done_s, self._done_s, 1.0) for w in spoken.written)
+                return Sound(np.zeros(0, np.float32), mute, skipped)
+            self._part = _Part(self._voice, ids, self._speed, self._random)
+            words, num_symbols = self._words(spoken, belongs, self._part), len(ids) - 2
         before = self._part.at
         pcm = self._part.decode(next(self._chunks))
         num_frames = self._part.at - before

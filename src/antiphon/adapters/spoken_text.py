@@ -48,8 +48,10 @@ _TOPS = frozenset(
 )
 _SAID = {".": " dot ", "/": " slash ", "-": " dash ", "_": " underscore ", "@": " at ", "+": " plus ", "~": " tilde "}
 _MARKUP = re.compile(r"^[#*_`~|]+$")
-_EMPHASIS = re.compile(r"\*{1,3}|_{2,3}|`+|~~")
-_LINK = re.compile(r"!?\[([^\]\n]*)\]\(([^)\s]*)[^)\n]*\)")
+# At a word's edge only: `2*3` and `snake_case` keep theirs.
+_EMPHASIS = re.compile(r"(?<![^\W_])(?:\*{1,3}|_{1,3}|`+|~~)|(?:\*{1,3}|_{1,3}|`+|~~)(?![^\W_])")
+# Bounded, and no two parts of it can match the same character: a text of brackets costs no more than another.
+_LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\(([^()\s]{0,1000})(?: [^()\n]{0,300})?\)")
 _PUNCTUATION = str.maketrans("。！？、，；：（）【】「」『』…", '.!?,,;:()()""""…')
 _CUT = re.compile(r"[,;:—–]\s+")
 

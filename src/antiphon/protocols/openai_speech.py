@@ -16,6 +16,7 @@ from antiphon.protocols.speech_fields import SpeechFacts
 from antiphon.protocols.wire import require, typed
 
 MAX_INPUT_CHARS, MAX_ITEMS = 4096, 32
+MAX_FIELD_CHARS = 2000
 _encoder = msgspec.json.Encoder()
 
 
@@ -58,7 +59,7 @@ def parse_batch(body: bytes, facts: SpeechFacts) -> list[SpeechRequest | RemoteP
 def _object(body: bytes) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise RemoteProtocolError("invalid_json", f"The body is not valid JSON: {error}") from None
     return dict(typed(fields, dict, "body"))
 
@@ -152,6 +153,8 @@ def parse_voice(form: Mapping[str, str], *, has_sample: bool) -> VoiceUpload:
     raw = form.get("speaker_embedding", "")
     if bool(raw) == has_sample:
         raise RemoteProtocolError("invalid_value", "Give either 'audio_sample' or 'speaker_embedding'.", "audio_sample")
+    for name in ("name", "consent", "ref_text", "speaker_description"):
+        _storable(form.get(name, ""), name)
     embedding = _embedding(raw) if raw else None
     return VoiceUpload(
         form["name"].strip(),
@@ -162,10 +165,18 @@ def parse_voice(form: Mapping[str, str], *, has_sample: bool) -> VoiceUpload:
     )
 
 
+def _storable(text: str, param: str) -> None:
+    """Text that can be kept and shown again: of a bounded length, and without halves of characters."""
+    if len(text) > MAX_FIELD_CHARS or any(0xD800 <= ord(c) <= 0xDFFF for c in text):
+        raise RemoteProtocolError(
+            "invalid_value", f"Invalid value for '{param}': at most {MAX_FIELD_CHARS} characters of Unicode.", param
+        )
+
+
 def _embedding(raw: str) -> tuple[float, ...]:
     try:
         values = msgspec.json.decode(raw, type=list[float])
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         raise RemoteProtocolError(
             "invalid_value",
             "Invalid value for 'speaker_embedding': expected a JSON array of numbers.",

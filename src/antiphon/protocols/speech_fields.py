@@ -16,7 +16,7 @@ HOSTED_VOICES = frozenset(
     ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 )
 TASKS = ("CustomVoice", "VoiceDesign", "Base")
-MAX_EMBEDDING = 8192
+MAX_EMBEDDING, MAX_NAME_CHARS = 8192, 100
 # Fields only a model that clones voices has a use for.
 _CLONING = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
 
@@ -77,8 +77,8 @@ def _model(name: Any, facts: SpeechFacts) -> None:
     typed(name, str, "model")
     if facts.models.exact(name):
         return
-    if not facts.models.lenient(name):
-        raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
+    if len(name) > MAX_NAME_CHARS or not facts.models.lenient(name):
+        raise RemoteProtocolError("model_not_found", f"The model `{name[:MAX_NAME_CHARS]}` does not exist.", "model")
     facts.stand_in(name, facts.models.loaded[0])
 
 
@@ -93,17 +93,18 @@ def _voice(fields: dict[str, Any], facts: SpeechFacts) -> str | None:
     found = next((v for v in facts.voices if v.lower() == name.lower()), None)
     if found:
         return found
-    if facts.uploaded(name):
+    hosted = name.lower() in HOSTED_VOICES and not facts.models.strict
+    if not hosted and len(name) <= MAX_NAME_CHARS and facts.uploaded(name):
         raise RemoteProtocolError(
             "voice_not_supported",
             f"The loaded model cannot speak with an uploaded voice; its own: {facts.names}.",
             "voice",
         )
-    if name.lower() in HOSTED_VOICES and not facts.models.strict:
+    if hosted:
         facts.stand_in(f"voice {name}", facts.voices[0])
         return None
     raise RemoteProtocolError(
-        "voice_not_found", f"The voice `{name}` does not exist; there are: {facts.names}.", "voice"
+        "voice_not_found", f"The voice `{name[:MAX_NAME_CHARS]}` does not exist; there are: {facts.names}.", "voice"
     )
 
 

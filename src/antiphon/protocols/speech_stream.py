@@ -79,7 +79,7 @@ class SpeechStream:
             raise RemoteProtocolError("too_large", "WebSocket message too large")
         try:
             message = _decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise RemoteProtocolError("invalid_json", "Invalid JSON message") from None
         if not isinstance(message, dict):
             raise RemoteProtocolError("invalid_json", "WebSocket messages must be JSON objects")

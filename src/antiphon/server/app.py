@@ -47,7 +47,7 @@ def build(state: ServerState) -> Starlette:
             Route("/v1/audio/speech", speech, methods=["POST"]),
             Route("/v1/audio/speech/batch", batch, methods=["POST"]),
             Route("/v1/audio/voices", voices, methods=["GET", "POST"]),
-            Route("/v1/audio/voices/{name}", voice, methods=["DELETE"]),
+            Route("/v1/audio/voices/{name:path}", voice, methods=["DELETE"]),
             WebSocketRoute("/v1/audio/speech/stream", speech_stream),
             WebSocketRoute("/v1/realtime", realtime),
             WebSocketRoute("/realtime", realtime),

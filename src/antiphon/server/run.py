@@ -68,6 +68,8 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
         ws="websockets-sansio",
         ws_max_size=settings.audio.max_frame_bytes * HARD_FRAME_FACTOR,
         ws_per_message_deflate=False,
+        # A ping waits behind the sound that a client has yet to read, which may be minutes at the pace it is heard.
+        ws_ping_timeout=300.0,
         lifespan="off",
         timeout_graceful_shutdown=5,
     )

@@ -14,14 +14,16 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Message
 
 from antiphon.adapters.base import Synthesizer
 from antiphon.audio.containers import decode
 from antiphon.audio.encode import MEDIA_TYPES
-from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError, StoreError
+from antiphon.errors import AntiphonError, MediaError, ModelError, Refused, RemoteProtocolError, StoreError
 from antiphon.events import Word
 from antiphon.protocols import openai_speech
 from antiphon.protocols.openai_speech import SpeechRequest
+from antiphon.protocols.speech_fields import HOSTED_VOICES
 from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
 from antiphon.server.facts import speech_facts
@@ -32,6 +34,8 @@ from antiphon.store.voices import StoredVoice
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES, MAX_SAMPLE_BYTES = 8 << 20, 10 << 20
 MAX_NAME_CHARS = 64
+# Of a batch: items that are spoken at the same time, and seconds of sound in all.
+BATCH_AT_ONCE, MAX_BATCH_S = 4, 3600.0
 Handler = Callable[[Request, ServerState], Awaitable[Response]]
 
 
@@ -74,10 +78,45 @@ async def _answered(request: Request, handler: Handler) -> Response:
         return error_response(error.status_code, error.detail, code="invalid_value")
 
 
-async def _body(request: Request) -> bytes:
-    if int(request.headers.get("content-length", "0") or 0) > MAX_BODY_BYTES:
-        raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
-    return await request.body()
+def _bounded(request: Request, most: int) -> Request:
+    """The request, which fails with 413 past `most` bytes of body, whatever its headers say."""
+    if int(request.headers.get("content-length", "0") or 0) > most:
+        raise HTTPException(413, f"The body is larger than {most} bytes.")
+    taken = 0
+
+    async def receive() -> Message:
+        nonlocal taken
+        message = await request.receive()
+        taken += len(message.get("body", b""))
+        if taken > most:
+            raise HTTPException(413, f"The body is larger than {most} bytes.")
+        return message
+
+    return Request(request.scope, receive)
+
+
+async def _unless_gone(request: Request, call: Callable[[], Awaitable[Response]]) -> Response:
+    """The answer of `call`; a client that goes away is spoken to no more."""
+    answer: list[Response] = []
+    failure: AntiphonError | None = None
+
+    async def watch(scope: anyio.CancelScope) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch, group.cancel_scope)
+        try:
+            answer.append(await call())
+        except AntiphonError as error:
+            # As it is, not inside the task group's ExceptionGroup.
+            failure = error
+        group.cancel_scope.cancel()
+    if failure:
+        raise failure
+    # Nobody reads it: nginx' status for a client that went away.
+    return answer[0] if answer else Response(status_code=499)
 
 
 def _synthesizer(state: ServerState) -> Synthesizer:
@@ -92,13 +131,16 @@ def _synthesizer(state: ServerState) -> Synthesizer:
 
 async def _speech(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
-    asked = openai_speech.parse(await _body(request), speech_facts(state))
+    asked = openai_speech.parse(await _bounded(request, MAX_BODY_BYTES).body(), speech_facts(state))
     pieces = _pieces(state, state.who(bearer(request.headers)) or "", synthesizer, asked)
     media_type = MEDIA_TYPES[asked.config.format]
     if asked.whole:
-        async with aclosing(pieces):
-            data = b"".join([piece.data async for piece in pieces])
-        return Response(data, media_type=media_type)
+
+        async def whole() -> Response:
+            async with aclosing(pieces):
+                return Response(b"".join([piece.data async for piece in pieces]), media_type=media_type)
+
+        return await _unless_gone(request, whole)
     # The first sound is awaited before the status is sent: what is wrong with a request shows by then.
     first = await anext(pieces, None)
     if asked.sse:
@@ -153,31 +195,42 @@ async def _events(
 
 async def _batch(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
-    asked = openai_speech.parse_batch(await _body(request), speech_facts(state))
+    asked = openai_speech.parse_batch(await _bounded(request, MAX_BODY_BYTES).body(), speech_facts(state))
     who = state.who(bearer(request.headers)) or ""
     results: list[dict[str, object]] = [{} for _ in asked]
+    # One place for all, a few items at a time, and so much sound in all.
+    limiter, room_s = anyio.CapacityLimiter(BATCH_AT_ONCE), [MAX_BATCH_S]
 
     async def one(index: int, item: SpeechRequest | RemoteProtocolError) -> None:
-        results[index] = await _result(state, who, synthesizer, index, item)
+        async with limiter:
+            results[index] = await _result(synthesizer, index, item, room_s)
 
-    async with anyio.create_task_group() as group:
-        for index, item in enumerate(asked):
-            group.start_soon(one, index, item)
-    succeeded = sum(r["status"] == "success" for r in results)
-    return JSONResponse(
-        {"results": results, "total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
-    )
+    async def all_of_them() -> Response:
+        with state.admit(who):
+            async with anyio.create_task_group() as group:
+                for index, item in enumerate(asked):
+                    group.start_soon(one, index, item)
+        state.metrics.audio_s.labels("spoken").inc(MAX_BATCH_S - room_s[0])
+        succeeded = sum(r["status"] == "success" for r in results)
+        return JSONResponse(
+            {"results": results, "total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
+        )
+
+    return await _unless_gone(request, all_of_them)
 
 
 async def _result(
-    state: ServerState, who: str, synthesizer: Synthesizer, index: int, item: SpeechRequest | RemoteProtocolError
+    synthesizer: Synthesizer, index: int, item: SpeechRequest | RemoteProtocolError, room_s: list[float]
 ) -> dict[str, object]:
     if isinstance(item, RemoteProtocolError):
         return openai_speech.batch_failure(index, item)
     data, words, skipped = [], list[Word](), ""
     try:
-        async with aclosing(_pieces(state, who, synthesizer, item)) as pieces:
+        async with aclosing(speak(synthesizer, item.text, item.config)) as pieces:
             async for piece in pieces:
+                room_s[0] -= piece.end_s - piece.start_s
+                if room_s[0] < 0:
+                    raise RemoteProtocolError("too_long", f"a batch may hold {MAX_BATCH_S:.0f} s of sound", "items")
                 data.append(piece.data)
                 words += piece.words
                 skipped += piece.skipped
@@ -198,24 +251,23 @@ async def _list(_: Request, state: ServerState) -> Response:
 
 
 async def _upload(request: Request, state: ServerState) -> Response:
-    if int(request.headers.get("content-length", "0") or 0) > MAX_SAMPLE_BYTES + (1 << 20):
-        return error_response(413, f"A sample may have {MAX_SAMPLE_BYTES} bytes.", code="file_too_large")
-    async with request.form(max_files=1, max_fields=20) as form:
+    async with _bounded(request, MAX_SAMPLE_BYTES + (1 << 20)).form(max_files=1, max_fields=20) as form:
         fields = {key: value for key, value in form.items() if isinstance(value, str)}
         file = form.get("audio_sample")
+        if isinstance(file, UploadFile) and (file.size or 0) > MAX_SAMPLE_BYTES:
+            raise HTTPException(413, f"A sample may have {MAX_SAMPLE_BYTES} bytes.")
         sample = await file.read() if isinstance(file, UploadFile) else None
         mime_type = (file.content_type if isinstance(file, UploadFile) else "") or ""
     asked = openai_speech.parse_voice(fields, has_sample=sample is not None)
-    if sample is not None and len(sample) > MAX_SAMPLE_BYTES:
-        return error_response(413, f"A sample may have {MAX_SAMPLE_BYTES} bytes.", code="file_too_large")
     if len(asked.name) > MAX_NAME_CHARS or not asked.name.isprintable():
         raise RemoteProtocolError(
             "invalid_value", f"Invalid value for 'name': at most {MAX_NAME_CHARS} printable characters.", "name"
         )
-    if asked.name.lower() in (v.lower() for v in _synthesizer(state).profile.voices):
-        raise RemoteProtocolError("invalid_value", f"The voice `{asked.name}` is the model's own.", "name")
+    taken = {v.lower() for v in _synthesizer(state).profile.voices} | HOSTED_VOICES
+    if asked.name.lower() in taken:
+        raise RemoteProtocolError("invalid_value", f"The name `{asked.name}` is taken.", "name")
     if sample is not None:
-        await anyio.to_thread.run_sync(_hear, sample)
+        await anyio.to_thread.run_sync(_hear, sample, limiter=anyio.CapacityLimiter(1))
     stored = StoredVoice(
         name=asked.name,
         consent=asked.consent,
@@ -231,9 +283,9 @@ async def _upload(request: Request, state: ServerState) -> Response:
 
 
 def _hear(sample: bytes) -> None:
+    """Raise RemoteProtocolError for what is no sound. Its beginning is enough to know."""
     try:
-        for _ in decode(io.BytesIO(sample)):
-            pass
+        next(iter(decode(io.BytesIO(sample))), None)
     except MediaError as error:
         raise RemoteProtocolError(
             "invalid_value", f"Invalid value for 'audio_sample': {error}.", "audio_sample"

@@ -26,6 +26,8 @@ STALL_S = 300.0
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_INTERNAL = 1000, 1001, 1008, 1011
 # Messages a second a client may send on average before each next one is taken more slowly.
 MESSAGES_PER_S = 1000.0
+# How a client that is gone, or has stopped reading, shows.
+GONE = (WebSocketDisconnect, RuntimeError, OSError, TimeoutError)
 
 
 async def speech_stream(websocket: WebSocket) -> None:
@@ -76,7 +78,11 @@ class _Connection:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._speak)
                 group.start_soon(self._write, group.cancel_scope)
-                await self._read(group.cancel_scope)
+                try:
+                    await self._read(group.cancel_scope)
+                except GONE:
+                    log.info("a speech stream's client left while it was answered")
+                    group.cancel_scope.cancel()
         finally:
             self._state.leave(live)
             metrics.sessions.labels(LABEL).dec()
@@ -113,7 +119,7 @@ class _Connection:
         speech = self._state.settings.speech
         while True:
             limit_s = speech.idle_timeout_s if self._wire.configured else speech.config_timeout_s
-            with anyio.move_on_after(max(0.01, self._active_s + limit_s - time.monotonic())):
+            with anyio.move_on_after(max(min(1.0, limit_s), self._active_s + limit_s - time.monotonic())):
                 message = await self._websocket.receive()
                 if message["type"] == "websocket.disconnect":
                     return None
@@ -149,7 +155,10 @@ class _Connection:
             # The session's edge: whatever failed in it ends it alone.
             log.exception("a speech stream failed")
             self._wire.refuse("The session failed.")
-            await self._flush()
+            try:
+                await self._flush()
+            except GONE:
+                log.info("a speech stream's client left before it was told")
             await self._close(CLOSE_INTERNAL, "server_error")
 
     async def _write(self, scope: anyio.CancelScope) -> None:
@@ -164,14 +173,19 @@ class _Connection:
                         # A message that waits is read before the next sound goes out.
                         await anyio.lowlevel.checkpoint()
             await self._close(self._code, self._reason)
-        except TimeoutError:
-            log.info("a speech stream's client has taken nothing for %.0f s", STALL_S)
-        except (WebSocketDisconnect, RuntimeError, OSError):
-            log.info("a speech stream's client is gone")
+        except GONE:
+            log.info("a speech stream's client is gone, or has taken nothing for %.0f s", STALL_S)
         scope.cancel()
 
     async def _flush(self) -> None:
+        """Send what the wire has. Raises one of GONE; with nothing to send the reader does not wait for the writer."""
         frames = self._wire.frames()
+        if not frames:
+            return
+        with anyio.fail_after(STALL_S):
+            await self._send(frames)
+
+    async def _send(self, frames: list[str | bytes]) -> None:
         async with self._sending:
             for frame in frames:
                 if isinstance(frame, str):
@@ -182,5 +196,5 @@ class _Connection:
     async def _close(self, code: int, reason: str) -> None:
         try:
             await self._websocket.close(code, reason)
-        except (WebSocketDisconnect, RuntimeError, OSError):
+        except GONE:
             log.info("a speech stream's client left first")

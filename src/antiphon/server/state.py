@@ -110,6 +110,7 @@ class ServerState:
 
     def stand_in(self, name: str, model: str = "") -> None:
         """Say once which loaded model serves a client's default name."""
+        name = name[:80]
         if name not in self._mentioned and len(self._mentioned) < 1000:
             self._mentioned.add(name)
-            log.info("model %r is not here: served by %s", name[:80], model or self.names.loaded[0])
+            log.info("model %r is not here: served by %s", name, model or self.names.loaded[0])

@@ -43,7 +43,7 @@ class VoiceStore:
 
     def list(self) -> list[StoredVoice]:
         """All voices by name."""
-        found = [self._read(path) for path in self._folder.glob("*/voice.json")]
+        found = [self._read(place / "voice.json") for place in self._places()]
         return sorted((v for v in found if v), key=lambda v: v.name.lower())
 
     def get(self, name: str) -> StoredVoice | None:
@@ -58,18 +58,20 @@ class VoiceStore:
     def add(self, voice: StoredVoice, sample: bytes | None) -> None:
         """Store a voice, in the place of one with its name. Raises StoreError when there are MAX_VOICES."""
         place = self._place(voice.name)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if not place.exists() and sum(1 for _ in self._folder.iterdir()) >= MAX_VOICES:
+        if not place.exists() and len(self._places()) >= MAX_VOICES:
             raise StoreError(f"there are {MAX_VOICES} voices: delete some")
-        half = Path(tempfile.mkdtemp(prefix=".new-", dir=self._folder))
+        half = self._folder
         try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            half = Path(tempfile.mkdtemp(prefix=".new-", dir=self._folder))
             (half / "voice.json").write_text(json.dumps(asdict(voice)), encoding="utf-8")
             if sample is not None:
                 (half / "sample").write_bytes(sample)
             shutil.rmtree(place, ignore_errors=True)
             os.replace(half, place)
         except OSError as error:
-            shutil.rmtree(half, ignore_errors=True)
+            if half != self._folder:
+                shutil.rmtree(half, ignore_errors=True)
             raise StoreError(f"the voice cannot be stored: {error}") from error
 
     def delete(self, name: str) -> bool:
@@ -78,6 +80,12 @@ class VoiceStore:
         there = (place / "voice.json").is_file()
         shutil.rmtree(place, ignore_errors=True)
         return there
+
+    def _places(self) -> Sequence[Path]:
+        """The folders of whole voices: one that is being written begins with a dot."""
+        if not self._folder.is_dir():
+            return []
+        return [p for p in self._folder.iterdir() if not p.name.startswith(".")]
 
     def _place(self, name: str) -> Path:
         return self._folder / hashlib.sha256(name.casefold().encode()).hexdigest()[:32]
