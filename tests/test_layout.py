@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "antiphon"
-PURE = ("events", "splitter", "transcript", "turn", "protocols", "audio")
+PURE = ("events", "splitter", "talk_events", "conversation", "transcript", "turn", "protocols", "audio")
 PURE_FILES = ("engine/sequence.py", "engine/kv_cache.py", "engine/scheduler.py")
 # Where tensors may be known.
 TORCH = ("engine/attention.py", "engine/runner.py", "engine/sampling.py", "engine/weights.py", "engine/packed.py")
@@ -21,17 +21,20 @@ MAY_IMPORT = {
     "settings": {"errors"},
     "lanes": {"errors"},
     "store": {"errors"},
-    "inbox": {"events", "audio", "errors"},
+    "inbox": {"events", "audio", "errors", "talk_events"},
     "turn": {"events", "audio", "adapters.base"},
     "transcript": {"events", "adapters.base"},
     "splitter": {"events"},
-    "protocols": {"audio", "events", "errors", "adapters.base"},
+    "talk_events": {"adapters.base", "audio", "events"},
+    "conversation": {"adapters.base", "errors", "events", "talk_events"},
+    "talk": {"adapters.base", "conversation", "errors", "events", "inbox", "session", "talk_events"},
+    "protocols": {"audio", "events", "errors", "adapters.base", "talk_events"},
     "engine": {"errors"},
     "adapters": {"adapters.base", "audio", "engine", "events", "errors", "lanes", "splitter"},
     "adapters.base": {"audio", "events"},
     "models": {"adapters", "adapters.base", "engine", "errors", "lanes", "settings", "store"},
     "chat": {"adapters.base", "errors", "models", "settings"},
-    "session": {"adapters.base", "audio", "errors", "events", "inbox", "transcript", "turn"},
+    "session": {"adapters.base", "audio", "errors", "events", "inbox", "talk_events", "transcript", "turn"},
     "speech": {"adapters.base", "audio", "errors", "events", "splitter"},
     "server": {
         "adapters.base",
@@ -46,6 +49,8 @@ MAY_IMPORT = {
         "settings",
         "speech",
         "store",
+        "talk",
+        "talk_events",
         "",
     },
     "say": {"adapters.base", "audio", "errors", "events", "models", "settings", "speech", "splitter"},

@@ -121,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench", help="measure (from a checkout); arguments go to bench/NAME.py", add_help=False
     )
-    bench.add_argument("name", choices=("asr", "engine", "tts"))
+    bench.add_argument("name", choices=("asr", "engine", "tts", "talk"))
     return parser
 
 

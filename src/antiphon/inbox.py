@@ -9,6 +9,7 @@ import anyio
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import Refused
 from antiphon.events import AudioAppended, Input
+from antiphon.talk_events import TalkInput
 
 # Inputs without sound weigh something too, or a flood of them would be free.
 CONTROL_SAMPLES = SAMPLE_RATE_HZ // 100
@@ -24,7 +25,7 @@ class Inbox:
     def __init__(self, max_backlog_s: float, *, live: bool = False) -> None:
         self._most = int(max_backlog_s * SAMPLE_RATE_HZ)
         self._live = live
-        self._waiting: deque[Input] = deque()
+        self._waiting: deque[Input | TalkInput] = deque()
         self._samples = 0
         self._closed = False
         self._changed = anyio.Event()
@@ -34,7 +35,7 @@ class Inbox:
         """Seconds of audio put and not yet taken."""
         return self._samples / SAMPLE_RATE_HZ
 
-    async def put(self, item: Input) -> None:
+    async def put(self, item: Input | TalkInput) -> None:
         """Hand over one input. Waits, or raises Refused, while the backlog is full."""
         while self._samples >= self._most and not self._closed:
             if self._live:
@@ -44,7 +45,7 @@ class Inbox:
         self._samples += _weight(item)
         self._notify()
 
-    async def get(self) -> Input | None:
+    async def get(self) -> Input | TalkInput | None:
         """The next input, waiting for it; None when the inbox is closed and empty."""
         while not self._waiting:
             if self._closed:
@@ -68,5 +69,5 @@ class Inbox:
         await self._changed.wait()
 
 
-def _weight(item: Input) -> int:
+def _weight(item: Input | TalkInput) -> int:
     return len(item.pcm) if isinstance(item, AudioAppended) else CONTROL_SAMPLES

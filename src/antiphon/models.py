@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.adapters import ADAPTERS, PREPARERS
-from antiphon.adapters.base import LanguageModel, SpeechDetector, Synthesizer, Transcriber
+from antiphon.adapters.base import LanguageModel, Partner, SpeechDetector, Synthesizer, Transcriber
+from antiphon.adapters.cascade import Cascade
 from antiphon.engine.engine import EngineSettings
 from antiphon.errors import SettingsError, StoreError
 from antiphon.lanes import Lane
@@ -68,6 +69,11 @@ class LoadedModels:
         if self.speaks is None:
             raise LookupError("no synthesizer is loaded")
         return self.speaks
+
+    @property
+    def partner(self) -> Partner | None:
+        """Whoever answers in a conversation; None without a language model."""
+        return Cascade(self.language, self.speaks) if self.language else None
 
     def close(self) -> None:
         """Stop the workers; running steps finish."""

@@ -44,6 +44,7 @@ from antiphon.events import (
     Word,
 )
 from antiphon.inbox import Inbox
+from antiphon.talk_events import TalkInput
 from antiphon.transcript import WindowText, tuned
 from antiphon.turn.segmenter import MARGIN, OpenWindow, Segmenter, Step, TurnEnded, WindowEnded
 
@@ -64,6 +65,7 @@ STALLED_S = 0.6
 
 Emit = Callable[[Output], Awaitable[None]]
 Measure = Callable[[str, float], None]
+Aside = Callable[[TalkInput], Awaitable[None]]
 
 
 def _unmeasured(kind: str, seconds: float) -> None:
@@ -104,7 +106,7 @@ class TranscriptionSession:
     """Run with `run()`; feed with `put()`; `inbox.close()` lets it finish what it has and return.
 
     `emit` is awaited for every output and may hold the session back. `min_commit_ms`: a client's commit with less new
-    audio is refused. `measure(kind, seconds)` gets "partial", "final" (end of turn decided to transcript) and "vad".
+    audio is refused. `aside` gets, in its place among the sound, what is not about sound. `measure(kind, seconds)` gets "partial", "final" (end of turn decided to transcript) and "vad".
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class TranscriptionSession:
         *,
         min_commit_ms: int = 0,
         measure: Measure = _unmeasured,
+        aside: Aside | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -127,6 +130,7 @@ class TranscriptionSession:
         self._emit = emit
         self._min_commit_ms = min_commit_ms
         self._measure = measure
+        self._aside = aside
         self._clock = clock
         self._profile = tuned(transcriber.profile, config.tuning)
         self._segmenter = Segmenter(self._profile, config.turn, detector.frame_samples)
@@ -183,6 +187,10 @@ class TranscriptionSession:
                     await self._emit(TurnCleared())
                 case Configured(config):
                     await self._configure(config)
+                case other:
+                    assert self._aside
+                    assert not isinstance(other, AudioCommitted)
+                    await self._aside(other)
 
     async def _hear(self, pcm: Pcm) -> None:
         while len(self._ended) >= MAX_WAITING_WINDOWS or self._overrun():

@@ -54,11 +54,21 @@ class Splitter:
     """Feed text, take units. Each unit is stripped and not empty; joined they are the text but for white space at the seams."""
 
     def __init__(self, granularity: Granularity = "sentence") -> None:
-        self._ascii = frozenset(_ASCII.get(granularity, ""))
-        self._script = frozenset(_SCRIPT.get(granularity, ""))
+        self.granularity = granularity
         self._text = ""
         # Where to go on: before it nothing ends a unit; up to `_run` stands a run of marks that is undecided.
         self._seen = self._run = 0
+
+    @property
+    def granularity(self) -> Granularity:
+        """What ends a unit. It may be changed between pieces of text: what was passed over stays so."""
+        return self._granularity
+
+    @granularity.setter
+    def granularity(self, granularity: Granularity) -> None:
+        self._granularity = granularity
+        self._ascii = frozenset(_ASCII.get(granularity, ""))
+        self._script = frozenset(_SCRIPT.get(granularity, ""))
 
     @property
     def pending(self) -> int:

@@ -23,6 +23,28 @@ def _alaw_table() -> Pcm:
 _ULAW, _ALAW = _ulaw_table(), _alaw_table()
 
 
+def _codes(table: Pcm) -> tuple[Pcm, np.ndarray]:
+    """The borders between neighbouring values, and the code of each value between them."""
+    order = np.argsort(table, kind="stable")
+    values = table[order]
+    return ((values[1:] + values[:-1]) / 2).astype(np.float32), order.astype(np.uint8)
+
+
+_TO_ULAW, _TO_ALAW = _codes(_ULAW), _codes(_ALAW)
+
+
+def to_ulaw(pcm: Pcm) -> bytes:
+    """float32 in [-1, 1] to the nearest µ-law codes, one byte a sample."""
+    borders, codes = _TO_ULAW
+    return codes[np.searchsorted(borders, pcm)].tobytes()
+
+
+def to_alaw(pcm: Pcm) -> bytes:
+    """float32 in [-1, 1] to the nearest A-law codes, one byte a sample."""
+    borders, codes = _TO_ALAW
+    return codes[np.searchsorted(borders, pcm)].tobytes()
+
+
 def from_ulaw(data: bytes) -> Pcm:
     """µ-law bytes to float32 in (-1, 1), one sample a byte."""
     return _ULAW[np.frombuffer(data, np.uint8)]

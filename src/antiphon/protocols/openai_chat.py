@@ -141,7 +141,7 @@ def parse(data: bytes) -> ChatRequest:
         text = str(error)
         at = text.rpartition("`$.")[2].strip("`") if "`$." in text else text.partition("field `")[2].strip("`") or None
         raise RemoteProtocolError("invalid_value", f"Invalid request: {error}", at) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError("invalid_json", f"The body is not JSON: {error}") from None
     if not body.messages:
         raise RemoteProtocolError("invalid_value", "'messages' is empty.", "messages")

@@ -138,7 +138,7 @@ class OpenAITranscription(Dialect):
     def _receive(self, data: str | bytes) -> None:
         try:
             event = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise RemoteProtocolError("invalid_event", "The event is not valid JSON.") from None
         if not isinstance(event, dict):
             raise RemoteProtocolError("invalid_event", "An event is a JSON object.")
@@ -393,8 +393,8 @@ class OpenAITranscription(Dialect):
             self._items[turn] = self.new_id("item_")
         return self._items[turn]
 
-    def _tell(self, name: str, **fields: Any) -> None:
-        self._say(type=name, event_id=self.new_id("event_"), **fields)
+    def _tell(self, kind: str, /, **fields: Any) -> None:
+        self._say(type=kind, event_id=self.new_id("event_"), **fields)
 
     def _error(self, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error") -> None:
         error = {"type": kind, "code": code, "message": message}

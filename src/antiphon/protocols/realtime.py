@@ -1,7 +1,8 @@
 """/v1/realtime before its dialect is known. The server speaks first: one `session.created` that every client reads.
 
-The first `session.update` decides: a top-level `model` and no `session` object is the vLLM dialect, anything else is
-OpenAI's. `?dialect=`, `?intent=transcription` and a `model` in the URL decide earlier; what comes before is held.
+The first `session.update` decides: a top-level `model` and no `session` object is the vLLM dialect, a `session` of type
+`transcription` OpenAI's transcription, anything else OpenAI's conversation, or its transcription where nobody is loaded who answers.
+`?dialect=`, `?intent=transcription` and a `model` in the URL decide earlier; what comes before is held.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events import Input, Output, SessionEnding
+from antiphon.protocols.openai_realtime import OpenAIRealtime
 from antiphon.protocols.openai_transcription import MIN_COMMIT_MS, OpenAITranscription
 from antiphon.protocols.vllm_realtime import VllmRealtime
 from antiphon.protocols.wire import Models, NewId, frame, random_id
+from antiphon.talk_events import TalkInput, TalkOutput
 
 # Sound that may come before the dialect is known, in bytes of frames; more ends the connection.
 MAX_HELD_BYTES = 4 << 20
@@ -43,10 +46,14 @@ class RealtimeConnection:
     max_append_bytes: int = 15 << 20
     language_check: Callable[[str], bool] = lambda _: True
     stand_in: Callable[[str], None] = lambda _: None
+    # Names of whoever answers, and the voices; None: nobody does.
+    partners: Models | None = None
+    voices: tuple[str, ...] = ()
+    _talk: OpenAIRealtime | None = None
     _chosen: VllmRealtime | OpenAITranscription | None = None
     _openai: OpenAITranscription | None = None
     _first: list[str] = field(default_factory=list)
-    _inputs: list[Input] = field(default_factory=list)
+    _inputs: list[Input | TalkInput] = field(default_factory=list)
     _held: list[str | bytes] = field(default_factory=list)
     _held_bytes: int = 0
     _session_id: str = ""
@@ -57,7 +64,8 @@ class RealtimeConnection:
             raise RemoteProtocolError("invalid_value", f"Unknown dialect: {self.opening.dialect}", "dialect")
         vllm = self.opening.dialect == "vllm"
         name = self.opening.model or self.models.loaded[0]
-        if (self.models.exact(name) if vllm else self.models.lenient(name)) is None:
+        answered = bool(self.partners and self.partners.lenient(name)) and self.opening.intent != "transcription"
+        if (self.models.exact(name) if vllm else self.models.lenient(name) or answered) in (None, False):
             raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
         self._session_id = self.new_id("sess-")
         openai = self._openai = OpenAITranscription(
@@ -71,20 +79,39 @@ class RealtimeConnection:
             stand_in=self.stand_in,
         )
         openai.begin(name)
+        talks = self.partners and not vllm and self.opening.intent != "transcription"
+        if self.partners and talks:
+            self._talk = OpenAIRealtime(
+                self.models,
+                self.new_id,
+                self.max_append_bytes,
+                self._session_id,
+                expires_at=openai.expires_at,
+                beta=self.opening.beta,
+                language_check=self.language_check,
+                stand_in=self.stand_in,
+                voices=self.voices,
+            )
+            self._talk.begin(self.opening.model or self.partners.loaded[0])
+        first = self._talk or openai
         if self.opening.model and not vllm and self.models.exact(name) is None:
             self.stand_in(name)
         self._first.append(
             frame(
-                type="transcription_session.created" if self.opening.beta else "session.created",
+                type="transcription_session.created" if self.opening.beta and not self._talk else "session.created",
                 event_id=self.new_id("event_"),
-                session=openai.session(),
+                session=first.session(),
                 id=self._session_id,
                 created=int(self.now_s()),
             )
         )
         if vllm:
             self._choose_vllm()
-        elif self.opening.dialect == "openai" or self.opening.intent == "transcription" or self.opening.beta:
+        elif self._talk and self.opening.beta:
+            self._choose_talk()
+        elif not self._talk and (
+            self.opening.dialect == "openai" or self.opening.intent == "transcription" or self.opening.beta
+        ):
             self._choose_openai()
 
     @property
@@ -99,10 +126,12 @@ class RealtimeConnection:
 
     @property
     def dialect(self) -> str:
-        """`vllm`, `openai`, or `undecided`."""
+        """`vllm`, `openai` (transcription), `realtime` (conversation), or `undecided`."""
         match self._chosen:
             case VllmRealtime():
                 return "vllm"
+            case OpenAIRealtime():
+                return "realtime"
             case OpenAITranscription():
                 return "openai"
             case None:
@@ -119,12 +148,12 @@ class RealtimeConnection:
         if self._held:
             self._replay()
 
-    def send(self, output: Output) -> None:
+    def send(self, output: Output | TalkOutput) -> None:
         """Queue the frames of an output."""
         if self._chosen is None:
-            self._choose_openai()
+            self._choose_default()
         assert self._chosen is not None
-        self._chosen.send(output)
+        self._chosen.send(output)  # type: ignore[arg-type]
 
     def too_large(self, most: int) -> None:
         """A frame over the server's limit came: the connection ends after this."""
@@ -134,10 +163,10 @@ class RealtimeConnection:
         """The connection ends for a reason the client should know."""
         self._speaking().send(SessionEnding(code, message))
 
-    def inputs(self) -> list[Input]:
+    def inputs(self) -> list[Input | TalkInput]:
         """Take the inputs so far."""
         taken, self._inputs = self._inputs, []
-        return taken + (self._chosen.inputs() if self._chosen else [])
+        return [*taken, *(self._chosen.inputs() if self._chosen else [])]
 
     def frames(self) -> list[str]:
         """Take the frames to be sent."""
@@ -148,29 +177,36 @@ class RealtimeConnection:
         if self._chosen:
             return self._chosen
         assert self._openai is not None
-        return self._openai
+        return self._talk or self._openai
 
     def _decide(self, data: str | bytes) -> bool:
         try:
             event = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             event = None
         kind = event.get("type") if isinstance(event, dict) else None
         if kind in ("input_audio_buffer.append", "input_audio_buffer.commit") and not self.opening.model:
             return False
         flat = kind == "session.update" and isinstance(event, dict) and "session" not in event
+        flat = flat and self.opening.dialect != "openai"
+        session = event.get("session") if isinstance(event, dict) else None
+        only_text = kind == "transcription_session.update" or (
+            kind == "session.update" and isinstance(session, dict) and session.get("type") == "transcription"
+        )
         # Flat and without a model is neither shape: the vLLM dialect says what is missing.
         if flat and ("model" in event or not self.opening.model):
             self._choose_vllm()
-        else:
+        elif only_text:
             self._choose_openai()
+        else:
+            self._choose_default()
         return True
 
     def _hold(self, data: str | bytes) -> None:
         self._held.append(data)
         self._held_bytes += len(data)
         if self._held_bytes > MAX_HELD_BYTES:
-            self._choose_openai()
+            self._choose_default()
             self._replay()
 
     def _choose_vllm(self) -> None:
@@ -181,6 +217,17 @@ class RealtimeConnection:
             self._session_id,
             language_check=self.language_check,
         )
+
+    def _choose_default(self) -> None:
+        if self._talk:
+            self._choose_talk()
+        else:
+            self._choose_openai()
+
+    def _choose_talk(self) -> None:
+        assert self._talk is not None
+        self._chosen = self._talk
+        self._inputs.append(self._talk.configured())
 
     def _choose_openai(self) -> None:
         assert self._openai is not None

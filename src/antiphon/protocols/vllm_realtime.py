@@ -103,7 +103,7 @@ class VllmRealtime(Dialect):
     def _receive(self, data: str | bytes) -> None:
         try:
             event = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise _Wrong("invalid_json", "Invalid JSON") from None
         if not isinstance(event, dict):
             raise _Wrong("invalid_event", "An event is a JSON object")

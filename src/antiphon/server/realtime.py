@@ -22,6 +22,8 @@ from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
 from antiphon.server.state import Live, ServerState
 from antiphon.session import TranscriptionSession
+from antiphon.talk import TalkSession
+from antiphon.talk_events import ResponseStopped, TalkConfigured, TalkOutput
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +74,7 @@ class _Connection:
         self._who = who
         settings = state.settings
         self._inbox = Inbox(settings.audio.max_backlog_s, live=settings.audio.overflow == "close")
-        self._session: TranscriptionSession | None = None
+        self._session: TranscriptionSession | TalkSession | None = None
         self._wire: RealtimeConnection
         self._send: MemoryObjectSendStream[str | _End]
         self._frames: MemoryObjectReceiveStream[str | _End]
@@ -100,6 +102,8 @@ class _Connection:
             max_append_bytes=settings.audio.max_append_bytes,
             language_check=languages.__contains__,
             stand_in=self._state.stand_in,
+            partners=self._state.partners,
+            voices=partner.profile.voices if (partner := self._state.loaded().partner) else (),
         )
         protocols = websocket.scope.get("subprotocols", [])
         await websocket.accept(subprotocol="realtime" if "realtime" in protocols else None)
@@ -168,8 +172,12 @@ class _Connection:
             self._end("rate_limit_exceeded", f"more than {audio.max_events_per_s} events a second", CLOSE_POLICY)
             return
         for item in inputs:
-            if isinstance(item, Configured) and self._session is None:
+            if isinstance(item, Configured | TalkConfigured) and self._session is None:
                 self._start(item, group, labels)
+                continue
+            if isinstance(item, ResponseStopped) and isinstance(self._session, TalkSession) and self._session.answering:
+                # A cancel does not wait behind sound; all else keeps its place among it.
+                await self._session.handle(item)
                 continue
             try:
                 await self._inbox.put(item)
@@ -178,17 +186,32 @@ class _Connection:
                 return
         await self._flush()
 
-    def _start(self, first: Configured, group: anyio.abc.TaskGroup, labels: list[str]) -> None:
+    def _start(self, first: Configured | TalkConfigured, group: anyio.abc.TaskGroup, labels: list[str]) -> None:
         models, metrics = self._state.loaded(), self._state.metrics
-        self._session = TranscriptionSession(
-            first.config,
-            models.transcriber,
-            models.detector,
-            self._inbox,
-            self._emit,
-            min_commit_ms=self._wire.min_commit_ms,
-            measure=metrics.measure,
-        )
+        partner = models.partner
+        if isinstance(first, TalkConfigured):
+            assert partner
+            self._session = TalkSession(
+                first.config,
+                models.transcriber,
+                models.detector,
+                partner,
+                self._inbox,
+                self._emit,
+                new_id=self._wire.new_id,
+                min_commit_ms=self._wire.min_commit_ms,
+                measure=metrics.measure,
+            )
+        else:
+            self._session = TranscriptionSession(
+                first.config,
+                models.transcriber,
+                models.detector,
+                self._inbox,
+                self._emit,
+                min_commit_ms=self._wire.min_commit_ms,
+                measure=metrics.measure,
+            )
         labels.append(self._wire.dialect)
         metrics.sessions.labels(self._wire.dialect).inc()
         metrics.sessions_started.labels(self._wire.dialect).inc()
@@ -205,7 +228,7 @@ class _Connection:
 
     # --- the session and its end ---------------------------------------------------------------------------------
 
-    async def _run_session(self, session: TranscriptionSession) -> None:
+    async def _run_session(self, session: TranscriptionSession | TalkSession) -> None:
         try:
             await session.run()
         except Exception:
@@ -236,7 +259,7 @@ class _Connection:
 
     # --- writing -------------------------------------------------------------------------------------------------
 
-    async def _emit(self, output: Output) -> None:
+    async def _emit(self, output: Output | TalkOutput) -> None:
         self._wire.send(output)
         await self._flush()
 

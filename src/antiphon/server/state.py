@@ -55,6 +55,12 @@ class ServerState:
         assert self.models is not None
         return Models((self.models.transcriber.profile.id,), strict=self.settings.server.strict_models)
 
+    @property
+    def partners(self) -> Models | None:
+        """Names a client may use for whoever answers in a conversation; None where nobody does."""
+        partner = self.models.partner if self.models else None
+        return Models((partner.profile.id,), strict=self.settings.server.strict_models) if partner else None
+
     def loaded(self) -> LoadedModels:
         """The models. Raises Refused while they load or the server drains."""
         if self.draining:

@@ -1,0 +1,493 @@
+"""OpenAI's Realtime conversation over WebSocket, GA and beta names: docs/wire/openai-realtime.md. Sans-IO.
+
+The audio side (formats, turn detection, input transcription) is that of a transcription session, which this extends.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from antiphon.audio import Pcm
+from antiphon.audio.g711 import to_alaw, to_ulaw
+from antiphon.audio.pcm import Resampler, to_pcm16
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import AudioCleared, AudioCommitted, Output, ServerVad, TranscriptionConfig, TurnCommitted
+from antiphon.protocols.openai_transcription import BETA_FORMATS, OpenAITranscription, default_input
+from antiphon.protocols.realtime_items import at as where
+from antiphon.protocols.realtime_items import (
+    choice_from,
+    item_from,
+    item_shown,
+    part_shown,
+    response_from,
+    response_shown,
+    session_field,
+    tools_from,
+)
+from antiphon.protocols.wire import known, number, require, typed
+from antiphon.talk_events import (
+    ArgumentsDone,
+    ArgumentsSaid,
+    ItemAdded,
+    ItemAsked,
+    ItemCreated,
+    ItemCut,
+    ItemDeleted,
+    ItemDone,
+    ItemDropped,
+    ItemShown,
+    ItemTruncated,
+    OutputItemAdded,
+    OutputItemDone,
+    Part,
+    PartAdded,
+    PartDone,
+    Place,
+    Rejected,
+    Response,
+    ResponseCreated,
+    ResponseDone,
+    ResponseStopped,
+    SoundSaid,
+    TalkConfig,
+    TalkConfigured,
+    TalkInput,
+    TalkOutput,
+    TextSaid,
+    TurnNamed,
+    UserTurn,
+)
+
+EVENTS = (
+    "session.update",
+    "input_audio_buffer.append",
+    "input_audio_buffer.commit",
+    "input_audio_buffer.clear",
+    "conversation.item.create",
+    "conversation.item.retrieve",
+    "conversation.item.truncate",
+    "conversation.item.delete",
+    "response.create",
+    "response.cancel",
+)
+# Without a judge of what was said, a semantic turn ends by silence: the more patient, the longer. Milliseconds.
+EAGERNESS_MS = {"low": 1500, "auto": 800, "medium": 800, "high": 400}
+_GA_KEYS = (
+    "type", "object", "id", "model", "output_modalities", "instructions", "audio", "tools", "tool_choice", "max_output_tokens",
+    "truncation", "tracing", "prompt", "include", "reasoning", "parallel_tool_calls", "expires_at",
+)  # fmt: skip
+_BETA_KEYS = {
+    "modalities": "output_modalities",
+    "instructions": "instructions",
+    "tools": "tools",
+    "tool_choice": "tool_choice",
+    "max_response_output_tokens": "max_output_tokens",
+}
+_BETA_AUDIO = ("input_audio_format", "input_audio_transcription", "input_audio_noise_reduction", "turn_detection")
+_ECHOED = ("truncation", "tracing", "prompt", "include", "reasoning", "parallel_tool_calls")
+# GA event and content names that the beta spells otherwise.
+_BETA_EVENTS = {
+    "response.output_text.delta": "response.text.delta",
+    "response.output_text.done": "response.text.done",
+    "response.output_audio.delta": "response.audio.delta",
+    "response.output_audio.done": "response.audio.done",
+    "response.output_audio_transcript.delta": "response.audio_transcript.delta",
+    "response.output_audio_transcript.done": "response.audio_transcript.done",
+    "conversation.item.added": "conversation.item.created",
+}
+_BETA_SILENT = frozenset(("conversation.item.done",))
+
+
+@dataclass(slots=True)
+class OpenAIRealtime(OpenAITranscription):
+    """One connection. `voices`: those loaded, the first is the default; empty: answers are text only."""
+
+    voices: tuple[str, ...] = ()
+    model: str = ""
+    fields: dict[str, Any] = field(default_factory=dict)
+    _spoken: bool = False
+    _out_rate_hz: int = 0
+    _out: Resampler | None = None
+
+    def begin(self, model: str) -> None:
+        """Set the defaults for the model the URL named (as the client spells it)."""
+        self.model = model
+        self.audio = default_input("") | {"transcription": None}
+        self.audio["turn_detection"] |= {"create_response": True, "interrupt_response": True, "idle_timeout_ms": None}
+        self.fields = {
+            "output_modalities": ["audio"] if self.voices else ["text"],
+            "instructions": "",
+            "tools": [],
+            "tool_choice": "auto",
+            "max_output_tokens": "inf",
+            "truncation": "auto",
+            "tracing": None,
+            "prompt": None,
+            "include": None,
+            "output": {
+                "format": {"type": "audio/pcm", "rate": 24000},
+                "voice": self.voices[0] if self.voices else "",
+                "speed": 1.0,
+            },
+        }
+
+    def configured(self) -> Any:
+        """The configuration in force."""
+        f, vad = self.fields, self.audio["turn_detection"] or {}
+        most = f["max_output_tokens"]
+        return TalkConfigured(
+            TalkConfig(
+                self._listening(),
+                instructions=f["instructions"],
+                speaks=f["output_modalities"] == ["audio"],
+                voice=self._loaded_voice(f["output"]["voice"]),
+                speed=f["output"]["speed"],
+                tools=tools_from(f["tools"]),
+                tool_choice=choice_from(f["tool_choice"]),
+                max_tokens=None if most == "inf" else most,
+                create_response=vad.get("create_response") is not False,
+                interrupt_response=vad.get("interrupt_response") is not False,
+                transcribes=self.audio["transcription"] is not None,
+            )
+        )
+
+    def _listening(self) -> TranscriptionConfig:
+        asked, vad = self.audio["transcription"] or {}, self.audio["turn_detection"]
+        turn = None
+        if vad and vad["type"] == "semantic_vad":
+            turn = ServerVad(0.5, 300, EAGERNESS_MS[vad["eagerness"]])
+        elif vad:
+            turn = ServerVad(vad["threshold"], vad["prefix_padding_ms"], vad["silence_duration_ms"])
+        return TranscriptionConfig(
+            language=asked.get("language"), prompt=asked.get("prompt", ""), turn=turn, words=False
+        )
+
+    def _loaded_voice(self, asked: Any) -> str | None:
+        name = asked.get("id") if isinstance(asked, dict) else asked
+        return name if name in self.voices else None
+
+    def session(self) -> dict[str, Any]:
+        """The whole session, in the shape of the names in use."""
+        f, head = self.fields, {"id": self.session_id, "object": "realtime.session", "expires_at": self.expires_at}
+        if self.beta:
+            form = self.audio["format"]
+            old = next((k for k, v in BETA_FORMATS.items() if v["type"] == form["type"]), "pcm16")
+            out = next((k for k, v in BETA_FORMATS.items() if v["type"] == f["output"]["format"]["type"]), "pcm16")
+            return head | {
+                "model": self.model,
+                "modalities": ["audio", "text"] if f["output_modalities"] == ["audio"] else ["text"],
+                "instructions": f["instructions"],
+                "voice": f["output"]["voice"],
+                "input_audio_format": old,
+                "output_audio_format": out,
+                "input_audio_transcription": self.audio["transcription"],
+                "input_audio_noise_reduction": self.audio["noise_reduction"],
+                "turn_detection": self.audio["turn_detection"],
+                "tools": f["tools"],
+                "tool_choice": f["tool_choice"],
+                "temperature": 0.8,
+                "max_response_output_tokens": f["max_output_tokens"],
+            }
+        shown = {k: v for k, v in f.items() if k != "output"}
+        return (
+            head
+            | {"type": "realtime", "model": self.model}
+            | shown
+            | {"audio": {"input": self.audio, "output": f["output"]}}
+        )
+
+    # --- from the client --------------------------------------------------------------------------------------------------
+
+    def _receive(self, data: str | bytes) -> None:
+        try:
+            event = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise RemoteProtocolError("invalid_event", "The event is not valid JSON.") from None
+        if not isinstance(event, dict):
+            raise RemoteProtocolError("invalid_event", "An event is a JSON object.")
+        mine = event.get("event_id")
+        self._event_id = mine if isinstance(mine, str) else None
+        match require(event, "type", str, "type"):
+            case "session.update":
+                self._update_session(require(event, "session", dict, "session"))
+            case "input_audio_buffer.append":
+                self._append(require(event, "audio", str, "audio"))
+            case "input_audio_buffer.commit":
+                self._flush()
+                self._queue(AudioCommitted())
+            case "input_audio_buffer.clear":
+                self._resampler.flush()
+                self._queue(AudioCleared())
+            case "conversation.item.create":
+                after = typed(event.get("previous_item_id"), (str, type(None)), "previous_item_id")
+                self._ask(
+                    ItemCreated(
+                        item_from(require(event, "item", dict, "item"), "item", self.new_id), after, self._event_id
+                    )
+                )
+            case "conversation.item.retrieve":
+                self._ask(ItemAsked(require(event, "item_id", str, "item_id"), self._event_id))
+            case "conversation.item.delete":
+                self._ask(ItemDropped(require(event, "item_id", str, "item_id"), self._event_id))
+            case "conversation.item.truncate":
+                index = require(event, "content_index", int, "content_index")
+                end_ms = require(event, "audio_end_ms", int, "audio_end_ms")
+                number(end_ms, "audio_end_ms", 0, 2**31)
+                self._ask(ItemCut(require(event, "item_id", str, "item_id"), index, end_ms, self._event_id))
+            case "response.create":
+                self._ask(
+                    response_from(
+                        typed(event.get("response"), (dict, type(None)), "response") or {},
+                        self.new_id,
+                        self._loaded_voice,
+                        self._event_id,
+                    )
+                )
+            case "response.cancel":
+                wanted = typed(event.get("response_id"), (str, type(None)), "response_id")
+                self._ask(ResponseStopped(wanted, self._event_id))
+            case kind:
+                supported = ", ".join(f"'{e}'" for e in EVENTS)
+                raise RemoteProtocolError(
+                    "invalid_value", f"Invalid value: '{kind}'. Supported values are: {supported}.", "type"
+                )
+
+    def _ask(self, item: TalkInput) -> None:
+        self._queue(item)  # type: ignore[arg-type]
+
+    def _update_session(self, session: dict[str, Any]) -> None:
+        """Check the whole update first; a wrong field refuses all of it."""
+        flat = self.beta or any(k in session for k in (*_BETA_AUDIO, "modalities", "voice", "output_audio_format"))
+        fields, given, output = self._flat(session) if flat else self._nested(session)
+        audio = dict(self.audio)
+        for key, value in given.items():
+            audio[key] = self._checked(key, value, f"session.audio.input.{key}")
+        merged = dict(self.fields)
+        for key, value in fields.items():
+            merged[key] = session_field(key, value, speaks=bool(self.voices))
+        if output:
+            merged["output"] = self._output(output)
+        self.audio, self.fields = audio, merged
+        self.beta = flat
+        if "format" in given:
+            self._set_format(audio["format"])
+        self._queue(self.configured())
+        self._tell("session.updated", session=self.session())
+
+    def _nested(self, session: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        known(session, _GA_KEYS, "session")
+        if session.get("type", "realtime") != "realtime":
+            raise RemoteProtocolError("invalid_value", "A session's type cannot be changed.", "session.type")
+        audio = typed(session.get("audio") or {}, dict, "session.audio")
+        known(audio, ("input", "output"), "session.audio")
+        given = typed(audio.get("input") or {}, dict, "session.audio.input")
+        known(given, ("format", "transcription", "noise_reduction", "turn_detection"), "session.audio.input")
+        output = typed(audio.get("output") or {}, dict, "session.audio.output")
+        known(output, ("format", "voice", "speed"), "session.audio.output")
+        keep = ("output_modalities", "instructions", "tools", "tool_choice", "max_output_tokens", *_ECHOED)
+        return {k: session[k] for k in keep if k in session}, given, output
+
+    def _flat(self, session: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        known(
+            session,
+            (
+                *_BETA_KEYS,
+                *_BETA_AUDIO,
+                "voice",
+                "output_audio_format",
+                "temperature",
+                "speed",
+                "model",
+                "type",
+                "tracing",
+                "include",
+                "client_secret",
+            ),
+            "session",
+        )
+        fields = {new: session[old] for old, new in _BETA_KEYS.items() if old in session}
+        if "output_modalities" in fields:
+            fields["output_modalities"] = ["audio"] if "audio" in (fields["output_modalities"] or []) else ["text"]
+        names = dict(zip(_BETA_AUDIO, ("format", "transcription", "noise_reduction", "turn_detection"), strict=True))
+        given = {new: session[old] for old, new in names.items() if old in session}
+        if "format" in given:
+            given["format"] = BETA_FORMATS.get(given["format"], given["format"])
+        output: dict[str, Any] = {k: session[k] for k in ("voice", "speed") if k in session}
+        if "output_audio_format" in session:
+            output["format"] = BETA_FORMATS.get(session["output_audio_format"], session["output_audio_format"])
+        return fields, given, output
+
+    def _checked(self, key: str, value: Any, param: str) -> Any:
+        if key == "transcription":
+            if value is None:
+                return None
+            given = typed(value, dict, param)
+            known(given, ("model", "language", "prompt"), param)
+            merged = dict(self.audio["transcription"] or {})
+            for name in ("model", "language", "prompt"):
+                if name in given and typed(given[name], (str, type(None)), f"{param}.{name}"):
+                    merged[name] = given[name]
+            if merged.get("language") and not self.language_check(merged["language"]):
+                raise RemoteProtocolError(
+                    "invalid_value",
+                    f"Invalid value: '{merged['language']}' is no language of this model.",
+                    f"{param}.language",
+                )
+            return merged
+        if key == "turn_detection" and isinstance(value, dict) and value.get("type") == "semantic_vad":
+            known(value, ("type", "eagerness", "create_response", "interrupt_response"), param)
+            eagerness = value.get("eagerness") or "auto"
+            if eagerness not in EAGERNESS_MS:
+                raise RemoteProtocolError(
+                    "invalid_value",
+                    f"Invalid value: '{eagerness}'. Supported values are: 'low', 'medium', 'high', 'auto'.",
+                    f"{param}.eagerness",
+                )
+            return {
+                "type": "semantic_vad",
+                "eagerness": eagerness,
+                "create_response": value.get("create_response") is not False,
+                "interrupt_response": value.get("interrupt_response") is not False,
+            }
+        if key == "turn_detection" and isinstance(value, dict):
+            # Slots and super() do not go together in a dataclass with slots.
+            base = self.audio["turn_detection"]
+            if base and base["type"] != "server_vad":
+                self.audio = self.audio | {"turn_detection": None}
+            merged = OpenAITranscription._checked(self, key, value | {"idle_timeout_ms": None}, param)
+            for name in ("create_response", "interrupt_response"):
+                merged[name] = merged.get(name) is not False
+            return merged | {"idle_timeout_ms": value.get("idle_timeout_ms")}
+        return OpenAITranscription._checked(self, key, value, param)
+
+    def _output(self, given: dict[str, Any]) -> dict[str, Any]:
+        merged = dict(self.fields["output"])
+        if given.get("format") is not None:
+            merged["format"] = OpenAITranscription._checked(
+                self, "format", given["format"], "session.audio.output.format"
+            )
+        if given.get("speed") is not None:
+            merged["speed"] = number(given["speed"], "session.audio.output.speed", 0.25, 1.5)
+        if given.get("voice") is not None and given["voice"] != merged["voice"]:
+            if self._spoken:
+                raise RemoteProtocolError(
+                    "cannot_update_voice",
+                    "Cannot update a conversation's voice if assistant audio is present.",
+                    "session.audio.output.voice",
+                )
+            typed(given["voice"], (str, dict), "session.audio.output.voice")
+            merged["voice"] = given["voice"]
+            if self._loaded_voice(given["voice"]) is None:
+                self.stand_in(f"voice {given['voice']}")
+        return merged
+
+    # --- to the client ----------------------------------------------------------------------------------------------------
+
+    def send(self, output: Output | TalkOutput) -> None:
+        """Queue the frames of an output."""
+        match output:
+            case TurnCommitted():
+                # Its item comes with UserTurn.
+                return
+            case TurnNamed(turn, item_id):
+                self._items[turn] = item_id
+            case UserTurn(_, item, previous):
+                self._tell("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous)
+                self._tell("conversation.item.added", item=item_shown(item, beta=self.beta), previous_item_id=previous)
+                self._tell("conversation.item.done", item=item_shown(item, beta=self.beta), previous_item_id=previous)
+            case Rejected(code, message, param, event_id):
+                self._event_id = event_id
+                self._error(code, message, param)
+                self._event_id = None
+            case ItemAdded(item, previous):
+                self._tell("conversation.item.added", item=item_shown(item, beta=self.beta), previous_item_id=previous)
+            case ItemDone(item, previous):
+                self._tell("conversation.item.done", item=item_shown(item, beta=self.beta), previous_item_id=previous)
+            case ItemShown(item):
+                self._tell("conversation.item.retrieved", item=item_shown(item, beta=self.beta))
+            case ItemDeleted(item_id):
+                self._tell("conversation.item.deleted", item_id=item_id)
+            case ItemTruncated(item_id, index, end_ms):
+                self._tell("conversation.item.truncated", item_id=item_id, content_index=index, audio_end_ms=end_ms)
+            case ResponseCreated(response):
+                self._tell("response.created", response=self._shown(response))
+            case ResponseDone(response):
+                self._tell("response.done", response=self._shown(response))
+                self._tell("rate_limits.updated", rate_limits=[])
+            case OutputItemAdded(response, index, item):
+                self._tell(
+                    "response.output_item.added",
+                    response_id=response.id,
+                    output_index=index,
+                    item=item_shown(item, beta=self.beta),
+                )
+            case OutputItemDone(response, index, item):
+                self._tell(
+                    "response.output_item.done",
+                    response_id=response.id,
+                    output_index=index,
+                    item=item_shown(item, beta=self.beta),
+                )
+            case PartAdded(at, part):
+                self._out = None
+                self._tell("response.content_part.added", **where(at), part=part_shown(part))
+            case TextSaid(at, text, spoken):
+                name = "output_audio_transcript" if spoken else "output_text"
+                self._tell(f"response.{name}.delta", **where(at), delta=text)
+            case SoundSaid(at, pcm, rate_hz):
+                self._spoken = True
+                self._sound_said(at, self._encoded(pcm, rate_hz))
+            case PartDone(at, part):
+                self._part_done(at, part)
+            case ArgumentsSaid(at, call_id, text):
+                self._tell(
+                    "response.function_call_arguments.delta", **where(at, content=False), call_id=call_id, delta=text
+                )
+            case ArgumentsDone(at, call_id, name, arguments):
+                self._tell(
+                    "response.function_call_arguments.done",
+                    **where(at, content=False),
+                    call_id=call_id,
+                    name=name,
+                    arguments=arguments,
+                )
+            case _:
+                OpenAITranscription.send(self, output)
+
+    def _part_done(self, at: Place, part: Part) -> None:
+        if part.kind == "output_audio":
+            if self._out:
+                self._sound_said(at, self._coded(self._out.flush()))
+            self._tell("response.output_audio.done", **where(at))
+            self._tell("response.output_audio_transcript.done", **where(at), transcript=part.text)
+        else:
+            self._tell("response.output_text.done", **where(at), text=part.text)
+        self._tell("response.content_part.done", **where(at), part=part_shown(part))
+
+    def _sound_said(self, at: Place, data: bytes) -> None:
+        if data:
+            self._tell("response.output_audio.delta", **where(at), delta=b64encode(data).decode())
+
+    def _encoded(self, pcm: Pcm, rate_hz: int) -> bytes:
+        form = self.fields["output"]["format"]
+        if self._out is None:
+            self._out = Resampler(rate_hz, form.get("rate", 8000))
+        return self._coded(self._out.feed(pcm))
+
+    def _coded(self, pcm: Pcm) -> bytes:
+        kind = self.fields["output"]["format"]["type"]
+        return {"audio/pcmu": to_ulaw, "audio/pcma": to_alaw}.get(kind, to_pcm16)(pcm)
+
+    def _tell(self, kind: str, /, **fields: Any) -> None:
+        if self.beta:
+            if kind in _BETA_SILENT:
+                return
+            kind = _BETA_EVENTS.get(kind, kind)
+        self._say(type=kind, event_id=self.new_id("event_"), **fields)
+
+    def _shown(self, response: Response) -> dict[str, Any]:
+        return response_shown(response, self.session_id, self.fields["output"], beta=self.beta)

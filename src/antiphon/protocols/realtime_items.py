@@ -1,0 +1,272 @@
+"""Items, responses and tools of the OpenAI Realtime API: read from a client's JSON, and shown to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from antiphon.adapters.base import Tool
+from antiphon.errors import RemoteProtocolError
+from antiphon.protocols.wire import NewId, known, number, require, typed
+from antiphon.talk_events import Item, Part, Place, Response, ResponseAsked
+
+
+def item_from(raw: dict[str, Any], where: str, new_id: NewId) -> Item:
+    """An item as a client gives it. Raises RemoteProtocolError."""
+    item_id = typed(raw.get("id"), (str, type(None)), f"{where}.id") or new_id("item_")
+    match require(raw, "type", str, f"{where}.type"):
+        case "message":
+            role = require(raw, "role", str, f"{where}.role")
+            if role not in ("system", "user", "assistant"):
+                raise RemoteProtocolError("invalid_value", f"Invalid value: '{role}'.", f"{where}.role")
+            content = typed(raw.get("content") or [], list, f"{where}.content")
+            parts = [_part_from(p, role, f"{where}.content[{i}]") for i, p in enumerate(content)]
+            return Item(item_id, "message", role, "completed", parts)
+        case "function_call":
+            return Item(
+                item_id,
+                "function_call",
+                "assistant",
+                call_id=typed(raw.get("call_id"), (str, type(None)), f"{where}.call_id") or new_id("call_"),
+                name=require(raw, "name", str, f"{where}.name"),
+                arguments=require(raw, "arguments", str, f"{where}.arguments"),
+            )
+        case "function_call_output":
+            return Item(
+                item_id,
+                "function_call_output",
+                call_id=require(raw, "call_id", str, f"{where}.call_id"),
+                output=require(raw, "output", str, f"{where}.output"),
+            )
+        case kind:
+            raise RemoteProtocolError(
+                "invalid_value",
+                f"Invalid value: '{kind}'. Supported values are: 'message', 'function_call', 'function_call_output'.",
+                f"{where}.type",
+            )
+
+
+def _part_from(raw: Any, role: str, where: str) -> Part:
+    part = typed(raw, dict, where)
+    kind = require(part, "type", str, f"{where}.type")
+    match role, kind:
+        case ("system" | "user", "input_text"):
+            return Part("input_text", require(part, "text", str, f"{where}.text"))
+        case ("assistant", "output_text" | "text"):
+            return Part("output_text", require(part, "text", str, f"{where}.text"))
+        case ("assistant", "output_audio" | "audio"):
+            return Part("output_audio", part.get("transcript") or "")
+        case ("user", "input_audio"):
+            return Part("input_audio", typed(part.get("transcript"), (str, type(None)), f"{where}.transcript") or "")
+        case ("user", "input_image"):
+            return Part("input_image", image=require(part, "image_url", str, f"{where}.image_url"))
+        case _:
+            raise RemoteProtocolError(
+                "unsupported_content_type",
+                f"Content of type '{kind}' is not supported in a {role} message.",
+                f"{where}.type",
+            )
+
+
+def response_from(
+    raw: dict[str, Any], new_id: NewId, voice_of: Callable[[Any], str | None], event_id: str | None
+) -> ResponseAsked:
+    """What a `response.create` asks. Raises RemoteProtocolError."""
+    known(
+        raw,
+        ("instructions", "output_modalities", "modalities", "audio", "voice", "output_audio_format", "temperature", "tools", "tool_choice", "max_output_tokens",
+         "max_response_output_tokens", "metadata", "conversation", "input", "parallel_tool_calls", "prompt", "reasoning", "commit", "cancel_previous"),
+        "response",
+    )  # fmt: skip
+    speaks = None
+    modalities = raw.get("output_modalities") or raw.get("modalities")
+    if modalities:
+        speaks = "audio" in typed(modalities, list, "response.output_modalities")
+    where = raw.get("conversation") or "auto"
+    if where not in ("auto", "none"):
+        raise RemoteProtocolError(
+            "invalid_value", "Invalid value for 'response.conversation': auto or none.", "response.conversation"
+        )
+    most = raw.get("max_output_tokens") or raw.get("max_response_output_tokens")
+    items: tuple[Item | str, ...] | None = None
+    if raw.get("input") is not None:
+        given = typed(raw["input"], list, "response.input")
+        items = tuple(_input_item(typed(v, dict, f"response.input[{i}]"), i, new_id) for i, v in enumerate(given))
+    output = typed(
+        typed(raw.get("audio") or {}, dict, "response.audio").get("output") or {}, dict, "response.audio.output"
+    )
+    voice = output.get("voice") or raw.get("voice")
+    return ResponseAsked(
+        instructions=typed(raw.get("instructions"), (str, type(None)), "response.instructions"),
+        speaks=speaks,
+        voice=voice_of(voice) if voice else None,
+        tools=tools_from(raw["tools"], "response.tools") if raw.get("tools") is not None else None,
+        tool_choice=choice_from(raw["tool_choice"], "response.tool_choice") if raw.get("tool_choice") else None,
+        max_tokens=None
+        if most in (None, "inf")
+        else int(number(typed(most, int, "response.max_output_tokens"), "response.max_output_tokens", 1, 4096)),
+        stored=where == "auto",
+        items=items,
+        metadata=typed(raw.get("metadata"), (dict, type(None)), "response.metadata"),
+        event_id=event_id,
+    )
+
+
+def _input_item(raw: dict[str, Any], index: int, new_id: NewId) -> Item | str:
+    if raw.get("type") == "item_reference":
+        found: str = require(raw, "id", str, f"response.input[{index}].id")
+        return found
+    return item_from(raw, f"response.input[{index}]", new_id)
+
+
+def response_shown(response: Response, session_id: str, output: dict[str, Any], *, beta: bool) -> dict[str, Any]:
+    """A response as the client is shown it. `output`: the session's format and voice."""
+    details = None
+    if response.status == "failed":
+        details = {"type": "failed", "error": {"type": "server_error", "code": "server_error"}}
+    elif response.status in ("cancelled", "incomplete"):
+        details = {"type": response.status, "reason": response.reason}
+    usage = None
+    if response.status != "in_progress":
+        u = response.usage
+        prompt, cached, made = (u.prompt_tokens, u.cached_tokens, u.completion_tokens) if u else (0, 0, 0)
+        usage = {
+            "total_tokens": prompt + made,
+            "input_tokens": prompt,
+            "output_tokens": made,
+            "input_token_details": {
+                "text_tokens": prompt,
+                "audio_tokens": 0,
+                "image_tokens": 0,
+                "cached_tokens": cached,
+                "cached_tokens_details": {"text_tokens": cached, "audio_tokens": 0, "image_tokens": 0},
+            },
+            "output_token_details": {"text_tokens": made, "audio_tokens": 0},
+        }
+    shown: dict[str, Any] = {
+        "id": response.id,
+        "object": "realtime.response",
+        "status": response.status,
+        "status_details": details,
+        "output": [item_shown(i, beta=beta) for i in response.output],
+        "output_modalities": ["audio"] if response.speaks else ["text"],
+        "max_output_tokens": response.max_tokens or "inf",
+        "metadata": response.metadata,
+        "usage": usage,
+    }
+    if response.stored:
+        shown["conversation_id"] = f"conv_{session_id.removeprefix('sess-')}"
+    if beta:
+        shown["modalities"] = ["audio", "text"] if response.speaks else ["text"]
+        del shown["output_modalities"]
+    else:
+        form = output["format"]
+        shown["audio"] = {"output": {"format": form, "voice": output["voice"]}}
+    return shown
+
+
+def item_shown(item: Item, *, beta: bool) -> dict[str, Any]:
+    """An item as the client is shown it."""
+    head = {"id": item.id, "object": "realtime.item", "status": item.status}
+    match item.kind:
+        case "message":
+            content = [
+                _content(p, beta=beta)
+                for p in item.parts
+                if p.text or item.status != "in_progress" or p.kind[:2] == "in"
+            ]
+            return head | {"type": "message", "role": item.role, "content": content}
+        case "function_call":
+            return head | {
+                "type": "function_call",
+                "call_id": item.call_id,
+                "name": item.name,
+                "arguments": item.arguments,
+            }
+        case "function_call_output":
+            return head | {"type": "function_call_output", "call_id": item.call_id, "output": item.output}
+
+
+def at(place: Place, *, content: bool = True) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "response_id": place.response_id,
+        "item_id": place.item_id,
+        "output_index": place.output_index,
+    }
+    return found | {"content_index": place.content_index} if content else found
+
+
+def part_shown(part: Part) -> dict[str, Any]:
+    return (
+        {"type": "audio", "transcript": part.text}
+        if part.kind == "output_audio"
+        else {"type": "text", "text": part.text}
+    )
+
+
+def _content(part: Part, *, beta: bool) -> dict[str, Any]:
+    match part.kind:
+        case "input_text":
+            return {"type": "input_text", "text": part.text}
+        case "input_audio":
+            return {"type": "input_audio", "transcript": part.text or None}
+        case "input_image":
+            return {"type": "input_image", "image_url": part.image}
+        case "output_text":
+            return {"type": "text" if beta else "output_text", "text": part.text}
+        case "output_audio":
+            return {"type": "audio" if beta else "output_audio", "transcript": part.text}
+
+
+def tools_from(raw: Any, param: str = "session.tools") -> tuple[Tool, ...]:
+    tools = []
+    for i, tool in enumerate(typed(raw or [], list, param)):
+        where = f"{param}[{i}]"
+        fields = typed(tool, dict, where)
+        if fields.get("type", "function") != "function":
+            raise RemoteProtocolError("invalid_value", "Only tools of type 'function' are supported.", f"{where}.type")
+        tools.append(
+            Tool(
+                require(fields, "name", str, f"{where}.name"),
+                typed(fields.get("description"), (str, type(None)), f"{where}.description") or "",
+                typed(fields.get("parameters"), (dict, type(None)), f"{where}.parameters") or {},
+            )
+        )
+    return tuple(tools)
+
+
+def choice_from(raw: Any, param: str = "session.tool_choice") -> str:
+    if raw is None:
+        return "auto"
+    if isinstance(raw, dict):
+        name: str = require(raw, "name", str, f"{param}.name")
+        return name
+    if raw not in ("auto", "none", "required"):
+        raise RemoteProtocolError("invalid_value", f"Invalid value: '{raw}'.", param)
+    return str(raw)
+
+
+def session_field(key: str, value: Any, *, speaks: bool) -> Any:
+    """One field of a conversation's session, checked. Raises RemoteProtocolError."""
+    param = f"session.{key}"
+    match key:
+        case "output_modalities":
+            if value not in (["audio"], ["text"]):
+                raise RemoteProtocolError(
+                    "invalid_value", "Invalid modalities: supported are ['audio'] and ['text'].", param
+                )
+            return value if speaks else ["text"]
+        case "instructions":
+            return typed(value, (str, type(None)), param) or ""
+        case "tools":
+            tools_from(value, param)
+            return value or []
+        case "tool_choice":
+            choice_from(value, param)
+            return value or "auto"
+        case "max_output_tokens":
+            if value is None or value == "inf":
+                return "inf"
+            return int(number(typed(value, int, param), param, 1, 4096))
+        case _:
+            return value

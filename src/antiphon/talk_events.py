@@ -1,0 +1,336 @@
+"""The vocabulary of conversations: what a client may ask of one, and what it is told. Beside events.py, whose turns it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from antiphon.adapters.base import Tool
+from antiphon.audio import Pcm
+from antiphon.events import TranscriptionConfig, Word
+
+Kind = Literal["message", "function_call", "function_call_output"]
+Speaker = Literal["system", "user", "assistant"]
+PartKind = Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
+
+
+@dataclass(slots=True)
+class Part:
+    """One piece of a message's content. `text`: what was written or said. `image`: a data URI.
+
+    `audio_s` and `words` belong to `output_audio`: the length of its sound, and where each word lies in it.
+    """
+
+    kind: PartKind
+    text: str = ""
+    image: str = ""
+    audio_s: float = 0.0
+    words: list[Word] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Item:
+    """One item of a conversation. `role` and `parts` belong to messages, the rest to calls and what they gave."""
+
+    id: str
+    kind: Kind = "message"
+    role: Speaker = "user"
+    status: ItemStatus = "completed"
+    parts: list[Part] = field(default_factory=list)
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    output: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of its text."""
+        return " ".join(p.text for p in self.parts if p.text)
+
+
+@dataclass(frozen=True, slots=True)
+class TalkConfig:
+    """One conversation. `speaks`: answers are sound, else text. `voice` None: the default one.
+
+    `create_response`: the end of a turn is answered. `interrupt_response`: speech ends an answer under way.
+    `transcribes`: the client wants the user's transcripts.
+    """
+
+    listening: TranscriptionConfig
+    instructions: str = ""
+    speaks: bool = True
+    voice: str | None = None
+    speed: float = 1.0
+    tools: tuple[Tool, ...] = ()
+    tool_choice: str = "auto"
+    max_tokens: int | None = None
+    create_response: bool = True
+    interrupt_response: bool = True
+    transcribes: bool = False
+
+
+# --- from the client --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TalkConfigured:
+    """The conversation's configuration as a whole, at the start and after each change."""
+
+    config: TalkConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ItemCreated:
+    """Put an item at the end, or behind `after` (`root`: at the front). `event_id` of each is the client's."""
+
+    item: Item
+    after: str | None = None
+    event_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemAsked:
+    item_id: str
+    event_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemDropped:
+    item_id: str
+    event_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemCut:
+    """The client heard a spoken answer up to `audio_end_ms`."""
+
+    item_id: str
+    content_index: int
+    audio_end_ms: int
+    event_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseAsked:
+    """Answer now. None: as the conversation is configured. `stored` False: beside the conversation.
+
+    `items`: what to answer instead of the conversation; ids in `references` are looked up in it, in the place of their index.
+    """
+
+    instructions: str | None = None
+    speaks: bool | None = None
+    voice: str | None = None
+    tools: tuple[Tool, ...] | None = None
+    tool_choice: str | None = None
+    max_tokens: int | None = None
+    stored: bool = True
+    items: tuple[Item | str, ...] | None = None
+    metadata: Mapping[str, Any] | None = None
+    event_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseStopped:
+    """The client cancels the answer under way (`response_id` None: the conversation's)."""
+
+    response_id: str | None = None
+    event_id: str | None = None
+
+
+TalkInput = TalkConfigured | ItemCreated | ItemAsked | ItemDropped | ItemCut | ResponseAsked | ResponseStopped
+
+# --- to the client ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """What the client asked for cannot be."""
+
+    code: str
+    message: str
+    param: str | None = None
+    event_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TurnNamed:
+    """A turn of the user begins, which will be the item of this id. Turns are those of SpeechStarted and of transcripts."""
+
+    turn: int
+    item_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class UserTurn:
+    """A turn of the user is complete and is this item."""
+
+    turn: int
+    item: Item
+    previous_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemAdded:
+    item: Item
+    previous_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemDone:
+    item: Item
+    previous_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemShown:
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
+class ItemDeleted:
+    item_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ItemTruncated:
+    item_id: str
+    content_index: int
+    audio_end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Counts of tokens of one response."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Response:
+    """One answer. `reason` and `error` say why it is not completed."""
+
+    id: str
+    speaks: bool
+    voice: str | None
+    max_tokens: int | None
+    metadata: Mapping[str, Any] | None = None
+    stored: bool = True
+    status: ResponseStatus = "in_progress"
+    reason: str = ""
+    error: str = ""
+    output: list[Item] = field(default_factory=list)
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCreated:
+    response: Response
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseDone:
+    response: Response
+
+
+@dataclass(frozen=True, slots=True)
+class OutputItemAdded:
+    """The item in `response.output[index]` begins. `previous_id` None also where it is beside the conversation."""
+
+    response: Response
+    index: int
+    item: Item
+    previous_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputItemDone:
+    response: Response
+    index: int
+    item: Item
+    previous_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something of a response belongs."""
+
+    response_id: str
+    item_id: str
+    output_index: int
+    content_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PartAdded:
+    at: Place
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class PartDone:
+    """The part is complete: its sound, its text, then itself."""
+
+    at: Place
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class TextSaid:
+    """More of a part's text; `spoken`: it is the transcript of its sound."""
+
+    at: Place
+    text: str
+    spoken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SoundSaid:
+    """More of a part's sound. pcm: float32 [num_samples], mono, at `rate_hz`."""
+
+    at: Place
+    pcm: Pcm
+    rate_hz: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsSaid:
+    """More of a call's arguments."""
+
+    at: Place
+    call_id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsDone:
+    at: Place
+    call_id: str
+    name: str
+    arguments: str
+
+
+TalkOutput = (
+    Rejected
+    | TurnNamed
+    | UserTurn
+    | ItemAdded
+    | ItemDone
+    | ItemShown
+    | ItemDeleted
+    | ItemTruncated
+    | ResponseCreated
+    | ResponseDone
+    | OutputItemAdded
+    | OutputItemDone
+    | PartAdded
+    | PartDone
+    | TextSaid
+    | SoundSaid
+    | ArgumentsSaid
+    | ArgumentsDone
+)

@@ -1,0 +1,170 @@
+"""A language model and a voice as one partner: order, early sound, barge-in, failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+
+from antiphon.adapters.base import (
+    Answer,
+    LanguageLoad,
+    LanguageProfile,
+    Message,
+    Reply,
+    ReplyDone,
+    ReplyOptions,
+    Sound,
+    Speaking,
+    SynthesizerProfile,
+    TextDelta,
+    Tool,
+    ToolCallDelta,
+    ToolCallStarted,
+    Urgency,
+    VoiceOptions,
+)
+from antiphon.adapters.cascade import Cascade
+from antiphon.errors import ModelError, RemoteProtocolError
+from antiphon.events import Word
+
+RATE_HZ = 1000
+
+
+class Writer:
+    """Writes the text it is given, a word a step; `!fail` fails."""
+
+    def __init__(self, text: str, call: bool = False) -> None:
+        self.text, self.call = text, call
+        self.profile = LanguageProfile("writer", 1000)
+        self.log: list[str] = []
+        self.seen: list[tuple[Message, ...]] = []
+
+    async def open(self) -> Writer:
+        return self
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        self.log.append("prefill")
+
+    async def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
+        self.seen.append(tuple(messages))
+        try:
+            for word in self.text.split(" ") if self.text else ():
+                await asyncio.sleep(0)
+                if word == "!fail":
+                    raise ModelError("no")
+                self.log.append(f"wrote {word}")
+                yield TextDelta(word + " ")
+            if self.call:
+                yield ToolCallStarted("call_1", "look")
+                yield ToolCallDelta("{}")
+            yield ReplyDone("tool_calls" if self.call else "stop", 10, 4, 3)
+        finally:
+            self.log.append("left")
+
+    def load(self) -> LanguageLoad:
+        raise NotImplementedError
+
+    def close(self, *, keep: bool = False) -> None:
+        self.log.append("closed")
+
+
+class Voice:
+    """A tenth of a second a unit's word."""
+
+    def __init__(self) -> None:
+        self.profile = SynthesizerProfile("voice", RATE_HZ, ("one",), ("en",), (0.5, 2.0), word_times=True)
+        self.units: list[str] = []
+        self.left = 0
+
+    async def speak(
+        self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
+    ) -> AsyncGenerator[Sound, None]:
+        self.units.append(text)
+        try:
+            if "foreign" in text:
+                raise RemoteProtocolError("unsupported_text", "no")
+            if "broken" in text:
+                raise ModelError("the voice broke")
+            for k, word in enumerate(text.split()):
+                await asyncio.sleep(0)
+                yield Sound(np.zeros(RATE_HZ // 10, np.float32), (Word(word, k / 10, (k + 1) / 10, 1.0),))
+        finally:
+            self.left += 1
+
+
+async def answers(writer: Writer, voice: Voice | None, speaks: bool = True) -> list[Answer]:
+    talk = await Cascade(writer, voice).open()
+    options = VoiceOptions("one") if speaks else None
+    async with aclosing(talk.respond((Message("user", "Hi"),), ReplyOptions(), options)) as parts:
+        return [p async for p in parts]
+
+
+TEXT = "Well, I think it is, all in all, fine. Do you not? Yes."
+
+
+def test_the_first_clause_is_spoken_before_the_text_is_complete() -> None:
+    writer, voice = Writer(TEXT), Voice()
+    out = asyncio.run(answers(writer, voice))
+    assert voice.units == ["Well, I think it is,", "all in all, fine.", "Do you not?", "Yes."]
+    first = next(k for k, p in enumerate(out) if isinstance(p, Speaking))
+    assert any(isinstance(p, TextDelta) for p in out[first:])
+    assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == TEXT
+    words = [w for p in out if isinstance(p, Speaking) for w in p.words]
+    assert [w.text for w in words] == TEXT.split()
+    # Times go on over the units.
+    assert [round(w.start_s, 3) for w in words] == [round(k / 10, 3) for k in range(len(words))]
+    assert isinstance(out[-1], ReplyDone)
+
+
+def test_without_a_voice_it_writes() -> None:
+    for voice, speaks in ((None, True), (Voice(), False)):
+        out = asyncio.run(answers(Writer(TEXT), voice, speaks))
+        assert not [p for p in out if isinstance(p, Speaking)]
+        assert isinstance(out[-1], ReplyDone)
+
+
+def test_calls_come_in_order_and_are_not_spoken() -> None:
+    writer, voice = Writer("One moment please.", call=True), Voice()
+    out = asyncio.run(answers(writer, voice))
+    assert voice.units == ["One moment please."]
+    kinds = [type(p) for p in out if not isinstance(p, Speaking)]
+    assert kinds == [TextDelta, TextDelta, TextDelta, ToolCallStarted, ToolCallDelta, ReplyDone]
+    assert asyncio.run(answers(Writer("", call=True), Voice()))[-1] == ReplyDone("tool_calls", 10, 4, 3)
+
+
+def test_leaving_ends_both() -> None:
+    async def main() -> tuple[Writer, Voice]:
+        writer, voice = Writer("word " * 1000), Voice()
+        talk = await Cascade(writer, voice).open()
+        stream = talk.respond((Message("user", "Hi"),), ReplyOptions(), VoiceOptions("one"))
+        async for _ in stream:
+            break
+        await stream.aclose()
+        written = len(writer.log)
+        await asyncio.sleep(0.01)
+        assert len(writer.log) == written
+        return writer, voice
+
+    writer, voice = asyncio.run(main())
+    assert "left" in writer.log
+    assert voice.left == len(voice.units)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("One two !fail three", "no"), ("A broken one. Two.", "the voice broke")]
+)
+def test_a_failure_of_either_is_one_error(text: str, message: str) -> None:
+    writer = Writer(text)
+    with pytest.raises(ModelError, match=message):
+        asyncio.run(answers(writer, Voice()))
+    assert "left" in writer.log
+
+
+def test_what_the_voice_cannot_speak_is_written() -> None:
+    out = asyncio.run(answers(Writer("A foreign word here. Fine."), Voice()))
+    assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == "A foreign word here. Fine."
+    assert [w.text for p in out if isinstance(p, Speaking) for w in p.words] == ["Fine."]

@@ -1,0 +1,204 @@
+"""The conversation's dialect: nothing a client sends raises, and what it is told in the vendor's types."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import TypeAdapter
+
+from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
+from antiphon.protocols.openai_realtime import EVENTS, OpenAIRealtime
+from antiphon.protocols.wire import Models
+from antiphon.talk_events import (
+    Item,
+    ItemCreated,
+    Part,
+    PartAdded,
+    PartDone,
+    Place,
+    Response,
+    ResponseAsked,
+    ResponseDone,
+    SoundSaid,
+    TalkConfigured,
+    Usage,
+)
+
+EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
+
+
+def dialect(voices: tuple[str, ...] = ("heart",)) -> OpenAIRealtime:
+    count = iter(range(10**6))
+    wire = OpenAIRealtime(
+        Models(("whisper-base",)),
+        lambda prefix: f"{prefix}{next(count)}",
+        1 << 20,
+        "sess-1",
+        expires_at=1,
+        voices=voices,
+    )
+    wire.begin("gpt-realtime")
+    return wire
+
+
+def told(wire: OpenAIRealtime) -> list[dict[str, Any]]:
+    frames = [json.loads(f) for f in wire.frames()]
+    for frame in frames:
+        EVENT.validate_python(frame)
+    return frames
+
+
+def updated(wire: OpenAIRealtime, **session: Any) -> dict[str, Any]:
+    wire.receive(json.dumps({"type": "session.update", "session": {"type": "realtime"} | session}))
+    (frame,) = told(wire)
+    assert frame["type"] == "session.updated", frame
+    return dict(frame["session"])
+
+
+def test_an_update_changes_what_it_names_and_echoes_all() -> None:
+    wire = dialect()
+    tool = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
+    session = updated(
+        wire, instructions="Be brief.", tools=[tool], tool_choice={"type": "function", "name": "f"}, max_output_tokens=7,
+        audio={"input": {"turn_detection": {"type": "semantic_vad", "eagerness": "low"}}, "output": {"voice": "marin", "speed": 1.5}},
+    )  # fmt: skip
+    assert session["audio"]["output"] == {
+        "format": {"type": "audio/pcm", "rate": 24000},
+        "voice": "marin",
+        "speed": 1.5,
+    }
+    (item,) = wire.inputs()
+    assert isinstance(item, TalkConfigured)
+    config = item.config
+    assert (config.instructions, config.tool_choice, config.max_tokens, config.voice, config.speed) == (
+        "Be brief.",
+        "f",
+        7,
+        None,
+        1.5,
+    )
+    assert config.listening.turn
+    assert config.listening.turn.silence_duration_ms == 1500
+    again = updated(wire, audio={"input": {"turn_detection": {"type": "server_vad", "create_response": False}}})
+    assert again["instructions"] == "Be brief."
+    assert again["audio"]["input"]["turn_detection"]["interrupt_response"] is True
+    (item,) = wire.inputs()
+    assert isinstance(item, TalkConfigured)
+    assert not item.config.create_response
+    cleared = updated(wire, instructions="", tools=[], audio={"input": {"turn_detection": None}})
+    assert cleared["tools"] == []
+    (item,) = wire.inputs()
+    assert isinstance(item, TalkConfigured)
+    assert item.config.listening.turn is None
+
+
+def test_without_a_voice_answers_are_text() -> None:
+    wire = dialect(())
+    assert wire.session()["output_modalities"] == ["text"]
+    assert updated(wire, output_modalities=["audio"])["output_modalities"] == ["text"]
+
+
+def test_items_and_responses_are_read() -> None:
+    wire = dialect()
+    content = [{"type": "input_text", "text": "Hi"}, {"type": "input_image", "image_url": "data:image/png;base64,AA"}]
+    wire.receive(json.dumps({"type": "conversation.item.create", "previous_item_id": "root", "event_id": "e", "item": {
+        "type": "message", "id": "mine", "role": "user", "content": content}}))  # fmt: skip
+    reference = {"type": "item_reference", "id": "mine"}
+    wire.receive(json.dumps({"type": "response.create", "response": {
+        "conversation": "none", "input": [reference], "output_modalities": ["text"], "metadata": {"a": "b"}, "max_output_tokens": "inf"}}))  # fmt: skip
+    created, asked = wire.inputs()
+    assert isinstance(created, ItemCreated)
+    assert (created.item.id, created.after, created.event_id) == ("mine", "root", "e")
+    assert [p.kind for p in created.item.parts] == ["input_text", "input_image"]
+    assert isinstance(asked, ResponseAsked)
+    assert (asked.stored, asked.items, asked.speaks, asked.metadata, asked.max_tokens) == (
+        False,
+        ("mine",),
+        False,
+        {"a": "b"},
+        None,
+    )
+
+
+def test_sound_in_the_format_asked_for_and_nothing_of_it_is_lost() -> None:
+    tone = (0.5 * np.sin(np.arange(24000) / 10)).astype(np.float32)
+    for form, decode, rate in (("audio/pcmu", from_ulaw, 8000), ("audio/pcma", from_alaw, 8000)):
+        wire = dialect()
+        updated(wire, audio={"output": {"format": {"type": form}}})
+        at, part = Place("r", "i", 0), Part("output_audio")
+        wire.send(PartAdded(at, part))
+        for k in range(0, 24000, 777):
+            wire.send(SoundSaid(at, tone[k : k + 777], 24000))
+        wire.send(PartDone(at, part))
+        import base64
+
+        frames = told(wire)
+        data = b"".join(base64.b64decode(f["delta"]) for f in frames if f["type"] == "response.output_audio.delta")
+        assert len(data) == pytest.approx(rate, abs=8)
+        assert np.abs(decode(data)).max() == pytest.approx(0.5, abs=0.03)
+        kinds = [f["type"] for f in frames]
+        assert kinds.index("response.output_audio.done") > max(
+            k for k, x in enumerate(kinds) if x.endswith("audio.delta")
+        )
+
+
+@pytest.mark.parametrize(("encode", "decode"), [(to_ulaw, from_ulaw), (to_alaw, from_alaw)])
+def test_g711_codes_are_the_nearest(encode: Any, decode: Any) -> None:
+    every = bytes(range(256))
+    values = decode(every)
+    # Each value comes back as itself; the two zeros of µ-law are one.
+    assert np.array_equal(decode(encode(values)), values)
+    pcm = np.linspace(-1, 1, 5001).astype(np.float32)
+    assert np.abs(decode(encode(pcm)) - pcm).max() < 0.035
+
+
+def test_a_failed_and_a_cut_response_say_why() -> None:
+    wire = dialect()
+    for status, reason in (("failed", ""), ("cancelled", "turn_detected"), ("incomplete", "max_output_tokens")):
+        item = Item("i", "message", "assistant", "incomplete", [Part("output_audio", "Hi")])
+        wire.send(
+            ResponseDone(Response("r", True, None, None, None, True, status, reason, "boom", [item], Usage(3, 1, 2)))
+        )  # type: ignore[arg-type]
+        done = told(wire)[0]["response"]
+        assert done["status"] == status
+        assert done["status_details"]["type"] == status
+        assert done["usage"]["total_tokens"] == 5
+
+
+KEYS = st.sampled_from(
+    ("type", "session", "audio", "input", "output", "format", "turn_detection", "transcription", "tools", "tool_choice", "voice", "speed", "rate",
+     "item", "content", "role", "text", "response", "item_id", "content_index", "audio_end_ms", "previous_item_id", "max_output_tokens", "metadata",
+     "output_modalities", "modalities", "instructions", "eagerness", "name", "parameters", "call_id", "arguments", "event_id", "conversation")
+)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9999) | st.text(max_size=6) | st.sampled_from(["realtime", "function", "server_vad", "message", "user", "root"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@given(st.sampled_from(EVENTS), st.dictionaries(KEYS, JSON, max_size=5))
+def test_no_event_raises(kind: str, fields: dict[str, Any]) -> None:
+    wire = dialect()
+    wire.receive(json.dumps(fields | {"type": kind}))
+    told(wire)
+    wire.configured()
+
+
+@given(st.binary(max_size=100) | st.text(max_size=100))
+def test_no_frame_raises(raw: bytes | str) -> None:
+    wire = dialect()
+    wire.receive(raw)
+    told(wire)
+
+
+def test_json_too_deep_to_read_is_an_error_like_another() -> None:
+    wire = dialect()
+    wire.receive("[" * 100_000)
+    assert told(wire)[0]["error"]["code"] == "invalid_event"

@@ -1,0 +1,475 @@
+"""Conversations with real models over real sockets: the order of events, barge-in, calls, truncation, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import websockets
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import TypeAdapter
+from websockets.asyncio.client import ClientConnection
+
+from antiphon.audio import Pcm
+from antiphon.audio.g711 import from_ulaw
+from antiphon.audio.pcm import from_pcm16
+from tests.conftest import SMALL, VOICE, Process, Recording, Serve
+from tests.server.clients import b64
+from tests.server.test_faults import idle
+
+LIMIT_S = 90
+EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "The weather in a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def partner(serve: Serve) -> Process:
+    return serve("--language-model", SMALL, "--synthesizer", VOICE)
+
+
+class Talk:
+    """One conversation; every frame that comes is checked against the vendor's types."""
+
+    def __init__(self, socket: ClientConnection, beta: bool = False) -> None:
+        self.socket = socket
+        self.seen: list[dict[str, Any]] = []
+        self._beta = beta
+
+    async def say(self, type: str, **fields: Any) -> None:
+        await self.socket.send(json.dumps({"type": type} | fields))
+
+    async def text(self, text: str) -> None:
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+        await self.say("conversation.item.create", item=item)
+
+    async def sound(self, pcm: Pcm, silence_s: float = 0.0) -> None:
+        pcm = np.concatenate((pcm, np.zeros(int(16000 * silence_s), np.float32)))
+        for at in range(0, len(pcm), 4000):
+            await self.say("input_audio_buffer.append", audio=b64(pcm[at : at + 4000], 24000))
+
+    async def read(self) -> dict[str, Any]:
+        async with asyncio.timeout(LIMIT_S):
+            frame: dict[str, Any] = json.loads(await self.socket.recv())
+        if not self._beta:
+            parsed = EVENT.validate_python(frame)
+            assert type(parsed).model_fields["type"].annotation, frame
+        self.seen.append(frame)
+        return frame
+
+    async def until(self, type: str, **fields: Any) -> dict[str, Any]:
+        while True:
+            frame = await self.read()
+            if frame["type"] == type and all(frame.get(k) == v for k, v in fields.items()):
+                return frame
+
+    def kinds(self, response: str | None = None) -> list[str]:
+        """Event types in order, each run of deltas once."""
+        out: list[str] = []
+        for frame in self.seen:
+            mine = frame.get("response_id") or frame.get("response", {}).get("id")
+            if (response is None or mine == response) and not (out and out[-1] == frame["type"] and "delta" in out[-1]):
+                out.append(frame["type"])
+        return out
+
+    def joined(self, kind: str, response: str | None = None) -> str:
+        return "".join(f["delta"] for f in self.seen if f["type"] == kind and response in (None, f["response_id"]))
+
+    def spoken(self, response: str | None = None) -> bytes:
+        kind = "response.output_audio.delta"
+        return b"".join(
+            base64.b64decode(f["delta"])
+            for f in self.seen
+            if f["type"] == kind and response in (None, f["response_id"])
+        )
+
+
+@asynccontextmanager
+async def talk(
+    server: Process, query: str = "?model=gpt-realtime", beta: bool = False, **session: Any
+) -> AsyncIterator[Talk]:
+    headers = {"OpenAI-Beta": "realtime=v1"} if beta else {}
+    async with websockets.connect(
+        f"{server.ws}/v1/realtime{query}", max_size=None, additional_headers=headers
+    ) as socket:
+        wire = Talk(socket, beta)
+        created = await wire.until("session.created")
+        assert created["session"]["object"] == "realtime.session"
+        if session:
+            await wire.say("session.update", session=({} if beta else {"type": "realtime"}) | session)
+            await wire.until("session.updated")
+        yield wire
+
+
+TEXT_ONLY = {"output_modalities": ["text"], "max_output_tokens": 24}
+
+
+def test_a_text_turn_in_the_vendors_order(partner: Process) -> None:
+    async def main() -> Talk:
+        async with talk(partner, **TEXT_ONLY, instructions="You are terse.") as wire:
+            wire.seen.clear()
+            await wire.text("Say hello.")
+            await wire.say("response.create")
+            await wire.until("rate_limits.updated")
+            return wire
+
+    wire = asyncio.run(main())
+    assert wire.kinds() == [
+        "conversation.item.added", "conversation.item.done", "response.created", "response.output_item.added",
+        "conversation.item.added", "response.content_part.added", "response.output_text.delta", "response.output_text.done",
+        "response.content_part.done", "conversation.item.done", "response.output_item.done", "response.done", "rate_limits.updated",
+    ]  # fmt: skip
+    done = next(f for f in wire.seen if f["type"] == "response.done")["response"]
+    text = wire.joined("response.output_text.delta")
+    assert text
+    assert done["output"][0]["content"] == [{"type": "output_text", "text": text}]
+    assert done["usage"]["output_tokens"] > 0
+    assert done["usage"]["total_tokens"] == done["usage"]["input_tokens"] + done["usage"]["output_tokens"]
+    added = [f for f in wire.seen if f["type"] == "conversation.item.added"]
+    assert added[1]["previous_item_id"] == added[0]["item"]["id"]
+
+
+def test_a_spoken_answer_and_the_next_turn_finds_its_kv(partner: Process) -> None:
+    async def main() -> tuple[Talk, list[dict[str, Any]]]:
+        async with talk(partner, max_output_tokens=40) as wire:
+            done = []
+            for question in ("Tell me about the sea.", "And about the moon?"):
+                await wire.text(question)
+                await wire.say("response.create")
+                done.append((await wire.until("response.done"))["response"])
+            return wire, done
+
+    wire, done = asyncio.run(main())
+    for response in done:
+        kinds = wire.kinds(response["id"])
+        assert [k for k in kinds if "delta" not in k] == [
+            "response.created", "response.output_item.added", "response.content_part.added", "response.output_audio.done",
+            "response.output_audio_transcript.done", "response.content_part.done", "response.output_item.done", "response.done",
+        ]  # fmt: skip
+        transcript = wire.joined("response.output_audio_transcript.delta", response["id"])
+        assert response["output"][0]["content"] == [{"type": "output_audio", "transcript": transcript}]
+        pcm = from_pcm16(wire.spoken(response["id"]))
+        assert len(pcm) / 24000 > 1.0
+        assert np.abs(pcm).max() > 0.05
+    assert done[1]["usage"]["input_token_details"]["cached_tokens"] > done[0]["usage"]["input_tokens"]
+
+
+def test_a_spoken_question_is_heard_and_answered(partner: Process, recordings: dict[str, Recording]) -> None:
+    recording = recordings["lj-LJ001-0008"]
+
+    async def main() -> Talk:
+        vad = {"type": "server_vad", "silence_duration_ms": 500}
+        audio = {"input": {"transcription": {"model": "whisper-1"}, "turn_detection": vad}}
+        async with talk(partner, audio=audio, max_output_tokens=30) as wire:
+            wire.seen.clear()
+            await wire.sound(recording.pcm, 2.0)
+            await wire.until("response.done")
+            return wire
+
+    wire = asyncio.run(main())
+    kinds = [k for k in wire.kinds() if "delta" not in k and k != "rate_limits.updated"]
+    assert kinds[:5] == [
+        "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped", "input_audio_buffer.committed",
+        "conversation.item.added", "conversation.item.done",
+    ]  # fmt: skip
+    assert kinds[-1] == "response.done"
+    named = {f["item_id"] for f in wire.seen if f["type"].startswith(("input_audio_buffer", "conversation.item.input"))}
+    assert len(named) == 1
+    heard = next(f for f in wire.seen if f["type"] == "conversation.item.input_audio_transcription.completed")
+    assert "surpassed" in heard["transcript"]
+    assert wire.spoken()
+
+
+def test_speech_interrupts_the_answer_and_is_answered_itself(
+    partner: Process, recordings: dict[str, Recording]
+) -> None:
+    recording = recordings["lj-LJ001-0008"]
+
+    async def main() -> tuple[Talk, dict[str, Any], dict[str, Any]]:
+        vad = {"type": "server_vad", "silence_duration_ms": 500}
+        async with talk(partner, audio={"input": {"turn_detection": vad}}) as wire:
+            await wire.text("Tell me a very long story about a king, a queen and their seven sons.")
+            await wire.say("response.create", response={"max_output_tokens": 1000})
+            await wire.until("response.output_audio.delta")
+            await wire.sound(recording.pcm, 2.0)
+            await wire.until("input_audio_buffer.speech_started")
+            cut = (await wire.until("response.done"))["response"]
+            await wire.say("session.update", session={"type": "realtime", "max_output_tokens": 20})
+            nxt = (await wire.until("response.created"))["response"]
+            await wire.until("response.done")
+            return wire, cut, nxt
+
+    wire, cut, nxt = asyncio.run(main())
+    assert cut["status"] == "cancelled"
+    assert cut["status_details"] == {"type": "cancelled", "reason": "turn_detected"}
+    assert cut["output"][0]["status"] == "incomplete"
+    end = next(k for k, f in enumerate(wire.seen) if f["type"] == "response.done" and f["response"]["id"] == cut["id"])
+    assert not [f for f in wire.seen[end + 1 :] if f.get("response_id") == cut["id"]]
+    assert nxt["id"] != cut["id"]
+
+
+def test_a_cancel_closes_everything_in_order(partner: Process) -> None:
+    async def main() -> tuple[Talk, dict[str, Any]]:
+        async with talk(partner) as wire:
+            await wire.text("Tell me a very long story.")
+            wire.seen.clear()
+            await wire.say("response.create", response={"max_output_tokens": 1000, "metadata": {"a": "b"}})
+            await wire.until("response.output_audio.delta")
+            await wire.say("response.cancel")
+            done = (await wire.until("response.done"))["response"]
+            await wire.say("response.cancel", event_id="late")
+            error = (await wire.until("error"))["error"]
+            assert (error["code"], error["event_id"]) == ("response_cancel_not_active", "late")
+            await wire.text("Hi.")
+            await wire.say("response.create", response={"max_output_tokens": 10})
+            assert (await wire.until("response.done"))["response"]["status"] in ("completed", "incomplete")
+            return wire, done
+
+    wire, done = asyncio.run(main())
+    assert (done["status"], done["status_details"]["reason"]) == ("cancelled", "client_cancelled")
+    assert done["metadata"] == {"a": "b"}
+    kinds = [k for k in wire.kinds(done["id"]) if "delta" not in k]
+    assert kinds[-6:] == [
+        "response.content_part.added", "response.output_audio.done", "response.output_audio_transcript.done",
+        "response.content_part.done", "response.output_item.done", "response.done",
+    ]  # fmt: skip
+
+
+def test_a_truncated_answer_is_remembered_as_it_was_heard(partner: Process) -> None:
+    async def main() -> None:
+        async with talk(partner, max_output_tokens=60) as wire:
+            await wire.text("Tell me about the sea.")
+            await wire.say("response.create")
+            done = (await wire.until("response.done"))["response"]
+            item = done["output"][0]
+            whole = item["content"][0]["transcript"]
+            length_ms = len(wire.spoken()) / 2 / 24
+            await wire.say("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=1500)
+            assert (await wire.until("conversation.item.truncated"))["audio_end_ms"] == 1500
+            await wire.say("conversation.item.retrieve", item_id=item["id"])
+            kept = (await wire.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
+            assert whole.startswith(kept)
+            assert 0 < len(kept) < len(whole)
+            # Beyond its end it is clamped, and a second cut brings nothing back.
+            await wire.say(
+                "conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=int(length_ms) + 9000
+            )
+            assert (await wire.until("conversation.item.truncated"))["audio_end_ms"] == 1500
+            # The model goes on from what was heard: it is told no more than that.
+            before = done["usage"]["input_tokens"] + done["usage"]["output_tokens"]
+            await wire.say("response.create", response={"max_output_tokens": 5, "output_modalities": ["text"]})
+            after = (await wire.until("response.done"))["response"]["usage"]["input_tokens"]
+            assert after < before
+
+    asyncio.run(main())
+
+
+def test_a_function_is_called_and_its_result_answered(partner: Process) -> None:
+    async def main() -> Talk:
+        async with talk(partner, **TEXT_ONLY, tools=[WEATHER], tool_choice="required") as wire:
+            await wire.text("What is the weather in Paris?")
+            wire.seen.clear()
+            await wire.say("response.create", response={"max_output_tokens": 100})
+            done = (await wire.until("response.done"))["response"]
+            (call,) = done["output"]
+            assert (call["type"], call["name"], call["status"]) == ("function_call", "get_weather", "completed")
+            assert list(json.loads(call["arguments"])) == ["city"]
+            assert wire.joined("response.function_call_arguments.delta") == call["arguments"]
+            item = {"type": "function_call_output", "call_id": call["call_id"], "output": '{"sky": "clear"}'}
+            await wire.say("conversation.item.create", item=item)
+            await wire.say("response.create", response={"tool_choice": "none"})
+            answer = (await wire.until("response.done"))["response"]
+            assert answer["output"][0]["type"] == "message"
+            await wire.say("conversation.item.create", item=item | {"call_id": "nobody"}, event_id="x")
+            assert (await wire.until("error"))["error"]["code"] == "item_create_invalid_call_id"
+            return wire
+
+    kinds = asyncio.run(main()).kinds()
+    at = kinds.index("response.function_call_arguments.done")
+    assert kinds[at + 1 : at + 4] == ["conversation.item.done", "response.output_item.done", "response.done"]
+
+
+def test_a_response_beside_the_conversation_leaves_no_trace(partner: Process) -> None:
+    async def main() -> None:
+        async with talk(partner, **TEXT_ONLY) as wire:
+            await wire.text("My name is Ada.")
+            content = [{"type": "input_text", "text": "Say yes."}]
+            own = {"type": "message", "role": "user", "content": content}
+            wire.seen.clear()
+            await wire.say(
+                "response.create", response={"conversation": "none", "input": [own], "metadata": {"topic": "yes"}}
+            )
+            done = (await wire.until("response.done"))["response"]
+            assert done["metadata"] == {"topic": "yes"}
+            assert "conversation.item.done" not in wire.kinds(done["id"])
+            await wire.say("conversation.item.retrieve", item_id=done["output"][0]["id"])
+            assert (await wire.until("error"))["error"]["code"] == "item_retrieve_invalid_item_id"
+
+    asyncio.run(main())
+
+
+def test_a_committed_turn_waits_for_its_transcript(partner: Process, recordings: dict[str, Recording]) -> None:
+    recording = recordings["lj-LJ001-0008"]
+
+    async def main() -> Talk:
+        audio = {"input": {"turn_detection": None, "transcription": {"model": "whisper-1"}}}
+        async with talk(partner, audio=audio, **TEXT_ONLY) as wire:
+            wire.seen.clear()
+            await wire.sound(recording.pcm)
+            await wire.say("input_audio_buffer.commit")
+            await wire.say("response.create")
+            await wire.until("response.done")
+            await wire.say("input_audio_buffer.commit")
+            assert (await wire.until("error"))["error"]["code"] == "input_audio_buffer_commit_empty"
+            return wire
+
+    kinds = asyncio.run(main()).kinds()
+    assert kinds.index("conversation.item.input_audio_transcription.completed") < kinds.index("response.created")
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [
+        ({"type": "boo"}, "invalid_value"),
+        ({"type": "conversation.item.create"}, "missing_required_parameter"),
+        ({"type": "conversation.item.create", "item": {"type": "song"}}, "invalid_value"),
+        ({"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": [{"type": "output_text", "text": "x"}]}}, "unsupported_content_type"),
+        ({"type": "conversation.item.retrieve", "item_id": "x"}, "item_retrieve_invalid_item_id"),
+        ({"type": "conversation.item.delete", "item_id": "x"}, "item_delete_invalid_item_id"),
+        ({"type": "conversation.item.truncate", "item_id": "x", "content_index": 0, "audio_end_ms": 0}, "item_truncate_invalid_item_id"),
+        ({"type": "conversation.item.truncate", "item_id": "x", "content_index": 0}, "missing_required_parameter"),
+        ({"type": "response.cancel"}, "response_cancel_not_active"),
+        ({"type": "response.create", "response": {"what": 1}}, "unknown_parameter"),
+        ({"type": "response.create", "response": {"conversation": "maybe"}}, "invalid_value"),
+        ({"type": "session.update", "session": {"type": "realtime", "what": 1}}, "unknown_parameter"),
+        ({"type": "session.update", "session": {"type": "realtime", "output_modalities": ["smell"]}}, "invalid_value"),
+        ({"type": "session.update", "session": {"type": "realtime", "max_output_tokens": 0}}, "invalid_value"),
+        ({"type": "session.update", "session": {"type": "realtime", "tools": [{"type": "hammer"}]}}, "invalid_value"),
+        ({"type": "session.update", "session": {"type": "realtime", "audio": {"output": {"speed": 9}}}}, "invalid_value"),
+        ({"type": "session.update", "session": {"type": "realtime", "audio": {"input": {"turn_detection": {"type": "semantic_vad", "eagerness": "x"}}}}}, "invalid_value"),
+    ],
+)  # fmt: skip
+def test_an_error_has_its_code_and_the_session_lives(partner: Process, event: dict[str, Any], code: str) -> None:
+    async def main() -> None:
+        async with talk(partner, **TEXT_ONLY) as wire:
+            await wire.say(**event, event_id="mine")
+            error = (await wire.until("error"))["error"]
+            assert (error["code"], error["event_id"]) == (code, "mine")
+            await wire.text("Hi")
+            await wire.until("conversation.item.done")
+
+    asyncio.run(main())
+
+
+def test_one_answer_at_a_time_and_the_voice_is_settled_once_it_spoke(partner: Process) -> None:
+    async def main() -> None:
+        async with talk(partner) as wire:
+            await wire.text("Tell me a long story.")
+            await wire.say("response.create", response={"max_output_tokens": 300})
+            await wire.until("response.output_audio.delta")
+            await wire.say("response.create")
+            assert (await wire.until("error"))["error"]["code"] == "conversation_already_has_active_response"
+            await wire.say(
+                "session.update",
+                session={"type": "realtime", "audio": {"output": {"voice": "marin"}}, "instructions": "x"},
+            )
+            assert (await wire.until("error"))["error"]["code"] == "cannot_update_voice"
+            await wire.say("response.cancel")
+            await wire.until("response.done")
+            await wire.say("session.update", session={"type": "realtime"})
+            # Refused as a whole.
+            assert (await wire.until("session.updated"))["session"]["instructions"] == ""
+
+    asyncio.run(main())
+
+
+def test_the_beta_names(partner: Process) -> None:
+    async def main() -> Talk:
+        async with talk(
+            partner,
+            "?model=gpt-4o-realtime-preview",
+            True,
+            output_audio_format="g711_ulaw",
+            max_response_output_tokens=20,
+        ) as wire:
+            await wire.text("Hello.")
+            await wire.say("response.create")
+            await wire.until("response.done")
+            return wire
+
+    wire = asyncio.run(main())
+    kinds = wire.kinds()
+    for kind in (
+        "conversation.item.created",
+        "response.audio_transcript.delta",
+        "response.audio.delta",
+        "response.audio.done",
+    ):
+        assert kind in kinds
+    assert not [k for k in kinds if "output_audio" in k or k == "conversation.item.added"]
+    data = b"".join(base64.b64decode(f["delta"]) for f in wire.seen if f["type"] == "response.audio.delta")
+    assert np.abs(from_ulaw(data)).max() > 0.05
+
+
+def test_the_stock_client_talks(partner: Process) -> None:
+    async def main() -> str:
+        async with (
+            openai.AsyncOpenAI(base_url=f"{partner.url}/v1", api_key="none") as client,
+            client.realtime.connect(model="gpt-realtime") as live,
+        ):
+            await live.session.update(session={"type": "realtime", "output_modalities": ["text"]})
+            await live.conversation.item.create(
+                item={"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Say hello."}]}
+            )
+            await live.response.create(response={"max_output_tokens": 20})
+            text = ""
+            async for event in live:
+                if event.type == "response.output_text.delta":
+                    text += event.delta
+                elif event.type == "response.done":
+                    return text
+        return ""
+
+    assert asyncio.run(main())
+
+
+def test_a_transcription_session_is_still_one(partner: Process, recordings: dict[str, Recording]) -> None:
+    async def main() -> None:
+        async with websockets.connect(f"{partner.ws}/v1/realtime?model=gpt-realtime", max_size=None) as socket:
+            wire = Talk(socket, beta=True)
+            await wire.until("session.created")
+            await wire.say("session.update", session={"type": "transcription"})
+            updated = await wire.until("session.updated")
+            assert updated["session"]["type"] == "transcription"
+            await wire.sound(recordings["lj-LJ001-0008"].pcm, 2.0)
+            done = await wire.until("conversation.item.input_audio_transcription.completed")
+            assert "surpassed" in done["transcript"]
+
+    asyncio.run(main())
+
+
+def test_clients_that_leave_leave_nothing(partner: Process, recordings: dict[str, Recording]) -> None:
+    async def leave(k: int) -> None:
+        async with talk(partner) as wire:
+            if k % 3:
+                await wire.text("Tell me a long story.")
+                await wire.say("response.create", response={"max_output_tokens": 500})
+                await wire.until("response.output_audio.delta" if k % 3 == 2 else "response.created")
+            wire.socket.transport.abort()
+
+    async def main() -> None:
+        await asyncio.gather(*(leave(k) for k in range(9)), return_exceptions=True)
+        await idle(partner)
+
+    asyncio.run(main())

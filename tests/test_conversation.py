@@ -1,0 +1,105 @@
+"""A conversation's items, and what of each answer was heard."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.adapters.base import Message, ToolCall
+from antiphon.conversation import ROOT, Conversation, cut_to
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import Word
+from antiphon.talk_events import Item, Part
+
+
+def user(item_id: str, text: str) -> Item:
+    return Item(item_id, "message", "user", parts=[Part("input_text", text)])
+
+
+def spoken(item_id: str, text: str, word_s: float = 0.5) -> Item:
+    words = [Word(w, k * word_s, (k + 1) * word_s, 1.0) for k, w in enumerate(text.split())]
+    part = Part("output_audio", text, audio_s=word_s * len(words) + 0.2, words=words)
+    return Item(item_id, "message", "assistant", parts=[part])
+
+
+def ids(conversation: Conversation) -> list[str]:
+    return [i.id for i in conversation.items]
+
+
+def code(call: object, *arguments: object) -> str:
+    with pytest.raises(RemoteProtocolError) as raised:
+        call(*arguments)  # type: ignore[operator]
+    return raised.value.code
+
+
+def test_items_go_where_they_are_asked_to() -> None:
+    conversation = Conversation()
+    assert conversation.add(user("a", "A")) is None
+    assert conversation.add(user("b", "B")) == "a"
+    assert conversation.add(user("c", "C"), ROOT) is None
+    assert conversation.add(user("d", "D"), "a") == "a"
+    assert ids(conversation) == ["c", "a", "d", "b"]
+    conversation.delete("a")
+    assert ids(conversation) == ["c", "d", "b"]
+    assert conversation.before("b") == "d"
+    assert conversation.last_id == "b"
+
+
+def test_what_cannot_be_is_refused_by_its_code() -> None:
+    conversation = Conversation()
+    conversation.add(user("a", "A"))
+    assert code(conversation.add, user("a", "again")) == "item_create_duplicate_item_id"
+    assert code(conversation.add, user("b", "B"), "nobody") == "item_create_invalid_item_id"
+    assert code(conversation.get, "x") == "item_retrieve_invalid_item_id"
+    assert code(conversation.delete, "x") == "item_delete_invalid_item_id"
+    assert code(conversation.truncate, "x", 0, 0) == "item_truncate_invalid_item_id"
+    assert code(conversation.truncate, "a", 0, 0) == "invalid_value"
+    result = Item("r", "function_call_output", call_id="nobody", output="1")
+    assert code(conversation.add, result) == "item_create_invalid_call_id"
+    conversation.add(spoken("s", "one two"))
+    assert code(conversation.truncate, "s", 1, 0) == "invalid_value"
+
+
+def test_the_model_gets_what_was_said_and_heard() -> None:
+    conversation = Conversation()
+    conversation.add(user("a", "What is the weather?"))
+    conversation.add(
+        Item("c", "function_call", "assistant", call_id="call_1", name="weather", arguments='{"in":"Rome"}')
+    )
+    conversation.add(Item("r", "function_call_output", call_id="call_1", output="sunny"))
+    conversation.add(spoken("s", "It is sunny in Rome today."))
+    conversation.add(Item("u", parts=[Part("input_audio")]))
+    assert conversation.truncate("s", 0, 1500) == 1500
+    assert conversation.messages("Be brief.") == (
+        Message("system", "Be brief."),
+        Message("user", "What is the weather?"),
+        Message("assistant", "", (ToolCall("call_1", "weather", '{"in":"Rome"}'),)),
+        Message("tool", "sunny", tool_call_id="call_1", name="weather"),
+        Message("assistant", "It is sunny"),
+    )
+    assert conversation.messages(also=[user("x", "Hi")]) == (Message("user", "Hi"),)
+
+
+@given(st.lists(st.text("ab,.!", min_size=1, max_size=5), min_size=1, max_size=12), st.integers(0, 8000))
+def test_what_is_kept_is_what_was_heard_in_full(words: list[str], end_ms: int) -> None:
+    conversation = Conversation()
+    conversation.add(spoken("s", "  ".join(words)))
+    kept_ms = conversation.truncate("s", 0, end_ms)
+    part = conversation.get("s").parts[0]
+    heard = [w for k, w in enumerate(words) if (k + 1) * 0.5 <= min(end_ms / 1000, len(words) * 0.5 + 0.2) + 1e-6]
+    assert part.text.split() == heard == [w.text for w in part.words]
+    assert kept_ms == min(end_ms, round((len(words) * 0.5 + 0.2) * 1000))
+    # Again, later: nothing comes back.
+    conversation.truncate("s", 0, 10**6)
+    assert part.text.split() == heard
+
+
+def test_a_cut_keeps_the_spelling() -> None:
+    text = "Well, — it is\nsunny!  Really."
+    words = text.split()
+    for count in range(len(words) + 1):
+        cut = cut_to(text, words, count)
+        assert text.startswith(cut)
+        assert cut.split() == words[:count]
+    assert cut_to("other text", ["no", "such", "words"], 2) == "no such"
