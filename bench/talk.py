@@ -30,7 +30,7 @@ from antiphon.audio import Pcm
 from antiphon.audio.pcm import to_pcm16
 
 CHUNK_S, WIRE_HZ = 0.02, 24_000
-STAGES = ("stopped", "transcript", "created", "text", "sound")
+STAGES = ("stopped", "created", "text", "sound")
 INSTRUCTIONS = "You are a voice assistant. Answer in one short sentence."
 
 
@@ -59,7 +59,7 @@ class Speaker:
             "type": "realtime",
             "instructions": INSTRUCTIONS,
             "max_output_tokens": 60,
-            "audio": {"input": {"turn_detection": vad, "transcription": {"model": "whisper-1"}}},
+            "audio": {"input": {"turn_detection": vad}},
         }
         await self._socket.send(json.dumps({"type": "session.update", "session": session}))
         self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._listen())]
@@ -123,7 +123,6 @@ async def one_turn(speaker: Speaker, clip: Clip) -> Turn:
     tail = events[stopped[-1] :]
     names = {
         "input_audio_buffer.speech_stopped": "stopped",
-        "conversation.item.input_audio_transcription.completed": "transcript",
         "response.created": "created",
         "response.output_audio_transcript.delta": "text",
         "response.output_audio.delta": "sound",
@@ -192,10 +191,15 @@ async def interrupt(srv: Server, clips: list[Clip], trials: int) -> dict[str, An
                 for at, e in speaker.events[since:]
                 if e["type"] == "response.output_audio.delta" and e["response_id"] == response["id"]
             ]
-            last.append(max(0.0, sounds[-1] - onset))
-            done.append(ended - onset)
+            if sounds:
+                last.append(max(0.0, sounds[-1] - onset))
+                done.append(ended - onset)
             # Its answer, and quiet.
-            await asyncio.sleep(clip.seconds + 4.0)
+            await asyncio.sleep(clip.seconds + 1.0)
+            while (
+                speaker.events[-1][1]["type"] != "rate_limits.updated" or time.monotonic() - speaker.events[-1][0] < 1.0
+            ):
+                await asyncio.sleep(0.1)
     out = {
         "trials": len(done),
         "last_sound_p50_ms": statistics.median(last) * 1000,

@@ -88,6 +88,20 @@ def test_the_splitter_starts_anew_after_a_flush_and_a_clear() -> None:
     assert splitter.flush() == []
 
 
+def test_words_are_taken_whole_and_only_where_no_mark_is_undecided() -> None:
+    splitter = Splitter("clause")
+    assert splitter.feed("One two thr") == []
+    assert splitter.words(3, 1) == ""
+    splitter.feed("ee ")
+    assert splitter.words(4, 1) == ""
+    assert splitter.words(3, 100) == ""
+    assert splitter.words(3, 1) == "One two three"
+    assert splitter.feed("Dr. No. ") == []
+    assert splitter.words(2, 1) == ""
+    assert splitter.feed("x, y") == ["Dr. No.", "x,"]
+    assert splitter.flush() == ["y"]
+
+
 def test_marks_one_by_one_are_looked_at_once() -> None:
     splitter = Splitter()
     for _ in range(50_000):

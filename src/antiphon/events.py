@@ -39,7 +39,7 @@ class StreamTuning:
 class TranscriptionConfig:
     """One transcription session. `turn` None: the client commits. `language` is ISO-639-1, None: detect it.
 
-    `words` asks for word times in TranscriptDone.
+    `words` asks for word times in TranscriptDone; without `partials` there are no deltas before a turn has ended.
     """
 
     model: str = "default"
@@ -47,6 +47,7 @@ class TranscriptionConfig:
     prompt: str = ""
     turn: ServerVad | None = None
     words: bool = False
+    partials: bool = True
     tuning: StreamTuning = field(default_factory=StreamTuning)
 
 

@@ -402,7 +402,7 @@ class TranscriptionSession:
 
     def _partial_due(self) -> bool:
         window = self._segmenter.window
-        if window is None or self._segmenter.quiet_since is not None:
+        if window is None or self._segmenter.quiet_since is not None or not self.config.partials:
             return False
         self._text_of(window)
         if self._eager(window):

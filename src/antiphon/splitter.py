@@ -7,7 +7,12 @@ units do not depend on how the text was cut. Time is linear in the text.
 
 from __future__ import annotations
 
+import re
+
 from antiphon.events import Granularity
+
+# A word that is known to be complete: white space follows.
+_WORD = re.compile(r"\S+(?=\s)")
 
 _ASCII = {"sentence": ".!?", "clause": ".!?,;"}
 _SCRIPT = {"sentence": "。！？…।॥؟", "clause": "。！？…।॥؟，；،؛"}
@@ -86,6 +91,20 @@ class Splitter:
         rest = self._text.strip()
         self.clear()
         return [*units, rest] if rest else units
+
+    def words(self, count: int, least: int) -> str:
+        """Take `count` whole words of what belongs to no unit yet, of `least` characters or more; "" where there are none."""
+        at, found = 0, 0
+        for match in _WORD.finditer(self._text):
+            found, at = found + 1, match.end()
+            if found >= count and at >= least:
+                break
+        if found < count or at < least or at > self._seen:
+            # The last word may go on, and a mark that is undecided may end a unit.
+            return ""
+        head, self._text = self._text[:at].strip(), self._text[at:]
+        self._seen, self._run = self._seen - at, max(0, self._run - at)
+        return head
 
     def clear(self) -> None:
         """Forget what is left."""

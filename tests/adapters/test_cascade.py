@@ -120,6 +120,28 @@ def test_the_first_clause_is_spoken_before_the_text_is_complete() -> None:
     assert isinstance(out[-1], ReplyDone)
 
 
+def test_a_first_clause_that_is_long_is_begun_after_four_words() -> None:
+    voice = Voice()
+    out = asyncio.run(answers(Writer("The weather in Rome will be sunny and warm today. Yes, it will."), voice))
+    assert voice.units == ["The weather in Rome", "will be sunny and warm today.", "Yes, it will."]
+    words = [w.text for p in out if isinstance(p, Speaking) for w in p.words]
+    assert words == [
+        "The",
+        "weather",
+        "in",
+        "Rome",
+        "will",
+        "be",
+        "sunny",
+        "and",
+        "warm",
+        "today.",
+        "Yes,",
+        "it",
+        "will.",
+    ]
+
+
 def test_without_a_voice_it_writes() -> None:
     for voice, speaks in ((None, True), (Voice(), False)):
         out = asyncio.run(answers(Writer(TEXT), voice, speaks))

@@ -100,6 +100,16 @@ def test_the_parts_of_the_graph_are_the_graph(voice: Hibari) -> None:
     assert 0.03 < np.argmax(loud) / dsp.SR < 0.12
 
 
+def test_what_goes_on_is_not_followed_by_a_pause(voice: Hibari) -> None:
+    def silence_s(text: str) -> float:
+        sounds = spoken(voice, text)
+        return len(joined(sounds)) / dsp.SR - [w for s in sounds for w in s.words][-1].end_s
+
+    assert silence_s("The weather in Rome") < 0.15
+    assert silence_s("When it rains,") < 0.15
+    assert silence_s("The weather is fine.") > 0.2
+
+
 def test_a_seed_repeats_every_sample_and_none_does_not(voice: Hibari) -> None:
     assert np.array_equal(joined(spoken(voice, SHORT, seed=7)), joined(spoken(voice, SHORT, seed=7)))
     assert not np.array_equal(joined(spoken(voice, SHORT, seed=7)), joined(spoken(voice, SHORT, seed=8)))

@@ -32,6 +32,8 @@ from antiphon.splitter import Splitter
 
 # A first unit shorter than this waits for more: "Well," alone would be followed by a gap.
 MIN_FIRST_CHARS = 12
+# Without a mark the first unit ends after so many words: at 20 tokens a second a clause of twelve words is half a second.
+FIRST_WORDS = 4
 # Bound: outputs nobody has read; the makers wait.
 MAX_WAITING = 64
 
@@ -120,6 +122,10 @@ class _Talk:
                         units.put_nowait(first)
                         first = ""
                         splitter.granularity = "sentence"
+                if splitter.granularity == "clause" and (head := splitter.words(FIRST_WORDS, MIN_FIRST_CHARS)):
+                    units.put_nowait(f"{first} {head}".strip())
+                    first = ""
+                    splitter.granularity = "sentence"
         rest = " ".join([*([first] if first else []), *splitter.flush()])
         if rest:
             units.put_nowait(rest)

@@ -49,6 +49,9 @@ BLOCKS = dsp.N_FFT // dsp.HOP
 CHUNK_FRAMES = (24, 60, 160, 240)
 # Sound begins this long before the first word: the third of a second of silence that the model would begin with is left out.
 LEAD_FRAMES = 6
+# A part that does not end a sentence is followed by this much silence at most: what it is a piece of goes on.
+TAIL_FRAMES = 8
+ENDS = frozenset(".!?…")
 # Where words lie, by forced alignment of 15 sentences (bench/tts.py measures it on others): sound is this much ahead of the
 # durations; a word reaches at most this far into the space before and after it; below this energy (a feature) there is silence.
 AHEAD_S, REACH_S, SILENCE = 0.05, 0.04, 0.0
@@ -195,7 +198,8 @@ class _Utterance:
             if all(owner < 0 for owner in belongs):
                 mute = tuple(Word(w, self._done_s, self._done_s, 1.0) for w in spoken.written)
                 return Sound(np.zeros(0, np.float32), mute, skipped)
-            self._part = _Part(self._voice, ids, self._speed, self._random)
+            ends = spoken.text.rstrip("\"'”’)]")[-1:] in ENDS
+            self._part = _Part(self._voice, ids, self._speed, self._random, ends=ends)
             words, num_symbols = self._words(spoken, belongs, self._part), len(ids) - 2
         before = self._part.at
         pcm = self._part.decode(next(self._chunks))
@@ -230,7 +234,9 @@ def _sizes() -> Iterator[int]:
 class _Part:
     """One pass of the prosody, decoded frame by frame."""
 
-    def __init__(self, voice: _Voice, ids: list[int], speed: float, random: np.random.Generator) -> None:
+    def __init__(
+        self, voice: _Voice, ids: list[int], speed: float, random: np.random.Generator, *, ends: bool = True
+    ) -> None:
         features, f0, durations = voice.prosody.run(
             [FEATURES, F0, DURATIONS], {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
         )
@@ -239,7 +245,8 @@ class _Part:
         loud = np.nonzero(features[0, -1] > SILENCE)[0]
         # Frames are counted from here on.
         self._skipped = max(0, int(loud[0]) - LEAD_FRAMES) if len(loud) else 0
-        self._f0: Floats = f0[0, self._skipped :]
+        last = len(f0[0]) if ends or not len(loud) else min(len(f0[0]), int(loud[-1]) + 1 + TAIL_FRAMES)
+        self._f0: Floats = f0[0, self._skipped : last]
         self._random = random
         self._pulses = np.zeros(0, np.float32)
         self.num_frames = len(self._f0)

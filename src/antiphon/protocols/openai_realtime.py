@@ -163,7 +163,10 @@ class OpenAIRealtime(OpenAITranscription):
         elif vad:
             turn = ServerVad(vad["threshold"], vad["prefix_padding_ms"], vad["silence_duration_ms"])
         return TranscriptionConfig(
-            language=asked.get("language"), prompt=asked.get("prompt", ""), turn=turn, words=False
+            language=asked.get("language"),
+            prompt=asked.get("prompt", ""),
+            turn=turn,
+            partials=self.audio["transcription"] is not None,
         )
 
     def _loaded_voice(self, asked: Any) -> str | None:
