@@ -35,6 +35,7 @@ from antiphon.events import (
     Configured,
     Output,
     SpeechStarted,
+    SpeechStopped,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
@@ -126,7 +127,8 @@ class TalkSession:
         # Turns whose transcript is still to come, and what was asked meanwhile.
         self._turns: dict[int, Item] = {}
         self._later: list[ResponseAsked] = []
-        # A turn that ended while an answer that may not be interrupted was under way.
+        self._speaking = False
+        # Something was said that has no answer yet.
         self._owed = False
 
     @property
@@ -179,7 +181,7 @@ class TalkSession:
                 kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
                 await self._emit(ItemTruncated(item_id, content_index, kept_ms))
             case ResponseAsked():
-                if any(i in self._turns.values() for i in self.conversation.items):
+                if self._transcribing():
                     # What is to be answered is still being transcribed.
                     self._later.append(item)
                 else:
@@ -204,10 +206,16 @@ class TalkSession:
     async def _heard(self, output: Output) -> None:
         match output:
             case SpeechStarted(turn):
+                self._speaking = True
                 await self._name(turn)
                 await self._emit(output)
                 if self._answering and self.config.interrupt_response:
+                    # If it was a noise, what had not begun to be answered is still to be.
+                    self._owed = self._owed or not self._answering.response.output
                     self._answering.cancel("turn_detected")
+            case SpeechStopped():
+                self._speaking = False
+                await self._emit(output)
             case TurnCommitted(turn):
                 item = await self._name(turn)
                 previous = self.conversation.add(item)
@@ -219,11 +227,13 @@ class TalkSession:
                 if self.config.transcribes:
                     await self._emit(output)
                 if text.strip() and self.config.create_response and self.config.listening.turn:
-                    self._answer_turn()
+                    self._owed = True
+                self._answer_turn()
                 await self._catch_up()
             case TranscriptFailed(turn):
                 self._turns.pop(turn, None)
                 await self._emit(output)
+                self._answer_turn()
                 await self._catch_up()
             case TranscriptDelta():
                 if self.config.transcribes:
@@ -240,17 +250,23 @@ class TalkSession:
 
     async def _catch_up(self) -> None:
         """Answer what was asked while a turn was being transcribed."""
-        while self._later and not any(i in self._turns.values() for i in self.conversation.items):
+        while self._later and not self._transcribing():
             await self.handle(self._later.pop(0))
 
+    def _transcribing(self) -> bool:
+        """A turn that is an item already has no transcript yet."""
+        waiting = {id(item) for item in self._turns.values()}
+        return any(id(item) in waiting for item in self.conversation.items)
+
     def _answer_turn(self) -> None:
+        """Answer what is owed one, once nobody speaks and all that was said is known."""
+        if not self._owed or self._speaking or self._transcribing():
+            return
         if self._answering is None:
+            self._owed = False
             self._begin(ResponseAsked())
         elif self.config.interrupt_response:
             self._answering.cancel("turn_detected")
-            self._owed = True
-        else:
-            self._owed = True
 
     # --- answers ----------------------------------------------------------------------------------------------------------
 
@@ -285,9 +301,7 @@ class TalkSession:
             self._beside.discard(answering)
             if self._answering is answering:
                 self._answering = None
-        if self._owed and not self._answering:
-            self._owed = False
-            self._begin(ResponseAsked())
+        self._answer_turn()
 
     def context(self, asked: ResponseAsked) -> tuple[str, list[Item] | None]:
         """The instructions, and the items in place of the conversation. Raises RemoteProtocolError for a reference to none."""

@@ -1,0 +1,298 @@
+"""One conversation with a listener and a partner that do as they are told: who answers when, and what is closed how."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import numpy as np
+
+from antiphon.adapters.base import (
+    Answer,
+    Message,
+    PartnerProfile,
+    ReplyDone,
+    ReplyOptions,
+    Speaking,
+    TextDelta,
+    Tool,
+    VoiceOptions,
+)
+from antiphon.errors import ModelError
+from antiphon.events import (
+    ServerVad,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptDone,
+    TranscriptFailed,
+    TranscriptionConfig,
+    TurnCommitted,
+)
+from antiphon.inbox import Inbox
+from antiphon.talk import TalkSession
+from antiphon.talk_events import ResponseAsked, ResponseCreated, ResponseDone, ResponseStopped, TalkConfig
+from tests.scripted import ScriptedDetector, ScriptedTranscriber
+
+RATE_HZ = 24_000
+
+
+class Partner:
+    """Says a word when `go` is set, then the rest; remembers what it was asked."""
+
+    def __init__(self, fails: bool = False) -> None:
+        self.profile = PartnerProfile("scripted", RATE_HZ, ("one",))
+        self.asked: list[tuple[Message, ...]] = []
+        self.go, self.end = asyncio.Event(), asyncio.Event()
+        self.end.set()
+        self.fails = fails
+        self.left = 0
+
+    async def open(self) -> Partner:
+        return self
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        raise NotImplementedError
+
+    async def respond(
+        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[Answer, None]:
+        self.asked.append(tuple(messages))
+        try:
+            await self.go.wait()
+            yield TextDelta("One two.")
+            yield Speaking(np.zeros(RATE_HZ, np.float32))
+            if self.fails:
+                raise ModelError("no")
+            await self.end.wait()
+            yield ReplyDone("stop", 5, 2, 3)
+        finally:
+            self.left += 1
+
+    def close(self) -> None:
+        pass
+
+
+class Scene:
+    """A session whose listener is played by hand."""
+
+    def __init__(self, **config: Any) -> None:
+        self.partner = Partner(config.pop("fails", False))
+        self.out: list[Any] = []
+        count = itertools.count()
+        talk = TalkConfig(TranscriptionConfig(turn=ServerVad()), **config)
+        self.inbox = Inbox(10)
+        self.session = TalkSession(
+            talk, ScriptedTranscriber(), ScriptedDetector(), self.partner, self.inbox, self.emit,
+            new_id=lambda prefix: f"{prefix}{next(count)}",
+        )  # fmt: skip
+        self.turn = -1
+
+    async def emit(self, output: Any) -> None:
+        self.out.append(output)
+
+    async def __aenter__(self) -> Scene:
+        self.task = asyncio.create_task(self.session.run())
+        await self.settle()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.inbox.close()
+        async with asyncio.timeout(10):
+            await self.task
+
+    async def settle(self) -> None:
+        for _ in range(60):
+            await asyncio.sleep(0)
+
+    async def begins(self) -> None:
+        self.turn += 1
+        await self.session._heard(SpeechStarted(self.turn, 0))
+        await self.settle()
+
+    async def stops(self) -> int:
+        await self.session._heard(SpeechStopped(self.turn, 0))
+        await self.session._heard(TurnCommitted(self.turn, 0, 100))
+        await self.settle()
+        return self.turn
+
+    async def known(self, turn: int, text: str) -> None:
+        await self.session._heard(TranscriptDone(turn, text, text, (), "en", 1.0, 0, 0))
+        await self.settle()
+
+    async def says(self, text: str) -> None:
+        await self.begins()
+        await self.known(await self.stops(), text)
+
+    def responses(self) -> list[str]:
+        return [f"{o.response.status} {o.response.reason}".strip() for o in self.out if isinstance(o, ResponseDone)]
+
+    @property
+    def created(self) -> int:
+        return sum(isinstance(o, ResponseCreated) for o in self.out)
+
+
+def play(coroutine: Any) -> Any:
+    return asyncio.run(coroutine)
+
+
+def test_a_turn_is_answered_once_and_the_answer_remembered() -> None:
+    async def main() -> Scene:
+        async with Scene(instructions="Be kind.") as scene:
+            scene.partner.go.set()
+            await scene.says("Hello.")
+            await scene.says("Again.")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["completed", "completed"]
+    assert [m.text for m in scene.partner.asked[1]] == ["Be kind.", "Hello.", "One two.", "Again."]
+
+
+def test_nothing_said_is_not_answered() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            await scene.says("  ")
+        return scene
+
+    assert play(main()).created == 0
+
+
+def test_nobody_is_answered_while_they_speak_again() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.partner.go.set()
+            await scene.begins()
+            first = await scene.stops()
+            # They go on before the first part is transcribed.
+            await scene.begins()
+            await scene.known(first, "I would like")
+            assert scene.created == 0
+            await scene.known(await scene.stops(), "a cup of tea.")
+        return scene
+
+    scene = play(main())
+    assert scene.created == 1
+    assert [m.text for m in scene.partner.asked[0]] == ["I would like", "a cup of tea."]
+
+
+def test_two_turns_that_are_known_together_have_one_answer() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.partner.go.set()
+            await scene.begins()
+            first = await scene.stops()
+            await scene.begins()
+            second = await scene.stops()
+            await scene.known(first, "One.")
+            await scene.known(second, "Two.")
+        return scene
+
+    assert play(main()).created == 1
+
+
+def test_speech_interrupts_and_is_answered() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            await scene.says("Tell me a story.")
+            scene.partner.go.clear()
+            await scene.begins()
+            assert scene.responses() == ["cancelled turn_detected"]
+            scene.partner.go.set()
+            await scene.known(await scene.stops(), "No, wait.")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["cancelled turn_detected", "completed"]
+    assert scene.partner.left == 2
+
+
+def test_a_noise_before_the_answer_began_does_not_silence_it() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            await scene.says("Are you there?")
+            # A cough: speech that has no words.
+            await scene.begins()
+            scene.partner.go.set()
+            await scene.known(await scene.stops(), "")
+        return scene
+
+    assert play(main()).responses() == ["cancelled turn_detected", "completed"]
+
+
+def test_a_turn_whose_transcript_fails_does_not_hold_others_up() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.partner.go.set()
+            await scene.begins()
+            first = await scene.stops()
+            await scene.begins()
+            second = await scene.stops()
+            await scene.known(first, "One.")
+            await scene.session._heard(TranscriptFailed(second, "no"))
+            await scene.settle()
+        return scene
+
+    assert play(main()).created == 1
+
+
+def test_an_answer_that_may_not_be_interrupted_is_followed_by_the_next() -> None:
+    async def main() -> Scene:
+        async with Scene(interrupt_response=False) as scene:
+            await scene.says("One?")
+            await scene.says("Two?")
+            assert scene.responses() == []
+            scene.partner.go.set()
+            await scene.settle()
+        return scene
+
+    assert play(main()).responses() == ["completed", "completed"]
+
+
+def test_what_is_asked_waits_for_the_transcript_it_is_about() -> None:
+    async def main() -> Scene:
+        async with Scene(create_response=False) as scene:
+            scene.partner.go.set()
+            await scene.begins()
+            turn = await scene.stops()
+            await scene.session.handle(ResponseAsked())
+            await scene.settle()
+            assert scene.created == 0
+            await scene.known(turn, "Well?")
+        return scene
+
+    scene = play(main())
+    assert [m.text for m in scene.partner.asked[0]] == ["Well?"]
+
+
+def test_a_failure_under_way_ends_that_answer_only() -> None:
+    async def main() -> Scene:
+        async with Scene(fails=True) as scene:
+            scene.partner.go.set()
+            await scene.says("One?")
+            scene.partner.fails = False
+            await scene.says("Two?")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["failed", "completed"]
+
+
+def test_what_never_became_sound_was_not_said() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.partner.go.set()
+            scene.partner.end.clear()
+            await scene.session.handle(ResponseAsked())
+            await scene.settle()
+            await scene.session.handle(ResponseStopped())
+            await scene.settle()
+            assert scene.responses() == ["cancelled client_cancelled"]
+            scene.partner.end.set()
+            await scene.says("Go on.")
+        return scene
+
+    scene = play(main())
+    # It had written, and no word of it had a place in the sound.
+    assert [m.text for m in scene.partner.asked[-1]] == ["Go on."]
