@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 30000
 
-.PHONY: serve test unit fmt lint types bench peers lock clean
+.PHONY: serve test unit fmt lint types clients bench peers lock clean
 
 serve: $(VENV)/run.stamp
 	$(BIN)/antiphon serve
@@ -26,6 +26,10 @@ lint: $(VENV)/dev.stamp
 
 types: $(VENV)/dev.stamp
 	$(BIN)/mypy
+
+# Third-party clients in environments of their own (1 GB) against a real server.
+clients: $(VENV)/dev.stamp
+	$(BIN)/python tests/clients/run.py
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/antiphon bench asr

@@ -385,7 +385,7 @@ class OpenAIRealtime(OpenAITranscription):
             typed(given["voice"], (str, dict), "session.audio.output.voice")
             merged["voice"] = given["voice"]
             if self._loaded_voice(given["voice"]) is None:
-                self.stand_in(f"voice {given['voice']}")
+                self.stand_in(f"voice {given['voice']}", self.voices[0] if self.voices else "nobody")
         return merged
 
     # --- to the client ----------------------------------------------------------------------------------------------------

@@ -86,7 +86,8 @@ class OpenAITranscription(Dialect):
     expires_at: int = 0
     beta: bool = False
     language_check: Callable[[str], bool] = lambda _: True
-    stand_in: Callable[[str], None] = lambda _: None
+    # (name, what serves it instead of the transcriber)
+    stand_in: Callable[..., None] = lambda *_: None
     audio: dict[str, Any] = field(default_factory=dict)
     include: list[str] | None = None
     _decode: Callable[[bytes], Pcm] = from_pcm16

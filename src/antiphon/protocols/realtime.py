@@ -45,7 +45,7 @@ class RealtimeConnection:
     new_id: NewId = random_id
     max_append_bytes: int = 15 << 20
     language_check: Callable[[str], bool] = lambda _: True
-    stand_in: Callable[[str], None] = lambda _: None
+    stand_in: Callable[..., None] = lambda *_: None
     # Names of whoever answers, and the voices; None: nobody does.
     partners: Models | None = None
     voices: tuple[str, ...] = ()
@@ -94,7 +94,9 @@ class RealtimeConnection:
             )
             self._talk.begin(self.opening.model or self.partners.loaded[0])
         first = self._talk or openai
-        if self.opening.model and not vllm and self.models.exact(name) is None:
+        if self._talk and self.partners and self.opening.model and self.partners.exact(name) is None:
+            self.stand_in(name, self.partners.loaded[0])
+        elif not self._talk and self.opening.model and not vllm and self.models.exact(name) is None:
             self.stand_in(name)
         self._first.append(
             frame(

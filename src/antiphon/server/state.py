@@ -115,8 +115,8 @@ class ServerState:
         return max((s.backlog_s() for s in self.live), default=0.0)
 
     def stand_in(self, name: str, model: str = "") -> None:
-        """Say once which loaded model serves a client's default name."""
+        """Say once what serves a client's default name for a model or voice."""
         name = name[:80]
         if name not in self._mentioned and len(self._mentioned) < 1000:
             self._mentioned.add(name)
-            log.info("model %r is not here: served by %s", name, model or self.names.loaded[0])
+            log.info("%r is not here: served by %s", name, model or self.names.loaded[0])
