@@ -216,7 +216,7 @@ class OpenAIRealtime(OpenAITranscription):
         self._event_id = mine if isinstance(mine, str) else None
         match require(event, "type", str, "type"):
             case "session.update":
-                self._update_session(require(event, "session", dict, "session"))
+                self._update(require(event, "session", dict, "session"))
             case "input_audio_buffer.append":
                 self._append(require(event, "audio", str, "audio"))
             case "input_audio_buffer.commit":
@@ -262,7 +262,7 @@ class OpenAIRealtime(OpenAITranscription):
     def _ask(self, item: TalkInput) -> None:
         self._queue(item)  # type: ignore[arg-type]
 
-    def _update_session(self, session: dict[str, Any]) -> None:
+    def _update(self, session: dict[str, Any], *, old: bool = False) -> None:
         """Check the whole update first; a wrong field refuses all of it."""
         flat = self.beta or any(k in session for k in (*_BETA_AUDIO, "modalities", "voice", "output_audio_format"))
         fields, given, output = self._flat(session) if flat else self._nested(session)

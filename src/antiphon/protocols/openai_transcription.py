@@ -102,6 +102,12 @@ class OpenAITranscription(Dialect):
         """Set the defaults for the model the URL named (as the client spells it)."""
         self.audio = default_input(model)
 
+    def preset(self, session: dict[str, Any]) -> None:
+        """Begin with this update; nothing is told of it. Raises RemoteProtocolError."""
+        self._update(session, old=False)
+        self.frames()
+        self.inputs()
+
     def configured(self) -> Configured:
         """The configuration in force."""
         return Configured(self._config(self.audio))

@@ -7,8 +7,9 @@ The first `session.update` decides: a top-level `model` and no `session` object 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -26,12 +27,16 @@ MAX_HELD_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What the upgrade request said: `?model=`, `?dialect=`, `?intent=`, and whether it asked for the beta names."""
+    """What the upgrade request said: `?model=`, `?dialect=`, `?intent=`, and whether it asked for the beta names.
+
+    `session`: the session that its short-lived key was made for, as a `session.update` would give it.
+    """
 
     model: str = ""
     dialect: str = ""
     intent: str = ""
     beta: bool = False
+    session: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -59,12 +64,15 @@ class RealtimeConnection:
     _session_id: str = ""
 
     def open(self) -> None:
-        """Queue the first frame. Raises RemoteProtocolError if the URL asks for what is not there."""
+        """Queue the first frame. Raises RemoteProtocolError if the URL, or its key's session, asks for what is not there."""
         if self.opening.dialect not in ("", "vllm", "openai"):
             raise RemoteProtocolError("invalid_value", f"Unknown dialect: {self.opening.dialect}", "dialect")
         vllm = self.opening.dialect == "vllm"
-        name = self.opening.model or self.models.loaded[0]
-        answered = bool(self.partners and self.partners.lenient(name)) and self.opening.intent != "transcription"
+        preset = self.opening.session
+        named = preset.get("model") if preset else None
+        name = self.opening.model or (named if isinstance(named, str) else "") or self.models.loaded[0]
+        only_text = self.opening.intent == "transcription" or bool(preset and preset.get("type") == "transcription")
+        answered = bool(self.partners and (self.partners.lenient(name) or self.partners.exact(name))) and not only_text
         if (self.models.exact(name) if vllm else self.models.lenient(name) or answered) in (None, False):
             raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
         self._session_id = self.new_id("sess-")
@@ -79,8 +87,7 @@ class RealtimeConnection:
             stand_in=self.stand_in,
         )
         openai.begin(name)
-        talks = self.partners and not vllm and self.opening.intent != "transcription"
-        if self.partners and talks:
+        if self.partners and not vllm and not only_text:
             self._talk = OpenAIRealtime(
                 self.models,
                 self.new_id,
@@ -92,8 +99,12 @@ class RealtimeConnection:
                 stand_in=self.stand_in,
                 voices=self.voices,
             )
-            self._talk.begin(self.opening.model or self.partners.loaded[0])
+            self._talk.begin(name if self.opening.model or named else self.partners.loaded[0])
         first = self._talk or openai
+        if preset is not None:
+            if self._talk is None and not only_text:
+                raise RemoteProtocolError("model_not_found", "No language model is loaded.", "session.model")
+            first.preset(dict(preset))
         if self._talk and self.partners and self.opening.model and self.partners.exact(name) is None:
             self.stand_in(name, self.partners.loaded[0])
         elif not self._talk and self.opening.model and not vllm and self.models.exact(name) is None:
@@ -109,12 +120,15 @@ class RealtimeConnection:
         )
         if vllm:
             self._choose_vllm()
-        elif self._talk and self.opening.beta:
+        elif self._talk and (self.opening.beta or preset is not None):
             self._choose_talk()
-        elif not self._talk and (
-            self.opening.dialect == "openai" or self.opening.intent == "transcription" or self.opening.beta
-        ):
+        elif not self._talk and (self.opening.dialect == "openai" or only_text or self.opening.beta):
             self._choose_openai()
+
+    def session(self) -> dict[str, Any]:
+        """The session as the client is shown it first."""
+        assert self._openai
+        return (self._talk or self._openai).session()
 
     @property
     def id(self) -> str:

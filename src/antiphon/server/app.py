@@ -17,6 +17,7 @@ from antiphon.server.auth import bearer
 from antiphon.server.chat import chat_completions
 from antiphon.server.errors import error_response, http_exception
 from antiphon.server.realtime import realtime
+from antiphon.server.secrets import client_secrets, sessions
 from antiphon.server.speech import batch, speech, voice, voices
 from antiphon.server.speech_stream import speech_stream
 from antiphon.server.state import ServerState
@@ -49,6 +50,8 @@ def build(state: ServerState) -> Starlette:
             Route("/v1/audio/voices", voices, methods=["GET", "POST"]),
             Route("/v1/audio/voices/{name:path}", voice, methods=["DELETE"]),
             WebSocketRoute("/v1/audio/speech/stream", speech_stream),
+            Route("/v1/realtime/client_secrets", client_secrets, methods=["POST"]),
+            Route("/v1/realtime/sessions", sessions, methods=["POST"]),
             WebSocketRoute("/v1/realtime", realtime),
             WebSocketRoute("/realtime", realtime),
         ],
@@ -81,7 +84,8 @@ async def _root(request: Request) -> Response:
     lines = [
         f"antiphon {__version__}",
         "",
-        "WS   /v1/realtime                  streaming transcription (vLLM dialect, OpenAI Realtime)",
+        "WS   /v1/realtime                  conversations (OpenAI Realtime), streaming transcription (vLLM dialect, OpenAI)",
+        "POST /v1/realtime/client_secrets   a short-lived key for a browser",
         "POST /v1/audio/transcriptions      a file to text, streamed or whole",
         "POST /v1/audio/translations        a file to English",
         "POST /v1/chat/completions          a conversation's next turn, streamed or whole",

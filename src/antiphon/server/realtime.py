@@ -20,6 +20,7 @@ from antiphon.inbox import Inbox
 from antiphon.protocols.realtime import Opening, RealtimeConnection
 from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
+from antiphon.server.secrets import connection_for
 from antiphon.server.state import Live, ServerState
 from antiphon.session import TranscriptionSession
 from antiphon.talk import TalkSession
@@ -47,16 +48,16 @@ class _End:
 async def realtime(websocket: WebSocket) -> None:
     """GET /v1/realtime, upgraded. Refusals before the upgrade are HTTP answers."""
     state: ServerState = websocket.app.state.antiphon
-    who = state.who(bearer(websocket.headers))
+    who = state.who(bearer(websocket.headers), short=True)
     if who is None:
         state.metrics.refused.labels("unauthorized").inc()
         await _deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
         return
     try:
-        models = state.loaded()
+        state.loaded()
         with state.admit(who):
             connection = _Connection(websocket, state, who)
-            await connection.run(models.transcriber.profile.languages)
+            await connection.run()
     except Refused as refusal:
         state.metrics.refused.labels("no_room").inc()
         await _deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
@@ -85,26 +86,18 @@ class _Connection:
         self._end_code = 1000
         self._arrivals: deque[float] = deque()
 
-    async def run(self, languages: tuple[str, ...]) -> None:
-        websocket, settings = self._websocket, self._state.settings
+    async def run(self) -> None:
+        websocket = self._websocket
+        secret = self._state.secret(bearer(websocket.headers))
         asked = websocket.query_params
         opening = Opening(
             model=asked.get("model", ""),
             dialect=asked.get("dialect", ""),
             intent=asked.get("intent", ""),
             beta="realtime=v1" in websocket.headers.get("openai-beta", ""),
+            session=secret.session if secret else None,
         )
-        self._wire = RealtimeConnection(
-            opening,
-            self._state.names,
-            time.time,
-            session_s=settings.server.session_s,
-            max_append_bytes=settings.audio.max_append_bytes,
-            language_check=languages.__contains__,
-            stand_in=self._state.stand_in,
-            partners=self._state.partners,
-            voices=partner.profile.voices if (partner := self._state.loaded().partner) else (),
-        )
+        self._wire = connection_for(self._state, opening)
         protocols = websocket.scope.get("subprotocols", [])
         await websocket.accept(subprotocol="realtime" if "realtime" in protocols else None)
         try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hmac
 import logging
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 
@@ -19,6 +21,7 @@ from antiphon.settings import Settings
 from antiphon.store.voices import VoiceStore
 
 log = logging.getLogger(__name__)
+MAX_SECRETS = 10_000
 
 
 @dataclass(eq=False, slots=True)
@@ -28,6 +31,15 @@ class Live:
     key: str
     backlog_s: Callable[[], float]
     finish: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """A short-lived key: who made it, until when it holds (monotonic seconds), and the session it opens."""
+
+    who: str
+    until_s: float
+    session: Mapping[str, Any]
 
 
 @dataclass(slots=True)
@@ -43,6 +55,7 @@ class ServerState:
     _empty: anyio.Event = field(default_factory=anyio.Event)
     _by_key: Counter[str] = field(default_factory=Counter)
     _mentioned: set[str] = field(default_factory=set)
+    _secrets: dict[str, Secret] = field(default_factory=dict)
 
     @property
     def voices(self) -> VoiceStore:
@@ -69,8 +82,26 @@ class ServerState:
             raise Refused("the models are still loading", 5.0)
         return self.models
 
-    def who(self, key: str | None) -> str | None:
-        """The caller of an API key: itself if it is one of ours, "" where none is asked for, None for a stranger."""
+    def keep_secret(self, value: str, secret: Secret) -> None:
+        """Let a short-lived key open sessions until it expires. Bound: MAX_SECRETS, the oldest go."""
+        now_s = time.monotonic()
+        self._secrets = {k: s for k, s in self._secrets.items() if s.until_s > now_s}
+        while len(self._secrets) >= MAX_SECRETS:
+            del self._secrets[next(iter(self._secrets))]
+        self._secrets[value] = secret
+
+    def secret(self, key: str | None) -> Secret | None:
+        """What a short-lived key stands for; None for one that expired, or for any other key."""
+        found = self._secrets.get(key or "")
+        return found if found and found.until_s > time.monotonic() else None
+
+    def who(self, key: str | None, *, short: bool = False) -> str | None:
+        """The caller of an API key: itself if it is one of ours, "" where none is asked for, None for a stranger.
+
+        `short`: a short-lived key will do, and stands for the key it was made with.
+        """
+        if short and (secret := self.secret(key)):
+            return secret.who
         keys = self.settings.server.api_keys
         if not keys:
             return ""

@@ -1,0 +1,100 @@
+"""Short-lived keys: what they open, for how long, and what they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import websockets
+
+from antiphon.server.state import MAX_SECRETS, Secret, ServerState
+from tests.conftest import SMALL, VOICE, Process, Serve
+
+KEY = {"Authorization": "Bearer long-key"}
+
+
+@pytest.fixture(scope="module")
+def locked(serve: Serve) -> Process:
+    return serve("--language-model", SMALL, "--synthesizer", VOICE, "--api-key", "long-key")
+
+
+def post(server: Process, body: Any, path: str = "client_secrets", headers: dict[str, str] = KEY) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/realtime/{path}", json=body, headers=headers, timeout=30)
+
+
+def created(server: Process, key: str, query: str = "") -> dict[str, Any]:
+    async def main() -> dict[str, Any]:
+        protocols = ["realtime", f"openai-insecure-api-key.{key}"]
+        async with websockets.connect(f"{server.ws}/v1/realtime{query}", subprotocols=protocols) as socket:  # type: ignore[arg-type]
+            assert socket.subprotocol == "realtime"
+            return dict(json.loads(await socket.recv()))
+
+    return asyncio.run(main())
+
+
+def test_a_key_opens_the_session_it_was_made_for(locked: Process) -> None:
+    asked = {"type": "realtime", "model": "gpt-realtime", "instructions": "Be kind.", "output_modalities": ["text"]}
+    made = post(locked, {"session": asked, "expires_after": {"anchor": "created_at", "seconds": 60}}).json()
+    assert made["value"].startswith("ek_")
+    assert made["session"]["instructions"] == "Be kind."
+    session = created(locked, made["value"])["session"]
+    assert (session["type"], session["model"], session["output_modalities"]) == ("realtime", "gpt-realtime", ["text"])
+    transcription = post(locked, {"session": {"type": "transcription"}}).json()
+    assert created(locked, transcription["value"])["session"]["type"] == "transcription"
+
+
+def test_the_beta_gives_the_session_with_its_key_inside(locked: Process) -> None:
+    made = post(locked, {"model": "gpt-4o-realtime-preview", "voice": "alloy", "instructions": "x"}, "sessions").json()
+    assert made["instructions"] == "x"
+    assert created(locked, made["client_secret"]["value"])["session"]["instructions"] == "x"
+
+
+def test_a_short_key_opens_nothing_else_and_a_stranger_makes_none(locked: Process) -> None:
+    short = post(locked, {}).json()["value"]
+    assert post(locked, {}, headers={"Authorization": f"Bearer {short}"}).status_code == 401
+    assert post(locked, {}, headers={}).status_code == 401
+    bearer = {"Authorization": f"Bearer {short}"}
+    assert httpx.get(f"{locked.url}/v1/models", headers=bearer).status_code == 401
+    with pytest.raises(websockets.InvalidStatus):
+        created(locked, "ek_invented")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"session": {"type": "realtime", "what": 1}}, 400),
+        ({"session": {"type": "song"}}, 400),
+        ({"session": {"type": "realtime", "model": "nonsense"}}, 404),
+        ({"expires_after": {"seconds": 5}}, 400),
+        ({"expires_after": {"seconds": 7201}}, 400),
+        ({"what": 1}, 400),
+        ([], 400),
+    ],
+)
+def test_what_cannot_be_is_refused_before_there_is_a_key(locked: Process, body: Any, status: int) -> None:
+    assert post(locked, body).status_code == status
+
+
+def test_the_stock_client_makes_one(locked: Process) -> None:
+    with openai.OpenAI(base_url=f"{locked.url}/v1", api_key="long-key") as client:
+        made = client.realtime.client_secrets.create(session={"type": "realtime", "model": "gpt-realtime"})
+    assert made.value.startswith("ek_")
+    assert made.session.type == "realtime"
+
+
+def test_keys_expire_and_are_bounded() -> None:
+    from antiphon.server.metrics import Metrics
+    from antiphon.settings import Settings
+
+    state = ServerState(Settings(), Metrics())
+    state.keep_secret("old", Secret("me", 0.0, {}))
+    assert state.secret("old") is None
+    for k in range(MAX_SECRETS + 5):
+        state.keep_secret(f"ek_{k}", Secret("me", float("inf"), {}))
+    assert state.secret("ek_0") is None
+    assert state.secret(f"ek_{MAX_SECRETS + 4}")
+    assert len(state._secrets) == MAX_SECRETS
