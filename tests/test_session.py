@@ -286,3 +286,72 @@ def test_a_full_inbox_waits_or_refuses() -> None:
         assert await live.get() is None
 
     anyio.run(main)
+
+
+class Judge:
+    """Takes the first pauses for complete or not, as told; remembers what it heard."""
+
+    def __init__(self, *verdicts: float | Exception) -> None:
+        self.verdicts = list(verdicts)
+        self.heard: list[int] = []
+
+    async def complete(self, pcm: Pcm) -> float:
+        self.heard.append(len(pcm))
+        verdict = self.verdicts.pop(0)
+        if isinstance(verdict, Exception):
+            raise verdict
+        return verdict
+
+
+def judged(judge: Judge | None, *sounds: Pcm) -> list[tuple[str, int]]:
+    """Starts and stops, in milliseconds, of sound that comes in real steps under a semantic turn."""
+    out: list[tuple[str, int]] = []
+
+    async def main() -> None:
+        async def emit(output: Output) -> None:
+            if isinstance(output, SpeechStarted | SpeechStopped):
+                out.append((type(output).__name__, output.at_ms))
+
+        inbox = Inbox(3600)
+        vad = ServerVad(0.5, 0, 320, 2000)
+        session = TranscriptionSession(
+            TranscriptionConfig(turn=vad), ScriptedTranscriber(), ScriptedDetector(), inbox, emit, judge=judge
+        )
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run)
+            whole = np.concatenate(sounds)
+            for at in range(0, len(whole), FRAME):
+                await inbox.put(AudioAppended(whole[at : at + FRAME]))
+                for _ in range(20):
+                    await anyio.lowlevel.checkpoint()
+            inbox.close()
+
+    anyio.run(main)
+    return out
+
+
+def quiet(frames: int) -> Pcm:
+    return np.zeros(frames * FRAME, np.float32)
+
+
+def test_a_turn_that_is_complete_ends_soon_and_one_that_is_not_waits() -> None:
+    words = speech(1, 3)
+    length = len(words) // FRAME * FRAME // 16
+    judge = Judge(0.9)
+    (_, start), (_, stop) = judged(judge, words, quiet(100))
+    assert (start, len(judge.heard)) == (0, 1)
+    assert stop - length <= 320 + 64
+    # A hesitation of a second does not end a turn; what follows is judged anew, with what came before.
+    judge = Judge(0.1, 0.9)
+    changes = judged(judge, words, quiet(31), words, quiet(100))
+    assert [name for name, _ in changes] == ["SpeechStarted", "SpeechStopped"]
+    assert judge.heard[1] > 2 * len(words)
+    # Nothing more comes: patience ends it.
+    changes = judged(Judge(0.1), words, quiet(100))
+    assert 1900 <= changes[1][1] - length <= 2100
+
+
+def test_a_judge_that_fails_holds_nobody_up() -> None:
+    words = speech(1, 3)
+    (_, _), (_, stop) = judged(Judge(Refused("full", 1.0)), words, quiet(100))
+    assert stop - len(words) // 16 <= 320 + 64

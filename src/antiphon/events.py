@@ -16,11 +16,16 @@ from antiphon.audio import Pcm, SpeechFormat
 
 @dataclass(frozen=True, slots=True)
 class ServerVad:
-    """The server finds the turns. `threshold` is a speech probability, the rest is milliseconds."""
+    """The server finds the turns. `threshold` is a speech probability, the rest is milliseconds.
+
+    With `patience_ms`, a pause of `silence_duration_ms` ends a turn only if what was said is judged to be complete; any other
+    pause ends it after `patience_ms`.
+    """
 
     threshold: float = 0.5
     prefix_padding_ms: int = 300
     silence_duration_ms: int = 200
+    patience_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

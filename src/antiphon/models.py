@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from antiphon.adapters import ADAPTERS, PREPARERS
-from antiphon.adapters.base import LanguageModel, Partner, SpeechDetector, Synthesizer, Transcriber
+from antiphon.adapters.base import LanguageModel, Partner, SpeechDetector, Synthesizer, Transcriber, TurnJudge
 from antiphon.adapters.cascade import Cascade
 from antiphon.engine.engine import EngineSettings
 from antiphon.errors import SettingsError, StoreError
@@ -25,7 +25,8 @@ ObserveStep = Callable[[str, int, float, float], None]
 HEARING: tuple[Role, ...] = ("transcriber", "vad")
 TALKING: tuple[Role, ...] = ("language",)
 SPEAKING: tuple[Role, ...] = ("synthesizer",)
-EVERYTHING = HEARING + TALKING + SPEAKING
+JUDGING: tuple[Role, ...] = ("turn",)
+EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ class LoadedModels:
 
     hears: Transcriber | None
     watches: SpeechDetector | None
+    judges: TurnJudge | None
     language: LanguageModel | None
     speaks: Synthesizer | None
     names: tuple[str, ...]
@@ -165,12 +167,13 @@ def load(
                 m.id: prepare(settings, store, m) for m in wanted if m.role == model.role and m is not model
             }
         by_role[model.role] = make(prepare(settings, store, model), model.id, **options)
-        if model.role != "vad":
+        if model.role not in ("vad", "turn"):
             names.append(model.id)
     lanes = tuple(m.lane for role, m in by_role.items() if role != "language")
     return LoadedModels(
         by_role.get("transcriber"),
         by_role.get("vad"),
+        by_role.get("turn"),
         by_role.get("language"),
         by_role.get("synthesizer"),
         tuple(names),
@@ -188,6 +191,8 @@ def _options(settings: Settings, role: Role) -> dict[str, Any]:
                 "workers": num_workers(models),
                 "max_queue": models.max_queue,
             }
+        case "turn":
+            return {"max_queue": models.max_queue}
         case "synthesizer":
             return {"workers": num_workers(models), "max_queue": max(1024, models.max_queue)}
         case "vad":

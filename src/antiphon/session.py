@@ -12,15 +12,17 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import anyio
+import anyio.abc
 
 from antiphon.adapters.base import (
     Hypothesis,
     Piece,
     SpeechDetector,
     Transcriber,
+    TurnJudge,
     Window,
 )
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -45,8 +47,8 @@ from antiphon.events import (
 )
 from antiphon.inbox import Inbox
 from antiphon.talk_events import TalkInput
-from antiphon.transcript import WindowText, tuned
-from antiphon.turn.segmenter import MARGIN, OpenWindow, Segmenter, Step, TurnEnded, WindowEnded
+from antiphon.transcript import WindowText, shortened, tuned, words_to_settle
+from antiphon.turn.segmenter import MARGIN, OpenWindow, Segmenter, Step, TurnEnded, WindowEnded, owners
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ SPECULATE_AFTER_S = MARGIN / SAMPLE_RATE_HZ
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
 BUSY_STEPS = 3
+# A pause this long is judged; from this probability on what was said is complete.
+JUDGE_AFTER_S, COMPLETE = 0.2, 0.5
 # A client that is muted once it has heard that its turn ended sends no silence: it gets its transcript all the same.
 STALLED_S = 0.6
 
@@ -120,6 +124,7 @@ class TranscriptionSession:
         min_commit_ms: int = 0,
         measure: Measure = _unmeasured,
         aside: Aside | None = None,
+        judge: TurnJudge | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -131,6 +136,10 @@ class TranscriptionSession:
         self._min_commit_ms = min_commit_ms
         self._measure = measure
         self._aside = aside
+        self._judge = judge
+        # The pause that was judged last, by the sample it began at.
+        self._judged: int | None = None
+        self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
         self._profile = tuned(transcriber.profile, config.tuning)
         self._segmenter = Segmenter(self._profile, config.turn, detector.frame_samples)
@@ -155,6 +164,7 @@ class TranscriptionSession:
     async def run(self) -> None:
         """Until the inbox is closed and all it held is transcribed."""
         async with anyio.create_task_group() as group:
+            self._group = group
             group.start_soon(self._decode)
             await self._listen()
             if self._segmenter.window or self._turns:
@@ -201,6 +211,28 @@ class TranscriptionSession:
             self._measure("vad", self._clock() - started)
         self.audio_s += len(pcm) / SAMPLE_RATE_HZ
         await self._take(self._segmenter.feed(pcm, probabilities))
+        self._consider()
+
+    def _consider(self) -> None:
+        """A pause of a turn that ends by its meaning is judged once, beside the listening."""
+        vad, window, quiet = self.config.turn, self._segmenter.window, self._segmenter.quiet_since
+        if self._judge is None or vad is None or vad.patience_ms is None or window is None or quiet is None:
+            return
+        if quiet == self._judged or self._segmenter.now - quiet < JUDGE_AFTER_S * SAMPLE_RATE_HZ:
+            return
+        self._judged = quiet
+        assert self._group
+        self._group.start_soon(self._decide, self._judge, quiet, self._segmenter.sound(window.start))
+
+    async def _decide(self, judge: TurnJudge, quiet: int, pcm: Pcm) -> None:
+        try:
+            complete = await judge.complete(pcm) >= COMPLETE
+        except (ModelError, Refused) as error:
+            # Without a judgement the turn ends as one that is complete does.
+            log.warning("a pause was not judged: %s", error)
+            complete = True
+        if complete and self._segmenter.quiet_since == quiet:
+            self._segmenter.hasten()
 
     def _overrun(self) -> bool:
         return self._segmenter.window_s > self._profile.max_window_s + WINDOW_OVERRUN_S
@@ -327,7 +359,7 @@ class TranscriptionSession:
 
     async def _settle(self, window: OpenWindow, text: WindowText, final: Hypothesis) -> None:
         """Take a window's final: the last deltas, and each turn's words."""
-        deltas, pieces = text.finish(final, _owners(window, final))
+        deltas, pieces = text.finish(final, owners(window, final))
         # Counted with the window's last turn: a decode is not to be divided.
         last = self._turn(window.spans[-1].turn)
         last.prompt_tokens += final.prompt_tokens
@@ -433,8 +465,8 @@ class TranscriptionSession:
             finally:
                 self._partial_scope = None
             self._measure("partial", self._clock() - started)
-            owners = _owners(window, hypothesis)
-            for turn, delta in text.offer(hypothesis, now / SAMPLE_RATE_HZ, owners, self._eager(window)):
+            mine = owners(window, hypothesis)
+            for turn, delta in text.offer(hypothesis, now / SAMPLE_RATE_HZ, mine, self._eager(window)):
                 await self._send(turn, delta)
 
     async def _cut_window(self) -> None:
@@ -450,7 +482,7 @@ class TranscriptionSession:
             final = None
         if self._segmenter.window is not window:
             return
-        keep = _words_to_settle(final, len(text.sent), len(pcm) / SAMPLE_RATE_HZ) if final else 0
+        keep = words_to_settle(final, len(text.sent), len(pcm) / SAMPLE_RATE_HZ) if final else 0
         if final is None or not keep:
             self._segmenter.cut(window.start + len(pcm))
             return
@@ -459,30 +491,6 @@ class TranscriptionSession:
             if keep < len(final.words)
             else len(pcm) / SAMPLE_RATE_HZ
         )
-        await self._settle(window, text, _shortened(final, keep))
+        await self._settle(window, text, shortened(final, keep))
         if self._segmenter.window is window:
             self._segmenter.cut(window.start + int(cut_s * SAMPLE_RATE_HZ))
-
-
-def _owners(window: OpenWindow, hypothesis: Hypothesis) -> list[int]:
-    """The turn of each piece: by the middle of its word where turns share the window."""
-    if len(window.spans) == 1 or len(hypothesis.words) != len(hypothesis.pieces):
-        return [window.spans[-1].turn] * len(hypothesis.pieces)
-    return [window.turn_at(window.start + int((w.start_s + w.end_s) / 2 * SAMPLE_RATE_HZ)) for w in hypothesis.words]
-
-
-def _shortened(final: Hypothesis, keep: int) -> Hypothesis:
-    return replace(final, pieces=final.pieces[:keep], words=final.words[:keep])
-
-
-def _words_to_settle(final: Hypothesis, sent: int, length_s: float) -> int:
-    """How many words to settle: up to the widest gap in the last third, behind what was sent, before the last second."""
-    words = final.words
-    best, widest = 0, -1.0
-    for k in range(max(1, sent), len(words)):
-        gap = words[k].start_s - words[k - 1].end_s
-        if words[k - 1].end_s < length_s * 0.6 or words[k].start_s > length_s - 1.0:
-            continue
-        if gap > widest:
-            best, widest = k, gap
-    return best or len(words)

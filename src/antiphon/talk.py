@@ -27,6 +27,7 @@ from antiphon.adapters.base import (
     ToolCallDelta,
     ToolCallStarted,
     Transcriber,
+    TurnJudge,
     VoiceOptions,
 )
 from antiphon.conversation import Conversation, cut_to
@@ -102,6 +103,7 @@ class TalkSession:
         new_id: Callable[[str], str],
         min_commit_ms: int = 0,
         measure: Callable[[str, float], None] = lambda kind, seconds: None,
+        judge: TurnJudge | None = None,
     ) -> None:
         self.config = config
         self.conversation = Conversation()
@@ -118,6 +120,7 @@ class TalkSession:
             min_commit_ms=min_commit_ms,
             measure=measure,
             aside=self.handle,
+            judge=judge,
         )
         self._talk: Talk | None = None
         self._group: anyio.abc.TaskGroup | None = None

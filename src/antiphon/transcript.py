@@ -165,3 +165,21 @@ def end_of(sent: Sequence[Piece], final: Sequence[Piece]) -> int:
         elif tag == "insert" and i2 < len(mine):
             end = j2
     return end
+
+
+def shortened(final: Hypothesis, keep: int) -> Hypothesis:
+    """Its first `keep` words."""
+    return replace(final, pieces=final.pieces[:keep], words=final.words[:keep])
+
+
+def words_to_settle(final: Hypothesis, sent: int, length_s: float) -> int:
+    """How many words to settle: up to the widest gap in the last third, behind what was sent, before the last second."""
+    words = final.words
+    best, widest = 0, -1.0
+    for k in range(max(1, sent), len(words)):
+        gap = words[k].start_s - words[k - 1].end_s
+        if words[k - 1].end_s < length_s * 0.6 or words[k].start_s > length_s - 1.0:
+            continue
+        if gap > widest:
+            best, widest = k, gap
+    return best or len(words)

@@ -262,6 +262,30 @@ def test_nobody_who_is_in_fails_for_want_of_room() -> None:
     asyncio.run(main())
 
 
+def test_who_has_work_does_not_wait_for_who_has_none() -> None:
+    async def main() -> None:
+        runner = ScriptedRunner()
+        # Nowhere to park: an idle session's KV cannot be put away.
+        e = engine(runner, kv_bytes=4 * 64, reserve_rows=128, host_bytes=0, disk_bytes=0)
+        a, b = await e.open(), await e.open()
+        a.append([1])
+        await a.settle()
+        assert await e.ask(lambda: e.scheduler._park_one(exclude=b._seat))
+        b.append(list(range(240)))
+        async with asyncio.timeout(20):
+            # B takes all there is, and is idle then.
+            assert len(await tokens(b, 10)) == 10
+            assert (await e.state()).kv_bytes == 4 * 64
+            assert len(await tokens(a, 100)) == 100
+            await e.ask(e.scheduler.check_integrity)
+            # What was given up is computed anew.
+            assert len(await tokens(b, 10)) == 10
+            await e.ask(e.scheduler.check_integrity)
+        e.close()
+
+    asyncio.run(main())
+
+
 def test_idle_sessions_make_room_and_come_back() -> None:
     async def main() -> None:
         runner = ScriptedRunner()

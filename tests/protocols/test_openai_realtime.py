@@ -84,7 +84,7 @@ def test_an_update_changes_what_it_names_and_echoes_all() -> None:
         1.5,
     )
     assert config.listening.turn
-    assert config.listening.turn.silence_duration_ms == 1500
+    assert (config.listening.turn.silence_duration_ms, config.listening.turn.patience_ms) == (300, 8000)
     again = updated(wire, audio={"input": {"turn_detection": {"type": "server_vad", "create_response": False}}})
     assert again["instructions"] == "Be brief."
     assert again["audio"]["input"]["turn_detection"]["interrupt_response"] is True

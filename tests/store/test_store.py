@@ -216,4 +216,4 @@ def test_the_registry_is_whole() -> None:
             assert file.size > 0
             assert file.parts or file.hub
     for models in PROFILES.values():
-        assert {m.role for m in models} == {"transcriber", "vad", "language", "synthesizer"}
+        assert {m.role for m in models} == {"transcriber", "vad", "turn", "language", "synthesizer"}

@@ -47,6 +47,24 @@ def test_padding_never_reaches_into_the_last_turn() -> None:
     assert changes[-1] == Started(6 * FRAME)
 
 
+def test_a_pause_may_be_hastened_and_the_next_one_is_as_long_as_ever() -> None:
+    endpointer = Endpointer(0.5, 0, 3200)
+    run(endpointer, [LOUD] * 4 + [QUIET] * 4)
+    endpointer.hasten(192)
+    assert run(endpointer, [QUIET] * 2) == [Stopped(10 * FRAME, 4 * FRAME)]
+    assert run(endpointer, [LOUD] * 4 + [QUIET] * 50)[-1] == Paused(14 * FRAME)
+    # Speech takes a judgement back.
+    endpointer.hasten(1920)
+    assert run(endpointer, [LOUD]) == [Resumed(64 * FRAME)]
+    assert not [c for c in run(endpointer, [QUIET] * 70) if isinstance(c, Stopped)]
+    # Outside a pause there is nothing to hasten.
+    other = Endpointer(0.5, 0, 3200)
+    other.hasten(32)
+    run(other, [LOUD] * 3)
+    other.hasten(32)
+    assert run(other, [QUIET] * 20) == [Paused(3 * FRAME)]
+
+
 def test_flush_ends_an_open_turn_where_speech_ended() -> None:
     endpointer = Endpointer(0.5, 0, 1000)
     run(endpointer, [LOUD] * 4 + [QUIET] * 2)

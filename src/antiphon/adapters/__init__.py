@@ -10,6 +10,7 @@ ADAPTERS: Mapping[str, str] = MappingProxyType(
     {
         "whisper": "antiphon.adapters.whisper:WhisperTranscriber",
         "silero": "antiphon.adapters.silero:SileroDetector",
+        "smart_turn": "antiphon.adapters.smart_turn:SmartTurn",
         "hibari": "antiphon.adapters.hibari:Hibari",
         "causal_lm": "antiphon.adapters.causal_lm:CausalLm",
     }

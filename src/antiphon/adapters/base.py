@@ -186,6 +186,15 @@ class SpeechDetector(Protocol):
     def open(self) -> SpeechStream: ...
 
 
+class TurnJudge(Protocol):
+    """One loaded model that says whether a turn is complete, shared by all sessions."""
+
+    async def complete(self, pcm: Pcm) -> float:
+        """The probability that who has paused has finished. pcm: float32 [num_samples], 16 kHz: the turn, pause included; its last
+        seconds count. Raises Refused, ModelError."""
+        ...
+
+
 # --- synthesizers ------------------------------------------------------------------------------------------------------
 
 

@@ -326,7 +326,7 @@ class Scheduler:
 
     def _room(self, seat: Seat, rows: int) -> bool:
         while not self.cache.ensure(seat.lease, rows, seat.rows.computed):
-            if not self._park_one(exclude=seat):
+            if not self._park_one(exclude=seat, discard=True):
                 return False
         return True
 
@@ -347,7 +347,7 @@ class Scheduler:
         if seat.lease.asleep:
             self.cache.forget(seat.lease, rows.computed)
             while not self.cache.wake(seat.lease, min(rows.computed + 1, self.limits.context_rows)):
-                if not self._park_one(exclude=seat):
+                if not self._park_one(exclude=seat, discard=True):
                     return False
         if seat.lease.extent is None:
             rows.computed = 0
@@ -378,12 +378,20 @@ class Scheduler:
     def _fits_another(self, extent: Extent) -> bool:
         return self.cache.claimed_pages + extent.pages <= self.cache.total_pages
 
-    def _park_one(self, exclude: Seat | None) -> bool:
-        """Park the session that has been idle longest. False where none is idle."""
+    def _park_one(self, exclude: Seat | None, *, discard: bool = False) -> bool:
+        """Park the session that has been idle longest. False where none is idle.
+
+        `discard`: where nothing can be parked any more, its KV is given up, and computed anew when it goes on: who is in and has
+        work would else wait for ever for who has none.
+        """
         idle = [s for s in self.seats if s is not exclude and not s.rows.busy and not s.lease.asleep]
         idle = [s for s in idle if s.lease.claim_pages]
         for seat in sorted(idle, key=lambda s: s.rows.used_s):
             if self.cache.park(seat.lease, seat.rows.computed):
+                return True
+        for seat in sorted(idle, key=lambda s: s.rows.used_s) if discard else ():
+            if self.cache.park(seat.lease, 0):
+                seat.rows.computed = 0
                 return True
         return False
 

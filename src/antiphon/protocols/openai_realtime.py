@@ -74,8 +74,10 @@ EVENTS = (
     "response.create",
     "response.cancel",
 )
-# Without a judge of what was said, a semantic turn ends by silence: the more patient, the longer. Milliseconds.
-EAGERNESS_MS = {"low": 1500, "auto": 800, "medium": 800, "high": 400}
+# How long a semantic turn waits for more where what was said is not complete. Milliseconds.
+EAGERNESS_MS = {"low": 8000, "auto": 4000, "medium": 4000, "high": 2000}
+# And after what is.
+COMPLETE_MS = 300
 _GA_KEYS = (
     "type", "object", "id", "model", "output_modalities", "instructions", "audio", "tools", "tool_choice", "max_output_tokens",
     "truncation", "tracing", "prompt", "include", "reasoning", "parallel_tool_calls", "expires_at",
@@ -159,7 +161,7 @@ class OpenAIRealtime(OpenAITranscription):
         asked, vad = self.audio["transcription"] or {}, self.audio["turn_detection"]
         turn = None
         if vad and vad["type"] == "semantic_vad":
-            turn = ServerVad(0.5, 300, EAGERNESS_MS[vad["eagerness"]])
+            turn = ServerVad(0.5, 300, COMPLETE_MS, EAGERNESS_MS[vad["eagerness"]])
         elif vad:
             turn = ServerVad(vad["threshold"], vad["prefix_padding_ms"], vad["silence_duration_ms"])
         return TranscriptionConfig(

@@ -194,6 +194,7 @@ class _Connection:
                 new_id=self._wire.new_id,
                 min_commit_ms=self._wire.min_commit_ms,
                 measure=metrics.measure,
+                judge=models.judges,
             )
         else:
             self._session = TranscriptionSession(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Role = Literal["transcriber", "vad", "language", "synthesizer"]
+Role = Literal["transcriber", "vad", "turn", "language", "synthesizer"]
 ProfileName = Literal["default", "light"]
 
 
@@ -157,6 +157,23 @@ SILERO = Model(
     ),
 )
 
+SMART_TURN = Model(
+    id="smart-turn-v3.2",
+    role="turn",
+    adapter="smart_turn",
+    licence="BSD-2",
+    summary="Smart Turn: whether somebody has finished speaking",
+    files=(
+        ModelFile(
+            "smart-turn.onnx",
+            8679182,
+            "2bb026316b14a660486a75b1733cd3fbab8c2fd0314dc9af7be49f8cca967e4f",
+            (WheelMember("pipecat-ai", "1.14.0", "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx"),),
+            Hub("pipecat-ai/smart-turn-v3", "smart-turn-v3.2-cpu.onnx"),
+        ),
+    ),
+)
+
 QWEN_CODER = Model(
     id="qwen2.5-coder-0.5b-instruct",
     role="language",
@@ -248,12 +265,15 @@ HIBARI_VOICES = (
 )
 
 MODELS: Mapping[str, Model] = MappingProxyType(
-    {m.id: m for m in (WHISPER_BASE, WHISPER_TINY_EN, SILERO, QWEN_CODER, SMOLLM2, HIBARI, *HIBARI_VOICES)}
+    {m.id: m for m in (WHISPER_BASE, WHISPER_TINY_EN, SILERO, SMART_TURN, QWEN_CODER, SMOLLM2, HIBARI, *HIBARI_VOICES)}
 )
 
 # What the built features need; a profile grows when a feature lands.
 PROFILES: Mapping[str, tuple[Model, ...]] = MappingProxyType(
-    {"default": (WHISPER_BASE, SILERO, QWEN_CODER, HIBARI), "light": (WHISPER_TINY_EN, SILERO, SMOLLM2, HIBARI)}
+    {
+        "default": (WHISPER_BASE, SILERO, SMART_TURN, QWEN_CODER, HIBARI),
+        "light": (WHISPER_TINY_EN, SILERO, SMART_TURN, SMOLLM2, HIBARI),
+    }
 )
 
 

@@ -60,6 +60,7 @@ class Endpointer:
         self._loud_frames = 0
         self._loud_since = 0
         self._quiet_since: int | None = None
+        self._hastened: int | None = None
 
     @property
     def speaking(self) -> bool:
@@ -76,6 +77,11 @@ class Endpointer:
         if not self._speaking:
             return []
         return [self._stop(self._now if self._quiet_since is None else self._quiet_since)]
+
+    def hasten(self, silence_ms: int) -> None:
+        """The pause that has begun ends the turn after this silence already."""
+        if self._speaking and self._quiet_since is not None:
+            self._hastened = silence_ms * SAMPLE_RATE_HZ // 1000
 
     def retune(self, threshold: float, prefix_padding_ms: int, silence_duration_ms: int) -> None:
         """Take new settings; an open turn goes on under them."""
@@ -98,7 +104,7 @@ class Endpointer:
     def _in_turn(self, probability: float, begin: int) -> list[Change]:
         if probability >= self.threshold - RELEASE_MARGIN:
             if self._quiet_since is not None and probability >= self.threshold:
-                self._quiet_since = None
+                self._quiet_since = self._hastened = None
                 return [Resumed(begin)]
             if self._quiet_since is None:
                 return []
@@ -106,10 +112,11 @@ class Endpointer:
         if self._quiet_since is None:
             self._quiet_since = begin
             changes.append(Paused(begin))
-        if self._now - self._quiet_since >= self._silence:
+        if self._now - self._quiet_since >= (self._silence if self._hastened is None else self._hastened):
             changes.append(self._stop(self._quiet_since))
         return changes
 
     def _stop(self, speech_end: int) -> Stopped:
         self._speaking, self._quiet_since, self._loud_frames, self._floor = False, None, 0, self._now
+        self._hastened = None
         return Stopped(self._now, speech_end)

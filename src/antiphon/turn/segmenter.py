@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from antiphon.adapters.base import TranscriberProfile
+from antiphon.adapters.base import Hypothesis, TranscriberProfile
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.events import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
 from antiphon.turn.endpoint import Change, Endpointer, Paused, Resumed, Started, Stopped
@@ -142,6 +142,11 @@ class Segmenter:
         """No more sound comes for now: that is silence too."""
         return self._end_window() if self.settling else []
 
+    def hasten(self) -> None:
+        """What was said is complete: the pause that has begun ends the turn after its shorter silence."""
+        if self._vad:
+            self._endpoint.hasten(self._vad.silence_duration_ms)
+
     def commit(self) -> list[Step]:
         """The client ends the turn here."""
         return self._end_turn()
@@ -171,7 +176,8 @@ class Segmenter:
         pause_ms = round(self._profile.pause_s * 1000)
         if self._vad is None:
             return (0.5, INNER_PREFIX_MS, pause_ms)
-        return (self._vad.threshold, self._vad.prefix_padding_ms, self._vad.silence_duration_ms)
+        silence_ms = self._vad.patience_ms or self._vad.silence_duration_ms
+        return (self._vad.threshold, self._vad.prefix_padding_ms, silence_ms)
 
     def _apply(self, change: Change) -> list[Step]:
         match change:
@@ -286,3 +292,10 @@ class Segmenter:
 
 def _ms(sample: int) -> int:
     return sample * 1000 // SAMPLE_RATE_HZ
+
+
+def owners(window: OpenWindow, hypothesis: Hypothesis) -> list[int]:
+    """The turn of each piece: by the middle of its word where turns share the window."""
+    if len(window.spans) == 1 or len(hypothesis.words) != len(hypothesis.pieces):
+        return [window.spans[-1].turn] * len(hypothesis.pieces)
+    return [window.turn_at(window.start + int((w.start_s + w.end_s) / 2 * SAMPLE_RATE_HZ)) for w in hypothesis.words]

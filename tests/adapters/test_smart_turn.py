@@ -1,0 +1,48 @@
+"""Smart Turn on real recordings: whole sentences are complete more often than sentences cut in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from antiphon.adapters.smart_turn import SmartTurn
+from antiphon.errors import ModelError
+from antiphon.models import JUDGING, chosen, prepare, store_of
+from antiphon.settings import load as load_settings
+from tests.conftest import Recording
+
+PAUSE = np.zeros(3200, np.float32)
+
+
+def test_what_is_said_in_full_is_complete(recordings: dict[str, Recording]) -> None:
+    settings = load_settings({}, os.environ)
+    (source,) = chosen(settings, JUDGING)
+    judge = SmartTurn(prepare(settings, store_of(settings.models), source), source.id)
+    spoken = [r.pcm for r in recordings.values() if r.text and r.language == "en" and 2 < r.seconds < 12]
+    assert len(spoken) >= 4
+
+    async def main() -> tuple[list[float], list[float]]:
+        whole = [await judge.complete(np.concatenate((pcm, PAUSE))) for pcm in spoken]
+        cut = [await judge.complete(np.concatenate((pcm[: len(pcm) * 55 // 100], PAUSE))) for pcm in spoken]
+        # What came more than eight seconds ago does not count.
+        last = spoken[0][-4 * 16000 :]
+        long = np.concatenate((np.zeros(30 * 16000, np.float32), last, PAUSE))
+        assert await judge.complete(long) == await judge.complete(
+            np.concatenate((np.zeros(9 * 16000, np.float32), last, PAUSE))
+        )
+        return whole, cut
+
+    whole, cut = asyncio.run(main())
+    judge.lane.close()
+    # On 30 others 87 % of the whole and 33 % of the cut ones were over a half.
+    assert np.mean(whole) > np.mean(cut) + 0.2, (whole, cut)
+
+
+def test_a_file_that_is_no_model_does_not_load(tmp_path: Path) -> None:
+    (tmp_path / "smart-turn.onnx").write_bytes(b"no")
+    with pytest.raises(ModelError, match="does not load"):
+        SmartTurn(tmp_path, "x")
