@@ -22,12 +22,15 @@ def test_what_is_said_in_full_is_complete(recordings: dict[str, Recording]) -> N
     settings = load_settings({}, os.environ)
     (source,) = chosen(settings, JUDGING)
     judge = SmartTurn(prepare(settings, store_of(settings.models), source), source.id)
-    spoken = [r.pcm for r in recordings.values() if r.text and r.language == "en" and 2 < r.seconds < 12]
-    assert len(spoken) >= 4
+    spoken = [r.pcm for r in recordings.values() if r.text]
+    assert len(spoken) >= 9
 
     async def main() -> tuple[list[float], list[float]]:
         whole = [await judge.complete(np.concatenate((pcm, PAUSE))) for pcm in spoken]
-        cut = [await judge.complete(np.concatenate((pcm[: len(pcm) * 55 // 100], PAUSE))) for pcm in spoken]
+        shares = (30, 40, 50, 60, 70)
+        cut = [
+            await judge.complete(np.concatenate((pcm[: len(pcm) * k // 100], PAUSE))) for pcm in spoken for k in shares
+        ]
         # What came more than eight seconds ago does not count.
         last = spoken[0][-4 * 16000 :]
         long = np.concatenate((np.zeros(30 * 16000, np.float32), last, PAUSE))
@@ -38,8 +41,10 @@ def test_what_is_said_in_full_is_complete(recordings: dict[str, Recording]) -> N
 
     whole, cut = asyncio.run(main())
     judge.lane.close()
-    # On 30 others 87 % of the whole and 33 % of the cut ones were over a half.
-    assert np.mean(whole) > np.mean(cut) + 0.2, (whole, cut)
+    # Some cuts fall at the end of a phrase, which is complete as well. On 30 other recordings 87 % of the whole ones and a third of
+    # those cut at 55 % were over a half.
+    assert np.median(whole) > 0.9
+    assert np.median(cut) < np.median(whole) - 0.2
 
 
 def test_a_file_that_is_no_model_does_not_load(tmp_path: Path) -> None:
