@@ -28,6 +28,7 @@ from antiphon.events import (
     TranscriptDone,
     TranscriptFailed,
     TranscriptionConfig,
+    TurnCleared,
     TurnCommitted,
 )
 from antiphon.inbox import Inbox
@@ -219,6 +220,23 @@ def test_a_noise_before_the_answer_began_does_not_silence_it() -> None:
         return scene
 
     assert play(main()).responses() == ["cancelled turn_detected", "completed"]
+
+
+def test_a_turn_that_is_thrown_away_is_over() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.partner.go.set()
+            await scene.begins()
+            first = await scene.stops()
+            # They begin again, and the client clears its buffer: no stop follows.
+            await scene.begins()
+            await scene.known(first, "One.")
+            assert scene.created == 0
+            await scene.session._heard(TurnCleared())
+            await scene.settle()
+        return scene
+
+    assert play(main()).created == 1
 
 
 def test_a_turn_whose_transcript_fails_does_not_hold_others_up() -> None:

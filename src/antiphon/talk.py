@@ -40,6 +40,7 @@ from antiphon.events import (
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
+    TurnCleared,
     TurnCommitted,
 )
 from antiphon.inbox import Inbox
@@ -241,6 +242,11 @@ class TalkSession:
             case TranscriptDelta():
                 if self.config.transcribes:
                     await self._emit(output)
+            case TurnCleared():
+                # An open turn ends without a trace.
+                self._speaking = False
+                await self._emit(output)
+                self._answer_turn()
             case _:
                 await self._emit(output)
 

@@ -148,6 +148,29 @@ def test_sound_in_the_format_asked_for_and_nothing_of_it_is_lost() -> None:
         )
 
 
+def test_two_answers_at_once_do_not_mix_their_sound() -> None:
+    tone = (0.5 * np.sin(np.arange(24000) / 10)).astype(np.float32)
+
+    def heard(*items: str) -> dict[str, str]:
+        wire = dialect()
+        updated(wire, audio={"output": {"format": {"type": "audio/pcmu"}}})
+        places = [Place("r", item, 0) for item in items]
+        for at in places:
+            wire.send(PartAdded(at, Part("output_audio")))
+        for k in range(0, 24000, 800):
+            for at in places:
+                wire.send(SoundSaid(at, tone[k : k + 800] if at.item_id == "a" else -tone[k : k + 800], 24000))
+        for at in places:
+            wire.send(PartDone(at, Part("output_audio")))
+        out: dict[str, str] = {}
+        for frame in told(wire):
+            if frame["type"] == "response.output_audio.delta":
+                out[frame["item_id"]] = out.get(frame["item_id"], "") + frame["delta"].rstrip("=")
+        return out
+
+    assert heard("a", "b")["a"] == heard("a")["a"]
+
+
 @pytest.mark.parametrize(("encode", "decode"), [(to_ulaw, from_ulaw), (to_alaw, from_alaw)])
 def test_g711_codes_are_the_nearest(encode: Any, decode: Any) -> None:
     every = bytes(range(256))

@@ -112,8 +112,8 @@ class OpenAIRealtime(OpenAITranscription):
     model: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
     _spoken: bool = False
-    _out_rate_hz: int = 0
-    _out: Resampler | None = None
+    # By item: an answer beside the conversation may be spoken at the same time.
+    _out: dict[str, Resampler] = field(default_factory=dict)
 
     def begin(self, model: str) -> None:
         """Set the defaults for the model the URL named (as the client spells it)."""
@@ -276,10 +276,10 @@ class OpenAIRealtime(OpenAITranscription):
             merged[key] = session_field(key, value, speaks=bool(self.voices))
         if output:
             merged["output"] = self._output(output)
-        self.audio, self.fields = audio, merged
-        self.beta = flat
-        if "format" in given:
+        if audio["format"] != self.audio["format"]:
+            self._flush()
             self._set_format(audio["format"])
+        self.audio, self.fields, self.beta = audio, merged, flat
         self._queue(self.configured())
         self._tell("session.updated", session=self.session())
 
@@ -438,14 +438,13 @@ class OpenAIRealtime(OpenAITranscription):
                     item=item_shown(item, beta=self.beta),
                 )
             case PartAdded(at, part):
-                self._out = None
                 self._tell("response.content_part.added", **where(at), part=part_shown(part))
             case TextSaid(at, text, spoken):
                 name = "output_audio_transcript" if spoken else "output_text"
                 self._tell(f"response.{name}.delta", **where(at), delta=text)
             case SoundSaid(at, pcm, rate_hz):
                 self._spoken = True
-                self._sound_said(at, self._encoded(pcm, rate_hz))
+                self._sound_said(at, self._encoded(at, pcm, rate_hz))
             case PartDone(at, part):
                 self._part_done(at, part)
             case ArgumentsSaid(at, call_id, text):
@@ -465,8 +464,8 @@ class OpenAIRealtime(OpenAITranscription):
 
     def _part_done(self, at: Place, part: Part) -> None:
         if part.kind == "output_audio":
-            if self._out:
-                self._sound_said(at, self._coded(self._out.flush()))
+            if resampler := self._out.pop(at.item_id, None):
+                self._sound_said(at, self._coded(resampler.flush()))
             self._tell("response.output_audio.done", **where(at))
             self._tell("response.output_audio_transcript.done", **where(at), transcript=part.text)
         else:
@@ -477,11 +476,10 @@ class OpenAIRealtime(OpenAITranscription):
         if data:
             self._tell("response.output_audio.delta", **where(at), delta=b64encode(data).decode())
 
-    def _encoded(self, pcm: Pcm, rate_hz: int) -> bytes:
-        form = self.fields["output"]["format"]
-        if self._out is None:
-            self._out = Resampler(rate_hz, form.get("rate", 8000))
-        return self._coded(self._out.feed(pcm))
+    def _encoded(self, at: Place, pcm: Pcm, rate_hz: int) -> bytes:
+        if at.item_id not in self._out:
+            self._out[at.item_id] = Resampler(rate_hz, self.fields["output"]["format"].get("rate", 8000))
+        return self._coded(self._out[at.item_id].feed(pcm))
 
     def _coded(self, pcm: Pcm) -> bytes:
         kind = self.fields["output"]["format"]["type"]

@@ -7,6 +7,7 @@ import math
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
+from starlette.websockets import WebSocket, WebSocketState
 
 _TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 
@@ -19,6 +20,12 @@ def error_response(
     headers = {"Retry-After": str(math.ceil(retry_after_s))} if retry_after_s else None
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return JSONResponse(body, status_code=status, headers=headers)
+
+
+async def deny(websocket: WebSocket, status: int, message: str, code: str, retry_after_s: float = 0.0) -> None:
+    """Answer an upgrade with an HTTP error; nothing once the socket is open."""
+    if websocket.client_state == WebSocketState.CONNECTING:
+        await websocket.send_denial_response(error_response(status, message, code=code, retry_after_s=retry_after_s))
 
 
 async def http_exception(_: Request, error: Exception) -> JSONResponse:

@@ -11,7 +11,7 @@ import anyio
 import anyio.abc
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import Refused, RemoteProtocolError
@@ -19,7 +19,7 @@ from antiphon.events import AudioAppended, Configured, Output, SessionEnding
 from antiphon.inbox import Inbox
 from antiphon.protocols.realtime import Opening, RealtimeConnection
 from antiphon.server.auth import bearer
-from antiphon.server.errors import error_response
+from antiphon.server.errors import deny
 from antiphon.server.secrets import connection_for
 from antiphon.server.state import Live, ServerState
 from antiphon.session import TranscriptionSession
@@ -51,7 +51,7 @@ async def realtime(websocket: WebSocket) -> None:
     who = state.who(bearer(websocket.headers), short=True)
     if who is None:
         state.metrics.refused.labels("unauthorized").inc()
-        await _deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
+        await deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
         return
     try:
         state.loaded()
@@ -60,12 +60,7 @@ async def realtime(websocket: WebSocket) -> None:
             await connection.run()
     except Refused as refusal:
         state.metrics.refused.labels("no_room").inc()
-        await _deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
-
-
-async def _deny(websocket: WebSocket, status: int, message: str, code: str, retry_after_s: float = 0.0) -> None:
-    if websocket.client_state == WebSocketState.CONNECTING:
-        await websocket.send_denial_response(error_response(status, message, code=code, retry_after_s=retry_after_s))
+        await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
 
 
 class _Connection:

@@ -36,6 +36,8 @@ MAX_BODY_BYTES, MAX_SAMPLE_BYTES = 8 << 20, 10 << 20
 MAX_NAME_CHARS = 64
 # Of a batch: items that are spoken at the same time, and seconds of sound in all.
 BATCH_AT_ONCE, MAX_BATCH_S = 4, 3600.0
+# Samples that are decoded at the same time: the rest of the threads are for codecs.
+_HEARING = anyio.CapacityLimiter(2)
 Handler = Callable[[Request, ServerState], Awaitable[Response]]
 
 
@@ -267,7 +269,7 @@ async def _upload(request: Request, state: ServerState) -> Response:
     if asked.name.lower() in taken:
         raise RemoteProtocolError("invalid_value", f"The name `{asked.name}` is taken.", "name")
     if sample is not None:
-        await anyio.to_thread.run_sync(_hear, sample, limiter=anyio.CapacityLimiter(1))
+        await anyio.to_thread.run_sync(_hear, sample, limiter=_HEARING)
     stored = StoredVoice(
         name=asked.name,
         consent=asked.consent,

@@ -7,13 +7,13 @@ import time
 
 import anyio
 import anyio.lowlevel
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events import UnitSound
 from antiphon.protocols.speech_stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechStream
 from antiphon.server.auth import bearer
-from antiphon.server.errors import error_response
+from antiphon.server.errors import deny
 from antiphon.server.facts import speech_facts
 from antiphon.server.state import Live, ServerState
 from antiphon.speech import SpeechSession
@@ -36,22 +36,17 @@ async def speech_stream(websocket: WebSocket) -> None:
     who = state.who(bearer(websocket.headers))
     if who is None:
         state.metrics.refused.labels("unauthorized").inc()
-        await _deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
+        await deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
         return
     try:
         if state.loaded().speaks is None:
-            await _deny(websocket, 404, "No speech synthesizer is loaded.", "model_not_found")
+            await deny(websocket, 404, "No speech synthesizer is loaded.", "model_not_found")
             return
         with state.admit(who):
             await _Connection(websocket, state, who).run()
     except Refused as refusal:
         state.metrics.refused.labels("no_room").inc()
-        await _deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
-
-
-async def _deny(websocket: WebSocket, status: int, message: str, code: str, retry_after_s: float = 0.0) -> None:
-    if websocket.client_state == WebSocketState.CONNECTING:
-        await websocket.send_denial_response(error_response(status, message, code=code, retry_after_s=retry_after_s))
+        await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
 
 
 class _Connection:
@@ -165,13 +160,12 @@ class _Connection:
         """Send what is spoken until the session ends. A client that is gone or takes nothing ends the connection's tasks."""
         try:
             while output := await self._session.next_output():
-                with anyio.fail_after(STALL_S):
-                    self._wire.send(output)
-                    await self._flush()
-                    self._active_s = time.monotonic()
-                    if isinstance(output, UnitSound):
-                        # A message that waits is read before the next sound goes out.
-                        await anyio.lowlevel.checkpoint()
+                self._wire.send(output)
+                await self._flush()
+                self._active_s = time.monotonic()
+                if isinstance(output, UnitSound):
+                    # A message that waits is read before the next sound goes out.
+                    await anyio.lowlevel.checkpoint()
             await self._close(self._code, self._reason)
         except GONE:
             log.info("a speech stream's client is gone, or has taken nothing for %.0f s", STALL_S)
