@@ -8,16 +8,16 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
-import anyio
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from antiphon.adapters.base import Dialogue, LanguageModel, Reply
-from antiphon.errors import AntiphonError, EngineError, ModelError, Refused, RemoteProtocolError
+from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols import openai_chat
 from antiphon.protocols.openai_chat import Answer, ChatRequest
 from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
+from antiphon.server.gone import unless_gone
 from antiphon.server.state import ServerState
 
 log = logging.getLogger(__name__)
@@ -97,27 +97,10 @@ async def _events(answer: Answer, first: Reply, replies: AsyncGenerator[Reply, N
 
 
 async def _whole(request: Request, answer: Answer, replies: AsyncGenerator[Reply, None]) -> Response:
-    failure: AntiphonError | None = None
-    async with anyio.create_task_group() as group:
-        group.start_soon(_watch, request, group.cancel_scope)
-        try:
-            async with aclosing(replies):
-                async for reply in replies:
-                    answer.feed(reply)
-        except AntiphonError as error:
-            # As it is, not inside the task group's ExceptionGroup.
-            failure = error
-        group.cancel_scope.cancel()
-    if failure:
-        raise failure
-    if not answer.complete:
-        # Nobody reads it: nginx' status for a client that went away.
-        return Response(status_code=499)
-    return Response(answer.body(), media_type="application/json")
+    async def read() -> Response:
+        async with aclosing(replies):
+            async for reply in replies:
+                answer.feed(reply)
+        return Response(answer.body(), media_type="application/json")
 
-
-async def _watch(request: Request, scope: anyio.CancelScope) -> None:
-    """A client that goes away is generated for no more."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    scope.cancel()
+    return await unless_gone(request, read)

@@ -19,7 +19,7 @@ from starlette.types import Message
 from antiphon.adapters.base import Synthesizer
 from antiphon.audio.containers import decode
 from antiphon.audio.encode import MEDIA_TYPES
-from antiphon.errors import AntiphonError, MediaError, ModelError, Refused, RemoteProtocolError, StoreError
+from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError, StoreError
 from antiphon.events import Word
 from antiphon.protocols import openai_speech
 from antiphon.protocols.openai_speech import SpeechRequest
@@ -27,6 +27,7 @@ from antiphon.protocols.speech_fields import HOSTED_VOICES
 from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
 from antiphon.server.facts import speech_facts
+from antiphon.server.gone import unless_gone
 from antiphon.server.state import ServerState
 from antiphon.speech import Spoken, speak
 from antiphon.store.voices import StoredVoice
@@ -97,30 +98,6 @@ def _bounded(request: Request, most: int) -> Request:
     return Request(request.scope, receive)
 
 
-async def _unless_gone(request: Request, call: Callable[[], Awaitable[Response]]) -> Response:
-    """The answer of `call`; a client that goes away is spoken to no more."""
-    answer: list[Response] = []
-    failure: AntiphonError | None = None
-
-    async def watch(scope: anyio.CancelScope) -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch, group.cancel_scope)
-        try:
-            answer.append(await call())
-        except AntiphonError as error:
-            # As it is, not inside the task group's ExceptionGroup.
-            failure = error
-        group.cancel_scope.cancel()
-    if failure:
-        raise failure
-    # Nobody reads it: nginx' status for a client that went away.
-    return answer[0] if answer else Response(status_code=499)
-
-
 def _synthesizer(state: ServerState) -> Synthesizer:
     found = state.loaded().speaks
     if found is None:
@@ -142,7 +119,7 @@ async def _speech(request: Request, state: ServerState) -> Response:
             async with aclosing(pieces):
                 return Response(b"".join([piece.data async for piece in pieces]), media_type=media_type)
 
-        return await _unless_gone(request, whole)
+        return await unless_gone(request, whole)
     # The first sound is awaited before the status is sent: what is wrong with a request shows by then.
     first = await anext(pieces, None)
     if asked.sse:
@@ -218,7 +195,7 @@ async def _batch(request: Request, state: ServerState) -> Response:
             {"results": results, "total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
         )
 
-    return await _unless_gone(request, all_of_them)
+    return await unless_gone(request, all_of_them)
 
 
 async def _result(
