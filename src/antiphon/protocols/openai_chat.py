@@ -253,11 +253,6 @@ class Answer:
     _calls: list[dict[str, Any]] = field(default_factory=list)
     _done: ReplyDone | None = None
 
-    @property
-    def complete(self) -> bool:
-        """The answer has ended."""
-        return self._done is not None
-
     def begin(self) -> bytes:
         """The first chunk."""
         return self._chunk({"role": "assistant", "content": ""})
