@@ -56,6 +56,7 @@ class Clip:
     kind: str
     speech_start: float
     speech_end: float
+    active_dbfs: float = 0.0
     pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
@@ -94,6 +95,7 @@ def read_manifest(data: Path) -> list[Clip]:
                 row["kind"],
                 row.get("speech_start", 0.0),
                 row.get("speech_end", row["seconds"]),
+                row.get("active_dbfs", 0.0),
             )
         )
     return clips

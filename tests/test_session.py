@@ -198,7 +198,7 @@ def test_hours_cost_the_same_per_second_and_hold_no_more() -> None:
             group.start_soon(session.run)
             for minute in range(120):
                 await inbox.put(AudioAppended(np.tile(speech(1, 25, 125), 5)))
-                sizes.append(len(session._segmenter._tape) + len(session._turns) + len(session._ended))
+                sizes.append(len(session._segmenter._tape) + session._decoding.held)
                 del minute
             inbox.close()
 

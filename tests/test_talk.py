@@ -22,11 +22,14 @@ from antiphon.adapters.base import (
 )
 from antiphon.errors import ModelError
 from antiphon.events import (
+    GuessDropped,
     ServerVad,
     SpeechStarted,
     SpeechStopped,
+    TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
+    TranscriptGuess,
     TranscriptionConfig,
     TurnCleared,
     TurnCommitted,
@@ -45,6 +48,7 @@ class Partner:
     def __init__(self, fails: bool = False) -> None:
         self.profile = PartnerProfile("scripted", RATE_HZ, ("one",))
         self.asked: list[tuple[Message, ...]] = []
+        self.prefilled: list[tuple[Message, ...]] = []
         self.go, self.end = asyncio.Event(), asyncio.Event()
         self.end.set()
         self.fails = fails
@@ -54,7 +58,7 @@ class Partner:
         return self
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        raise NotImplementedError
+        self.prefilled.append(tuple(messages))
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
@@ -117,6 +121,15 @@ class Scene:
         await self.session._heard(TurnCommitted(self.turn, 0, 100))
         await self.settle()
         return self.turn
+
+    async def pauses(self, text: str) -> None:
+        """A pause that may end the turn, and what has been said up to it."""
+        await self.session._heard(TranscriptGuess(self.turn, text))
+        await self.settle()
+
+    async def goes_on(self) -> None:
+        await self.session._heard(GuessDropped(self.turn))
+        await self.settle()
 
     async def known(self, turn: int, text: str) -> None:
         await self.session._heard(TranscriptDone(turn, text, text, (), "en", 1.0, 0, 0))
@@ -314,3 +327,99 @@ def test_what_never_became_sound_was_not_said() -> None:
     scene = play(main())
     # It had written, and no word of it had a place in the sound.
     assert [m.text for m in scene.partner.asked[-1]] == ["Go on."]
+
+
+def test_an_answer_begun_at_the_pause_is_the_answer_and_is_not_heard_before() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.partner.go.set()
+            await scene.begins()
+            await scene.pauses("Hello.")
+            assert [m.text for m in scene.partner.asked[0]] == ["Hello."]
+            assert scene.created == 0
+            assert not scene.session.conversation.items
+            await scene.known(await scene.stops(), "Hello.")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["completed"]
+    assert len(scene.partner.asked) == 1
+
+
+def test_who_goes_on_after_a_pause_never_hears_what_was_begun() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.partner.go.set()
+            scene.partner.end.clear()
+            await scene.begins()
+            await scene.pauses("I would like")
+            await scene.goes_on()
+            assert scene.partner.left == 1
+            scene.partner.end.set()
+            await scene.pauses("I would like a cup of tea.")
+            await scene.known(await scene.stops(), "I would like a cup of tea.")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["completed"]
+    assert [m.text for m in scene.partner.asked[-1]] == ["I would like a cup of tea."]
+    assert len(scene.partner.asked) == 2
+
+
+def test_a_transcript_unlike_its_guess_is_answered_anew() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.partner.go.set()
+            scene.partner.end.clear()
+            await scene.begins()
+            await scene.pauses("Hello the")
+            turn = await scene.stops()
+            scene.partner.end.set()
+            await scene.known(turn, "Hello there.")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["completed"]
+    assert [m[-1].text for m in scene.partner.asked] == ["Hello the", "Hello there."]
+
+
+def test_nothing_is_begun_while_an_answer_is_spoken_or_where_turns_are_not_answered() -> None:
+    async def main() -> tuple[Scene, Scene]:
+        async with Scene(interrupt_response=False) as spoken:
+            await spoken.says("One?")
+            await spoken.begins()
+            await spoken.pauses("Two?")
+            assert len(spoken.partner.asked) == 1
+            spoken.partner.go.set()
+        async with Scene(create_response=False) as silent:
+            await silent.begins()
+            await silent.pauses("Two?")
+        return spoken, silent
+
+    assert play(main())[1].partner.asked == []
+
+
+def test_a_failure_of_what_was_begun_is_told_when_it_is_asked_for() -> None:
+    async def main() -> Scene:
+        async with Scene(fails=True) as scene:
+            scene.partner.go.set()
+            await scene.begins()
+            await scene.pauses("One?")
+            turn = await scene.stops()
+            await scene.known(turn, "One?")
+            scene.partner.fails = False
+            await scene.says("Two?")
+        return scene
+
+    assert play(main()).responses() == ["failed", "completed"]
+
+
+def test_the_partner_takes_in_what_is_said_while_it_is_said() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            await scene.begins()
+            await scene.session._heard(TranscriptDelta(0, "I would"))
+            await scene.session._heard(TranscriptDelta(0, " like"))
+        return scene
+
+    assert [m[-1].text for m in play(main()).partner.prefilled] == ["I would", "I would like"]

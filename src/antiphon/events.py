@@ -44,7 +44,8 @@ class StreamTuning:
 class TranscriptionConfig:
     """One transcription session. `turn` None: the client commits. `language` is ISO-639-1, None: detect it.
 
-    `words` asks for word times in TranscriptDone; without `partials` there are no deltas before a turn has ended.
+    `words` asks for word times in TranscriptDone; without `partials` there are no deltas before a turn has ended. `answered`:
+    somebody waits to answer the turns; they are told TranscriptGuess, and a turn whose end confirms its guess is done at once.
     """
 
     model: str = "default"
@@ -53,6 +54,7 @@ class TranscriptionConfig:
     turn: ServerVad | None = None
     words: bool = False
     partials: bool = True
+    answered: bool = False
     tuning: StreamTuning = field(default_factory=StreamTuning)
 
 
@@ -192,6 +194,21 @@ class TranscriptDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class TranscriptGuess:
+    """What the open turn's transcript will be if the pause that has begun ends it. Never for a client."""
+
+    turn: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GuessDropped:
+    """The pause did not end the turn: the last TranscriptGuess is void."""
+
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
 class TranscriptDone:
     """A turn's transcript.
 
@@ -232,6 +249,8 @@ Output = (
     | TurnCleared
     | CommitRefused
     | TranscriptDelta
+    | TranscriptGuess
+    | GuessDropped
     | TranscriptDone
     | TranscriptFailed
     | SessionEnding

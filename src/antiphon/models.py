@@ -10,9 +10,25 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import anyio
+import numpy as np
+
 from antiphon.adapters import ADAPTERS, PREPARERS
-from antiphon.adapters.base import LanguageModel, Partner, SpeechDetector, Synthesizer, Transcriber, TurnJudge
+from antiphon.adapters.base import (
+    LanguageModel,
+    Message,
+    Partner,
+    ReplyOptions,
+    SpeechDetector,
+    Synthesizer,
+    Transcriber,
+    TurnJudge,
+    Urgency,
+    VoiceOptions,
+    Window,
+)
 from antiphon.adapters.cascade import Cascade
+from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.engine.engine import EngineSettings
 from antiphon.errors import SettingsError, StoreError
 from antiphon.lanes import Lane
@@ -77,12 +93,43 @@ class LoadedModels:
         """Whoever answers in a conversation; None without a language model."""
         return Cascade(self.language, self.speaks) if self.language else None
 
+    async def warm(self) -> None:
+        """One small step of each, side by side: the first is slow (pages come in, kernels are chosen), and no user should wait for it.
+
+        Raises ModelError for a model that fails at it.
+        """
+        async with anyio.create_task_group() as group:
+            if self.hears:
+                group.start_soon(self.hears.decode, Window(np.zeros(SAMPLE_RATE_HZ, np.float32), final=True))
+            if self.judges:
+                group.start_soon(self.judges.complete, np.zeros(SAMPLE_RATE_HZ, np.float32))
+            if self.language:
+                group.start_soon(_warm_language, self.language)
+            if self.speaks:
+                group.start_soon(_warm_voice, self.speaks)
+
     def close(self) -> None:
         """Stop the workers; running steps finish."""
         for lane in self.lanes:
             lane.close()
         if self.language:
             self.language.close()
+
+
+async def _warm_language(language: LanguageModel) -> None:
+    dialogue = await language.open()
+    try:
+        async for _ in dialogue.reply(
+            [Message("user", "Good morning! How are you today?")], ReplyOptions(max_tokens=3)
+        ):
+            pass
+    finally:
+        dialogue.close()
+
+
+async def _warm_voice(voice: Synthesizer) -> None:
+    async for _ in voice.speak("Good morning.", VoiceOptions(voice.profile.voices[0]), lambda: Urgency.BULK):
+        pass
 
 
 def store_of(settings: ModelSettings) -> Store:

@@ -102,6 +102,17 @@ class Splitter:
         if found < count or at < least or at > self._seen:
             # The last word may go on, and a mark that is undecided may end a unit.
             return ""
+        return self._cut(at)
+
+    def so_far(self, least: int) -> str:
+        """Take all whole words of what belongs to no unit yet, up to the last mark among them; "" where that is fewer than `least` words."""
+        ends = [m.end() for m in _WORD.finditer(self._text) if m.end() <= self._seen]
+        marks = _ASCII["clause"] + _SCRIPT["clause"]
+        best = next((k for k in range(len(ends), 0, -1) if self._text[ends[k - 1] - 1] in marks), 0)
+        best = best if best >= least else len(ends)
+        return self._cut(ends[best - 1]) if best >= least else ""
+
+    def _cut(self, at: int) -> str:
         head, self._text = self._text[:at].strip(), self._text[at:]
         self._seen, self._run = self._seen - at, max(0, self._run - at)
         return head

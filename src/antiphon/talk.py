@@ -8,46 +8,40 @@ barge-in, and whatever ends it, its open part and item are closed in order and `
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import Callable
 
 import anyio
 import anyio.abc
 
 from antiphon.adapters.base import (
-    Answer,
+    Message,
     Partner,
-    ReplyDone,
     ReplyOptions,
-    Speaking,
     SpeechDetector,
     Talk,
-    TextDelta,
-    ToolCallDelta,
-    ToolCallStarted,
     Transcriber,
     TurnJudge,
     VoiceOptions,
 )
-from antiphon.conversation import Conversation, cut_to
-from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
+from antiphon.answering import FAILURES, Answering, Emit, Making
+from antiphon.conversation import Conversation
+from antiphon.errors import RemoteProtocolError
 from antiphon.events import (
     Configured,
+    GuessDropped,
     Output,
     SpeechStarted,
     SpeechStopped,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
+    TranscriptGuess,
     TurnCleared,
     TurnCommitted,
 )
 from antiphon.inbox import Inbox
 from antiphon.session import TranscriptionSession
 from antiphon.talk_events import (
-    ArgumentsDone,
-    ArgumentsSaid,
     Item,
     ItemAdded,
     ItemAsked,
@@ -58,32 +52,19 @@ from antiphon.talk_events import (
     ItemDropped,
     ItemShown,
     ItemTruncated,
-    OutputItemAdded,
-    OutputItemDone,
     Part,
-    PartAdded,
-    PartDone,
-    Place,
     Rejected,
     Response,
     ResponseAsked,
-    ResponseCreated,
-    ResponseDone,
     ResponseStopped,
-    SoundSaid,
     TalkConfig,
     TalkConfigured,
     TalkInput,
-    TalkOutput,
-    TextSaid,
     TurnNamed,
-    Usage,
     UserTurn,
 )
 
 log = logging.getLogger(__name__)
-
-Emit = Callable[[Output | TalkOutput], Awaitable[None]]
 
 
 class TalkSession:
@@ -125,12 +106,16 @@ class TalkSession:
         )
         self._talk: Talk | None = None
         self._group: anyio.abc.TaskGroup | None = None
-        self._answering: _Answering | None = None
+        self._answering: Answering | None = None
         # Answers beside the conversation.
-        self._beside: set[_Answering] = set()
+        self._beside: set[Answering] = set()
+        # The answer to a turn that has not ended yet.
+        self._ahead: Making | None = None
         # Turns whose transcript is still to come, and what was asked meanwhile.
         self._turns: dict[int, Item] = {}
         self._later: list[ResponseAsked] = []
+        # What has been heard so far of the turn that is being spoken.
+        self._running: dict[int, str] = {}
         self._speaking = False
         # Something was said that has no answer yet.
         self._owed = False
@@ -151,9 +136,12 @@ class TalkSession:
         try:
             async with anyio.create_task_group() as self._group:
                 await self._listener.run()
+                self._forget_ahead()
                 for answering in self._all():
                     answering.cancel("client_cancelled")
         finally:
+            if self._ahead:
+                await self._ahead.drop()
             self._talk.close()
 
     # --- what the client asks ---------------------------------------------------------------------------------------------
@@ -202,7 +190,7 @@ class TalkSession:
             raise RemoteProtocolError("response_cancel_not_active", "Cancellation failed: no active response found")
         found.cancel("client_cancelled")
 
-    def _all(self) -> list[_Answering]:
+    def _all(self) -> list[Answering]:
         return [*([self._answering] if self._answering else []), *self._beside]
 
     # --- what is heard ----------------------------------------------------------------------------------------------------
@@ -211,6 +199,8 @@ class TalkSession:
         match output:
             case SpeechStarted(turn):
                 self._speaking = True
+                self._forget_ahead()
+                self._running.clear()
                 await self._name(turn)
                 await self._emit(output)
                 if self._answering and self.config.interrupt_response:
@@ -239,12 +229,18 @@ class TalkSession:
                 await self._emit(output)
                 self._answer_turn()
                 await self._catch_up()
-            case TranscriptDelta():
+            case TranscriptGuess(turn, text):
+                await self._expect(turn, text)
+            case GuessDropped():
+                self._forget_ahead()
+            case TranscriptDelta(turn, text):
                 if self.config.transcribes:
                     await self._emit(output)
+                await self._prefill(turn, text)
             case TurnCleared():
                 # An open turn ends without a trace.
                 self._speaking = False
+                self._forget_ahead()
                 await self._emit(output)
                 self._answer_turn()
             case _:
@@ -286,16 +282,23 @@ class TalkSession:
                 f"Conversation already has an active response in progress: {self._answering.response.id}.",
             )
         config = self.config
-        speaks = (config.speaks if asked.speaks is None else asked.speaks) and bool(self._partner.profile.voices)
         response = Response(
             self._new_id("resp_"),
-            speaks,
+            self._speaks(asked),
             asked.voice or config.voice,
             config.max_tokens if asked.max_tokens is None else asked.max_tokens,
             asked.metadata,
             asked.stored,
         )
-        answering = _Answering(self, response, asked)
+        answering = Answering(
+            response,
+            lambda response: self._make(response, asked),
+            self.conversation,
+            self._partner.profile.sample_rate_hz,
+            self._emit,
+            self._new_id,
+            self._measure,
+        )
         if asked.stored:
             self._answering = answering
         else:
@@ -303,7 +306,7 @@ class TalkSession:
         assert self._group
         self._group.start_soon(self._answer, answering)
 
-    async def _answer(self, answering: _Answering) -> None:
+    async def _answer(self, answering: Answering) -> None:
         try:
             await answering.run()
         finally:
@@ -312,154 +315,86 @@ class TalkSession:
                 self._answering = None
         self._answer_turn()
 
-    def context(self, asked: ResponseAsked) -> tuple[str, list[Item] | None]:
-        """The instructions, and the items in place of the conversation. Raises RemoteProtocolError for a reference to none."""
-        instructions = self.config.instructions if asked.instructions is None else asked.instructions
-        if asked.items is None:
-            return instructions, None
-        return instructions, [self.conversation.get(i) if isinstance(i, str) else i for i in asked.items]
+    async def _make(self, response: Response, asked: ResponseAsked) -> Making:
+        """Begin to make an answer, or take the one that was begun before it was asked for."""
+        wanted = self._wanted(asked, response.voice, response.max_tokens)
+        assert self._group
+        assert self._talk
+        if not response.stored:
+            making = Making(await self._partner.open(), *wanted)
+            self._group.start_soon(self._make_beside, making)
+            return making
+        ahead, self._ahead = self._ahead, None
+        if ahead:
+            if ahead.asked == wanted and not ahead.cancelled:
+                return ahead
+            await ahead.drop()
+        making = Making(self._talk, *wanted)
+        self._group.start_soon(making.run)
+        return making
 
+    async def _make_beside(self, making: Making) -> None:
+        try:
+            await making.run()
+        finally:
+            making.talk.close()
 
-class _Answering:
-    """One answer under way: what of it is open on the wire."""
-
-    def __init__(self, session: TalkSession, response: Response, asked: ResponseAsked) -> None:
-        self.response = response
-        self._session = session
-        self._asked = asked
-        self._scope = anyio.CancelScope()
-        self._item: Item | None = None
-        self._previous: str | None = None
-        self._rate_hz = session._partner.profile.sample_rate_hz
-        self._sounded = False
-        self._began_s = time.monotonic()
-
-    def cancel(self, reason: str) -> None:
-        """End it within a step; it is closed in order."""
-        if not self.response.reason:
-            self.response.reason = reason
-        self._scope.cancel()
-
-    async def run(self) -> None:
-        response, emit = self.response, self._session._emit
-        await emit(ResponseCreated(response))
-        with self._scope:
-            try:
-                await self._stream()
-                if response.status == "in_progress":
-                    response.status = "completed"
-            except (ModelError, EngineError, Refused) as error:
-                log.error("an answer failed: %s", error)
-                response.status, response.error = "failed", str(error)
-            except RemoteProtocolError as error:
-                response.status, response.error = "failed", error.message
-        if response.status == "in_progress":
-            response.status = "cancelled"
-        await self._close()
-        await emit(ResponseDone(response))
-
-    async def _stream(self) -> None:
-        session, asked, response = self._session, self._asked, self.response
-        instructions, items = session.context(asked)
-        config = session.config
-        messages = session.conversation.messages(instructions, items)
+    def _wanted(
+        self, asked: ResponseAsked, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
+    ) -> tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]:
+        """What the partner is asked. Raises RemoteProtocolError for a reference to no item."""
+        config = self.config
+        if asked.items is not None:
+            items = [self.conversation.get(i) if isinstance(i, str) else i for i in asked.items]
+        instructions = config.instructions if asked.instructions is None else asked.instructions
         options = ReplyOptions(
-            max_tokens=response.max_tokens,
+            max_tokens=max_tokens,
             tools=config.tools if asked.tools is None else asked.tools,
             tool_choice=config.tool_choice if asked.tool_choice is None else asked.tool_choice,
         )
-        voice = None
-        if response.speaks:
-            names = session._partner.profile.voices
-            voice = VoiceOptions(response.voice if response.voice in names else names[0], config.speed)
-        talk = session._talk if response.stored else await session._partner.open()
-        assert talk
-        try:
-            async with aclosing(talk.respond(messages, options, voice)) as answers:
-                async for answer in answers:
-                    await self._take(answer)
-        finally:
-            if talk is not session._talk:
-                talk.close()
+        voices = self._partner.profile.voices
+        spoken = VoiceOptions(voice if voice in voices else voices[0], config.speed) if self._speaks(asked) else None
+        return self.conversation.messages(instructions, items), options, spoken
 
-    async def _take(self, answer: Answer) -> None:
-        response, emit = self.response, self._session._emit
-        match answer:
-            case TextDelta(text):
-                item = await self._message()
-                item.parts[0].text += text
-                await emit(TextSaid(self._place(), text, response.speaks))
-            case Speaking(pcm, words):
-                item = await self._message()
-                if not self._sounded:
-                    self._sounded = True
-                    self._session._measure("first_answer_sound", time.monotonic() - self._began_s)
-                item.parts[0].audio_s += len(pcm) / self._rate_hz
-                item.parts[0].words += words
-                await emit(SoundSaid(self._place(), pcm, self._rate_hz))
-            case ToolCallStarted(call_id, name):
-                await self._close()
-                await self._open(
-                    Item(
-                        self._session._new_id("item_"),
-                        "function_call",
-                        "assistant",
-                        "in_progress",
-                        call_id=call_id,
-                        name=name,
-                    )
-                )
-            case ToolCallDelta(arguments):
-                assert self._item
-                self._item.arguments += arguments
-                await emit(ArgumentsSaid(self._place(), self._item.call_id, arguments))
-            case ReplyDone(reason):
-                response.usage = Usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
-                if reason == "length":
-                    response.status, response.reason = "incomplete", "max_output_tokens"
+    def _speaks(self, asked: ResponseAsked) -> bool:
+        return (self.config.speaks if asked.speaks is None else asked.speaks) and bool(self._partner.profile.voices)
 
-    async def _message(self) -> Item:
-        """The message that is being said; begun where there is none."""
-        if self._item and self._item.kind == "message":
-            return self._item
-        await self._close()
-        kind = "output_audio" if self.response.speaks else "output_text"
-        item = Item(self._session._new_id("item_"), "message", "assistant", "in_progress", [Part(kind)])  # type: ignore[arg-type]
-        await self._open(item)
-        await self._session._emit(PartAdded(self._place(), item.parts[0]))
-        return item
+    # --- before it is asked ------------------------------------------------------------------------------------------------
 
-    async def _open(self, item: Item) -> None:
-        response, session = self.response, self._session
-        self._item, self._previous = item, None
-        response.output.append(item)
-        if response.stored:
-            self._previous = session.conversation.add(item)
-        index = len(response.output) - 1
-        await session._emit(OutputItemAdded(response, index, item, self._previous))
-        if response.stored:
-            await session._emit(ItemAdded(item, self._previous))
-
-    async def _close(self) -> None:
-        """Close the open part and item, whatever ended them."""
-        item, emit = self._item, self._session._emit
-        if item is None:
+    async def _expect(self, turn: int, text: str) -> None:
+        """The user has paused and may have ended a turn: begin what would answer it. Nobody hears of it before it is asked for."""
+        ahead, self._ahead = self._ahead, None
+        if ahead:
+            await ahead.drop()
+        free = self._answering is None and not self._later and text.strip()
+        if not (free and self.config.create_response and self.config.listening.turn):
             return
-        place = self._place()
-        item.status = "completed" if self.response.status in ("in_progress", "completed") else "incomplete"
-        if item.kind == "message":
-            await emit(PartDone(place, item.parts[0]))
-        else:
-            await emit(ArgumentsDone(place, item.call_id, item.name, item.arguments))
-        if self.response.stored:
-            await emit(ItemDone(item, self._previous))
-        await emit(OutputItemDone(self.response, place.output_index, item, self._previous))
-        if self.response.status == "cancelled" and item.kind == "message" and self.response.speaks:
-            # What was written and never became sound was not said: the next turn does not know of it.
-            part = item.parts[0]
-            part.text = cut_to(part.text, [w.text for w in part.words], len(part.words))
-        self._item = None
+        mine = self._turns.get(turn)
+        others = {id(i) for t, i in self._turns.items() if t != turn}
+        if any(id(i) in others for i in self.conversation.items):
+            return
+        config = self.config
+        items = [*(i for i in self.conversation.items if i is not mine), Item("", parts=[Part("input_audio", text)])]
+        assert self._talk
+        assert self._group
+        self._ahead = Making(self._talk, *self._wanted(ResponseAsked(), config.voice, config.max_tokens, items))
+        self._group.start_soon(self._ahead.run)
 
-    def _place(self) -> Place:
-        assert self._item
-        return Place(self.response.id, self._item.id, len(self.response.output) - 1)
+    def _forget_ahead(self) -> None:
+        """What was begun ahead is not wanted. It ends within a step; who begins the next answer waits for that."""
+        if self._ahead:
+            self._ahead.cancel()
+
+    async def _prefill(self, turn: int, text: str) -> None:
+        """The user goes on speaking: the partner takes in what they have said so far."""
+        self._running[turn] = self._running.get(turn, "") + text
+        if self._answering or self._ahead or self._transcribing():
+            return
+        assert self._talk
+        said = Item("", parts=[Part("input_audio", self._running[turn].strip())])
+        messages = self.conversation.messages(self.config.instructions, [*self.conversation.items, said])
+        try:
+            await self._talk.prefill(messages, self.config.tools)
+        except FAILURES as error:
+            # The answer to the same will say it, if it is not for now only.
+            log.warning("a turn was not prefilled: %s", error)

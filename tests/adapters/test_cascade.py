@@ -96,11 +96,26 @@ class Voice:
             self.left += 1
 
 
-async def answers(writer: Writer, voice: Voice | None, speaks: bool = True) -> list[Answer]:
-    talk = await Cascade(writer, voice).open()
+async def answers(
+    writer: Writer, voice: Voice | None, speaks: bool = True, clock: Callable[[], float] = lambda: 0.0
+) -> list[Answer]:
+    talk = await Cascade(writer, voice, clock).open()
     options = VoiceOptions("one") if speaks else None
     async with aclosing(talk.respond((Message("user", "Hi"),), ReplyOptions(), options)) as parts:
         return [p async for p in parts]
+
+
+def test_a_long_sentence_is_spoken_in_breaths_where_sound_would_run_out() -> None:
+    """A word of it takes as long to write as to say: the first unit's sound is over long before the sentence is."""
+    text = "One two three four five six, seven eight nine ten eleven twelve."
+    writer, voice = Writer(text), Voice()
+    out = asyncio.run(answers(writer, voice, clock=lambda: 0.1 * len(writer.log)))
+    assert voice.units == ["One two three", "four five six,", "seven eight nine ten eleven", "twelve."]
+    assert [w.text for p in out if isinstance(p, Speaking) for w in p.words] == text.split()
+    # Written at once, it is spoken whole.
+    swift = Voice()
+    asyncio.run(answers(Writer(text), swift))
+    assert swift.units == ["One two three", "four five six, seven eight nine ten eleven twelve."]
 
 
 TEXT = "Well, I think it is, all in all, fine. Do you not? Yes."
@@ -109,7 +124,7 @@ TEXT = "Well, I think it is, all in all, fine. Do you not? Yes."
 def test_the_first_clause_is_spoken_before_the_text_is_complete() -> None:
     writer, voice = Writer(TEXT), Voice()
     out = asyncio.run(answers(writer, voice))
-    assert voice.units == ["Well, I think it is,", "all in all, fine.", "Do you not?", "Yes."]
+    assert voice.units == ["Well, I think it", "is, all in all, fine.", "Do you not?", "Yes."]
     first = next(k for k, p in enumerate(out) if isinstance(p, Speaking))
     assert any(isinstance(p, TextDelta) for p in out[first:])
     assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == TEXT
@@ -120,10 +135,10 @@ def test_the_first_clause_is_spoken_before_the_text_is_complete() -> None:
     assert isinstance(out[-1], ReplyDone)
 
 
-def test_a_first_clause_that_is_long_is_begun_after_four_words() -> None:
+def test_a_first_clause_that_is_long_is_begun_after_three_words() -> None:
     voice = Voice()
     out = asyncio.run(answers(Writer("The weather in Rome will be sunny and warm today. Yes, it will."), voice))
-    assert voice.units == ["The weather in Rome", "will be sunny and warm today.", "Yes, it will."]
+    assert voice.units == ["The weather in", "Rome will be sunny and warm today.", "Yes, it will."]
     words = [w.text for p in out if isinstance(p, Speaking) for w in p.words]
     assert words == [
         "The",
@@ -187,6 +202,6 @@ def test_a_failure_of_either_is_one_error(text: str, message: str) -> None:
 
 
 def test_what_the_voice_cannot_speak_is_written() -> None:
-    out = asyncio.run(answers(Writer("A foreign word here. Fine."), Voice()))
-    assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == "A foreign word here. Fine."
+    out = asyncio.run(answers(Writer("A foreign word. Fine."), Voice()))
+    assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == "A foreign word. Fine."
     assert [w.text for p in out if isinstance(p, Speaking) for w in p.words] == ["Fine."]

@@ -1,13 +1,15 @@
 """A language model and a voice as one partner: text is spoken clause by clause while it is still being written.
 
-Two tasks a response: one reads the language model and cuts its text into units (the first at a clause, so that sound begins early; then
-sentences), one speaks them. What they make goes through one queue. Closing the generator cancels both.
+Two tasks a response: one reads the language model and cuts its text into units (the first at a clause or a few words, so that sound begins
+early; then sentences, or what there is of one when the sound before it is about to run out), one speaks them. What they make
+goes through one queue. Closing the generator cancels both.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -31,9 +33,13 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.splitter import Splitter
 
 # A first unit shorter than this waits for more: "Well," alone would be followed by a gap.
-MIN_FIRST_CHARS = 12
-# Without a mark the first unit ends after so many words: at 20 tokens a second a clause of twelve words is half a second.
-FIRST_WORDS = 4
+MIN_FIRST_CHARS = 10
+# Without a mark the first unit ends after so many words: each one more is 70 ms later on two cores, and three sound for as long as
+# the next ten take to be written.
+FIRST_WORDS = 3
+# With less than this left of the sound so far, what is written of a sentence is spoken before it is complete: a voice begins within
+# 50 ms, and a break of breath is heard less than a gap. Seconds; words.
+RUNNING_OUT_S, FEWEST_WORDS = 0.3, 3
 # Bound: outputs nobody has read; the makers wait.
 MAX_WAITING = 64
 
@@ -41,8 +47,14 @@ MAX_WAITING = 64
 class Cascade:
     """A language model that speaks with a synthesizer's voice; without one it writes."""
 
-    def __init__(self, language: LanguageModel, synthesizer: Synthesizer | None) -> None:
+    def __init__(
+        self,
+        language: LanguageModel,
+        synthesizer: Synthesizer | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._language = language
+        self._clock = clock
         self.synthesizer = synthesizer
         voice = synthesizer.profile if synthesizer else None
         self.profile = PartnerProfile(
@@ -51,13 +63,33 @@ class Cascade:
 
     async def open(self) -> Talk:
         """A new conversation. Raises Refused where there is no room for its KV."""
-        return _Talk(await self._language.open(), self.synthesizer)
+        return _Talk(await self._language.open(), self.synthesizer, self._clock)
+
+
+class _Pace:
+    """How much is left of the sound made so far, were it heard from the first on without a break."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ends_s: float | None = None
+        # Units given to the voice and not spoken yet.
+        self.waiting = 0
+
+    def made(self, seconds: float) -> None:
+        """More sound was made."""
+        self._ends_s = max(self._ends_s or 0.0, self._clock()) + seconds
+
+    @property
+    def running_out(self) -> bool:
+        """The voice has nothing to do, and what it made is nearly over."""
+        return not self.waiting and self._ends_s is not None and self._ends_s - self._clock() < RUNNING_OUT_S
 
 
 class _Talk:
-    def __init__(self, dialogue: Dialogue, synthesizer: Synthesizer | None) -> None:
+    def __init__(self, dialogue: Dialogue, synthesizer: Synthesizer | None, clock: Callable[[], float]) -> None:
         self._dialogue = dialogue
         self._synthesizer = synthesizer
+        self._clock = clock
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """See Talk."""
@@ -74,9 +106,10 @@ class _Talk:
             return
         out: asyncio.Queue[Answer | BaseException | None] = asyncio.Queue(MAX_WAITING)
         units: asyncio.Queue[str | None] = asyncio.Queue()
+        pace = _Pace(self._clock)
         tasks = [
-            asyncio.create_task(_guarded(self._write(messages, options, units, out), units, out)),
-            asyncio.create_task(_guarded(self._speak(voice, units, out), None, out)),
+            asyncio.create_task(_guarded(self._write(messages, options, units, out, pace), units, out)),
+            asyncio.create_task(_guarded(self._speak(voice, units, out, pace), None, out)),
         ]
         done: ReplyDone | None = None
         try:
@@ -106,8 +139,15 @@ class _Talk:
         options: ReplyOptions,
         units: asyncio.Queue[str | None],
         out: asyncio.Queue[Answer | BaseException | None],
+        pace: _Pace,
     ) -> None:
         splitter, first = Splitter("clause"), ""
+
+        def speak(unit: str) -> None:
+            pace.waiting += 1
+            units.put_nowait(unit)
+            splitter.granularity = "sentence"
+
         async with aclosing(self._dialogue.reply(messages, options)) as replies:
             async for reply in replies:
                 await out.put(reply)
@@ -115,20 +155,20 @@ class _Talk:
                     continue
                 for unit in splitter.feed(reply.text):
                     if splitter.granularity == "sentence":
-                        units.put_nowait(unit)
+                        speak(unit)
                         continue
                     first = f"{first} {unit}".strip()
                     if len(first) >= MIN_FIRST_CHARS or first[-1] in ".!?":
-                        units.put_nowait(first)
+                        speak(first)
                         first = ""
-                        splitter.granularity = "sentence"
                 if splitter.granularity == "clause" and (head := splitter.words(FIRST_WORDS, MIN_FIRST_CHARS)):
-                    units.put_nowait(f"{first} {head}".strip())
+                    speak(f"{first} {head}".strip())
                     first = ""
-                    splitter.granularity = "sentence"
+                elif pace.running_out and (head := splitter.so_far(FEWEST_WORDS)):
+                    speak(head)
         rest = " ".join([*([first] if first else []), *splitter.flush()])
         if rest:
-            units.put_nowait(rest)
+            speak(rest)
         units.put_nowait(None)
 
     async def _speak(
@@ -136,6 +176,7 @@ class _Talk:
         voice: VoiceOptions,
         units: asyncio.Queue[str | None],
         out: asyncio.Queue[Answer | BaseException | None],
+        pace: _Pace,
     ) -> None:
         assert self._synthesizer
         rate_hz, at_s = self._synthesizer.profile.sample_rate_hz, 0.0
@@ -148,11 +189,14 @@ class _Talk:
                             replace(w, start_s=began_s + w.start_s, end_s=began_s + w.end_s) for w in sound.words
                         )
                         at_s += len(sound.pcm) / rate_hz
+                        pace.made(len(sound.pcm) / rate_hz)
                         if len(sound.pcm) or words:
                             await out.put(Speaking(sound.pcm, words))
             except RemoteProtocolError:
                 # A unit that the voice cannot speak is text all the same.
                 continue
+            finally:
+                pace.waiting -= 1
 
 
 async def _guarded(

@@ -161,17 +161,22 @@ class Chat:
         self._model = model
         self._session = session
         self._rows: list[int] = []
+        # Counts what was asked of it.
+        self._asked = 0
         self._ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """See Dialogue."""
+        """See Dialogue. One that is overtaken by another, or by a reply, does nothing."""
+        self._asked = mine = self._asked + 1
         ids, head = await asyncio.to_thread(self._rendered, messages, tools, False)
-        self._align(ids, head)
+        if self._asked == mine:
+            self._align(ids, head)
 
     async def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
         """See Dialogue. Raises RemoteProtocolError for messages or schemas that cannot be."""
         model, session = self._model, self._session
         tools = _offered(options)
+        self._asked += 1
         ids, head = await asyncio.to_thread(self._rendered, messages, tools, True)
         begun = bool(tools) and options.tool_choice not in ("auto", "none")
         if begun:

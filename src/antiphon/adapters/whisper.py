@@ -79,7 +79,7 @@ class _Shape:
 
 
 _PARTIAL = _Shape(least_s=5.0, pad_s=2.0, beam=1)
-_FINAL = _Shape(least_s=15.0, pad_s=3.0, beam=5)
+_FINAL = _Shape(least_s=10.0, pad_s=3.0, beam=5)
 
 Work = Window | Callable[[], Any]
 

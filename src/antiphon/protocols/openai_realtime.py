@@ -28,6 +28,7 @@ from antiphon.protocols.realtime_items import (
     session_field,
     tools_from,
 )
+from antiphon.protocols.realtime_session import flat, is_flat, nested
 from antiphon.protocols.wire import known, number, require, typed
 from antiphon.talk_events import (
     ArgumentsDone,
@@ -78,19 +79,6 @@ EVENTS = (
 EAGERNESS_MS = {"low": 8000, "auto": 4000, "medium": 4000, "high": 2000}
 # And after what is.
 COMPLETE_MS = 300
-_GA_KEYS = (
-    "type", "object", "id", "model", "output_modalities", "instructions", "audio", "tools", "tool_choice", "max_output_tokens",
-    "truncation", "tracing", "prompt", "include", "reasoning", "parallel_tool_calls", "expires_at",
-)  # fmt: skip
-_BETA_KEYS = {
-    "modalities": "output_modalities",
-    "instructions": "instructions",
-    "tools": "tools",
-    "tool_choice": "tool_choice",
-    "max_response_output_tokens": "max_output_tokens",
-}
-_BETA_AUDIO = ("input_audio_format", "input_audio_transcription", "input_audio_noise_reduction", "turn_detection")
-_ECHOED = ("truncation", "tracing", "prompt", "include", "reasoning", "parallel_tool_calls")
 # GA event and content names that the beta spells otherwise.
 _BETA_EVENTS = {
     "response.output_text.delta": "response.text.delta",
@@ -169,6 +157,7 @@ class OpenAIRealtime(OpenAITranscription):
             prompt=asked.get("prompt", ""),
             turn=turn,
             partials=self.audio["transcription"] is not None,
+            answered=True,
         )
 
     def _loaded_voice(self, asked: Any) -> str | None:
@@ -266,8 +255,8 @@ class OpenAIRealtime(OpenAITranscription):
 
     def _update(self, session: dict[str, Any], *, old: bool = False) -> None:
         """Check the whole update first; a wrong field refuses all of it."""
-        flat = self.beta or any(k in session for k in (*_BETA_AUDIO, "modalities", "voice", "output_audio_format"))
-        fields, given, output = self._flat(session) if flat else self._nested(session)
+        old_names = self.beta or is_flat(session)
+        fields, given, output = flat(session) if old_names else nested(session)
         audio = dict(self.audio)
         for key, value in given.items():
             audio[key] = self._checked(key, value, f"session.audio.input.{key}")
@@ -279,52 +268,9 @@ class OpenAIRealtime(OpenAITranscription):
         if audio["format"] != self.audio["format"]:
             self._flush()
             self._set_format(audio["format"])
-        self.audio, self.fields, self.beta = audio, merged, flat
+        self.audio, self.fields, self.beta = audio, merged, old_names
         self._queue(self.configured())
         self._tell("session.updated", session=self.session())
-
-    def _nested(self, session: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        known(session, _GA_KEYS, "session")
-        if session.get("type", "realtime") != "realtime":
-            raise RemoteProtocolError("invalid_value", "A session's type cannot be changed.", "session.type")
-        audio = typed(session.get("audio") or {}, dict, "session.audio")
-        known(audio, ("input", "output"), "session.audio")
-        given = typed(audio.get("input") or {}, dict, "session.audio.input")
-        known(given, ("format", "transcription", "noise_reduction", "turn_detection"), "session.audio.input")
-        output = typed(audio.get("output") or {}, dict, "session.audio.output")
-        known(output, ("format", "voice", "speed"), "session.audio.output")
-        keep = ("output_modalities", "instructions", "tools", "tool_choice", "max_output_tokens", *_ECHOED)
-        return {k: session[k] for k in keep if k in session}, given, output
-
-    def _flat(self, session: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        known(
-            session,
-            (
-                *_BETA_KEYS,
-                *_BETA_AUDIO,
-                "voice",
-                "output_audio_format",
-                "temperature",
-                "speed",
-                "model",
-                "type",
-                "tracing",
-                "include",
-                "client_secret",
-            ),
-            "session",
-        )
-        fields = {new: session[old] for old, new in _BETA_KEYS.items() if old in session}
-        if "output_modalities" in fields:
-            fields["output_modalities"] = ["audio"] if "audio" in (fields["output_modalities"] or []) else ["text"]
-        names = dict(zip(_BETA_AUDIO, ("format", "transcription", "noise_reduction", "turn_detection"), strict=True))
-        given = {new: session[old] for old, new in names.items() if old in session}
-        if "format" in given:
-            given["format"] = BETA_FORMATS.get(given["format"], given["format"])
-        output: dict[str, Any] = {k: session[k] for k in ("voice", "speed") if k in session}
-        if "output_audio_format" in session:
-            output["format"] = BETA_FORMATS.get(session["output_audio_format"], session["output_audio_format"])
-        return fields, given, output
 
     def _checked(self, key: str, value: Any, param: str) -> Any:
         if key == "transcription":

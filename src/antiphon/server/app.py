@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,6 +16,7 @@ from antiphon import __version__
 from antiphon.server.auth import bearer
 from antiphon.server.chat import chat_completions
 from antiphon.server.errors import error_response, http_exception
+from antiphon.server.page import asset, root
 from antiphon.server.realtime import realtime
 from antiphon.server.secrets import client_secrets, sessions
 from antiphon.server.speech import batch, speech, voice, voices
@@ -23,7 +24,7 @@ from antiphon.server.speech_stream import speech_stream
 from antiphon.server.state import ServerState
 from antiphon.server.transcriptions import transcriptions, translations
 
-# Probes and scrapers come without a key.
+# Probes and scrapers come without a key, and so does the page, which asks for one.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
 
 
@@ -36,7 +37,8 @@ def build(state: ServerState) -> Starlette:
     middleware.append(Middleware(_Keys, state=state))
     app = Starlette(
         routes=[
-            Route("/", _root),
+            Route("/", root),
+            Route("/web/{name}", asset),
             Route("/health", _health),
             Route("/ready", _ready),
             Route("/metrics", _metrics),
@@ -70,32 +72,15 @@ class _Keys:
         self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wanted = scope["type"] == "http" and scope["path"] not in OPEN_PATHS and scope["method"] != "OPTIONS"
+        path = scope["path"]
+        wanted = scope["type"] == "http" and scope["method"] != "OPTIONS"
+        wanted = wanted and path not in OPEN_PATHS and not path.startswith("/web/")
         if wanted and self._state.who(bearer(Headers(scope=scope))) is None:
             self._state.metrics.refused.labels("unauthorized").inc()
             answer = error_response(401, "Incorrect API key provided.", code="invalid_api_key")
             await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
-
-
-async def _root(request: Request) -> Response:
-    state: ServerState = request.app.state.antiphon
-    lines = [
-        f"antiphon {__version__}",
-        "",
-        "WS   /v1/realtime                  conversations (OpenAI Realtime), streaming transcription (vLLM dialect, OpenAI)",
-        "POST /v1/realtime/client_secrets   a short-lived key for a browser",
-        "POST /v1/audio/transcriptions      a file to text, streamed or whole",
-        "POST /v1/audio/translations        a file to English",
-        "POST /v1/chat/completions          a conversation's next turn, streamed or whole",
-        "WS   /v1/audio/speech/stream       text in pieces to speech while it is made",
-        "POST /v1/audio/speech  /batch      text to speech, streamed or whole; /v1/audio/voices",
-        "GET  /v1/models  /health  /ready  /metrics",
-        "",
-        f"ready: {'yes' if state.models and not state.draining else 'no'}",
-    ]
-    return PlainTextResponse("\n".join(lines) + "\n")
 
 
 async def _health(_: Request) -> Response:

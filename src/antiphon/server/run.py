@@ -74,7 +74,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
         timeout_graceful_shutdown=5,
     )
     http = _Server(config)
-    stop = anyio.Event()
+    stop, models = anyio.Event(), None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -82,7 +82,9 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
         async with anyio.create_task_group() as group:
             group.start_soon(_serve_http, http, sock, group.cancel_scope)
             store = store_of(settings.models)
-            state.models = await anyio.to_thread.run_sync(load, settings, store, metrics.step)
+            models = await anyio.to_thread.run_sync(load, settings, store, metrics.step)
+            await models.warm()
+            state.models = models
             metrics.watch(state.models.lanes, state.backlog_s, state.models.language)
             host = f"[{server.host}]" if ":" in server.host else server.host
             on_ready(f"http://{host}:{sock.getsockname()[1]}")
@@ -93,8 +95,8 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         sock.close()
-        if state.models:
-            state.models.close()
+        if models:
+            models.close()
 
 
 async def _serve_http(http: _Server, sock: socket.socket, scope: anyio.CancelScope) -> None:

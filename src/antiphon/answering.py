@@ -1,0 +1,245 @@
+"""One answer of a conversation under way: what its partner makes becomes items, and what is open is closed in order, whatever ends it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+import anyio
+import anyio.abc
+
+from antiphon.adapters.base import (
+    Answer,
+    Message,
+    ReplyDone,
+    ReplyOptions,
+    Speaking,
+    Talk,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+    VoiceOptions,
+)
+from antiphon.conversation import Conversation, cut_to
+from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
+from antiphon.events import Output
+from antiphon.talk_events import (
+    ArgumentsDone,
+    ArgumentsSaid,
+    Item,
+    ItemAdded,
+    ItemDone,
+    OutputItemAdded,
+    OutputItemDone,
+    Part,
+    PartAdded,
+    PartDone,
+    Place,
+    Response,
+    ResponseCreated,
+    ResponseDone,
+    SoundSaid,
+    TalkOutput,
+    TextSaid,
+    Usage,
+)
+
+log = logging.getLogger(__name__)
+
+# Bound: what a partner has made of an answer that nobody has taken; it waits then.
+MAX_WAITING = 64
+
+Emit = Callable[[Output | TalkOutput], Awaitable[None]]
+FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
+
+
+class Making:
+    """An answer as it is made, by a task of its own: begun when it is asked for, or before, on the chance that just it will be.
+
+    `messages`, `options` and `voice` are Talk.respond's; two of equal ones are the same answer.
+    """
+
+    def __init__(
+        self, talk: Talk, messages: tuple[Message, ...], options: ReplyOptions, voice: VoiceOptions | None
+    ) -> None:
+        self.talk = talk
+        self.asked = (messages, options, voice)
+        self._send, self._receive = anyio.create_memory_object_stream[Answer](MAX_WAITING)
+        self._scope = anyio.CancelScope()
+        self._failure: Exception | None = None
+        self._over = anyio.Event()
+
+    async def run(self) -> None:
+        """The task. Never raises what a model does; `stream` does."""
+        try:
+            with self._scope:
+                async with aclosing(self.talk.respond(*self.asked)) as answers:
+                    async for answer in answers:
+                        await self._send.send(answer)
+        except FAILURES as error:
+            self._failure = error
+        finally:
+            self._send.close()
+            self._over.set()
+
+    async def stream(self) -> AsyncGenerator[Answer, None]:
+        """Take what is made. Raises Refused, ModelError, EngineError, RemoteProtocolError."""
+        async for answer in self._receive:
+            yield answer
+        if self._failure:
+            raise self._failure
+
+    async def drop(self) -> None:
+        """End it, and wait for its end: the talk is free for another then."""
+        self.cancel()
+        with anyio.CancelScope(shield=True):
+            await self._over.wait()
+        self._receive.close()
+
+    @property
+    def cancelled(self) -> bool:
+        """It will not be complete."""
+        return self._scope.cancel_called
+
+    def cancel(self) -> None:
+        """End it within a step."""
+        self._scope.cancel()
+
+
+class Answering:
+    """One answer under way: what of it is open on the wire.
+
+    `make` gives what is made of it, at `rate_hz`; it may raise what a model does.
+    """
+
+    def __init__(
+        self,
+        response: Response,
+        make: Callable[[Response], Awaitable[Making]],
+        conversation: Conversation,
+        rate_hz: int,
+        emit: Emit,
+        new_id: Callable[[str], str],
+        measure: Callable[[str, float], None],
+    ) -> None:
+        self.response = response
+        self._make = make
+        self._conversation = conversation
+        self._emit = emit
+        self._new_id = new_id
+        self._measure = measure
+        self._scope = anyio.CancelScope()
+        self._item: Item | None = None
+        self._previous: str | None = None
+        self._rate_hz = rate_hz
+        self._sounded = False
+        self._began_s = time.monotonic()
+
+    def cancel(self, reason: str) -> None:
+        """End it within a step; it is closed in order."""
+        if not self.response.reason:
+            self.response.reason = reason
+        self._scope.cancel()
+
+    async def run(self) -> None:
+        response, emit = self.response, self._emit
+        await emit(ResponseCreated(response))
+        with self._scope:
+            try:
+                await self._stream()
+                if response.status == "in_progress":
+                    response.status = "completed"
+            except RemoteProtocolError as error:
+                response.status, response.error = "failed", error.message
+            except FAILURES as error:
+                log.error("an answer failed: %s", error)
+                response.status, response.error = "failed", str(error)
+        if response.status == "in_progress":
+            response.status = "cancelled"
+        await self._close()
+        await emit(ResponseDone(response))
+
+    async def _stream(self) -> None:
+        making = await self._make(self.response)
+        try:
+            async for answer in making.stream():
+                await self._take(answer)
+        finally:
+            await making.drop()
+
+    async def _take(self, answer: Answer) -> None:
+        response, emit = self.response, self._emit
+        match answer:
+            case TextDelta(text):
+                item = await self._message()
+                item.parts[0].text += text
+                await emit(TextSaid(self._place(), text, response.speaks))
+            case Speaking(pcm, words):
+                item = await self._message()
+                if not self._sounded:
+                    self._sounded = True
+                    self._measure("first_answer_sound", time.monotonic() - self._began_s)
+                item.parts[0].audio_s += len(pcm) / self._rate_hz
+                item.parts[0].words += words
+                await emit(SoundSaid(self._place(), pcm, self._rate_hz))
+            case ToolCallStarted(call_id, name):
+                await self._close()
+                await self._open(
+                    Item(self._new_id("item_"), "function_call", "assistant", "in_progress", call_id=call_id, name=name)
+                )
+            case ToolCallDelta(arguments):
+                assert self._item
+                self._item.arguments += arguments
+                await emit(ArgumentsSaid(self._place(), self._item.call_id, arguments))
+            case ReplyDone(reason):
+                response.usage = Usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
+                if reason == "length":
+                    response.status, response.reason = "incomplete", "max_output_tokens"
+
+    async def _message(self) -> Item:
+        """The message that is being said; begun where there is none."""
+        if self._item and self._item.kind == "message":
+            return self._item
+        await self._close()
+        kind = "output_audio" if self.response.speaks else "output_text"
+        item = Item(self._new_id("item_"), "message", "assistant", "in_progress", [Part(kind)])  # type: ignore[arg-type]
+        await self._open(item)
+        await self._emit(PartAdded(self._place(), item.parts[0]))
+        return item
+
+    async def _open(self, item: Item) -> None:
+        response = self.response
+        self._item, self._previous = item, None
+        response.output.append(item)
+        if response.stored:
+            self._previous = self._conversation.add(item)
+        index = len(response.output) - 1
+        await self._emit(OutputItemAdded(response, index, item, self._previous))
+        if response.stored:
+            await self._emit(ItemAdded(item, self._previous))
+
+    async def _close(self) -> None:
+        """Close the open part and item, whatever ended them."""
+        item, emit = self._item, self._emit
+        if item is None:
+            return
+        place = self._place()
+        item.status = "completed" if self.response.status in ("in_progress", "completed") else "incomplete"
+        if item.kind == "message":
+            await emit(PartDone(place, item.parts[0]))
+        else:
+            await emit(ArgumentsDone(place, item.call_id, item.name, item.arguments))
+        if self.response.stored:
+            await emit(ItemDone(item, self._previous))
+        await emit(OutputItemDone(self.response, place.output_index, item, self._previous))
+        if self.response.status == "cancelled" and item.kind == "message" and self.response.speaks:
+            # What was written and never became sound was not said: the next turn does not know of it.
+            part = item.parts[0]
+            part.text = cut_to(part.text, [w.text for w in part.words], len(part.words))
+        self._item = None
+
+    def _place(self) -> Place:
+        assert self._item
+        return Place(self.response.id, self._item.id, len(self.response.output) - 1)

@@ -1,0 +1,417 @@
+"""Decoding of one session's sound: which window next, and what of its text is told. Beside the listening, whose segmenter it reads.
+
+Finals run first, then cuts of windows that have grown too long, then finals begun on the chance that a pause is the end
+(guesses), then partials. One task; the listening hands it what has ended and wakes it when sound came.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import anyio
+
+from antiphon.adapters.base import Hypothesis, Piece, Transcriber, Window
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.errors import ModelError, Refused
+from antiphon.events import (
+    GuessDropped,
+    Output,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptFailed,
+    TranscriptGuess,
+    TranscriptionConfig,
+    Word,
+)
+from antiphon.transcript import WindowText, shortened, tuned, words_to_settle
+from antiphon.turn.segmenter import OpenWindow, Segmenter, TurnEnded, WindowEnded, owners
+
+log = logging.getLogger(__name__)
+
+# Listening may be this far ahead of decoding before it stops taking sound (a file comes faster than it is decoded).
+MAX_WAITING_WINDOWS = 2
+WINDOW_OVERRUN_S = 4.0
+# A pause may be the end once it has lasted for four frames. Word errors of finals with 60 to 300 ms of silence behind the last word,
+# 97 clips, lie between 8.9 and 10.5 % without an order; the shorter it is, the more pauses inside a turn are decoded in vain.
+GUESS_AFTER_S = 0.128
+# What is kept of a refusal's wait, so that a full lane is asked again soon.
+MAX_RETRY_S = 2.0
+FINAL_ATTEMPTS = 5
+BUSY_STEPS = 3
+
+Emit = Callable[[Output], Awaitable[None]]
+Measure = Callable[[str, float], None]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What is known of a turn's transcript so far."""
+
+    streamed: str = ""
+    text: str = ""
+    language: str = ""
+    words: list[Word] = field(default_factory=list)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    failure: str = ""
+
+
+@dataclass(slots=True)
+class _Ended:
+    """A step for decoding to do, and when listening made it (monotonic seconds)."""
+
+    step: WindowEnded | TurnEnded
+    since_s: float
+
+
+@dataclass(slots=True)
+class _Guess:
+    """A final decoded during a pause of `turn`; good if the window ends with that pause."""
+
+    window_id: int
+    speech_end: int
+    hypothesis: Hypothesis
+    turn: int
+    told: bool = False
+
+
+class Decoding:
+    """Run with `run()`; `end()` lets it finish what it was handed and return.
+
+    `emit` and `measure` are the session's; see there.
+    """
+
+    def __init__(
+        self,
+        config: TranscriptionConfig,
+        transcriber: Transcriber,
+        frame_samples: int,
+        emit: Emit,
+        measure: Measure,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.config = config
+        self.profile = tuned(transcriber.profile, config.tuning)
+        self.segmenter = Segmenter(self.profile, config.turn, frame_samples)
+        self._transcriber = transcriber
+        self._emit = emit
+        self._measure = measure
+        self._clock = clock
+        # Bound: MAX_WAITING_WINDOWS; listening waits when it is reached.
+        self._ended: deque[_Ended] = deque()
+        self._changed = anyio.Event()
+        self._partial_scope: anyio.CancelScope | None = None
+        self._listening = True
+        self._turns: dict[int, _Turn] = {}
+        self._text: WindowText | None = None
+        self._text_window = 0
+        # The window settled last, and all its words: the context of one that comes soon after.
+        self._settled: tuple[int | None, tuple[Piece, ...]] = (None, ())
+        self._context = ""
+        self._partial_at = 0
+        self._guess: _Guess | None = None
+
+    # --- for the listening -----------------------------------------------------------------------------------------------
+
+    @property
+    def behind(self) -> bool:
+        """More was handed over than should wait."""
+        overrun = self.segmenter.window_s > self.profile.max_window_s + WINDOW_OVERRUN_S
+        return overrun or len(self._ended) >= MAX_WAITING_WINDOWS
+
+    @property
+    def idle(self) -> bool:
+        """No turn is without its transcript."""
+        return not self._turns
+
+    @property
+    def held(self) -> int:
+        """Turns and windows it holds: bounded, however long the session."""
+        return len(self._turns) + len(self._ended)
+
+    async def changed(self) -> None:
+        """Wait until something was decoded or came in."""
+        await self._changed.wait()
+
+    def wake(self) -> None:
+        """Sound came, or the listening changed the window."""
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    def take(self, step: WindowEnded | TurnEnded) -> None:
+        """A window or a turn is complete."""
+        self._ended.append(_Ended(step, self._clock()))
+        self._cancel_partial()
+        self.wake()
+
+    def configure(self, config: TranscriptionConfig) -> None:
+        """Take a changed configuration."""
+        self.config = config
+        self.profile = tuned(self._transcriber.profile, config.tuning)
+
+    def clear(self) -> None:
+        """What was not committed is thrown away."""
+        self._cancel_partial()
+        self._guess = None
+
+    async def check_guess(self) -> None:
+        """Take back what was guessed of a pause that has ended."""
+        guess, window = self._guess, self.segmenter.window
+        if not (guess and guess.told and window):
+            return
+        if (window.id, self.segmenter.quiet_since) != (guess.window_id, guess.speech_end):
+            guess.told = False
+            await self._emit(GuessDropped(guess.turn))
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._listening = False
+        self.wake()
+
+    def _cancel_partial(self) -> None:
+        if self._partial_scope:
+            self._partial_scope.cancel()
+
+    # --- what to decode next ---------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until `end`, and all that was handed over is decoded."""
+        while True:
+            if self._ended:
+                await self._finish(self._ended[0])
+                self._ended.popleft()
+                self.wake()
+            elif not self._listening:
+                return
+            elif self._known_already():
+                for step in self.segmenter.settle():
+                    assert isinstance(step, WindowEnded | TurnEnded)
+                    self.take(step)
+            elif self._window_is_full():
+                await self._cut_window()
+            elif self._may_guess():
+                await self._guess_final()
+            elif self._partial_due():
+                await self._partial()
+            else:
+                await self._changed.wait()
+
+    def _known_already(self) -> bool:
+        """The turn has ended, somebody waits to answer it, and what was said in it has been decoded during its pause."""
+        window, guess = self.segmenter.window, self._guess
+        if not (self.config.answered and self.segmenter.settling and window and guess):
+            return False
+        return (guess.window_id, guess.speech_end) == (window.id, self.segmenter.quiet_since)
+
+    def _window_is_full(self) -> bool:
+        window = self.segmenter.window
+        if window is None:
+            return False
+        prefix = len(self._text.prefix) if self._text and self._text_window == window.id else 0
+        return self.segmenter.window_s > self.profile.max_window_s or prefix > self.profile.max_prefix_tokens
+
+    def _turn(self, number: int) -> _Turn:
+        return self._turns.setdefault(number, _Turn())
+
+    def _text_of(self, window: OpenWindow) -> WindowText:
+        """The text of this window, begun when it is first asked for."""
+        if self._text is None or self._text_window != window.id:
+            settled, pieces = self._settled
+            if settled != window.after:
+                pieces = ()
+                if window.after is not None:
+                    # The final of that window failed: its sound without its words would be transcribed again.
+                    window.start, window.after = window.spans[0].start, None
+            self._text = WindowText(self.profile, pieces)
+            self._text_window = window.id
+            self._partial_at = window.spans[0].start
+        return self._text
+
+    async def _finish(self, ended: _Ended) -> None:
+        if isinstance(ended.step, WindowEnded):
+            await self._finish_window(ended.step)
+            return
+        turn = self._turns.pop(ended.step.turn, _Turn())
+        self._measure("final", self._clock() - ended.since_s)
+        if turn.failure:
+            await self._emit(TranscriptFailed(ended.step.turn, turn.failure))
+            return
+        await self._emit(
+            TranscriptDone(
+                ended.step.turn,
+                turn.text.strip(),
+                turn.streamed,
+                tuple(turn.words),
+                turn.language,
+                ended.step.audio_s,
+                turn.prompt_tokens,
+                turn.completion_tokens,
+            )
+        )
+
+    async def _finish_window(self, ended: WindowEnded) -> None:
+        window = ended.window
+        text = self._text_of(window)
+        guess, self._guess = self._guess, None
+        try:
+            if guess and guess.window_id == window.id and guess.speech_end == ended.speech_end:
+                final = guess.hypothesis
+            else:
+                final = await self._decode_final(self._window(window, ended.pcm, final=True))
+        except (ModelError, Refused) as error:
+            log.error("transcript failed: %s", error)
+            self._fail(window, error)
+            return
+        await self._settle(window, text, final)
+
+    def _fail(self, window: OpenWindow, error: Exception) -> None:
+        for span in window.spans:
+            self._turn(span.turn).failure = str(error)
+
+    async def _settle(self, window: OpenWindow, text: WindowText, final: Hypothesis) -> None:
+        """Take a window's final: the last deltas, and each turn's words."""
+        deltas, pieces = text.finish(final, owners(window, final))
+        # Counted with the window's last turn: a decode is not to be divided.
+        last = self._turn(window.spans[-1].turn)
+        last.prompt_tokens += final.prompt_tokens
+        last.completion_tokens += final.completion_tokens
+        for number, piece in pieces:
+            turn = self._turn(number)
+            turn.text += piece.text
+            turn.language = final.language
+        shift_s = window.start / SAMPLE_RATE_HZ
+        if self.config.words and pieces:
+            for (number, _), w in zip(pieces, final.words, strict=True):
+                word = Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability)
+                self._turn(number).words.append(word)
+        self._settled = (window.id, (*text.base, *(p for _, p in pieces)))
+        # Bound: the adapter takes the last `context_tokens` of this; a token has at most a dozen characters.
+        whole = "".join(p.text for _, p in pieces)
+        self._context = (self._context + whole)[-12 * max(1, self.profile.context_tokens) :]
+        for number, delta in deltas:
+            await self._send(number, delta)
+
+    async def _send(self, turn_number: int, delta: str) -> None:
+        turn = self._turn(turn_number)
+        if not turn.streamed:
+            delta = delta.lstrip()
+        if delta:
+            turn.streamed += delta
+            await self._emit(TranscriptDelta(turn_number, delta))
+
+    async def _decode_final(self, window: Window) -> Hypothesis:
+        """A final is worth waiting for: a full lane is asked again."""
+        for _ in range(FINAL_ATTEMPTS - 1):
+            try:
+                return await self._transcriber.decode(window)
+            except Refused as refusal:
+                await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
+        return await self._transcriber.decode(window)
+
+    def _window(self, window: OpenWindow, pcm: Pcm, *, final: bool, words: bool = False) -> Window:
+        text = self._text_of(window)
+        return Window(
+            pcm,
+            prefix=text.base_tokens if final else text.prefix,
+            context=self._context if self.profile.context_tokens else "",
+            prompt=self.config.prompt,
+            language=self.config.language,
+            final=final,
+            words=words or len(window.spans) > 1 or (final and self.config.words),
+            max_tokens=None if final else self.profile.max_tokens,
+        )
+
+    def _may_guess(self) -> bool:
+        window, quiet = self.segmenter.window, self.segmenter.quiet_since
+        if window is None or quiet is None or self._transcriber.busy():
+            return False
+        done = self._guess and (self._guess.window_id, self._guess.speech_end) == (window.id, quiet)
+        return not done and self.segmenter.now - quiet >= GUESS_AFTER_S * SAMPLE_RATE_HZ
+
+    async def _guess_final(self) -> None:
+        window, quiet = self.segmenter.window, self.segmenter.quiet_since
+        assert window is not None
+        assert quiet is not None
+        pcm = self.segmenter.sound(window.start)
+        try:
+            final = await self._transcriber.decode(self._window(window, pcm, final=True))
+        except (ModelError, Refused):
+            return
+        turn = window.spans[-1].turn
+        self._guess = _Guess(window.id, quiet, final, turn)
+        if self.config.answered and self.segmenter.window is window and self.segmenter.quiet_since == quiet:
+            mine = zip(owners(window, final), final.pieces, strict=True) if final.heard else ()
+            known = self._turns[turn].text if turn in self._turns else ""
+            self._guess.told = True
+            await self._emit(TranscriptGuess(turn, (known + "".join(p.text for t, p in mine if t == turn)).strip()))
+
+    def _eager(self, window: OpenWindow) -> bool:
+        """The first words of a turn are awaited."""
+        return window.spans[-1].first and self._text_of(window).untouched(window.spans[-1].turn)
+
+    def _partial_due(self) -> bool:
+        window = self.segmenter.window
+        if window is None or self.segmenter.quiet_since is not None or not self.config.partials:
+            return False
+        self._text_of(window)
+        if self._eager(window):
+            step_s = self.profile.first_step_s
+        else:
+            # Where others wait, partials come less often, so that finals stay on time.
+            step_s = self.profile.step_s * (BUSY_STEPS if self._transcriber.busy() else 1)
+        return self.segmenter.now - self._partial_at >= step_s * SAMPLE_RATE_HZ
+
+    async def _partial(self) -> None:
+        window = self.segmenter.window
+        assert window is not None
+        text = self._text_of(window)
+        now = self._partial_at = self.segmenter.now
+        started = self._clock()
+        with anyio.CancelScope() as self._partial_scope:
+            try:
+                hypothesis = await self._transcriber.decode(
+                    self._window(window, self.segmenter.sound(window.start), final=False)
+                )
+            except Refused as refusal:
+                await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
+                return
+            except ModelError as error:
+                # The final of the same sound will say it, if it is not this one decode.
+                log.warning("partial failed: %s", error)
+                return
+            finally:
+                self._partial_scope = None
+            self._measure("partial", self._clock() - started)
+            mine = owners(window, hypothesis)
+            for turn, delta in text.offer(hypothesis, now / SAMPLE_RATE_HZ, mine, self._eager(window)):
+                await self._send(turn, delta)
+
+    async def _cut_window(self) -> None:
+        """A window without a pause is as long as the model takes: settle it up to a gap between words."""
+        window = self.segmenter.window
+        assert window is not None
+        text = self._text_of(window)
+        pcm = self.segmenter.sound(window.start)
+        try:
+            final = await self._decode_final(self._window(window, pcm, final=True, words=True))
+        except (ModelError, Refused) as error:
+            self._fail(window, error)
+            final = None
+        if self.segmenter.window is not window:
+            return
+        keep = words_to_settle(final, len(text.sent), len(pcm) / SAMPLE_RATE_HZ) if final else 0
+        if final is None or not keep:
+            self.segmenter.cut(window.start + len(pcm))
+            return
+        cut_s = (
+            (final.words[keep - 1].end_s + final.words[keep].start_s) / 2
+            if keep < len(final.words)
+            else len(pcm) / SAMPLE_RATE_HZ
+        )
+        await self._settle(window, text, shortened(final, keep))
+        if self.segmenter.window is window:
+            self.segmenter.cut(window.start + int(cut_s * SAMPLE_RATE_HZ))

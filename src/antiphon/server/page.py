@@ -1,0 +1,60 @@
+"""The page at / and its files (antiphon/web), and what `curl` gets there instead."""
+
+from __future__ import annotations
+
+import mimetypes
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from antiphon import __version__
+from antiphon.server.errors import error_response
+from antiphon.server.state import ServerState
+
+# Its own files and its own server, nothing else: no script of another place can come in, none of its data go out.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; media-src 'self' blob:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+WEB = files("antiphon") / "web"
+
+
+async def root(request: Request) -> Response:
+    """The page for a browser, a list of what there is for everybody else."""
+    if "text/html" in request.headers.get("accept", ""):
+        return _file("index.html")
+    state: ServerState = request.app.state.antiphon
+    lines = [
+        f"antiphon {__version__}",
+        "",
+        "GET  /                             in a browser: talk to it, captions, speech",
+        "WS   /v1/realtime                  conversations (OpenAI Realtime), streaming transcription (vLLM dialect, OpenAI)",
+        "POST /v1/realtime/calls            the same over WebRTC",
+        "POST /v1/realtime/client_secrets   a short-lived key for a browser",
+        "POST /v1/audio/transcriptions      a file to text, streamed or whole",
+        "POST /v1/audio/translations        a file to English",
+        "POST /v1/chat/completions          a conversation's next turn, streamed or whole",
+        "WS   /v1/audio/speech/stream       text in pieces to speech while it is made",
+        "POST /v1/audio/speech  /batch      text to speech, streamed or whole; /v1/audio/voices",
+        "GET  /v1/models  /health  /ready  /metrics",
+        "",
+        f"ready: {'yes' if state.models and not state.draining else 'no'}",
+    ]
+    return PlainTextResponse("\n".join(lines) + "\n")
+
+
+async def asset(request: Request) -> Response:
+    """A file of the page."""
+    return _file(request.path_params["name"])
+
+
+def _file(name: str) -> Response:
+    path = WEB / name
+    if "/" in name or name.startswith(".") or not path.is_file():
+        return error_response(404, f"There is no {name} here.", code="not_found")
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return Response(path.read_bytes(), media_type="text/javascript" if name.endswith(".js") else kind, headers=HEADERS)

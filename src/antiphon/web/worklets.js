@@ -1,0 +1,71 @@
+// Runs on the audio thread: the microphone to 24 kHz PCM16, and a queue of sound with a count of what was heard.
+
+const RATE = 24000;
+
+class Microphone extends AudioWorkletProcessor {
+  constructor() {
+    super();
+    this.step = sampleRate / RATE;
+    this.at = 0; this.sum = 0; this.count = 0;
+    this.out = new Int16Array(480); this.filled = 0;
+  }
+  process([input]) {
+    const sound = input[0];
+    if (!sound) return true;
+    for (const sample of sound) {
+      // The mean of the samples that fall on one: a low-pass good enough for speech.
+      this.sum += sample; this.count++; this.at++;
+      if (this.at < this.step) continue;
+      this.at -= this.step;
+      const value = Math.max(-1, Math.min(1, this.sum / this.count));
+      this.sum = 0; this.count = 0;
+      this.out[this.filled++] = value * 32767;
+      if (this.filled === this.out.length) {
+        const full = this.out;
+        this.port.postMessage(full.buffer, [full.buffer]);
+        this.out = new Int16Array(480); this.filled = 0;
+      }
+    }
+    return true;
+  }
+}
+
+class Player extends AudioWorkletProcessor {
+  constructor() {
+    super();
+    this.queue = []; this.at = 0; this.sent = 0; this.sounding = false;
+    this.played = new Map(); // by item: samples at 24 kHz that were heard
+    this.port.onmessage = ({ data }) => {
+      if (data.flush) {
+        const heard = Object.fromEntries(this.played);
+        this.queue = []; this.at = 0; this.played.clear();
+        this.port.postMessage({ flushed: data.flush, heard });
+      } else this.queue.push(data);
+    };
+  }
+  process(_, [output]) {
+    const out = output[0], step = RATE / sampleRate;
+    let item = null;
+    for (let i = 0; i < out.length; i++) {
+      const head = this.queue[0];
+      if (!head) { out[i] = 0; continue; }
+      const k = Math.floor(this.at), next = head.pcm[Math.min(k + 1, head.pcm.length - 1)];
+      out[i] = head.pcm[k] + (next - head.pcm[k]) * (this.at - k);
+      item = head.item;
+      this.at += step;
+      this.played.set(item, (this.played.get(item) || 0) + step);
+      if (this.at >= head.pcm.length) { this.at -= head.pcm.length; this.queue.shift(); }
+    }
+    for (let c = 1; c < output.length; c++) output[c].set(out);
+    const sounding = item !== null;
+    if (sounding !== this.sounding || (sounding && currentTime - this.sent > 0.05)) {
+      this.sent = currentTime;
+      this.port.postMessage({ sounding, item, heard: item === null ? 0 : this.played.get(item) / RATE });
+      this.sounding = sounding;
+    }
+    return true;
+  }
+}
+
+registerProcessor("microphone", Microphone);
+registerProcessor("player", Player);
