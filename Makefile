@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 30000
 
-.PHONY: serve test unit fmt lint types clients bench peers lock clean
+.PHONY: serve test unit fmt lint types clients browser bench peers lock clean
 
 serve: $(VENV)/run.stamp
 	$(BIN)/antiphon serve
@@ -30,6 +30,10 @@ types: $(VENV)/dev.stamp
 # Third-party clients in environments of their own (1 GB) against a real server.
 clients: $(VENV)/dev.stamp
 	$(BIN)/python tests/clients/run.py
+
+# The page in headless Chromium, which the system has to have.
+browser: $(VENV)/dev.stamp
+	$(BIN)/python tests/browser/run.py
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/antiphon bench asr

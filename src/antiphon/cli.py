@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
         )
         # Request lines carry query strings, which are the client's; sessions log their own start and end.
-        for name in ("httpx", "faster_whisper", "uvicorn"):
+        for name in ("aioice", "aiortc", "httpx", "faster_whisper", "uvicorn"):
             logging.getLogger(name).setLevel(logging.WARNING)
         return int(args.run(settings, args))
     except SettingsError as error:

@@ -32,6 +32,11 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = option(
         (), "Origin browsers may call from, or `*`; several times for several.", flag="cors-origin"
     )
+    ice_servers: tuple[str, ...] = option(
+        (),
+        "STUN or TURN server for WebRTC (`stun:HOST:PORT`); none for clients that reach this host.",
+        flag="ice-server",
+    )
     drain_s: float = option(20.0, "Seconds that live sessions get to finish after SIGTERM.", low=0)
     session_s: float = option(3600.0, "Seconds after which a session expires; 0 for never.", low=0)
     strict_models: bool = option(False, "Answer model_not_found for a client's default model name instead of serving.")

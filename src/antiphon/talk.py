@@ -8,7 +8,9 @@ barge-in, and whatever ends it, its open part and item are closed in order and `
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -52,19 +54,33 @@ from antiphon.talk_events import (
     ItemDropped,
     ItemShown,
     ItemTruncated,
+    NobodySpoke,
     Part,
+    Place,
+    PlaybackCleared,
     Rejected,
     Response,
     ResponseAsked,
     ResponseStopped,
+    SilenceAsked,
+    SoundSaid,
     TalkConfig,
     TalkConfigured,
     TalkInput,
+    TalkOutput,
     TurnNamed,
     UserTurn,
 )
 
 log = logging.getLogger(__name__)
+
+
+class Playback(Protocol):
+    """Who plays what the session says, where it is not the client, and knows how much of it was heard."""
+
+    def silence(self) -> list[tuple[Place, int]]:
+        """Silence at once. What was not played to its end: each item's place, and the milliseconds of it that were heard."""
+        ...
 
 
 class TalkSession:
@@ -86,8 +102,18 @@ class TalkSession:
         min_commit_ms: int = 0,
         measure: Callable[[str, float], None] = lambda kind, seconds: None,
         judge: TurnJudge | None = None,
+        playback: Playback | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
+        self._playback = playback
+        self._clock = clock
+        # Until when what was said so far sounds, if it is played as it comes (monotonic seconds).
+        self._sounds_until_s = 0.0
+        # What was cut of an answer that is still being closed.
+        self._cut: list[tuple[Place, int]] = []
+        self._idling = anyio.CancelScope()
+        self._closing = False
         self.conversation = Conversation()
         self._partner = partner
         self._emit = emit
@@ -136,7 +162,9 @@ class TalkSession:
         try:
             async with anyio.create_task_group() as self._group:
                 await self._listener.run()
+                self._closing = True
                 self._forget_ahead()
+                self._idling.cancel()
                 for answering in self._all():
                     answering.cancel("client_cancelled")
         finally:
@@ -180,6 +208,8 @@ class TalkSession:
                     self._begin(item)
             case ResponseStopped(response_id):
                 self._stop(response_id)
+            case SilenceAsked():
+                await self._silence()
 
     def _stop(self, response_id: str | None) -> None:
         if response_id is None:
@@ -201,12 +231,15 @@ class TalkSession:
                 self._speaking = True
                 self._forget_ahead()
                 self._running.clear()
+                self._idling.cancel()
                 await self._name(turn)
                 await self._emit(output)
                 if self._answering and self.config.interrupt_response:
                     # If it was a noise, what had not begun to be answered is still to be.
                     self._owed = self._owed or not self._answering.response.output
                     self._answering.cancel("turn_detected")
+                if self.config.interrupt_response:
+                    await self._silence()
             case SpeechStopped():
                 self._speaking = False
                 await self._emit(output)
@@ -295,7 +328,7 @@ class TalkSession:
             lambda response: self._make(response, asked),
             self.conversation,
             self._partner.profile.sample_rate_hz,
-            self._emit,
+            self._said,
             self._new_id,
             self._measure,
         )
@@ -313,7 +346,50 @@ class TalkSession:
             self._beside.discard(answering)
             if self._answering is answering:
                 self._answering = None
+        await self._cut_off(answering.response.id)
+        if answering.response.stored and self._group:
+            self._group.start_soon(self._idle)
         self._answer_turn()
+
+    async def _said(self, output: Output | TalkOutput) -> None:
+        if isinstance(output, SoundSaid):
+            now = self._clock()
+            self._sounds_until_s = max(now, self._sounds_until_s) + len(output.pcm) / output.rate_hz
+        await self._emit(output)
+
+    async def _silence(self) -> None:
+        """Stop what the server plays. What was not heard of it is cut, once its answer is closed."""
+        cut = self._playback.silence() if self._playback else []
+        for response_id in dict.fromkeys(place.response_id for place, _ in cut):
+            await self._emit(PlaybackCleared(response_id))
+            self._cut += [c for c in cut if c[0].response_id == response_id]
+            if all(a.response.id != response_id for a in self._all()):
+                await self._cut_off(response_id)
+
+    async def _cut_off(self, response_id: str) -> None:
+        mine = [c for c in self._cut if c[0].response_id == response_id]
+        self._cut = [c for c in self._cut if c[0].response_id != response_id]
+        for place, heard_ms in mine:
+            if any(i.id == place.item_id for i in self.conversation.items):
+                kept_ms = self.conversation.truncate(place.item_id, place.content_index, heard_ms)
+                await self._emit(ItemTruncated(place.item_id, place.content_index, kept_ms))
+
+    async def _idle(self) -> None:
+        """Wait for somebody to speak after an answer has sounded; if nobody does, speak again."""
+        timeout_ms, vad = self.config.idle_timeout_ms, self.config.listening.turn
+        if self._closing or timeout_ms is None or vad is None or vad.patience_ms is not None:
+            return
+        self._idling.cancel()
+        with anyio.CancelScope() as self._idling:
+            await anyio.sleep(max(0.0, self._sounds_until_s - self._clock()))
+            start_ms = int(self.audio_s * 1000)
+            await anyio.sleep(timeout_ms / 1000)
+            if self._answering or self._speaking or self._transcribing():
+                return
+            item = Item(self._new_id("item_"), parts=[Part("input_audio")])
+            await self._emit(NobodySpoke(item.id, start_ms, int(self.audio_s * 1000)))
+            await self._emit(UserTurn(-1, item, self.conversation.add(item)))
+            self._begin(ResponseAsked())
 
     async def _make(self, response: Response, asked: ResponseAsked) -> Making:
         """Begin to make an answer, or take the one that was begun before it was asked for."""

@@ -56,7 +56,8 @@ class TalkConfig:
     """One conversation. `speaks`: answers are sound, else text. `voice` None: the default one.
 
     `create_response`: the end of a turn is answered. `interrupt_response`: speech ends an answer under way.
-    `transcribes`: the client wants the user's transcripts.
+    `transcribes`: the client wants the user's transcripts. `idle_timeout_ms`: after an answer has sounded and nobody speaks for so
+    long, the partner speaks again.
     """
 
     listening: TranscriptionConfig
@@ -70,6 +71,7 @@ class TalkConfig:
     create_response: bool = True
     interrupt_response: bool = True
     transcribes: bool = False
+    idle_timeout_ms: int | None = None
 
 
 # --- from the client --------------------------------------------------------------------------------------------------
@@ -140,7 +142,16 @@ class ResponseStopped:
     event_id: str | None = None
 
 
-TalkInput = TalkConfigured | ItemCreated | ItemAsked | ItemDropped | ItemCut | ResponseAsked | ResponseStopped
+@dataclass(frozen=True, slots=True)
+class SilenceAsked:
+    """What the server plays is to be silent at once; what was heard of it stays."""
+
+    event_id: str | None = None
+
+
+TalkInput = (
+    TalkConfigured | ItemCreated | ItemAsked | ItemDropped | ItemCut | ResponseAsked | ResponseStopped | SilenceAsked
+)
 
 # --- to the client ----------------------------------------------------------------------------------------------------
 
@@ -314,8 +325,42 @@ class ArgumentsDone:
     arguments: str
 
 
+@dataclass(frozen=True, slots=True)
+class PlaybackStarted:
+    """The server plays a response itself, and its first sound is heard now."""
+
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlaybackStopped:
+    """All of the response's sound was played."""
+
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlaybackCleared:
+    """The response's sound was cut short."""
+
+    response_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class NobodySpoke:
+    """`idle_timeout_ms` passed; an empty turn, `item_id`, is answered. Milliseconds of session audio."""
+
+    item_id: str
+    start_ms: int
+    end_ms: int
+
+
 TalkOutput = (
     Rejected
+    | PlaybackStarted
+    | PlaybackStopped
+    | PlaybackCleared
+    | NobodySpoke
     | TurnNamed
     | UserTurn
     | ItemAdded

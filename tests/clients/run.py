@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -22,10 +24,10 @@ LIMIT_S = 180
 RECORDING = HERE.parent / "data" / "audio"
 
 
-def environment(name: str) -> Path:
-    """The interpreter of a client's environment; made where its list is new."""
-    listed = HERE / f"{name}.txt"
-    folder = HERE / f".venv-{name}"
+def environment(name: str, here: Path = HERE) -> Path:
+    """The interpreter of a client's environment in `here`; made where its list is new."""
+    listed = here / f"{name}.txt"
+    folder = here / f".venv-{name}"
     digest = hashlib.sha256(listed.read_bytes()).hexdigest()
     stamp = folder / ".done"
     if not stamp.is_file() or stamp.read_text() != digest:
@@ -35,20 +37,29 @@ def environment(name: str) -> Path:
     return folder / "bin" / "python"
 
 
-def main() -> int:
-    names = sys.argv[1:] or NAMES
-    pythons = {name: environment(name) for name in names}
-    recording = next(p for p in sorted(RECORDING.iterdir()) if p.name.startswith("lj-LJ001-0008"))
-    server = subprocess.Popen(
+@contextmanager
+def server() -> Iterator[str]:
+    """A server of the default models; gives its URL."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "antiphon", "serve", "--port", "0"],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
     )
-    failed = 0
     try:
-        assert server.stdout
-        url = next(found[1] for line in server.stdout if (found := re.search(r"ready at (\S+)", line)))
+        assert process.stdout
+        yield next(found[1] for line in process.stdout if (found := re.search(r"ready at (\S+)", line)))
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def main() -> int:
+    names = sys.argv[1:] or NAMES
+    pythons = {name: environment(name) for name in names}
+    recording = next(p for p in sorted(RECORDING.iterdir()) if p.name.startswith("lj-LJ001-0008"))
+    failed = 0
+    with server() as url:
         for name, python in pythons.items():
             try:
                 done = subprocess.run([python, HERE / f"drive_{name}.py", url, recording], timeout=LIMIT_S, check=False)
@@ -57,10 +68,7 @@ def main() -> int:
                 code = 124
             print(f"{name}: {'served' if code == 0 else f'FAILED ({code})'}", flush=True)
             failed += code != 0
-    finally:
-        server.send_signal(signal.SIGTERM)
-        server.wait(60)
-    return int(failed > 0)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

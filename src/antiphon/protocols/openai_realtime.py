@@ -42,17 +42,22 @@ from antiphon.talk_events import (
     ItemDropped,
     ItemShown,
     ItemTruncated,
+    NobodySpoke,
     OutputItemAdded,
     OutputItemDone,
     Part,
     PartAdded,
     PartDone,
     Place,
+    PlaybackCleared,
+    PlaybackStarted,
+    PlaybackStopped,
     Rejected,
     Response,
     ResponseCreated,
     ResponseDone,
     ResponseStopped,
+    SilenceAsked,
     SoundSaid,
     TalkConfig,
     TalkConfigured,
@@ -79,6 +84,8 @@ EVENTS = (
 EAGERNESS_MS = {"low": 8000, "auto": 4000, "medium": 4000, "high": 2000}
 # And after what is.
 COMPLETE_MS = 300
+# What `idle_timeout_ms` may be.
+IDLE_MS = (1000, 60_000)
 # GA event and content names that the beta spells otherwise.
 _BETA_EVENTS = {
     "response.output_text.delta": "response.text.delta",
@@ -97,6 +104,8 @@ class OpenAIRealtime(OpenAITranscription):
     """One connection. `voices`: those loaded, the first is the default; empty: answers are text only."""
 
     voices: tuple[str, ...] = ()
+    # The server plays the answers itself (WebRTC): their sound is in no event.
+    plays: bool = False
     model: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
     _spoken: bool = False
@@ -142,6 +151,7 @@ class OpenAIRealtime(OpenAITranscription):
                 create_response=vad.get("create_response") is not False,
                 interrupt_response=vad.get("interrupt_response") is not False,
                 transcribes=self.audio["transcription"] is not None,
+                idle_timeout_ms=vad.get("idle_timeout_ms"),
             )
         )
 
@@ -241,6 +251,8 @@ class OpenAIRealtime(OpenAITranscription):
                         self._event_id,
                     )
                 )
+            case "output_audio_buffer.clear" if self.plays:
+                self._ask(SilenceAsked(self._event_id))
             case "response.cancel":
                 wanted = typed(event.get("response_id"), (str, type(None)), "response_id")
                 self._ask(ResponseStopped(wanted, self._event_id))
@@ -312,7 +324,10 @@ class OpenAIRealtime(OpenAITranscription):
             merged = OpenAITranscription._checked(self, key, value | {"idle_timeout_ms": None}, param)
             for name in ("create_response", "interrupt_response"):
                 merged[name] = merged.get(name) is not False
-            return merged | {"idle_timeout_ms": value.get("idle_timeout_ms")}
+            idle_ms = value.get("idle_timeout_ms")
+            if idle_ms is not None:
+                idle_ms = number(idle_ms, f"{param}.idle_timeout_ms", *IDLE_MS)
+            return merged | {"idle_timeout_ms": idle_ms}
         return OpenAITranscription._checked(self, key, value, param)
 
     def _output(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -388,6 +403,21 @@ class OpenAIRealtime(OpenAITranscription):
             case TextSaid(at, text, spoken):
                 name = "output_audio_transcript" if spoken else "output_text"
                 self._tell(f"response.{name}.delta", **where(at), delta=text)
+            case SoundSaid() if self.plays:
+                self._spoken = True
+            case PlaybackStarted(response_id):
+                self._tell("output_audio_buffer.started", response_id=response_id)
+            case PlaybackStopped(response_id):
+                self._tell("output_audio_buffer.stopped", response_id=response_id)
+            case PlaybackCleared(response_id):
+                self._tell("output_audio_buffer.cleared", response_id=response_id)
+            case NobodySpoke(item_id, start_ms, end_ms):
+                self._tell(
+                    "input_audio_buffer.timeout_triggered",
+                    audio_start_ms=start_ms,
+                    audio_end_ms=end_ms,
+                    item_id=item_id,
+                )
             case SoundSaid(at, pcm, rate_hz):
                 self._spoken = True
                 self._sound_said(at, self._encoded(at, pcm, rate_hz))

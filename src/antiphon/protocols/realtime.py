@@ -29,7 +29,8 @@ MAX_HELD_BYTES = 4 << 20
 class Opening:
     """What the upgrade request said: `?model=`, `?dialect=`, `?intent=`, and whether it asked for the beta names.
 
-    `session`: the session that its short-lived key was made for, as a `session.update` would give it.
+    `session`: the session that it is made with, by its short-lived key or its call, as a `session.update` would give it.
+    `plays`: the server plays the answers' sound itself.
     """
 
     model: str = ""
@@ -37,6 +38,7 @@ class Opening:
     intent: str = ""
     beta: bool = False
     session: Mapping[str, Any] | None = None
+    plays: bool = False
 
 
 @dataclass(slots=True)
@@ -98,6 +100,7 @@ class RealtimeConnection:
                 language_check=self.language_check,
                 stand_in=self.stand_in,
                 voices=self.voices,
+                plays=self.opening.plays,
             )
             self._talk.begin(name if self.opening.model or named else self.partners.loaded[0])
         first = self._talk or openai

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon import __version__
 from antiphon.server.auth import bearer
+from antiphon.server.calls import calls, hang_up
 from antiphon.server.chat import chat_completions
 from antiphon.server.errors import error_response, http_exception
 from antiphon.server.page import asset, root
@@ -24,8 +25,8 @@ from antiphon.server.speech_stream import speech_stream
 from antiphon.server.state import ServerState
 from antiphon.server.transcriptions import transcriptions, translations
 
-# Probes and scrapers come without a key, and so does the page, which asks for one.
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics"})
+# Probes and scrapers come without a key, and so does the page, which asks for one; a call may come with a short-lived one.
+OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/v1/realtime/calls"})
 
 
 def build(state: ServerState) -> Starlette:
@@ -52,6 +53,8 @@ def build(state: ServerState) -> Starlette:
             Route("/v1/audio/voices", voices, methods=["GET", "POST"]),
             Route("/v1/audio/voices/{name:path}", voice, methods=["DELETE"]),
             WebSocketRoute("/v1/audio/speech/stream", speech_stream),
+            Route("/v1/realtime/calls", calls, methods=["POST"]),
+            Route("/v1/realtime/calls/{id}/hangup", hang_up, methods=["POST"]),
             Route("/v1/realtime/client_secrets", client_secrets, methods=["POST"]),
             Route("/v1/realtime/sessions", sessions, methods=["POST"]),
             WebSocketRoute("/v1/realtime", realtime),

@@ -1,145 +1,32 @@
-"""The WebSocket of /v1/realtime: one reader, one writer, one session a connection, in one task group."""
+"""The WebSocket of /v1/realtime."""
 
 from __future__ import annotations
 
 import logging
-import time
-from collections import deque
-from dataclasses import dataclass
 
-import anyio
-import anyio.abc
 import msgspec
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import Refused, RemoteProtocolError
-from antiphon.events import AudioAppended, Configured, Output, SessionEnding
-from antiphon.inbox import Inbox
-from antiphon.protocols.realtime import Opening, RealtimeConnection
+from antiphon.protocols.realtime import Opening
 from antiphon.server.auth import bearer
+from antiphon.server.connection import CLOSE_POLICY, Connection, Gone
 from antiphon.server.errors import deny
 from antiphon.server.secrets import connection_for
-from antiphon.server.state import Live, ServerState
-from antiphon.session import TranscriptionSession
-from antiphon.talk import TalkSession
-from antiphon.talk_events import ResponseStopped, TalkConfigured, TalkOutput
+from antiphon.server.state import ServerState
 
 log = logging.getLogger(__name__)
 
-# Frames that may wait for a client that does not read; then the session waits too, and after STALL_S it ends.
-MAX_WAITING_FRAMES = 256
-STALL_S = 30.0
-CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_TRY_LATER, CLOSE_INTERNAL = 1001, 1008, 1013, 1011
-RATE_WINDOW_S = 2.0
-# 5 ms: an append with less is no sound.
-MIN_SOUND_SAMPLES = SAMPLE_RATE_HZ // 200
 
+class _Socket:
+    """A WebSocket as a transport; see server/connection.py."""
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The last thing the writer does."""
+    playback = None
 
-    code: int
-    reason: str
-
-
-async def realtime(websocket: WebSocket) -> None:
-    """GET /v1/realtime, upgraded. Refusals before the upgrade are HTTP answers."""
-    state: ServerState = websocket.app.state.antiphon
-    who = state.who(bearer(websocket.headers), short=True)
-    if who is None:
-        state.metrics.refused.labels("unauthorized").inc()
-        await deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
-        return
-    try:
-        state.loaded()
-        with state.admit(who):
-            connection = _Connection(websocket, state, who)
-            await connection.run()
-    except Refused as refusal:
-        state.metrics.refused.labels("no_room").inc()
-        await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
-
-
-class _Connection:
-    def __init__(self, websocket: WebSocket, state: ServerState, who: str) -> None:
+    def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
-        self._state = state
-        self._who = who
-        settings = state.settings
-        self._inbox = Inbox(settings.audio.max_backlog_s, live=settings.audio.overflow == "close")
-        self._session: TranscriptionSession | TalkSession | None = None
-        self._wire: RealtimeConnection
-        self._send: MemoryObjectSendStream[str | _End]
-        self._frames: MemoryObjectReceiveStream[str | _End]
-        # Bound: MAX_WAITING_FRAMES; when full, whoever emits waits, so the session stops making more.
-        self._send, self._frames = anyio.create_memory_object_stream(MAX_WAITING_FRAMES)
-        self._reading = anyio.CancelScope()
-        self._ending: SessionEnding | None = None
-        self._end_code = 1000
-        self._arrivals: deque[float] = deque()
 
-    async def run(self) -> None:
-        websocket = self._websocket
-        secret = self._state.secret(bearer(websocket.headers))
-        asked = websocket.query_params
-        opening = Opening(
-            model=asked.get("model", ""),
-            dialect=asked.get("dialect", ""),
-            intent=asked.get("intent", ""),
-            beta="realtime=v1" in websocket.headers.get("openai-beta", ""),
-            session=secret.session if secret else None,
-        )
-        self._wire = connection_for(self._state, opening)
-        protocols = websocket.scope.get("subprotocols", [])
-        await websocket.accept(subprotocol="realtime" if "realtime" in protocols else None)
-        try:
-            self._wire.open()
-        except RemoteProtocolError as error:
-            await self._turn_away(error)
-            return
-        live = Live(self._who, lambda: self._inbox.backlog_s, self._drain)
-        self._state.live.add(live)
-        labels: list[str] = []
-        try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._write, group.cancel_scope)
-                await self._flush()
-                await self._read(group, labels)
-                await self._wind_up()
-        finally:
-            self._state.leave(live)
-            for label in labels:
-                self._state.metrics.sessions.labels(label).dec()
-            if self._session:
-                self._state.metrics.audio_s.labels("live").inc(self._session.audio_s)
-                log.info("session %s ended after %.1f s of audio", self._wire.id, self._session.audio_s)
-
-    async def _turn_away(self, error: RemoteProtocolError) -> None:
-        body = {"type": "invalid_request_error", "code": error.code, "message": error.message, "param": error.param}
-        frame = {"type": "error", "event_id": "event_0", "error": body}
-        try:
-            await self._websocket.send_text(msgspec.json.encode(frame).decode())
-            await self._websocket.close(CLOSE_POLICY, error.code)
-        except (WebSocketDisconnect, RuntimeError):
-            log.info("a client left before it was turned away")
-
-    # --- reading -------------------------------------------------------------------------------------------------
-
-    async def _read(self, group: anyio.abc.TaskGroup, labels: list[str]) -> None:
-        expires_s = self._state.settings.server.session_s or None
-        with anyio.move_on_after(expires_s) as expiry, self._reading:
-            while not self._ending and (data := await self._receive()) is not None:
-                await self._hand_over(data, group, labels)
-            if not self._ending:
-                # The client left: nothing that is still to come has a reader.
-                group.cancel_scope.cancel()
-        if expiry.cancelled_caught:
-            self._end("session_expired", "Your session hit the maximum duration.", CLOSE_GOING_AWAY)
-
-    async def _receive(self) -> str | bytes | None:
+    async def receive(self) -> str | bytes | None:
         message = await self._websocket.receive()
         if message["type"] == "websocket.disconnect":
             return None
@@ -147,126 +34,59 @@ class _Connection:
         data: bytes = message.get("bytes") or b""
         return data if text is None else text
 
-    async def _hand_over(self, data: str | bytes, group: anyio.abc.TaskGroup, labels: list[str]) -> None:
-        audio = self._state.settings.audio
-        if len(data) > audio.max_frame_bytes:
-            self._wire.too_large(audio.max_frame_bytes)
-        else:
-            self._wire.receive(data)
-        inputs = self._wire.inputs()
-        # Sound is bounded by the backlog, however fast it comes; what brings none is bounded here.
-        num_samples = sum(len(i.pcm) for i in inputs if isinstance(i, AudioAppended))
-        if num_samples < MIN_SOUND_SAMPLES and self._too_many():
-            self._end("rate_limit_exceeded", f"more than {audio.max_events_per_s} events a second", CLOSE_POLICY)
-            return
-        for item in inputs:
-            if isinstance(item, Configured | TalkConfigured) and self._session is None:
-                self._start(item, group, labels)
-                continue
-            if isinstance(item, ResponseStopped) and isinstance(self._session, TalkSession) and self._session.answering:
-                # A cancel does not wait behind sound; all else keeps its place among it.
-                await self._session.handle(item)
-                continue
-            try:
-                await self._inbox.put(item)
-            except Refused as refusal:
-                self._end("input_audio_buffer_overflow", str(refusal), CLOSE_POLICY)
-                return
-        await self._flush()
-
-    def _start(self, first: Configured | TalkConfigured, group: anyio.abc.TaskGroup, labels: list[str]) -> None:
-        models, metrics = self._state.loaded(), self._state.metrics
-        partner = models.partner
-        if isinstance(first, TalkConfigured):
-            assert partner
-            self._session = TalkSession(
-                first.config,
-                models.transcriber,
-                models.detector,
-                partner,
-                self._inbox,
-                self._emit,
-                new_id=self._wire.new_id,
-                min_commit_ms=self._wire.min_commit_ms,
-                measure=metrics.measure,
-                judge=models.judges,
-            )
-        else:
-            self._session = TranscriptionSession(
-                first.config,
-                models.transcriber,
-                models.detector,
-                self._inbox,
-                self._emit,
-                min_commit_ms=self._wire.min_commit_ms,
-                measure=metrics.measure,
-            )
-        labels.append(self._wire.dialect)
-        metrics.sessions.labels(self._wire.dialect).inc()
-        metrics.sessions_started.labels(self._wire.dialect).inc()
-        log.info("session %s begins (%s)", self._wire.id, self._wire.dialect)
-        group.start_soon(self._run_session, self._session)
-
-    def _too_many(self) -> bool:
-        """Events without sound, averaged over RATE_WINDOW_S."""
-        now = time.monotonic()
-        self._arrivals.append(now)
-        while self._arrivals[0] < now - RATE_WINDOW_S:
-            self._arrivals.popleft()
-        return len(self._arrivals) > self._state.settings.audio.max_events_per_s * RATE_WINDOW_S
-
-    # --- the session and its end ---------------------------------------------------------------------------------
-
-    async def _run_session(self, session: TranscriptionSession | TalkSession) -> None:
+    async def send(self, frame: str) -> None:
         try:
-            await session.run()
-        except Exception:
-            # The session's edge: whatever failed in it ends it alone.
-            log.exception("session %s failed", self._wire.id)
-            self._end("server_error", "The session failed.", CLOSE_INTERNAL)
-            await self._flush()
-        await self._send.send(_End(self._end_code, self._ending.code if self._ending else ""))
-
-    def _drain(self) -> None:
-        self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
-
-    def _end(self, code: str, message: str, close_code: int) -> None:
-        """Say why, stop reading; what was heard is still transcribed and sent."""
-        if self._ending is None:
-            self._ending = SessionEnding(code, message)
-            self._end_code = close_code
-            self._wire.refuse(code, message)
-            self._reading.cancel()
-
-    async def _wind_up(self) -> None:
-        await self._flush()
-        if self._session is None:
-            await self._send.send(_End(self._end_code, self._ending.code if self._ending else ""))
-            return
-        # The session transcribes what it has, and its end is the connection's.
-        self._inbox.close()
-
-    # --- writing -------------------------------------------------------------------------------------------------
-
-    async def _emit(self, output: Output | TalkOutput) -> None:
-        self._wire.send(output)
-        await self._flush()
-
-    async def _flush(self) -> None:
-        for frame in self._wire.frames():
-            await self._send.send(frame)
-
-    async def _write(self, scope: anyio.CancelScope) -> None:
-        """Send frames until the end. A client that is gone or has stopped reading ends the connection's tasks."""
-        try:
-            async for item in self._frames:
-                with anyio.fail_after(STALL_S):
-                    if isinstance(item, _End):
-                        await self._websocket.close(item.code, item.reason)
-                        break
-                    await self._websocket.send_text(item)
-        except TimeoutError:
-            log.info("session %s: the client has not read for %.0f s", self._wire.id, STALL_S)
+            await self._websocket.send_text(frame)
         except (WebSocketDisconnect, RuntimeError, OSError):
-            log.info("session %s: the client is gone", self._wire.id)
-        scope.cancel()
+            raise Gone from None
+
+    async def close(self, code: int, reason: str) -> None:
+        try:
+            await self._websocket.close(code, reason)
+        except (WebSocketDisconnect, RuntimeError, OSError):
+            raise Gone from None
+
+
+async def realtime(websocket: WebSocket) -> None:
+    """GET /v1/realtime, upgraded. Refusals before the upgrade are HTTP answers."""
+    state: ServerState = websocket.app.state.antiphon
+    key = bearer(websocket.headers)
+    who = state.who(key, short=True)
+    if who is None:
+        state.metrics.refused.labels("unauthorized").inc()
+        await deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
+        return
+    try:
+        state.loaded()
+        with state.admit(who):
+            secret = state.secret(key)
+            asked = websocket.query_params
+            opening = Opening(
+                model=asked.get("model", ""),
+                dialect=asked.get("dialect", ""),
+                intent=asked.get("intent", ""),
+                beta="realtime=v1" in websocket.headers.get("openai-beta", ""),
+                session=secret.session if secret else None,
+            )
+            wire = connection_for(state, opening)
+            protocols = websocket.scope.get("subprotocols", [])
+            await websocket.accept(subprotocol="realtime" if "realtime" in protocols else None)
+            try:
+                wire.open()
+            except RemoteProtocolError as error:
+                await _turn_away(websocket, error)
+                return
+            await Connection(state, who, wire, _Socket(websocket)).run()
+    except Refused as refusal:
+        state.metrics.refused.labels("no_room").inc()
+        await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
+
+
+async def _turn_away(websocket: WebSocket, error: RemoteProtocolError) -> None:
+    body = {"type": "invalid_request_error", "code": error.code, "message": error.message, "param": error.param}
+    frame = {"type": "error", "event_id": "event_0", "error": body}
+    try:
+        await websocket.send_text(msgspec.json.encode(frame).decode())
+        await websocket.close(CLOSE_POLICY, error.code)
+    except (WebSocketDisconnect, RuntimeError):
+        log.info("a client left before it was turned away")

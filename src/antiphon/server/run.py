@@ -80,6 +80,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
         loop.add_signal_handler(number, stop.set)
     try:
         async with anyio.create_task_group() as group:
+            state.group = group
             group.start_soon(_serve_http, http, sock, group.cancel_scope)
             store = store_of(settings.models)
             models = await anyio.to_thread.run_sync(load, settings, store, metrics.step)

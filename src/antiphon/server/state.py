@@ -6,12 +6,13 @@ import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
+import anyio.abc
 
 from antiphon.errors import Refused
 from antiphon.models import LoadedModels, store_of
@@ -26,11 +27,12 @@ MAX_SECRETS = 10_000
 
 @dataclass(eq=False, slots=True)
 class Live:
-    """One live session, as the drain sees it. `backlog_s`: audio it was sent and has not taken. `finish`: stop reading, flush finals, close."""
+    """One live session, as the drain and a hang-up see it. `key`: its caller's. `backlog_s`: audio it was sent and has not taken. `finish`: stop reading, flush finals, close."""
 
     key: str
     backlog_s: Callable[[], float]
     finish: Callable[[], None]
+    id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class ServerState:
     _by_key: Counter[str] = field(default_factory=Counter)
     _mentioned: set[str] = field(default_factory=set)
     _secrets: dict[str, Secret] = field(default_factory=dict)
+    # What lives longer than the request that began it; set by whoever runs the server.
+    group: anyio.abc.TaskGroup | None = None
 
     @property
     def voices(self) -> VoiceStore:
@@ -123,6 +127,11 @@ class ServerState:
             self._by_key[who] -= 1
             if not self._by_key[who]:
                 del self._by_key[who]
+
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run what outlives its request. `work` must not raise."""
+        assert self.group
+        self.group.start_soon(work)
 
     def leave(self, live: Live) -> None:
         """A session is over."""

@@ -132,10 +132,12 @@ export class Talk {
       case "output_audio_buffer.started":
         this.stage("sound", now); this.stage("heard", now);
         this.timeline.end("thinking"); this.timeline.begin("answer"); this.state("speaking");
+        this.playing = event.response_id; $("talk-stop-answer").disabled = false;
         break;
       case "output_audio_buffer.stopped":
       case "output_audio_buffer.cleared":
         this.timeline.end("answer"); this.state("listening");
+        this.playing = null; $("talk-stop-answer").disabled = true;
         if (event.type.endsWith("cleared")) this.timeline.mark("interrupted");
         break;
       case "response.done": {

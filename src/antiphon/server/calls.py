@@ -1,0 +1,333 @@
+"""POST /v1/realtime/calls: the conversation over WebRTC. Opus both ways, events over the `oai-events` data channel.
+
+The answer's sound is played from here in real time, so it is known what was heard of it: an interruption cuts the rest without the
+client's help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from aiortc import MediaStreamTrack, RTCConfiguration, RTCDataChannel, RTCIceServer, RTCPeerConnection
+from aiortc import RTCSessionDescription as Description
+from aiortc.mediastreams import MediaStreamError
+from av import AudioFrame
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio.pcm import Resampler
+from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.events import AudioAppended, Output
+from antiphon.protocols.realtime import Opening
+from antiphon.protocols.wire import typed
+from antiphon.server.auth import bearer
+from antiphon.server.connection import STALL_S, Connection, Gone
+from antiphon.server.errors import error_response
+from antiphon.server.secrets import connection_for
+from antiphon.server.state import ServerState
+from antiphon.talk_events import PartDone, Place, PlaybackStarted, PlaybackStopped, SoundSaid, TalkOutput
+
+log = logging.getLogger(__name__)
+
+RTC_HZ = 48_000
+FRAME_SAMPLES = RTC_HZ // 50
+MAX_BODY_BYTES = 1 << 20
+# What a client may leave unread in its channel before it is taken to be gone.
+MAX_CHANNEL_BYTES = 8 << 20
+# Sound and events that came and wait for the session: 10 s of frames.
+MAX_ARRIVED = 1000
+Tell = Callable[[PlaybackStarted | PlaybackStopped], object]
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Sound of one item, int16 at 48 kHz; `last`: nothing of the item follows."""
+
+    at: Place
+    pcm: npt.NDArray[np.int16]
+    last: bool = False
+
+
+class Speaker(MediaStreamTrack):
+    """The track that plays what the session says, 20 ms at a time, silence between; see connection.Player."""
+
+    kind = "audio"
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        # Bound: an answer's sound; its tokens are limited, and the next answer begins when this one is cut or done.
+        self._queue: deque[_Piece] = deque()
+        self._resamplers: dict[str, Resampler] = {}
+        # Items that were begun and not played to their end, with the samples of each that were heard.
+        self._open: dict[str, Place] = {}
+        self._heard: dict[str, int] = {}
+        # Items of which no more is to be played.
+        self._cut: set[str] = set()
+        self._sounding: str | None = None
+        self._tell: Tell = lambda _: None
+        self._begun_s: float | None = None
+        self._sent = 0
+
+    def attach(self, tell: Tell) -> None:
+        """See Player."""
+        self._tell = tell
+
+    def take(self, output: Output | TalkOutput) -> None:
+        """See Player."""
+        match output:
+            case SoundSaid(at, pcm, rate_hz) if at.item_id not in self._cut:
+                if at.item_id not in self._resamplers:
+                    self._resamplers[at.item_id] = Resampler(rate_hz, RTC_HZ)
+                    self._open[at.item_id] = at
+                self._queue.append(_Piece(at, _int16(self._resamplers[at.item_id].feed(pcm))))
+            case PartDone(at, part) if part.kind == "output_audio":
+                self._cut.discard(at.item_id)
+                if resampler := self._resamplers.pop(at.item_id, None):
+                    self._queue.append(_Piece(at, _int16(resampler.flush()), last=True))
+            case _:
+                return
+
+    def silence(self) -> list[tuple[Place, int]]:
+        """See Playback."""
+        cut = [(at, self._heard.get(item_id, 0) * 1000 // RTC_HZ) for item_id, at in self._open.items()]
+        # Those still being made have a resampler.
+        self._cut |= self._resamplers.keys()
+        self._queue.clear()
+        self._resamplers.clear()
+        self._open.clear()
+        self._heard.clear()
+        self._sounding = None
+        return cut
+
+    async def recv(self) -> AudioFrame:
+        """The next 20 ms, when they are due."""
+        if self.readyState != "live":
+            raise MediaStreamError
+        now_s = self._clock()
+        if self._begun_s is None:
+            self._begun_s = now_s
+        await asyncio.sleep(max(0.0, self._begun_s + self._sent / RTC_HZ - now_s))
+        frame = AudioFrame(format="s16", layout="mono", samples=FRAME_SAMPLES)
+        frame.planes[0].update(self.next().tobytes())
+        frame.pts, frame.sample_rate, frame.time_base = self._sent, RTC_HZ, Fraction(1, RTC_HZ)
+        self._sent += FRAME_SAMPLES
+        return frame
+
+    def next(self) -> npt.NDArray[np.int16]:
+        """The sound of 20 ms, int16 [960], and what begins and ends in it is told."""
+        out, filled = np.zeros(FRAME_SAMPLES, np.int16), 0
+        while self._queue and filled < FRAME_SAMPLES:
+            piece = self._queue[0]
+            count = min(len(piece.pcm), FRAME_SAMPLES - filled)
+            if count:
+                if self._sounding != piece.at.response_id:
+                    self._sounding = piece.at.response_id
+                    self._tell(PlaybackStarted(piece.at.response_id))
+                out[filled : filled + count] = piece.pcm[:count]
+                self._heard[piece.at.item_id] = self._heard.get(piece.at.item_id, 0) + count
+                filled += count
+                piece.pcm = piece.pcm[count:]
+            if not len(piece.pcm):
+                self._queue.popleft()
+                if piece.last:
+                    self._open.pop(piece.at.item_id, None)
+                    self._heard.pop(piece.at.item_id, None)
+                    if self._sounding == piece.at.response_id:
+                        self._sounding = None
+                        self._tell(PlaybackStopped(piece.at.response_id))
+        return out
+
+
+def _int16(pcm: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
+    return (np.clip(pcm, -1.0, 1.0) * 32767).astype(np.int16)
+
+
+class Call:
+    """A peer connection as a transport; see server/connection.py."""
+
+    def __init__(self, ice_servers: tuple[str, ...]) -> None:
+        self.peer = RTCPeerConnection(RTCConfiguration(iceServers=[RTCIceServer(urls=u) for u in ice_servers]))
+        self.playback = Speaker()
+        self.opened = asyncio.Event()
+        self._channel: RTCDataChannel | None = None
+        self._arrived: asyncio.Queue[str | bytes | AudioAppended | None] = asyncio.Queue(MAX_ARRIVED)
+        self._listening: asyncio.Task[None] | None = None
+        self.peer.on("datachannel", self._open)
+        self.peer.on("track", self._listen)
+        self.peer.on("connectionstatechange", self._changed)
+
+    async def answer(self, offer: str) -> str:
+        """The SDP answer. Raises RemoteProtocolError for an offer that cannot be."""
+        try:
+            await self.peer.setRemoteDescription(Description(sdp=offer, type="offer"))
+            if not any(t.kind == "audio" for t in self.peer.getTransceivers()):
+                raise ValueError("it has no audio")
+            self.peer.addTrack(self.playback)
+            await self.peer.setLocalDescription(await self.peer.createAnswer())
+        except Exception as error:
+            # The edge of a parser of what strangers send: whatever it raises is about the offer.
+            raise RemoteProtocolError("invalid_offer", f"The SDP offer cannot be answered: {error}", "sdp") from error
+        return str(self.peer.localDescription.sdp)
+
+    async def receive(self) -> str | bytes | AudioAppended | None:
+        """See Transport."""
+        return await self._arrived.get()
+
+    async def send(self, frame: str) -> None:
+        """See Transport."""
+        channel = self._channel
+        if channel is None or channel.readyState != "open" or channel.bufferedAmount > MAX_CHANNEL_BYTES:
+            raise Gone
+        channel.send(frame)
+
+    async def close(self, code: int, reason: str) -> None:
+        """See Transport."""
+        # What was sent last is still on its way.
+        for _ in range(50):
+            if not self._channel or not self._channel.bufferedAmount:
+                break
+            await asyncio.sleep(0.02)
+        await self.hang_up()
+
+    async def hang_up(self) -> None:
+        """Close the peer connection, in whatever state it is."""
+        if self._listening:
+            self._listening.cancel()
+        await self.peer.close()
+
+    def _open(self, channel: RTCDataChannel) -> None:
+        if self._channel is None:
+            self._channel = channel
+            channel.on("message", self._arrive)
+            channel.on("close", lambda: self._arrive(None))
+            self.opened.set()
+
+    def _arrive(self, item: str | bytes | AudioAppended | None) -> None:
+        if self._arrived.full():
+            # Who sends faster than the session takes for so long is not talking.
+            self._arrived.get_nowait()
+        self._arrived.put_nowait(item)
+
+    def _listen(self, track: MediaStreamTrack) -> None:
+        if track.kind == "audio" and self._listening is None:
+            self._listening = asyncio.create_task(self._hear(track))
+
+    async def _hear(self, track: MediaStreamTrack) -> None:
+        resampler, rate_hz = None, 0
+        try:
+            while True:
+                frame: Any = await track.recv()
+                if resampler is None or frame.sample_rate != rate_hz:
+                    rate_hz = frame.sample_rate
+                    resampler = Resampler(rate_hz, SAMPLE_RATE_HZ)
+                sound = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(axis=1, dtype=np.float32)
+                pcm = resampler.feed(sound / np.float32(32768))
+                if len(pcm):
+                    self._arrive(AudioAppended(pcm))
+        except MediaStreamError:
+            self._arrive(None)
+
+    def _changed(self) -> None:
+        if self.peer.connectionState in ("failed", "closed"):
+            self._arrive(None)
+            self.opened.set()
+
+
+async def calls(request: Request) -> Response:
+    """An offer in (multipart `sdp` and `session`, or `application/sdp` alone), the answer out; the call then lives by itself."""
+    state: ServerState = request.app.state.antiphon
+    key = bearer(request.headers)
+    who = state.who(key, short=True)
+    if who is None:
+        state.metrics.refused.labels("unauthorized").inc()
+        return error_response(401, "Incorrect API key provided.", code="invalid_api_key")
+    try:
+        offer, session = await _asked(request)
+        secret = state.secret(key)
+        opening = Opening(
+            model=request.query_params.get("model", ""),
+            session=session or (secret.session if secret else {}),
+            plays=True,
+        )
+        wire = connection_for(state, opening)
+        wire.open()
+        place = ExitStack()
+        place.enter_context(state.admit(who))
+    except RemoteProtocolError as error:
+        status = 404 if error.code == "model_not_found" else 400
+        return error_response(status, error.message, code=error.code, param=error.param)
+    except Refused as refusal:
+        state.metrics.refused.labels("no_room").inc()
+        return error_response(503, str(refusal), code="rate_limit_exceeded", retry_after_s=refusal.retry_after_s)
+    except HTTPException as error:
+        return error_response(error.status_code, error.detail, code="invalid_value")
+    call = Call(state.settings.server.ice_servers)
+    try:
+        answer = await call.answer(offer)
+    except RemoteProtocolError as error:
+        await call.hang_up()
+        place.close()
+        return error_response(400, error.message, code=error.code, param=error.param)
+
+    async def live() -> None:
+        try:
+            async with asyncio.timeout(STALL_S):
+                await call.opened.wait()
+            await Connection(state, who, wire, call).run()
+        except TimeoutError:
+            log.info("call %s: nobody came", wire.id)
+        except Exception:
+            # The call's edge: whatever failed in it ends it alone.
+            log.exception("call %s failed", wire.id)
+        finally:
+            place.close()
+            await call.hang_up()
+
+    state.spawn(live)
+    headers = {"Location": f"/v1/realtime/calls/{wire.id}"}
+    return Response(answer, 201, headers, media_type="application/sdp")
+
+
+async def _asked(request: Request) -> tuple[str, dict[str, Any] | None]:
+    if int(request.headers.get("content-length", "0") or 0) > MAX_BODY_BYTES:
+        raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind == "application/sdp":
+        return (await request.body()).decode(errors="replace"), None
+    if kind != "multipart/form-data":
+        raise HTTPException(415, "Send application/sdp, or multipart/form-data with sdp and session.")
+    async with request.form(max_files=2, max_fields=4) as form:
+        fields = {
+            k: (await v.read()).decode(errors="replace") if isinstance(v, UploadFile) else v for k, v in form.items()
+        }
+    if not fields.get("sdp"):
+        raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'sdp'.", "sdp")
+    try:
+        return fields["sdp"], typed(msgspec.json.decode(fields.get("session") or "{}"), dict, "session")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RemoteProtocolError("invalid_json", f"The session is not valid JSON: {error}", "session") from None
+
+
+async def hang_up(request: Request) -> Response:
+    """POST /v1/realtime/calls/{id}/hangup."""
+    state: ServerState = request.app.state.antiphon
+    for live in list(state.live):
+        if live.id == request.path_params["id"] and state.who(bearer(request.headers)) == live.key:
+            live.finish()
+            return JSONResponse({})
+    return error_response(404, "There is no such call.", code="call_not_found")

@@ -1,0 +1,98 @@
+"""A person at the page, played by headless Chromium with a recording for a microphone: `drive_page.py URL RECORDING.wav FOLDER`.
+
+Talks, hears the answer, interrupts a long one by the button, over WebSocket and WebRTC; captions; speech; keyboard. Screenshots go to FOLDER.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+SLOW_MS = 30_000
+
+
+def heard_something(page: Page) -> None:
+    """The newest row of the stages has all its times, in an order that can be."""
+    row = page.locator("#stages tbody tr").first
+    expect(row.locator("td").nth(5)).to_have_text(re.compile(r"^\d+$"), timeout=SLOW_MS)
+    sound, heard = (int(row.locator("td").nth(k).inner_text()) for k in (4, 5))
+    assert 0 < sound <= heard < 15_000, (sound, heard)
+
+
+def talk(page: Page, transport: str, folder: Path) -> None:
+    page.locator("#transport").select_option(transport)
+    page.get_by_role("button", name="Talk", exact=True).click()
+    expect(page.locator("#talk-state")).to_have_text("listening", timeout=SLOW_MS)
+    # The recording is heard and understood …
+    expect(page.locator("#talk-log .me").first).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
+    # … and answered, aloud.
+    expect(page.locator("#talk-log .them").first).to_contain_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
+    heard_something(page)
+    page.screenshot(path=folder / f"talk-{transport}.png", full_page=True)
+    expect(page.locator("#talk-state")).to_have_text("listening", timeout=SLOW_MS)
+    # A long answer to a written question is cut short by the button: what was not heard is struck out.
+    page.locator("#typed").fill("Count from one to sixty in words, please: one, two, three and so on.")
+    page.get_by_role("button", name="Send").click()
+    expect(page.locator("#talk-state")).to_have_text("speaking", timeout=SLOW_MS)
+    page.wait_for_timeout(2500)
+    page.get_by_role("button", name="Interrupt").click()
+    cut = page.locator("#talk-log .them").last.locator(".cut")
+    expect(cut).to_have_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
+    kept = page.locator("#talk-log .them").last.locator("span").first.inner_text()
+    assert kept, "nothing of 2.5 seconds was heard"
+    page.screenshot(path=folder / f"interrupted-{transport}.png", full_page=True)
+    page.get_by_role("button", name="Stop").first.click()
+    expect(page.locator("#talk-state")).to_have_text("not connected")
+    page.locator("#talk-log").evaluate("node => node.replaceChildren()")
+    page.locator("#stages tbody").evaluate("node => node.replaceChildren()")
+
+
+def main() -> None:
+    url, recording, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    folder.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium,
+            args=[
+                "--no-sandbox",
+                "--use-fake-ui-for-media-stream",
+                "--use-fake-device-for-media-stream",
+                f"--use-file-for-fake-audio-capture={recording}%noloop",
+                "--autoplay-policy=no-user-gesture-required",
+            ],
+        )
+        page = browser.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda e: errors.append(str(e)))
+        page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
+        page.goto(url)
+        expect(page.locator("#status")).to_contain_text("ready", timeout=SLOW_MS)
+        page.locator("#options summary").click()
+        for transport in ("ws", "rtc"):
+            talk(page, transport, folder)
+        # By keyboard alone.
+        page.get_by_role("tab", name="Talk").focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#captions")).to_be_visible()
+        page.get_by_role("button", name="Start captions").press("Enter")
+        expect(page.locator("#captions-log")).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
+        page.get_by_role("button", name="Stop").first.press("Enter")
+        page.get_by_role("tab", name="Captions").press("ArrowRight")
+        page.get_by_role("button", name="Speak").press("Enter")
+        expect(page.locator("#speech-state")).to_contain_text("made in", timeout=SLOW_MS)
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.get_by_role("tab", name="Talk").click()
+        assert page.evaluate("document.documentElement.scrollWidth <= 390"), "it is wider than a phone"
+        page.screenshot(path=folder / "phone.png", full_page=True)
+        assert not errors, errors
+        browser.close()
+    print("the page talks over WebSocket and WebRTC, is interrupted, captions and speaks")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The page in a real browser against a real server: `make browser`. Needs a Chromium of the system (Debian: `apt install chromium`).
+
+The driver's environment is made beside this file on the first run; screenshots are left in out/.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import wave
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "clients"))
+from run import environment, server
+
+from antiphon.audio.containers import decode_all
+from antiphon.audio.pcm import Resampler, to_pcm16
+
+RECORDING = HERE.parent / "data" / "audio" / "lj-LJ001-0004.flac"
+MICROPHONE_HZ, LEAD_S = 48_000, 1.5
+LIMIT_S = 300
+
+
+def microphone(path: Path) -> None:
+    """What Chromium takes for a microphone: a quiet moment, then the recording."""
+    pcm = np.concatenate((np.zeros(int(LEAD_S * 16_000), np.float32), decode_all(str(RECORDING))))
+    resampler = Resampler(16_000, MICROPHONE_HZ)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(MICROPHONE_HZ)
+        file.writeframes(to_pcm16(np.concatenate((resampler.feed(pcm), resampler.flush()))))
+
+
+def main() -> int:
+    python = environment("browser", HERE)
+    with tempfile.TemporaryDirectory() as folder, server() as url:
+        path = Path(folder) / "microphone.wav"
+        microphone(path)
+        return subprocess.run([python, HERE / "drive_page.py", url, path, HERE / "out"], timeout=LIMIT_S, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
