@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "server": {
         "adapters.base",
         "audio",
+        "blackbox",
         "errors",
         "events",
         "inbox",
@@ -57,6 +58,9 @@ MAY_IMPORT = {
     },
     "say": {"adapters.base", "audio", "errors", "events", "models", "settings", "speech", "splitter"},
     "transcribe": {"adapters.base", "audio", "errors", "events", "inbox", "models", "protocols", "session", "settings"},
+    "blackbox": {"audio", "errors"},
+    "timeline": {"audio", "blackbox"},
+    "replay": {"blackbox", "events", "models", "protocols", "server", "settings"},
     "doctor": {"adapters.base", "audio", "errors", "models", "settings", "store", ""},
 }
 

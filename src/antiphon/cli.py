@@ -1,4 +1,4 @@
-"""The command line: serve, pull, transcribe, say, chat, bench, doctor. The only place that configures logging."""
+"""The command line: serve, pull, transcribe, say, chat, replay, timeline, bench, doctor. The only place that configures logging."""
 
 from __future__ import annotations
 
@@ -113,6 +113,17 @@ def _parser() -> argparse.ArgumentParser:
     chat.add_argument("--temperature", type=float, default=None, help="0 for always the likeliest token")
     _add_settings(chat, ("models", "engine"))
     chat.set_defaults(run=_chat)
+
+    replay = commands.add_parser("replay", help="run a recorded session again and print what differs")
+    replay.add_argument("folder", type=Path, help="a session's folder, as serve --record wrote it")
+    _add_settings(replay, ("audio", "models", "engine", "speech"))
+    replay.set_defaults(run=_replay)
+
+    timeline = commands.add_parser("timeline", help="draw a recorded session as one HTML file")
+    timeline.add_argument("folder", type=Path, help="a session's folder, as serve --record wrote it")
+    timeline.add_argument("-o", "--output", type=Path, help="the file; timeline.html in the folder if not given")
+    _add_settings(timeline, ())
+    timeline.set_defaults(run=_timeline)
 
     doctor = commands.add_parser("doctor", help="what is installed, which devices, which models, how fast")
     _add_settings(doctor, ("models", "engine", "speech"))
@@ -244,6 +255,21 @@ def _chat(settings: Settings, args: argparse.Namespace) -> int:
 
     _fetch(settings, TALKING)
     anyio.run(chat, settings, args.system, args.max_tokens, args.temperature)
+    return 0
+
+
+def _replay(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.replay import replay
+
+    return 1 if anyio.run(replay, settings, args.folder) else 0
+
+
+def _timeline(_: Settings, args: argparse.Namespace) -> int:
+    from antiphon.timeline import write
+
+    target = args.output or args.folder / "timeline.html"
+    write(args.folder, target)
+    print(target)
     return 0
 
 

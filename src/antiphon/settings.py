@@ -37,6 +37,7 @@ class ServerSettings:
         "STUN or TURN server for WebRTC (`stun:HOST:PORT`); none for clients that reach this host.",
         flag="ice-server",
     )
+    record: str = option("", "Folder in which every live session's events and sound are kept, each in one of its own.")
     drain_s: float = option(20.0, "Seconds that live sessions get to finish after SIGTERM.", low=0)
     session_s: float = option(3600.0, "Seconds after which a session expires; 0 for never.", low=0)
     strict_models: bool = option(False, "Answer model_not_found for a client's default model name instead of serving.")

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "clients"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "clients"))
 from run import environment, server
 
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
 
+HERE = Path(__file__).resolve().parent
 RECORDING = HERE.parent / "data" / "audio" / "lj-LJ001-0004.flac"
 MICROPHONE_HZ, LEAD_S = 48_000, 1.5
 LIMIT_S = 300
@@ -41,7 +41,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder, server() as url:
         path = Path(folder) / "microphone.wav"
         microphone(path)
-        return subprocess.run([python, HERE / "drive_page.py", url, path, HERE / "out"], timeout=LIMIT_S, check=False).returncode
+        return subprocess.run(
+            [python, HERE / "drive_page.py", url, path, HERE / "out"], timeout=LIMIT_S, check=False
+        ).returncode
 
 
 if __name__ == "__main__":

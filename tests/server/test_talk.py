@@ -97,9 +97,13 @@ class Talk:
 
 @asynccontextmanager
 async def talk(
-    server: Process, query: str = "?model=gpt-realtime", beta: bool = False, **session: Any
+    server: Process,
+    query: str = "?model=gpt-realtime",
+    beta: bool = False,
+    headers: dict[str, str] | None = None,
+    **session: Any,
 ) -> AsyncIterator[Talk]:
-    headers = {"OpenAI-Beta": "realtime=v1"} if beta else {}
+    headers = (headers or {}) | ({"OpenAI-Beta": "realtime=v1"} if beta else {})
     async with websockets.connect(
         f"{server.ws}/v1/realtime{query}", max_size=None, additional_headers=headers
     ) as socket:

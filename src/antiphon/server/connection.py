@@ -6,7 +6,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Protocol
 
 import anyio
@@ -14,7 +15,8 @@ import anyio.abc
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.errors import Refused
+from antiphon.blackbox import Recorder
+from antiphon.errors import Refused, StoreError
 from antiphon.events import AudioAppended, Configured, Input, Output, SessionEnding
 from antiphon.inbox import Inbox
 from antiphon.protocols.realtime import RealtimeConnection
@@ -26,6 +28,7 @@ from antiphon.talk_events import (
     PlaybackStopped,
     ResponseStopped,
     SilenceAsked,
+    SoundSaid,
     TalkConfigured,
     TalkInput,
     TalkOutput,
@@ -104,6 +107,19 @@ class Connection:
         self._ending: SessionEnding | None = None
         self._end_code = 1000
         self._arrivals: deque[float] = deque()
+        self._box = self._recorder()
+
+    def _recorder(self) -> Recorder | None:
+        folder = self._state.settings.server.record
+        if not folder:
+            return None
+        facts = {"began": int(time.time()), "opening": asdict(self._wire.opening), "models": self._state.loaded().names}
+        try:
+            return Recorder(Path(folder).expanduser(), self._wire.id, facts)
+        except StoreError as error:
+            # What is to be remembered is not worth more than what is going on.
+            log.error("session %s is not recorded: %s", self._wire.id, error)
+            return None
 
     async def run(self) -> None:
         """Until it is over."""
@@ -118,6 +134,8 @@ class Connection:
                 await self._wind_up()
         finally:
             self._state.leave(live)
+            if self._box:
+                self._box.close()
             for label in labels:
                 self._state.metrics.sessions.labels(label).dec()
             if self._session:
@@ -149,6 +167,10 @@ class Connection:
         else:
             self._wire.receive(data)
             inputs = self._wire.inputs()
+        if self._box:
+            inputs = [self._boxed(i) for i in inputs]
+            if not isinstance(data, AudioAppended):
+                self._box.event_in(data)
         # Sound is bounded by the backlog, however fast it comes; what brings none is bounded here.
         num_samples = sum(len(i.pcm) for i in inputs if isinstance(i, AudioAppended))
         if num_samples < MIN_SOUND_SAMPLES and self._too_many():
@@ -207,6 +229,10 @@ class Connection:
             player.attach(lambda output: group.start_soon(self._emit, output))
         group.start_soon(self._run_session, self._session)
 
+    def _boxed(self, item: Input | TalkInput) -> Input | TalkInput:
+        assert self._box
+        return AudioAppended(self._box.sound_in(item.pcm)) if isinstance(item, AudioAppended) else item
+
     def _too_many(self) -> bool:
         """Events without sound, averaged over RATE_WINDOW_S."""
         now = time.monotonic()
@@ -251,11 +277,15 @@ class Connection:
     async def _emit(self, output: Output | TalkOutput) -> None:
         if player := self._transport.playback:
             player.take(output)
+        if self._box and isinstance(output, SoundSaid):
+            self._box.sound_out(output.at.item_id, output.pcm, output.rate_hz)
         self._wire.send(output)
         await self._flush()
 
     async def _flush(self) -> None:
         for frame in self._wire.frames():
+            if self._box:
+                self._box.event_out(frame)
             await self._send.send(frame)
 
     async def _write(self, scope: anyio.CancelScope) -> None:

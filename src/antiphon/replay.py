@@ -1,0 +1,150 @@
+"""`antiphon replay DIR`: a recorded session again, against the present build, and what differs.
+
+The client's events and sound go in when they came then, through the same connection as a socket's; ids that the client named are
+translated. What the language model says is drawn by chance and is shown, not compared; all else is.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.to_thread
+
+from antiphon.blackbox import Entry, Tape, Turn, turns
+from antiphon.events import AudioAppended
+from antiphon.models import load, store_of
+from antiphon.protocols.realtime import Opening
+from antiphon.server.connection import Connection
+from antiphon.server.metrics import Metrics
+from antiphon.server.secrets import connection_for
+from antiphon.server.state import ServerState
+from antiphon.settings import Settings
+
+# After the last thing of the recording, what it asked for may still take this long.
+TAIL_S = 3.0
+STAGES = ("transcribed", "asked", "first_text", "first_sound", "done")
+# Events whose number depends on how text or sound was cut into pieces.
+PIECES = (".delta", "sound", "rate_limits.updated")
+
+
+@dataclass(slots=True)
+class _Player:
+    """A recorded client as a transport; see server/connection.py."""
+
+    tape: Tape
+    playback: None = None
+    out: list[Entry] = field(default_factory=list)
+    begun_s: float = field(default_factory=time.monotonic)
+    _at: int = 0
+    _old_ids: list[str] = field(default_factory=list)
+    _new_ids: list[str] = field(default_factory=list)
+
+    async def receive(self) -> str | bytes | AudioAppended | None:
+        entries = self.tape.entries
+        while self._at < len(entries):
+            entry = entries[self._at]
+            self._at += 1
+            if entry.kind == "out":
+                _ids(entry.value, self._old_ids)
+                continue
+            await anyio.sleep(max(0.0, self.begun_s + entry.t - time.monotonic()))
+            if entry.kind == "sound":
+                start, count = entry.value
+                return AudioAppended(self.tape.heard[start : start + count])
+            return self._translated(json.dumps(entry.value))
+        await anyio.sleep(max(0.0, self.begun_s + self.tape.seconds + TAIL_S - time.monotonic()))
+        return None
+
+    async def send(self, frame: str) -> None:
+        event = json.loads(frame)
+        _ids(event, self._new_ids)
+        self.out.append(Entry(time.monotonic() - self.begun_s, "out", event))
+        if event.get("type") == "response.output_audio.delta":
+            self.out[-1] = Entry(self.out[-1].t, "out", {"type": "sound"})
+
+    async def close(self, code: int, reason: str) -> None:
+        return
+
+    def _translated(self, text: str) -> str:
+        for old, new in zip(self._old_ids, self._new_ids, strict=False):
+            text = text.replace(f'"{old}"', f'"{new}"')
+        return text
+
+
+def _ids(event: Any, seen: list[str]) -> None:
+    """Ids of items and responses in the order of their first appearance."""
+    if isinstance(event, dict):
+        for key, value in event.items():
+            if (
+                key in ("id", "item_id", "response_id")
+                and isinstance(value, str)
+                and value.startswith(("item_", "resp_"))
+            ):
+                if value not in seen:
+                    seen.append(value)
+            else:
+                _ids(value, seen)
+    elif isinstance(event, list):
+        for value in event:
+            _ids(value, seen)
+
+
+async def replay(settings: Settings, folder: Path) -> int:
+    """Run it again and print what differs. Returns the number of differences. Raises StoreError, ModelError, SettingsError."""
+    tape = Tape.read(folder)
+    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models))
+    try:
+        await models.warm()
+        state = ServerState(settings, Metrics(), models)
+        opening = Opening(**tape.facts["opening"])
+        wire = connection_for(state, opening)
+        wire.open()
+        player = _Player(tape)
+        print(f"playing {tape.seconds:.1f} s of {folder.name} …", file=sys.stderr)
+        await Connection(state, "", wire, player).run()
+    finally:
+        models.close()
+    return compare(tape.outputs(), player.out)
+
+
+def compare(old: list[Entry], new: list[Entry]) -> int:
+    """Print both, side by side where they differ; returns how many differences there are."""
+    then, now = turns(old), turns(new)
+    differences = 0
+    if len(then) != len(now):
+        print(f"turns: {len(then)} then, {len(now)} now")
+        differences += 1
+    for k, (a, b) in enumerate(zip(then, now, strict=False), 1):
+        for name in ("transcript", "status"):
+            if getattr(a, name) != getattr(b, name):
+                differences += 1
+                print(f"turn {k} {name}\n  then: {getattr(a, name)}\n  now:  {getattr(b, name)}")
+        if a.answer != b.answer:
+            print(f"turn {k} answer (drawn by chance)\n  then: {a.answer}\n  now:  {b.answer}")
+    shapes = [[k for k, _ in groupby(e.value.get("type", "") for e in side if _counts(e))] for side in (old, new)]
+    if shapes[0] != shapes[1]:
+        differences += 1
+        at = next((k for k, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b), min(map(len, shapes)))
+        print(f"order of events, from number {at}\n  then: {shapes[0][at : at + 5]}\n  now:  {shapes[1][at : at + 5]}")
+    print(f"\n{'from the end of the turn, ms':<30}{'then':>10}{'now':>10}")
+    for stage in STAGES:
+        print(f"{stage.replace('_', ' '):<30}{_delay(then, stage):>10}{_delay(now, stage):>10}")
+    print(f"\n{differences} difference{'' if differences == 1 else 's'}")
+    return differences
+
+
+def _counts(entry: Entry) -> bool:
+    return not str(entry.value.get("type", "")).endswith(PIECES)
+
+
+def _delay(side: list[Turn], stage: str) -> str:
+    took = [getattr(t, stage) - t.ended for t in side if t.ended is not None and getattr(t, stage) is not None]
+    return f"{statistics.median(took) * 1000:.0f}" if took else "-"

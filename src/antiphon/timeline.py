@@ -1,0 +1,117 @@
+"""`antiphon timeline DIR`: one self-contained HTML picture of a recorded session."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+import numpy as np
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.blackbox import Entry, Tape, Turn, turns
+
+PX_PER_S, LEFT, LANE, STEP_S = 60, 110, 46, 0.05
+LANES = ("microphone", "you speak", "thinking", "answer made", "events")
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1d22; --paper: #fbfaf7; --line: #d9d6cd; --you: #2f6f4f; --think: #c08a1e; --answer: #2b5aa8; --stop: #b3372f; }
+@media (prefers-color-scheme: dark) { :root { --ink: #ecebe6; --paper: #17181b; --line: #34373d; --you: #76c69a; --think: #e0b356; --answer: #86aef0; --stop: #f0837b; } }
+body { margin: 1rem; font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
+.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; } svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+.you { fill: var(--you); } .think { fill: var(--think); } .answer { fill: var(--answer); } .stop { fill: var(--stop); stroke: var(--stop); } .grid { stroke: var(--line); }
+table { border-collapse: collapse; margin-top: 1rem; font-variant-numeric: tabular-nums; } th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
+th.text, td.text { text-align: left; max-width: 26rem; }
+"""
+COLUMNS = (
+    ("transcript", "transcribed"),
+    ("first words", "first_text"),
+    ("first sound", "first_sound"),
+    ("done", "done"),
+)
+
+
+def picture(tape: Tape) -> str:
+    """The page: lanes over time, and a row a turn."""
+    outputs = tape.outputs()
+    found = turns(outputs)
+    width = LEFT + int((tape.seconds + 1) * PX_PER_S)
+    parts = [f'<svg width="{width}" height="{LANE * len(LANES) + 24}" role="img" aria-label="The session over time">']
+    for second in range(int(tape.seconds) + 2):
+        x = LEFT + second * PX_PER_S
+        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{LANE * len(LANES)}"/>')
+        parts.append(f'<text x="{x + 2}" y="{LANE * len(LANES) + 14}">{second} s</text>')
+    parts += [f'<text x="4" y="{k * LANE + 27}">{name}</text>' for k, name in enumerate(LANES)]
+    parts.append(_loudness(tape))
+    for turn in found:
+        parts += _spans(turn, outputs, tape.seconds)
+    parts += [_mark(e) for e in outputs if e.value.get("type") in ("conversation.item.truncated", "error")]
+    parts.append("</svg>")
+    title = html.escape(f"{tape.facts.get('id', '')}, {tape.seconds:.1f} s")
+    rows = "\n".join(_row(k, t) for k, t in enumerate(found, 1))
+    heads = "".join(f"<th scope=col>{name}" for name, _ in COLUMNS)
+    return (
+        f'<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width">'
+        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><p>{html.escape(', '.join(tape.facts.get('models', [])))}</p>"
+        f"<div class=scroll tabindex=0>{''.join(parts)}</div><table><caption>From the end of the turn, ms</caption>"
+        f"<tr><th scope=col>turn<th class=text scope=col>said<th class=text scope=col>answered{heads}<th scope=col>status</tr>{rows}</table></html>\n"
+    )
+
+
+def _x(t: float) -> float:
+    return LEFT + t * PX_PER_S
+
+
+def _box(lane: int, kind: str, start: float, end: float, label: str) -> str:
+    wide = max(1.5, (end - start) * PX_PER_S)
+    text = html.escape(label)
+    return f'<rect class="{kind}" x="{_x(start):.1f}" y="{lane * LANE + 12}" width="{wide:.1f}" height="22"><title>{text}</title></rect>'
+
+
+def _loudness(tape: Tape) -> str:
+    """The microphone's level, placed when it came."""
+    bars = []
+    for entry in tape.entries:
+        if entry.kind != "sound":
+            continue
+        start, count = entry.value
+        pcm: Pcm = tape.heard[start : start + count]
+        if len(pcm):
+            level = float(np.sqrt(np.mean(pcm**2)))
+            high = min(1.0, max(0.0, (20 * np.log10(level + 1e-6) + 60) / 60)) * 30
+            x = _x(entry.t - count / SAMPLE_RATE_HZ)
+            bars.append(f"M{x:.1f} {27 - high / 2:.1f}v{high:.1f}")
+    return f'<path d="{"".join(bars)}" fill="none" style="stroke:var(--you)"/>'
+
+
+def _spans(turn: Turn, outputs: list[Entry], end: float) -> list[str]:
+    out = []
+    if turn.started is not None:
+        out.append(_box(1, "you", turn.started, turn.ended if turn.ended is not None else end, turn.transcript))
+    if turn.asked is not None:
+        spoken = turn.first_sound if turn.first_sound is not None else turn.first_text
+        out.append(_box(2, "think", turn.asked, spoken if spoken is not None else turn.done or end, "thinking"))
+        if spoken is not None:
+            out.append(_box(3, "answer", spoken, turn.done if turn.done is not None else end, turn.answer))
+    return out
+
+
+def _mark(entry: Entry) -> str:
+    kind = entry.value["type"]
+    what = f"cut at {entry.value['audio_end_ms']} ms" if kind.endswith("truncated") else entry.value["error"]["message"]
+    x, y = _x(entry.t), 4 * LANE
+    return f'<line class="stop" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{y + 36}"/><text x="{x + 4:.1f}" y="{y + 27}">{html.escape(what)}</text>'
+
+
+def _row(k: int, turn: Turn) -> str:
+    cells = []
+    for _, name in COLUMNS:
+        value = getattr(turn, name)
+        cells.append(
+            f"<td>{(value - turn.ended) * 1000:.0f}" if value is not None and turn.ended is not None else "<td>"
+        )
+    said, answer = html.escape(turn.transcript), html.escape(turn.answer)
+    return f"<tr><td>{k}<td class=text>{said}<td class=text>{answer}{''.join(cells)}<td>{turn.status}</tr>"
+
+
+def write(folder: Path, target: Path) -> None:
+    """Raises StoreError for a folder that is none of a session."""
+    target.write_text(picture(Tape.read(folder)), encoding="utf-8")

@@ -1,0 +1,128 @@
+"""The black box: what is written can be read, and two runs are compared by what matters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from antiphon.blackbox import Entry, Recorder, Tape, turns
+from antiphon.errors import StoreError
+from antiphon.replay import compare
+from antiphon.timeline import picture, write
+
+ANSWER: list[tuple[float, dict[str, Any]]] = [
+    (1.0, {"type": "input_audio_buffer.speech_started", "item_id": "item_1", "audio_start_ms": 0}),
+    (2.0, {"type": "input_audio_buffer.committed", "item_id": "item_1"}),
+    (2.1, {"type": "conversation.item.input_audio_transcription.completed", "item_id": "item_1", "transcript": "Hello <b>."}),
+    (2.2, {"type": "response.created", "response": {"id": "resp_1"}}),
+    (2.3, {"type": "response.output_audio_transcript.delta", "response_id": "resp_1", "delta": "Hi"}),
+    (2.4, {"type": "sound", "delta": [0, 10, "item_2"]}),
+    (2.5, {"type": "response.done", "response": {"id": "resp_1", "status": "completed"}}),
+]  # fmt: skip
+
+
+def entries(events: list[tuple[float, dict[str, Any]]]) -> list[Entry]:
+    return [Entry(t, "out", e) for t, e in events]
+
+
+def record(folder: Path) -> Recorder:
+    now = iter(range(100))
+    return Recorder(folder, "sess-1", {"opening": {}, "models": ["one"]}, clock=lambda: next(now) / 10)
+
+
+def test_what_is_recorded_is_read_back(tmp_path: Path) -> None:
+    box = record(tmp_path)
+    box.event_in('{"type": "session.update"}')
+    box.event_in('{"type": "input_audio_buffer.append", "audio": "AAAA"}')
+    box.event_in("{not json")
+    heard = box.sound_in(np.array([0.1, -0.5, 2.0], np.float32))
+    box.sound_out("item_1", np.zeros(7, np.float32), 24_000)
+    box.event_out('{"type": "response.output_audio.delta", "delta": "AAAA"}')
+    box.event_out('{"type": "error", "error": {"message": "no"}}')
+    box.close()
+    tape = Tape.read(box.folder)
+    assert [e.kind for e in tape.entries] == ["in", "in", "sound", "out", "out"]
+    assert tape.entries[0].value == {"type": "session.update"}
+    assert tape.entries[2].value == [0, 3]
+    assert np.array_equal(tape.heard, heard)
+    assert (len(tape.said), tape.said_hz) == (7, 24_000)
+    assert "AAAA" not in (box.folder / "events.jsonl").read_text()
+
+
+def test_a_killed_recording_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    box = record(tmp_path)
+    box.sound_in(np.zeros(320, np.float32))
+    with (box.folder / "events.jsonl").open("a") as file:
+        file.write('{"t": 1.0, "in": {"ty')
+    assert [e.kind for e in Tape.read(box.folder).entries] == ["sound"]
+    box.close()
+
+
+@pytest.mark.parametrize("spoil", ["session.json", "events.jsonl", "in.wav"])
+def test_a_folder_that_is_none_is_named(tmp_path: Path, spoil: str) -> None:
+    box = record(tmp_path)
+    box.close()
+    (box.folder / spoil).unlink()
+    with pytest.raises(StoreError, match="no recorded session"):
+        Tape.read(box.folder)
+
+
+def test_another_version_is_named(tmp_path: Path) -> None:
+    box = record(tmp_path)
+    box.close()
+    (box.folder / "session.json").write_text(json.dumps({"version": 99}))
+    with pytest.raises(StoreError, match="version 99"):
+        Tape.read(box.folder)
+
+
+def test_where_nothing_can_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot record"):
+        record(tmp_path / "file")
+
+
+def test_turns_have_their_stages() -> None:
+    (turn,) = turns(entries(ANSWER))
+    assert (turn.transcript, turn.answer, turn.status) == ("Hello <b>.", "Hi", "completed")
+    assert (turn.started, turn.ended, turn.transcribed, turn.asked, turn.first_text, turn.first_sound, turn.done) == (
+        1.0, 2.0, 2.1, 2.2, 2.3, 2.4, 2.5,
+    )  # fmt: skip
+
+
+def test_only_what_matters_is_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    then = entries(ANSWER)
+    assert compare(then, then) == 0
+    # Other words of the model, in other pieces, later.
+    other = [(t + 1, dict(e)) for t, e in ANSWER]
+    other[4][1]["delta"] = "Good day"
+    other.insert(5, other[4])
+    assert compare(then, entries(other)) == 0
+    assert "Good day" in capsys.readouterr().out
+    misheard = [(t, e | {"transcript": "Yellow."} if "transcript" in e else e) for t, e in ANSWER]
+    assert compare(then, entries(misheard)) == 1
+    assert "Yellow." in capsys.readouterr().out
+    failed = [*ANSWER[:-1], (2.5, {"type": "response.done", "response": {"id": "resp_1", "status": "failed"}})]
+    assert compare(then, entries(failed)) == 1
+    # An event more, and a turn more.
+    assert compare(then, entries([*ANSWER, (3.0, {"type": "error", "error": {"message": "no"}})])) == 1
+    assert compare(then, entries([*ANSWER, (3.0, ANSWER[0][1] | {"item_id": "item_3"})])) == 2
+
+
+def test_the_picture_holds_everything_and_nothing_from_elsewhere(tmp_path: Path) -> None:
+    box = record(tmp_path)
+    box.sound_in(np.full(3200, 0.3, np.float32))
+    for _, event in ANSWER:
+        box.event_out(json.dumps(event))
+    box.event_out('{"type": "conversation.item.truncated", "item_id": "item_2", "audio_end_ms": 750}')
+    box.close()
+    write(box.folder, tmp_path / "t.html")
+    page = (tmp_path / "t.html").read_text()
+    assert page == picture(Tape.read(box.folder))
+    assert "Hello &lt;b&gt;." in page
+    assert "cut at 750 ms" in page
+    assert "http" not in page
+    assert "<script" not in page
