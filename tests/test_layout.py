@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "antiphon"
-PURE = ("events", "splitter", "talk_events", "conversation", "transcript", "turn", "protocols", "audio")
+PURE = ("events", "overlap", "splitter", "talk_events", "conversation", "transcript", "turn", "protocols", "audio")
 PURE_FILES = ("engine/sequence.py", "engine/kv_cache.py", "engine/scheduler.py")
 # Where tensors may be known.
 TORCH = ("engine/attention.py", "engine/runner.py", "engine/sampling.py", "engine/weights.py", "engine/packed.py")
@@ -27,7 +27,20 @@ MAY_IMPORT = {
     "splitter": {"events"},
     "talk_events": {"adapters.base", "audio", "events"},
     "conversation": {"adapters.base", "errors", "events", "talk_events"},
-    "talk": {"adapters.base", "answering", "conversation", "errors", "events", "inbox", "session", "talk_events"},
+    "talk": {
+        "adapters.base",
+        "answering",
+        "audio",
+        "conversation",
+        "errors",
+        "events",
+        "inbox",
+        "overlap",
+        "session",
+        "talk_events",
+        "turn",
+    },
+    "overlap": {"events", "turn"},
     "answering": {"adapters.base", "conversation", "errors", "events", "talk_events"},
     "protocols": {"audio", "events", "errors", "adapters.base", "talk_events"},
     "engine": {"errors"},
@@ -40,6 +53,7 @@ MAY_IMPORT = {
     "speech": {"adapters.base", "audio", "errors", "events", "splitter"},
     "server": {
         "adapters.base",
+        "answering",
         "audio",
         "blackbox",
         "errors",

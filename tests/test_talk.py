@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,25 @@ from antiphon.events import (
     TranscriptFailed,
     TranscriptGuess,
     TranscriptionConfig,
+    TranscriptPartial,
     TurnCleared,
     TurnCommitted,
 )
 from antiphon.inbox import Inbox
 from antiphon.talk import TalkSession
-from antiphon.talk_events import ResponseAsked, ResponseCreated, ResponseDone, ResponseStopped, TalkConfig
+from antiphon.talk_events import (
+    ItemTruncated,
+    NobodySpoke,
+    Place,
+    PlaybackCleared,
+    ResponseAsked,
+    ResponseCreated,
+    ResponseDone,
+    ResponseStopped,
+    SoundSaid,
+    TalkConfig,
+    UserTurn,
+)
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 
 RATE_HZ = 24_000
@@ -86,11 +100,12 @@ class Scene:
         self.partner = Partner(config.pop("fails", False))
         self.out: list[Any] = []
         count = itertools.count()
-        talk = TalkConfig(TranscriptionConfig(turn=ServerVad()), **config)
+        self.playback = config.pop("playback", None)
+        talk = TalkConfig(TranscriptionConfig(turn=config.pop("vad", ServerVad())), **config)
         self.inbox = Inbox(10)
         self.session = TalkSession(
             talk, ScriptedTranscriber(), ScriptedDetector(), self.partner, self.inbox, self.emit,
-            new_id=lambda prefix: f"{prefix}{next(count)}",
+            new_id=lambda prefix: f"{prefix}{next(count)}", playback=self.playback,
         )  # fmt: skip
         self.turn = -1
 
@@ -423,3 +438,89 @@ def test_the_partner_takes_in_what_is_said_while_it_is_said() -> None:
         return scene
 
     assert [m[-1].text for m in play(main()).partner.prefilled] == ["I would", "I would like"]
+
+
+MEANING = ServerVad(0.5, 300, 300, 4000)
+
+
+def test_an_acknowledgement_leaves_the_answer_and_the_history_alone() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=MEANING) as scene:
+            scene.partner.end.clear()
+            scene.partner.go.set()
+            await scene.says("Tell me a story.")
+            before = len(scene.out)
+            await scene.says("Mm-hm.")
+            assert scene.out[before:] == []
+            assert scene.session.answering
+            scene.partner.end.set()
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["completed"]
+    assert [i.text for i in scene.session.conversation.items] == ["Tell me a story.", "One two."]
+
+
+def test_an_interruption_is_told_from_an_acknowledgement_by_its_words() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=MEANING) as scene:
+            scene.partner.end.clear()
+            scene.partner.go.set()
+            await scene.says("Tell me a story.")
+            await scene.begins()
+            await scene.session._heard(TranscriptPartial(scene.turn, "No wait"))
+            await scene.settle()
+            assert scene.responses() == ["cancelled turn_detected"]
+            scene.partner.end.set()
+            await scene.known(await scene.stops(), "No, wait.")
+        return scene
+
+    assert play(main()).responses() == ["cancelled turn_detected", "completed"]
+
+
+def test_nobody_speaks_for_a_while_and_the_partner_speaks_again() -> None:
+    async def main() -> Scene:
+        async with Scene(idle_timeout_ms=10) as scene:
+            scene.partner.go.set()
+            scene.session._clock = lambda: float("inf")
+            await scene.says("Hello.")
+            async with asyncio.timeout(10):
+                while scene.created < 2:  # noqa: ASYNC110
+                    await asyncio.sleep(0.005)
+            scene.session.config = replace(scene.session.config, idle_timeout_ms=None)
+        return scene
+
+    scene = play(main())
+    idle = next(o for o in scene.out if isinstance(o, NobodySpoke))
+    assert any(isinstance(o, UserTurn) and o.item.id == idle.item_id for o in scene.out)
+    assert scene.responses()[:2] == ["completed", "completed"]
+
+
+class Loudspeaker:
+    """Plays nothing, and says what it is told to have played."""
+
+    def __init__(self) -> None:
+        self.cut: list[tuple[Place, int]] = []
+
+    def silence(self) -> list[tuple[Place, int]]:
+        return self.cut
+
+
+def test_where_the_server_plays_speech_cuts_the_answer_to_what_was_heard() -> None:
+    async def main() -> Scene:
+        async with Scene(playback=Loudspeaker()) as scene:
+            scene.partner.end.clear()
+            scene.partner.go.set()
+            await scene.says("Tell me a story.")
+            place = next(o.at for o in scene.out if isinstance(o, SoundSaid))
+            scene.playback.cut = [(place, 250)]
+            await scene.begins()
+        return scene
+
+    scene = play(main())
+    kinds = [type(o) for o in scene.out]
+    assert PlaybackCleared in kinds
+    # Only once the answer is closed is it cut.
+    assert kinds.index(ResponseDone) < kinds.index(ItemTruncated)
+    assert next(o for o in scene.out if isinstance(o, ItemTruncated)).audio_end_ms == 250

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -13,6 +14,7 @@ import anyio.abc
 from antiphon.adapters.base import (
     Answer,
     Message,
+    PartnerProfile,
     ReplyDone,
     ReplyOptions,
     Speaking,
@@ -38,9 +40,11 @@ from antiphon.talk_events import (
     PartDone,
     Place,
     Response,
+    ResponseAsked,
     ResponseCreated,
     ResponseDone,
     SoundSaid,
+    TalkConfig,
     TalkOutput,
     TextSaid,
     Usage,
@@ -53,6 +57,49 @@ MAX_WAITING = 64
 
 Emit = Callable[[Output | TalkOutput], Awaitable[None]]
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
+
+
+# What a partner is asked: Talk.respond's arguments.
+Wanted = tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]
+
+
+def speaks(config: TalkConfig, profile: PartnerProfile, asked: ResponseAsked) -> bool:
+    """The answer is to be spoken, and somebody can."""
+    return (config.speaks if asked.speaks is None else asked.speaks) and bool(profile.voices)
+
+
+def wanted(
+    config: TalkConfig,
+    conversation: Conversation,
+    profile: PartnerProfile,
+    asked: ResponseAsked,
+    voice: str | None,
+    max_tokens: int | None,
+    items: list[Item] | None = None,
+) -> Wanted:
+    """What the partner is asked; `items` in place of the conversation's. Raises RemoteProtocolError for a reference to no item."""
+    if asked.items is not None:
+        items = [conversation.get(i) if isinstance(i, str) else i for i in asked.items]
+    instructions = config.instructions if asked.instructions is None else asked.instructions
+    options = ReplyOptions(
+        max_tokens=max_tokens,
+        tools=config.tools if asked.tools is None else asked.tools,
+        tool_choice=config.tool_choice if asked.tool_choice is None else asked.tool_choice,
+        truncation=config.truncation,
+    )
+    voices = profile.voices
+    spoken = None
+    if speaks(config, profile, asked):
+        spoken = VoiceOptions(voice if voice in voices else voices[0], config.speed)
+    return conversation.messages(instructions, items), options, spoken
+
+
+class Playback(Protocol):
+    """Who plays what the session says, where it is not the client, and knows how much of it was heard."""
+
+    def silence(self) -> list[tuple[Place, int]]:
+        """Silence at once. What was not played to its end: each item's place, and the milliseconds of it that were heard."""
+        ...
 
 
 class Making:

@@ -25,9 +25,10 @@ from antiphon.events import (
     TranscriptFailed,
     TranscriptGuess,
     TranscriptionConfig,
+    TranscriptPartial,
     Word,
 )
-from antiphon.transcript import WindowText, shortened, tuned, words_to_settle
+from antiphon.transcript import MIN_LANGUAGE_PROBABILITY, WindowText, shortened, tuned, words_to_settle
 from antiphon.turn.segmenter import OpenWindow, Segmenter, TurnEnded, WindowEnded, owners
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,8 @@ GUESS_AFTER_S = 0.128
 # What is kept of a refusal's wait, so that a full lane is asked again soon.
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
+# Of half a second of humming a model makes words at 0.1, of half a second of speech at 0.5 and more.
+LIKELY_PROBABILITY = 0.4
 BUSY_STEPS = 3
 
 Emit = Callable[[Output], Awaitable[None]]
@@ -387,6 +390,19 @@ class Decoding:
                 self._partial_scope = None
             self._measure("partial", self._clock() - started)
             mine = owners(window, hypothesis)
+            if (
+                self.config.answered
+                and hypothesis.heard
+                and hypothesis.language_probability >= MIN_LANGUAGE_PROBABILITY
+            ):
+                turn = window.spans[-1].turn
+                before = [p.text for t, p in text.sent if t == turn]
+                likely = [
+                    p.text
+                    for t, p in zip(mine, hypothesis.pieces, strict=True)
+                    if t == turn and p.probability >= LIKELY_PROBABILITY
+                ]
+                await self._emit(TranscriptPartial(turn, "".join([*before, *likely]).strip()))
             for turn, delta in text.offer(hypothesis, now / SAMPLE_RATE_HZ, mine, self._eager(window)):
                 await self._send(turn, delta)
 

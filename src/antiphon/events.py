@@ -202,6 +202,14 @@ class TranscriptGuess:
 
 
 @dataclass(frozen=True, slots=True)
+class TranscriptPartial:
+    """What the open turn likely says so far; any of it may change. Never for a client."""
+
+    turn: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class GuessDropped:
     """The pause did not end the turn: the last TranscriptGuess is void."""
 
@@ -250,6 +258,7 @@ Output = (
     | CommitRefused
     | TranscriptDelta
     | TranscriptGuess
+    | TranscriptPartial
     | GuessDropped
     | TranscriptDone
     | TranscriptFailed

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import anyio.abc
+import numpy as np
 
 from antiphon.adapters.base import (
     SpeechDetector,
@@ -38,6 +39,7 @@ from antiphon.events import (
 )
 from antiphon.inbox import Inbox
 from antiphon.talk_events import TalkInput
+from antiphon.turn.echo import EchoGuard
 from antiphon.turn.segmenter import Step, TurnEnded, WindowEnded
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ class TranscriptionSession:
     """Run with `run()`; feed with `put()`; `inbox.close()` lets it finish what it has and return.
 
     `emit` is awaited for every output and may hold the session back. `min_commit_ms`: a client's commit with less new
-    audio is refused. `aside` gets, in its place among the sound, what is not about sound. `measure(kind, seconds)` gets "partial", "final" (end of turn decided to transcript) and "vad".
+    audio is refused. `echo` knows what the server says aloud: it is not speech. `aside` gets, in its place among the sound, what is not about sound. `measure(kind, seconds)` gets "partial", "final" (end of turn decided to transcript) and "vad".
     """
 
     def __init__(
@@ -75,23 +77,38 @@ class TranscriptionSession:
         measure: Measure = _unmeasured,
         aside: Aside | None = None,
         judge: TurnJudge | None = None,
+        echo: EchoGuard | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.inbox = inbox
         self.audio_s = 0.0
         self._speech = detector.open()
+        self._frame = detector.frame_samples
         self._emit = emit
         self._min_commit_ms = min_commit_ms
         self._measure = measure
         self._aside = aside
         self._judge = judge
+        self._echo = echo
+        # Sound whose frame is not complete, for the echo guard.
+        self._rest: Pcm = np.zeros(0, np.float32)
         # The pause that was judged last, by the sample it began at.
         self._judged: int | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
         self._decoding = Decoding(config, transcriber, detector.frame_samples, emit, measure, clock)
         self._segmenter = self._decoding.segmenter
+
+    @property
+    def now(self) -> int:
+        """Samples heard."""
+        return self._segmenter.now
+
+    @property
+    def speaking(self) -> bool:
+        """Somebody speaks now: a turn is open, and not in a pause."""
+        return self._segmenter.window is not None and self._segmenter.quiet_since is None
 
     async def put(self, item: Input) -> None:
         """Hand the session one input; see Inbox.put."""
@@ -145,9 +162,19 @@ class TranscriptionSession:
         if probabilities:
             self._measure("vad", self._clock() - started)
         self.audio_s += len(pcm) / SAMPLE_RATE_HZ
+        if self._echo:
+            probabilities = self._own(self._echo, pcm, probabilities)
         await self._take(self._segmenter.feed(pcm, probabilities))
         await self._decoding.check_guess()
         self._consider()
+
+    def _own(self, echo: EchoGuard, pcm: Pcm, probabilities: list[float]) -> list[float]:
+        """The probabilities, without what is the echo of an answer."""
+        begin = self._segmenter.now - len(self._rest)
+        sound = np.concatenate((self._rest, pcm))
+        size = self._frame * len(probabilities)
+        self._rest = sound[size:]
+        return echo.judge(sound[:size].reshape(-1, self._frame), probabilities, begin)
 
     def _consider(self) -> None:
         """A pause of a turn that ends by its meaning is judged once, beside the listening."""
@@ -180,6 +207,7 @@ class TranscriptionSession:
     def _clear(self) -> None:
         self._segmenter.clear()
         self._speech.reset()
+        self._rest = self._rest[:0]
         self._decoding.clear()
 
     async def _configure(self, config: TranscriptionConfig) -> None:

@@ -10,22 +10,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 import anyio
 import anyio.abc
 
 from antiphon.adapters.base import (
-    Message,
     Partner,
-    ReplyOptions,
     SpeechDetector,
     Talk,
     Transcriber,
     TurnJudge,
-    VoiceOptions,
 )
-from antiphon.answering import FAILURES, Answering, Emit, Making
+from antiphon.answering import FAILURES, Answering, Emit, Making, Playback, Wanted, speaks, wanted
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio.pcm import Resampler
 from antiphon.conversation import Conversation
 from antiphon.errors import RemoteProtocolError
 from antiphon.events import (
@@ -38,10 +36,12 @@ from antiphon.events import (
     TranscriptDone,
     TranscriptFailed,
     TranscriptGuess,
+    TranscriptPartial,
     TurnCleared,
     TurnCommitted,
 )
 from antiphon.inbox import Inbox
+from antiphon.overlap import LAST_S, LONGEST_S, Overlap
 from antiphon.session import TranscriptionSession
 from antiphon.talk_events import (
     Item,
@@ -71,16 +71,12 @@ from antiphon.talk_events import (
     TurnNamed,
     UserTurn,
 )
+from antiphon.turn.echo import EchoGuard
 
 log = logging.getLogger(__name__)
 
-
-class Playback(Protocol):
-    """Who plays what the session says, where it is not the client, and knows how much of it was heard."""
-
-    def silence(self) -> list[tuple[Place, int]]:
-        """Silence at once. What was not played to its end: each item's place, and the milliseconds of it that were heard."""
-        ...
+# How often it is looked whether somebody still speaks.
+FRAME_S = 0.05
 
 
 class TalkSession:
@@ -112,6 +108,7 @@ class TalkSession:
         self._sounds_until_s = 0.0
         # What was cut of an answer that is still being closed.
         self._cut: list[tuple[Place, int]] = []
+        self._overlap = Overlap()
         self._idling = anyio.CancelScope()
         self._closing = False
         self.conversation = Conversation()
@@ -119,6 +116,9 @@ class TalkSession:
         self._emit = emit
         self._new_id = new_id
         self._measure = measure
+        self._echo = EchoGuard()
+        # What is said, on its way to the echo guard: the item, and its sound at the microphone's rate.
+        self._reference: tuple[str, Resampler] | None = None
         self._listener = TranscriptionSession(
             config.listening,
             transcriber,
@@ -129,6 +129,7 @@ class TalkSession:
             measure=measure,
             aside=self.handle,
             judge=judge,
+            echo=self._echo,
         )
         self._talk: Talk | None = None
         self._group: anyio.abc.TaskGroup | None = None
@@ -226,6 +227,29 @@ class TalkSession:
     # --- what is heard ----------------------------------------------------------------------------------------------------
 
     async def _heard(self, output: Output) -> None:
+        held = self._overlap.held
+        for told in self._overlap.take(output, overlaps=self._overlaps()):
+            await self._told(told)
+        if self._overlap.held is not None and self._overlap.held != held:
+            assert self._group
+            self._group.start_soon(self._decide_overlap, self._overlap.held)
+
+    def _overlaps(self) -> bool:
+        """An answer sounds for a while yet, and turns are taken by meaning: an acknowledgement does not end it."""
+        vad = self.config.listening.turn
+        by_meaning = vad is not None and vad.patience_ms is not None and self.config.interrupt_response
+        sounds = self._sounds_until_s - self._clock() > LAST_S
+        return by_meaning and (sounds or self._answering is not None)
+
+    async def _decide_overlap(self, turn: int) -> None:
+        await anyio.sleep(LONGEST_S)
+        while self._overlap.held == turn:
+            if self._listener.speaking:
+                for told in self._overlap.release():
+                    await self._told(told)
+            await anyio.sleep(FRAME_S)
+
+    async def _told(self, output: Output) -> None:
         match output:
             case SpeechStarted(turn):
                 self._speaking = True
@@ -239,6 +263,8 @@ class TalkSession:
                     self._owed = self._owed or not self._answering.response.output
                     self._answering.cancel("turn_detected")
                 if self.config.interrupt_response:
+                    self._sounds_until_s = 0.0
+                    self._echo.silenced(self._listener.now)
                     await self._silence()
             case SpeechStopped():
                 self._speaking = False
@@ -266,6 +292,8 @@ class TalkSession:
                 await self._expect(turn, text)
             case GuessDropped():
                 self._forget_ahead()
+            case TranscriptPartial():
+                return
             case TranscriptDelta(turn, text):
                 if self.config.transcribes:
                     await self._emit(output)
@@ -317,7 +345,7 @@ class TalkSession:
         config = self.config
         response = Response(
             self._new_id("resp_"),
-            self._speaks(asked),
+            speaks(config, self._partner.profile, asked),
             asked.voice or config.voice,
             config.max_tokens if asked.max_tokens is None else asked.max_tokens,
             asked.metadata,
@@ -355,6 +383,9 @@ class TalkSession:
         if isinstance(output, SoundSaid):
             now = self._clock()
             self._sounds_until_s = max(now, self._sounds_until_s) + len(output.pcm) / output.rate_hz
+            if self._reference is None or self._reference[0] != output.at.item_id:
+                self._reference = (output.at.item_id, Resampler(output.rate_hz, SAMPLE_RATE_HZ))
+            self._echo.played(self._reference[1].feed(output.pcm), self._listener.now)
         await self._emit(output)
 
     async def _silence(self) -> None:
@@ -417,23 +448,8 @@ class TalkSession:
 
     def _wanted(
         self, asked: ResponseAsked, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
-    ) -> tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]:
-        """What the partner is asked. Raises RemoteProtocolError for a reference to no item."""
-        config = self.config
-        if asked.items is not None:
-            items = [self.conversation.get(i) if isinstance(i, str) else i for i in asked.items]
-        instructions = config.instructions if asked.instructions is None else asked.instructions
-        options = ReplyOptions(
-            max_tokens=max_tokens,
-            tools=config.tools if asked.tools is None else asked.tools,
-            tool_choice=config.tool_choice if asked.tool_choice is None else asked.tool_choice,
-        )
-        voices = self._partner.profile.voices
-        spoken = VoiceOptions(voice if voice in voices else voices[0], config.speed) if self._speaks(asked) else None
-        return self.conversation.messages(instructions, items), options, spoken
-
-    def _speaks(self, asked: ResponseAsked) -> bool:
-        return (self.config.speaks if asked.speaks is None else asked.speaks) and bool(self._partner.profile.voices)
+    ) -> Wanted:
+        return wanted(self.config, self.conversation, self._partner.profile, asked, voice, max_tokens, items)
 
     # --- before it is asked ------------------------------------------------------------------------------------------------
 

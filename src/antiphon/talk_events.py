@@ -57,7 +57,7 @@ class TalkConfig:
 
     `create_response`: the end of a turn is answered. `interrupt_response`: speech ends an answer under way.
     `transcribes`: the client wants the user's transcripts. `idle_timeout_ms`: after an answer has sounded and nobody speaks for so
-    long, the partner speaks again.
+    long, the partner speaks again. `truncation`: see ReplyOptions.
     """
 
     listening: TranscriptionConfig
@@ -72,6 +72,7 @@ class TalkConfig:
     interrupt_response: bool = True
     transcribes: bool = False
     idle_timeout_ms: int | None = None
+    truncation: Literal["auto", "disabled"] | float = "auto"
 
 
 # --- from the client --------------------------------------------------------------------------------------------------

@@ -295,7 +295,9 @@ class Tool:
 class ReplyOptions:
     """How to answer. None: as the model's own settings say; `max_tokens` None: as the context allows.
 
-    `tool_choice`: "auto", "none", "required" or a tool's name. `schema`: the whole text must be JSON of this schema.
+    `tool_choice`: "auto", "none", "required" or a tool's name. `schema`: the whole text must be JSON of this schema. `truncation`: where the
+    conversation has outgrown the context, "auto" lets its oldest rows leave, "disabled" refuses to answer, and a share of the context is what the newest
+    messages are cut back to at once, so that the next answers find their KV.
     """
 
     max_tokens: int | None = None
@@ -311,6 +313,7 @@ class ReplyOptions:
     bias: Mapping[int, float] = field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
+    truncation: Literal["auto", "disabled"] | float = "auto"
     schema: Mapping[str, Any] | None = None
 
 

@@ -161,6 +161,8 @@ class Chat:
         self._model = model
         self._session = session
         self._rows: list[int] = []
+        # Messages behind the system's that a truncation took, the oldest.
+        self._cut = 0
         # Counts what was asked of it.
         self._asked = 0
         self._ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
@@ -168,7 +170,8 @@ class Chat:
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """See Dialogue. One that is overtaken by another, or by a reply, does nothing."""
         self._asked = mine = self._asked + 1
-        ids, head = await asyncio.to_thread(self._rendered, messages, tools, False)
+        system, rest = _system(messages)
+        ids, head = await asyncio.to_thread(self._rendered, (*system, *rest[self._cut :]), tools, False)
         if self._asked == mine:
             self._align(ids, head)
 
@@ -177,7 +180,7 @@ class Chat:
         model, session = self._model, self._session
         tools = _offered(options)
         self._asked += 1
-        ids, head = await asyncio.to_thread(self._rendered, messages, tools, True)
+        ids, head = await asyncio.to_thread(self._fitted, messages, tools, options)
         begun = bool(tools) and options.tool_choice not in ("auto", "none")
         if begun:
             # An answer that must be a call begins like one.
@@ -231,6 +234,29 @@ class Chat:
             constraint=constraint,
         )
 
+    def _fitted(
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions
+    ) -> tuple[list[int], int]:
+        """`_rendered`, under the policy for a conversation that has outgrown the context. Raises RemoteProtocolError where it may not be cut."""
+        policy, limit = options.truncation, self._model.profile.context_tokens
+        system, rest = _system(messages)
+        self._cut = self._cut if isinstance(policy, float) and self._cut < len(rest) else 0
+        ids, head = self._rendered((*system, *rest[self._cut :]), tools, True)
+        if policy == "auto" or len(ids) + (options.max_tokens or 0) <= limit:
+            return ids, head
+        if policy == "disabled":
+            raise RemoteProtocolError(
+                "context_length_exceeded",
+                f"The conversation has {len(ids)} tokens; the model takes {limit}.",
+                "truncation",
+            )
+        while len(ids) > policy * limit and self._cut + 1 < len(rest):
+            self._cut += 1
+            while self._cut + 1 < len(rest) and rest[self._cut].role != "user":
+                self._cut += 1
+            ids, head = self._rendered((*system, *rest[self._cut :]), tools, True)
+        return ids, head
+
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> tuple[list[int], int]:
         """The conversation's tokens, and how many of them are the system turn, which no context cut takes."""
         ids = self._model.encode(messages, tools, answer=answer)
@@ -256,6 +282,12 @@ class Chat:
         self._session.append(ids[max(common, head) :])
         self._rows = list(ids)
         return common
+
+
+def _system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+    """The system's message, which no truncation takes, and the rest."""
+    count = int(bool(messages) and messages[0].role == "system")
+    return messages[:count], messages[count:]
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -27,6 +27,7 @@ from antiphon.protocols.realtime_items import (
     response_shown,
     session_field,
     tools_from,
+    truncation_from,
 )
 from antiphon.protocols.realtime_session import flat, is_flat, nested
 from antiphon.protocols.wire import known, number, require, typed
@@ -152,6 +153,7 @@ class OpenAIRealtime(OpenAITranscription):
                 interrupt_response=vad.get("interrupt_response") is not False,
                 transcribes=self.audio["transcription"] is not None,
                 idle_timeout_ms=vad.get("idle_timeout_ms"),
+                truncation=truncation_from(f["truncation"]),
             )
         )
 
@@ -166,7 +168,8 @@ class OpenAIRealtime(OpenAITranscription):
             language=asked.get("language"),
             prompt=asked.get("prompt", ""),
             turn=turn,
-            partials=self.audio["transcription"] is not None,
+            # What overlaps an answer is judged by its first words where meaning decides.
+            partials=self.audio["transcription"] is not None or bool(turn and turn.patience_ms),
             answered=True,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from antiphon.adapters.base import Tool
 from antiphon.errors import RemoteProtocolError
@@ -268,5 +268,21 @@ def session_field(key: str, value: Any, *, speaks: bool) -> Any:
             if value is None or value == "inf":
                 return "inf"
             return int(number(typed(value, int, param), param, 1, 4096))
+        case "truncation":
+            truncation_from(value, param)
+            return value or "auto"
         case _:
             return value
+
+
+def truncation_from(value: Any, param: str = "truncation") -> Literal["auto", "disabled"] | float:
+    """A policy for a conversation that has outgrown the context. Raises RemoteProtocolError."""
+    if value in (None, "auto", "disabled"):
+        return value or "auto"
+    given = typed(value, dict, param)
+    known(given, ("type", "retention_ratio", "token_limits"), param)
+    if given.get("type") != "retention_ratio":
+        raise RemoteProtocolError(
+            "invalid_value", "Supported are 'auto', 'disabled' and {'type': 'retention_ratio'}.", f"{param}.type"
+        )
+    return float(number(require(given, "retention_ratio", (int, float), param), f"{param}.retention_ratio", 0.0, 1.0))

@@ -14,6 +14,7 @@ import anyio
 import anyio.abc
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from antiphon.answering import Playback
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.blackbox import Recorder
 from antiphon.errors import Refused, StoreError
@@ -22,7 +23,7 @@ from antiphon.inbox import Inbox
 from antiphon.protocols.realtime import RealtimeConnection
 from antiphon.server.state import Live, ServerState
 from antiphon.session import TranscriptionSession
-from antiphon.talk import Playback, TalkSession
+from antiphon.talk import TalkSession
 from antiphon.talk_events import (
     PlaybackStarted,
     PlaybackStopped,

@@ -1,0 +1,45 @@
+"""Whether what somebody says while another speaks asks for the floor, or only says "I am listening". Pure.
+
+The words are the commonest of acknowledgements in conversation (Ward & Tsukahara 2000; the AMI corpus' backchannel act), in the
+languages that have them written alike or nearly so.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+MOST_WORDS = 4
+_SAID = (
+    "mm mmm mhm mhmm hm hmm uh um huh ah aha ha oh ooh yeah yea yep yup yes ok okay kay right sure really wow nice cool great good true exactly "
+    "absolutely indeed alright see i of course got it go on interesting "
+    # German, French, Spanish, Italian, Portuguese
+    "ja genau stimmt klar ach so oui ouais d'accord bien sûr sí si vale claro sì certo va bene sim pois é"
+)
+WORDS = frozenset(_SAID.split())
+# These alone are words of a sentence that goes on.
+FRAGMENTS = frozenset(("i", "see", "of", "it", "go", "on", "got", "so", "va", "é", "d'accord", "bien"))
+PHRASES = frozenset(
+    (
+        ("i", "see"),
+        ("of", "course"),
+        ("got", "it"),
+        ("go", "on"),
+        ("ach", "so"),
+        ("va", "bene"),
+        ("d'accord",),
+        ("bien", "sûr"),
+    )
+)
+
+
+def is_backchannel(text: str) -> bool:
+    """Nothing but a few words of acknowledgement, or none at all. "no", "stop" and "wait" are not among them."""
+    words = tuple(w for w in (_spoken(w) for w in text.replace("-", " ").split()) if w)
+    if len(words) > MOST_WORDS or any(w not in WORDS for w in words):
+        return False
+    return all(w not in FRAGMENTS for w in words) or words in PHRASES
+
+
+def _spoken(word: str) -> str:
+    folded = unicodedata.normalize("NFKC", word).casefold().replace("\u2019", "'")
+    return "".join(c for c in folded if c == "'" or unicodedata.category(c)[0] in "LNM").strip("'")

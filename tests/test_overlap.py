@@ -1,0 +1,93 @@
+"""Speech over an answer: what is told, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from antiphon.events import (
+    Output,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptFailed,
+    TranscriptGuess,
+    TranscriptPartial,
+    TurnCleared,
+    TurnCommitted,
+)
+from antiphon.overlap import Overlap
+from antiphon.turn.backchannel import is_backchannel
+
+
+def done(text: str, turn: int = 0) -> TranscriptDone:
+    return TranscriptDone(turn, text, text, (), "en", 1.0, 0, 0)
+
+
+def told(*outputs: Output, overlaps: bool = True) -> list[Output]:
+    overlap = Overlap()
+    return [t for o in outputs for t in overlap.take(o, overlaps=overlaps)]
+
+
+START, STOP, COMMIT = SpeechStarted(0, 0), SpeechStopped(0, 500), TurnCommitted(0, 0, 500)
+
+
+def test_an_acknowledgement_is_never_told() -> None:
+    assert told(START, TranscriptPartial(0, "Mm"), STOP, COMMIT, TranscriptDelta(0, "Mm-hm."), done("Mm-hm.")) == []
+    assert told(START, TranscriptGuess(0, "Yeah."), STOP, COMMIT, done("Yeah.")) == []
+
+
+def test_a_noise_is_never_told() -> None:
+    assert told(START, STOP, COMMIT, done("")) == []
+    assert told(START, STOP, COMMIT, TranscriptFailed(0, "no")) == []
+
+
+@pytest.mark.parametrize(
+    "word", [TranscriptPartial(0, "Yeah but"), TranscriptGuess(0, "No."), TranscriptPartial(0, "Stop")]
+)
+def test_a_word_of_its_own_takes_the_floor_at_once(word: Output) -> None:
+    assert told(START, word) == [START, word]
+    rest = [STOP, COMMIT, done("Stop it.")]
+    assert told(START, word, *rest) == [START, word, *rest]
+
+
+def test_what_turns_out_to_be_more_is_told_whole_and_in_order() -> None:
+    outputs = [START, TranscriptPartial(0, "Okay"), STOP, COMMIT, done("Okay, but why?")]
+    assert told(*outputs) == outputs
+
+
+def test_who_begins_again_takes_the_floor() -> None:
+    again = SpeechStarted(1, 900)
+    assert told(START, STOP, COMMIT, again) == [START, STOP, COMMIT, again]
+
+
+def test_after_one_was_held_the_next_is_decided_anew() -> None:
+    overlap = Overlap()
+    for output in (START, STOP, COMMIT, done("Yeah.")):
+        assert overlap.take(output, overlaps=True) == []
+    assert overlap.held is None
+    assert overlap.take(SpeechStarted(1, 0), overlaps=False) == [SpeechStarted(1, 0)]
+
+
+def test_without_an_answer_nothing_is_held() -> None:
+    assert told(START, done("Yeah."), overlaps=False) == [START, done("Yeah.")]
+
+
+def test_what_goes_on_is_released_and_what_is_cleared_is_gone() -> None:
+    overlap = Overlap()
+    overlap.take(START, overlaps=True)
+    assert overlap.release() == [START]
+    assert overlap.take(STOP, overlaps=True) == [STOP]
+    overlap.take(SpeechStarted(1, 0), overlaps=True)
+    assert overlap.take(TurnCleared(), overlaps=True) == [TurnCleared()]
+    assert overlap.held is None
+
+
+@pytest.mark.parametrize("text", ["", "Mm-hmm.", "Yeah, yeah.", "Okay.", "I see.", "Of course!", "Uh-huh", "Right, right.", "Ja, genau.", "Got it."])  # fmt: skip
+def test_acknowledgements(text: str) -> None:
+    assert is_backchannel(text)
+
+
+@pytest.mark.parametrize("text", ["No.", "Stop.", "Wait", "Yeah but", "I", "Go", "Okay, what about the second one?", "yes yes yes yes yes", "See you", "So"])  # fmt: skip
+def test_words_of_ones_own(text: str) -> None:
+    assert not is_backchannel(text)

@@ -1,0 +1,135 @@
+"""The echo guard on made-up speech: bursts of coloured noise, sent, and heard back through a room."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.turn.echo import FRAME, EchoGuard
+from tests.conftest import Recording
+
+SECONDS = 8.0
+
+
+def babble(seed: int, seconds: float = SECONDS) -> Pcm:
+    """Syllables: bursts of noise in changing bands, a fifth of a second each."""
+    chance = np.random.default_rng(seed)
+    out = np.zeros(int(seconds * SAMPLE_RATE_HZ), np.float32)
+    at = 0
+    while at < len(out):
+        length = int(chance.uniform(0.08, 0.3) * SAMPLE_RATE_HZ)
+        spectrum = np.fft.rfft(chance.normal(size=length))
+        centre, width = chance.uniform(300, 4000), chance.uniform(200, 1200)
+        hz = np.fft.rfftfreq(length, 1 / SAMPLE_RATE_HZ)
+        burst = np.fft.irfft(spectrum * np.exp(-(((hz - centre) / width) ** 2)), length) * np.hanning(length)
+        burst *= chance.uniform(0.03, 0.2) / (np.abs(burst).max() + 1e-9)
+        out[at : at + length] += burst[: len(out) - at].astype(np.float32)
+        at += length + int(chance.uniform(0.0, 0.12) * SAMPLE_RATE_HZ)
+    return out
+
+
+def judged(sent: Pcm, heard: Pcm, guard: EchoGuard | None = None, begin_s: float = 1.0) -> tuple[np.ndarray, EchoGuard]:
+    """Which frames of `heard` are left as speech, where a detector takes all that is loud for it; `sent` goes out in bursts, ahead."""
+    guard = guard or EchoGuard()
+    chance = np.random.default_rng(99)
+    heard = heard + chance.normal(size=len(heard)).astype(np.float32) * 10 ** (-70 / 20)
+    begin, gone, left = int(begin_s * SAMPLE_RATE_HZ), 0, []
+    for at in range(0, len(heard) - FRAME, FRAME):
+        while at >= begin and gone < min(len(sent), (at - begin) * 3 + 8000):
+            guard.played(sent[gone : gone + 4000], at)
+            gone += 4000
+        left += guard.judge(heard[None, at : at + FRAME], loud(heard[at : at + FRAME]), at)
+    return np.array(left) >= 0.5, guard
+
+
+def loud(frame: Pcm) -> list[float]:
+    """A detector."""
+    return [0.9 if np.abs(frame).max() > 0.004 else 0.0]
+
+
+def delayed(sent: Pcm, delay_s: float, gain_db: float, begin_s: float = 1.0) -> Pcm:
+    out = np.zeros(len(sent) + int(4 * SAMPLE_RATE_HZ), np.float32)
+    start = int((begin_s + delay_s) * SAMPLE_RATE_HZ)
+    out[start : start + len(sent)] = sent * 10 ** (gain_db / 20)
+    return out
+
+
+def frames(from_s: float, to_s: float) -> slice:
+    return slice(int(from_s * SAMPLE_RATE_HZ / FRAME), int(to_s * SAMPLE_RATE_HZ / FRAME))
+
+
+@pytest.mark.parametrize("delay_s", [0.03, 0.06, 0.25, 0.9])
+@pytest.mark.parametrize("gain_db", [-20.0, -10.0, 0.0])
+def test_what_was_sent_is_no_speech_when_it_comes_back(delay_s: float, gain_db: float) -> None:
+    sent = babble(1)
+    left, guard = judged(sent, delayed(sent, delay_s, gain_db))
+    assert not left[frames(1.2 + delay_s, 1.0 + delay_s + SECONDS)].any()
+    assert guard.delay is not None
+    assert guard.delay * 8 / 1000 == pytest.approx(delay_s, abs=0.05)
+
+
+def test_another_voice_over_the_echo_is_heard(recordings: dict[str, Recording]) -> None:
+    sent, other = recordings["jfk"].pcm, recordings["lj-LJ001-0013"].pcm
+    heard = delayed(sent, 0.15, -10)
+    heard[6 * SAMPLE_RATE_HZ : 6 * SAMPLE_RATE_HZ + len(other)] += other
+    left, _ = judged(sent, heard)
+    assert not left[frames(1.4, 5.9)].any()
+    spoken = left[frames(6.2, 6.0 + len(other) / SAMPLE_RATE_HZ)]
+    assert spoken[:15].any(), "it is heard within half a second"
+    assert spoken.mean() > 0.3
+
+
+def test_with_headphones_another_voice_waits_a_third_of_a_second_once_and_then_never() -> None:
+    sent, other = babble(1), babble(3, 3.0)
+    heard = np.zeros(len(sent) + 4 * SAMPLE_RATE_HZ, np.float32)
+    heard[3 * SAMPLE_RATE_HZ : 6 * SAMPLE_RATE_HZ] = other
+    guard = EchoGuard()
+    left = []
+    for at in range(0, len(heard) - FRAME, FRAME):
+        if at == 2 * FRAME:
+            guard.played(sent, at)
+        frame = heard[at : at + FRAME]
+        left += guard.judge(frame[None], loud(frame), at)
+    spoken = np.array(left)[frames(3.0, 6.0)] >= 0.5
+    assert spoken[25:].mean() > 0.5
+
+
+def test_silence_and_sound_without_a_reference_pass_untouched() -> None:
+    guard, sound = EchoGuard(), babble(4)[: 200 * FRAME].reshape(-1, FRAME)
+    given = [0.9, 0.1] * 100
+    assert guard.judge(sound, given, 0) == given
+    assert guard.delay is None
+
+
+def test_what_was_silenced_does_not_stand_for_the_next_voice() -> None:
+    """The answer is cut and the client flushes it: what the user says next is not hidden by sound that never was."""
+    sent = babble(1)
+    heard = delayed(sent, 0.15, 0)
+    heard[int(5.3 * SAMPLE_RATE_HZ) :] = 0
+    other = babble(5, 2.0) * 0.3
+    heard[6 * SAMPLE_RATE_HZ : 8 * SAMPLE_RATE_HZ] = other
+    guard = EchoGuard()
+    left = []
+    for at in range(0, len(heard) - FRAME, FRAME):
+        if SAMPLE_RATE_HZ <= at < SAMPLE_RATE_HZ + FRAME:
+            guard.played(sent, at)
+        if 5 * SAMPLE_RATE_HZ <= at < 5 * SAMPLE_RATE_HZ + FRAME:
+            guard.silenced(at)
+        frame = heard[at : at + FRAME]
+        left += guard.judge(frame[None], loud(frame), at)
+    spoken = np.array(left)[frames(6.0, 8.0)] >= 0.5
+    assert spoken[:20].any()
+    assert spoken.mean() > 0.4
+
+
+def test_hours_of_answers_hold_no_more() -> None:
+    guard = EchoGuard()
+    sent = babble(1, 2.0)
+    sizes = []
+    for k in range(200):
+        guard.played(sent, k * 4 * SAMPLE_RATE_HZ)
+        for at in range(k * 4 * SAMPLE_RATE_HZ, (k + 1) * 4 * SAMPLE_RATE_HZ, 40 * FRAME):
+            guard.judge(np.zeros((1, FRAME), np.float32), [0.0], at)
+        sizes.append(len(guard._levels) + len(guard._heard))
+    assert max(sizes[100:]) <= max(sizes[:100])
