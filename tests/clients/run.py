@@ -13,13 +13,20 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import venv
+import wave
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
+from antiphon.audio.containers import decode_all
+from antiphon.audio.pcm import Resampler, to_pcm16
+
 HERE = Path(__file__).resolve().parent
-NAMES = ("agents", "livekit", "pipecat")
+NAMES = ("agents", "livekit", "pipecat", "node")
 LIMIT_S = 180
 RECORDING = HERE.parent / "data" / "audio"
 
@@ -35,6 +42,18 @@ def environment(name: str, here: Path = HERE) -> Path:
         subprocess.run([folder / "bin" / "pip", "install", "-q", "-r", listed], check=True)
         stamp.write_text(digest)
     return folder / "bin" / "python"
+
+
+def command(name: str) -> list[str | Path]:
+    """What drives a client, but for its arguments. Node's packages are installed where their list is new."""
+    if name != "node":
+        return [environment(name), HERE / f"drive_{name}.py"]
+    folder = HERE / "node"
+    stamp, listed = folder / "node_modules" / ".done", (folder / "package-lock.json").read_text()
+    if not stamp.is_file() or stamp.read_text() != listed:
+        subprocess.run(["npm", "ci", "--no-audit", "--no-fund", "--loglevel=error"], cwd=folder, check=True)
+        stamp.write_text(listed)
+    return ["node", folder / "drive.mjs"]
 
 
 @contextmanager
@@ -54,15 +73,28 @@ def server() -> Iterator[str]:
         process.wait(60)
 
 
+def _wav(recording: Path, folder: Path) -> Path:
+    """The recording as PCM16 at 24 kHz: Node reads no FLAC."""
+    path = folder / "recording.wav"
+    resampler = Resampler(16_000, 24_000)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(24_000)
+        file.writeframes(to_pcm16(np.concatenate((resampler.feed(decode_all(str(recording))), resampler.flush()))))
+    return path
+
+
 def main() -> int:
     names = sys.argv[1:] or NAMES
-    pythons = {name: environment(name) for name in names}
+    commands = {name: command(name) for name in names}
     recording = next(p for p in sorted(RECORDING.iterdir()) if p.name.startswith("lj-LJ001-0008"))
     failed = 0
-    with server() as url:
-        for name, python in pythons.items():
+    with tempfile.TemporaryDirectory() as folder, server() as url:
+        for name, start in commands.items():
+            sound = _wav(recording, Path(folder)) if name == "node" else recording
             try:
-                done = subprocess.run([python, HERE / f"drive_{name}.py", url, recording], timeout=LIMIT_S, check=False)
+                done = subprocess.run([*start, url, sound], timeout=LIMIT_S, check=False)
                 code = done.returncode
             except subprocess.TimeoutExpired:
                 code = 124
