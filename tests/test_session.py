@@ -18,6 +18,7 @@ from antiphon.events import (
     AudioCommitted,
     CommitRefused,
     Configured,
+    GuessDropped,
     Input,
     Output,
     ServerVad,
@@ -26,6 +27,7 @@ from antiphon.events import (
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
+    TranscriptGuess,
     TranscriptionConfig,
     TurnCleared,
     TurnCommitted,
@@ -42,8 +44,10 @@ def play(
     turn: ServerVad | None = None,
     transcriber: ScriptedTranscriber | None = None,
     min_commit_ms: int = 0,
+    answered: bool = False,
+    before_end: list[Output] | None = None,
 ) -> list[Output]:
-    """All inputs, then the end; what came out."""
+    """All inputs, then the end; what came out. `before_end` gets what had come before the end."""
     out: list[Output] = []
 
     async def main() -> None:
@@ -52,7 +56,7 @@ def play(
 
         inbox = Inbox(3600)
         session = TranscriptionSession(
-            TranscriptionConfig(turn=turn, words=True),
+            TranscriptionConfig(turn=turn, words=True, answered=answered),
             transcriber or ScriptedTranscriber(),
             ScriptedDetector(),
             inbox,
@@ -66,6 +70,8 @@ def play(
                 # Let the session keep up, as it does with live sound.
                 for _ in range(12):
                     await anyio.lowlevel.checkpoint()
+            if before_end is not None:
+                before_end.extend(out)
             inbox.close()
 
     anyio.run(main)
@@ -93,6 +99,38 @@ def test_a_turn_in_order() -> None:
     assert final.streamed == joined(out, 0) == text(1, 12)
     first_delta = next(i for i, o in enumerate(out) if isinstance(o, TranscriptDelta))
     assert first_delta < next(i for i, o in enumerate(out) if isinstance(o, SpeechStopped))
+
+
+def test_who_answers_is_told_at_the_pause_what_the_turn_will_be() -> None:
+    out = play(chunks(speech(1, 5, 30), 512), VAD, answered=True)
+    guess = next(k for k, o in enumerate(out) if isinstance(o, TranscriptGuess))
+    assert out[guess] == TranscriptGuess(0, text(1, 5))
+    assert guess < next(k for k, o in enumerate(out) if isinstance(o, SpeechStopped))
+    assert [o.text for o in done(out)] == [text(1, 5)]
+    assert GuessDropped(0) not in out
+    assert not any(isinstance(o, TranscriptGuess) for o in play(chunks(speech(1, 5, 30), 512), VAD))
+
+
+def test_a_guess_is_taken_back_where_speech_goes_on() -> None:
+    pcm = np.concatenate((speech(1, 4, 5), speech(5, 4, 30)))
+    out = play(chunks(pcm, 512), VAD, answered=True)
+    told = [o for o in out if isinstance(o, TranscriptGuess | GuessDropped)]
+    assert told[:2] == [TranscriptGuess(0, text(1, 4)), GuessDropped(0)]
+    assert told[-1] == TranscriptGuess(0, text(1, 8))
+    assert [o.text for o in done(out)] == [text(1, 8)]
+
+
+def test_a_turn_whose_end_confirms_its_guess_does_not_wait_for_its_window_to_settle() -> None:
+    """The profile settles a window after more silence than ends the turn: an answered turn is done before that silence has come."""
+    pcm, answered, waits = speech(1, 4, 12), list[Output](), list[Output]()
+    transcriber = ScriptedTranscriber()
+    play(chunks(pcm, 512), VAD, transcriber, answered=True, before_end=answered)
+    assert [o.text for o in done(answered)] == [text(1, 4)]
+    # No decode but the guess's was needed.
+    assert sum(w.final for w in transcriber.windows) == 1
+    play(chunks(pcm, 512), VAD, before_end=waits)
+    assert TurnCommitted in [type(o) for o in waits]
+    assert done(waits) == []
 
 
 def test_word_times_are_the_sessions() -> None:

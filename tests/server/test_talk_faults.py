@@ -1,0 +1,107 @@
+"""Conversations that outgrow what they are held in, on a server with a small context."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from tests.conftest import SMALL, Process, Serve
+from tests.server.test_faults import idle
+from tests.server.test_talk import TEXT_ONLY, talk
+
+CONTEXT = 1024
+
+
+@pytest.fixture(scope="module")
+def small(serve: Serve) -> Process:
+    return serve("--language-model", SMALL, "--context-tokens", str(CONTEXT))
+
+
+def monologue(words: int) -> str:
+    return " ".join(f"word{k % 97}" for k in range(words))
+
+
+@pytest.mark.parametrize("truncation", ["auto", {"type": "retention_ratio", "retention_ratio": 0.5}])
+def test_a_conversation_that_outgrows_the_context_goes_on(small: Process, truncation: Any) -> None:
+    async def main() -> list[dict[str, Any]]:
+        responses = []
+        async with talk(small, **TEXT_ONLY, truncation=truncation, instructions="You are brief.") as wire:
+            for _ in range(8):
+                await wire.text(monologue(60))
+                await wire.say("response.create")
+                responses.append((await wire.until("response.done"))["response"])
+        return responses
+
+    responses = asyncio.run(main())
+    assert {r["status"] for r in responses} <= {"completed", "incomplete"}
+    tokens = [r["usage"]["input_tokens"] for r in responses]
+    if truncation != "auto":
+        assert max(tokens) <= CONTEXT
+        # It is cut at once, by much, and then found again.
+        assert any(b < a for a, b in pairwise(tokens))
+        cached = [r["usage"]["input_token_details"]["cached_tokens"] for r in responses]
+        cut = next(k for k in range(1, len(tokens)) if tokens[k] < tokens[k - 1])
+        assert cut + 1 == len(tokens) or cached[cut + 1] > tokens[cut] * 0.8
+
+
+def test_where_nothing_may_be_cut_the_answer_fails_by_name_and_the_next_turn_works(small: Process) -> None:
+    async def main() -> tuple[dict[str, Any], dict[str, Any]]:
+        async with talk(small, **TEXT_ONLY, truncation="disabled") as wire:
+            await wire.text(monologue(1500))
+            await wire.say("response.create")
+            failed = (await wire.until("response.done"))["response"]
+            added = next(f for f in wire.seen if f["type"] == "conversation.item.added")
+            await wire.say("conversation.item.delete", item_id=added["item"]["id"])
+            await wire.text("Say hello.")
+            await wire.say("response.create")
+            return failed, (await wire.until("response.done"))["response"]
+
+    failed, fine = asyncio.run(main())
+    assert failed["status"] == "failed"
+    assert "tokens" in failed["status_details"]["error"]["message"]
+    assert fine["status"] in ("completed", "incomplete")
+
+
+def test_one_turn_longer_than_the_context_is_answered(small: Process) -> None:
+    """An hour's monologue is one message of thousands of words."""
+
+    async def main() -> str:
+        async with talk(small, **TEXT_ONLY) as wire:
+            await wire.text(monologue(9000))
+            await wire.say("response.create")
+            return str((await wire.until("response.done"))["response"]["status"])
+
+    assert asyncio.run(main()) in ("completed", "incomplete")
+
+
+@pytest.mark.parametrize(
+    "truncation", ["sometimes", {"type": "half"}, {"type": "retention_ratio"}, {"type": "retention_ratio", "retention_ratio": 2}, 7]
+)  # fmt: skip
+def test_a_policy_that_is_none_is_refused(small: Process, truncation: Any) -> None:
+    async def main() -> dict[str, Any]:
+        async with talk(small) as wire:
+            await wire.say("session.update", session={"type": "realtime", "truncation": truncation})
+            error: dict[str, Any] = (await wire.until("error"))["error"]
+            return error
+
+    assert asyncio.run(main())["param"].startswith("session.truncation")
+
+
+def test_two_thousand_items_and_an_answer(small: Process) -> None:
+    async def main() -> tuple[int, str]:
+        async with talk(small, **TEXT_ONLY) as wire:
+            for k in range(2000):
+                await wire.text(f"{k}")
+                # Under the limit on events without sound.
+                await asyncio.sleep(0.003)
+            await wire.say("response.create")
+            done = await wire.until("response.done")
+            return sum(f["type"] == "conversation.item.done" for f in wire.seen), done["response"]["status"]
+
+    items, status = asyncio.run(main())
+    assert items >= 2000
+    assert status in ("completed", "incomplete")
+    asyncio.run(idle(small))
