@@ -114,7 +114,7 @@ class Speaker:
         async for message in self._socket:
             event = json.loads(message)
             match event["type"]:
-                case "error":
+                case "error" if event["error"]["code"] != "response_cancel_not_active":
                     print(message, file=sys.stderr)
                 case "response.output_audio.delta":
                     item = event["item_id"]
@@ -219,10 +219,12 @@ async def conversation(srv: Server, clips: list[Clip], silence_ms: int, delay_s:
     return out
 
 
-async def latency(srv: Server, clips: list[Clip], counts: list[int], turns: int) -> dict[str, Any]:
+async def latency(
+    srv: Server, clips: list[Clip], counts: list[int], endpoints: list[int], turns: int
+) -> dict[str, Any]:
     out: dict[str, Any] = {}
     each: dict[str, Any] = {}
-    for silence_ms in (200, 500):
+    for silence_ms in endpoints:
         for count in counts:
             shares = [clips[k::count][:turns] for k in range(count)]
             heard = await asyncio.gather(
@@ -510,6 +512,10 @@ async def heard(srv: Server, count: int) -> dict[str, Any]:
     return out
 
 
+def numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]
+
+
 async def measure(srv: Server, args: argparse.Namespace, document: dict[str, Any]) -> None:
     wanted = set(args.sections.split(","))
     clips = [
@@ -524,7 +530,7 @@ async def measure(srv: Server, args: argparse.Namespace, document: dict[str, Any
     ]
     clips = loaded(sorted(clips, key=lambda c: c.id)[:: max(1, len(clips) // 40)])
     sections = {
-        "latency": lambda: latency(srv, clips, [int(n) for n in args.conversations.split(",")], args.turns),
+        "latency": lambda: latency(srv, clips, numbers(args.conversations), numbers(args.endpoints), args.turns),
         "interrupt": lambda: interrupt(srv, clips, args.turns),
         "cancel": lambda: cancel(srv, 40),
         "pauses": lambda: pauses(srv, args.data),
@@ -546,6 +552,7 @@ def main() -> None:
     )
     parser.add_argument("--sections", default="latency,interrupt,cancel,pauses,backchannels,echo,heard")
     parser.add_argument("--conversations", default="1,4")
+    parser.add_argument("--endpoints", default="200,500", help="silence that ends a turn, ms")
     parser.add_argument("--turns", type=int, default=12, help="turns of each conversation")
     parser.add_argument("--echo-s", type=float, default=600, help="seconds of loopback, over four conversations")
     args = parser.parse_args()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import anyio
 import numpy as np
 import pytest
 
-from antiphon.adapters.base import Window
+from antiphon.adapters.base import Hypothesis, Window
 from antiphon.audio import Pcm
 from antiphon.errors import Refused
 from antiphon.events import (
@@ -341,7 +342,16 @@ class Judge:
         return verdict
 
 
-def judged(judge: Judge | None, *sounds: Pcm) -> list[tuple[str, int]]:
+class Trailing(ScriptedTranscriber):
+    """What it hears has no end."""
+
+    async def decode(self, window: Window) -> Hypothesis:
+        found = await super().decode(window)
+        pieces = [*found.pieces[:-1], *(replace(p, text=" and") for p in found.pieces[-1:])]
+        return replace(found, pieces=tuple(pieces))
+
+
+def judged(judge: Judge | None, *sounds: Pcm, transcriber: ScriptedTranscriber | None = None) -> list[tuple[str, int]]:
     """Starts and stops, in milliseconds, of sound that comes in real steps under a semantic turn."""
     out: list[tuple[str, int]] = []
 
@@ -353,7 +363,12 @@ def judged(judge: Judge | None, *sounds: Pcm) -> list[tuple[str, int]]:
         inbox = Inbox(3600)
         vad = ServerVad(0.5, 0, 320, 2000)
         session = TranscriptionSession(
-            TranscriptionConfig(turn=vad), ScriptedTranscriber(), ScriptedDetector(), inbox, emit, judge=judge
+            TranscriptionConfig(turn=vad),
+            transcriber or ScriptedTranscriber(),
+            ScriptedDetector(),
+            inbox,
+            emit,
+            judge=judge,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)
@@ -387,6 +402,12 @@ def test_a_turn_that_is_complete_ends_soon_and_one_that_is_not_waits() -> None:
     # Nothing more comes: patience ends it.
     changes = judged(Judge(0.1), words, quiet(100))
     assert 1900 <= changes[1][1] - length <= 2100
+
+
+def test_words_that_go_on_outvote_the_judge() -> None:
+    words = speech(1, 3)
+    (_, _), (_, stop) = judged(Judge(0.9), words, quiet(100), transcriber=Trailing())
+    assert 1900 <= stop - len(words) // 16 <= 2100
 
 
 def test_a_judge_that_fails_holds_nobody_up() -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from antiphon.adapters.base import Hypothesis, Piece, TranscriberProfile
 from antiphon.events import StreamTuning
-from antiphon.transcript import WindowText, spoken, tuned
+from antiphon.transcript import WindowText, goes_on, spoken, tuned
 
 PROFILE = TranscriberProfile(
     id="t",
@@ -165,3 +165,10 @@ def test_nothing_sent_is_ever_taken_back(partials: list[list[str]], final: list[
     assert [p.text.strip() for p in kept] == final
     if not sent:
         assert delta.split() == final
+
+
+def test_a_sentence_that_goes_on_is_known_by_its_end_where_ends_are_marked() -> None:
+    assert all(goes_on(t) for t in (" fresh snow", " and,", "caf\u00e9 ", "well -"))
+    assert not any(
+        goes_on(t) for t in ("", " done.", " why?", "\u3067\u3059", "\u0e04\u0e23\u0e31\u0e1a", " 12", " so...")
+    )

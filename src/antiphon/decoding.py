@@ -28,7 +28,7 @@ from antiphon.events import (
     TranscriptPartial,
     Word,
 )
-from antiphon.transcript import MIN_LANGUAGE_PROBABILITY, WindowText, shortened, tuned, words_to_settle
+from antiphon.transcript import MIN_LANGUAGE_PROBABILITY, WindowText, goes_on, shortened, tuned, words_to_settle
 from antiphon.turn.segmenter import OpenWindow, Segmenter, TurnEnded, WindowEnded, owners
 
 log = logging.getLogger(__name__)
@@ -117,6 +117,8 @@ class Decoding:
         self._context = ""
         self._partial_at = 0
         self._guess: _Guess | None = None
+        # The pause, by the sample it began at, before which the words are no complete sentence.
+        self.unfinished: int | None = None
 
     # --- for the listening -----------------------------------------------------------------------------------------------
 
@@ -346,6 +348,11 @@ class Decoding:
             return
         turn = window.spans[-1].turn
         self._guess = _Guess(window.id, quiet, final, turn)
+        if final.heard and final.pieces and goes_on(final.pieces[-1].text):
+            # The words say that it goes on, whatever the melody said.
+            self.unfinished = quiet
+            if self.segmenter.quiet_since == quiet:
+                self.segmenter.linger()
         if self.config.answered and self.segmenter.window is window and self.segmenter.quiet_since == quiet:
             mine = zip(owners(window, final), final.pieces, strict=True) if final.heard else ()
             known = self._turns[turn].text if turn in self._turns else ""

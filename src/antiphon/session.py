@@ -194,7 +194,7 @@ class TranscriptionSession:
             # Without a judgement the turn ends as one that is complete does.
             log.warning("a pause was not judged: %s", error)
             complete = True
-        if complete and self._segmenter.quiet_since == quiet:
+        if complete and self._segmenter.quiet_since == quiet and self._decoding.unfinished != quiet:
             self._segmenter.hasten()
 
     async def _commit(self) -> None:

@@ -50,6 +50,12 @@ def spoken(text: str) -> str:
     return "".join(c for c in folded if c == "'" or unicodedata.category(c)[0] in "LNM")
 
 
+def goes_on(text: str) -> bool:
+    """Its last word has no mark of a sentence's end behind it. Only of Latin letters, which are written with such marks."""
+    last = text.rstrip()[-1:]
+    return last in (",", ";", "-", "\u2013") or (last.isalpha() and ord(last) < 0x250)
+
+
 @dataclass(slots=True)
 class _Candidate:
     word: str

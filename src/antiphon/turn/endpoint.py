@@ -83,6 +83,10 @@ class Endpointer:
         if self._speaking and self._quiet_since is not None:
             self._hastened = silence_ms * SAMPLE_RATE_HZ // 1000
 
+    def linger(self) -> None:
+        """The pause that has begun is not hastened after all."""
+        self._hastened = None
+
     def retune(self, threshold: float, prefix_padding_ms: int, silence_duration_ms: int) -> None:
         """Take new settings; an open turn goes on under them."""
         self.threshold = threshold

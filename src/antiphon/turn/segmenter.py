@@ -147,6 +147,10 @@ class Segmenter:
         if self._vad:
             self._endpoint.hasten(self._vad.silence_duration_ms)
 
+    def linger(self) -> None:
+        """What was said is not complete after all."""
+        self._endpoint.linger()
+
     def commit(self) -> list[Step]:
         """The client ends the turn here."""
         return self._end_turn()

@@ -10,12 +10,14 @@ const page = {
   voices: [],
   get key() { return $("key").value.trim(); },
   fail(error) { $("error").textContent = error.message || String(error); console.error(error); },
-  /** Names of microphones are known once one may be used. */
+  /** Names of devices are known once a microphone may be used. */
   async listDevices() {
-    const chosen = $("microphone").value;
-    const inputs = (await navigator.mediaDevices.enumerateDevices()).filter((d) => d.kind === "audioinput" && d.deviceId);
-    $("microphone").replaceChildren(new Option("default", ""), ...inputs.map((d, k) => new Option(d.label || `microphone ${k + 1}`, d.deviceId)));
-    $("microphone").value = chosen;
+    const devices = await navigator.mediaDevices.enumerateDevices();
+    for (const [id, kind] of [["microphone", "audioinput"], ["loudspeaker", "audiooutput"]]) {
+      const chosen = $(id).value, mine = devices.filter((d) => d.kind === kind && d.deviceId && d.deviceId !== "default");
+      $(id).replaceChildren(new Option("default", ""), ...mine.map((d, k) => new Option(d.label || `${id} ${k + 1}`, d.deviceId)));
+      $(id).value = chosen;
+    }
   },
 };
 

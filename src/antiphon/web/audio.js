@@ -14,6 +14,12 @@ export async function audio() {
   return context;
 }
 
+/** Play through this loudspeaker from now on, where the browser lets a page choose. */
+export async function through(device, element) {
+  const player = element ?? context;
+  if (player?.setSinkId) await player.setSinkId(device);
+}
+
 /** The microphone's stream. `echo`: it also hears the loudspeaker. */
 export function microphone(device, echo) {
   return navigator.mediaDevices.getUserMedia({

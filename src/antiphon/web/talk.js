@@ -1,6 +1,6 @@
 // One conversation: what is asked of the server, what it says, and what of it was heard.
 
-import { fromBase64, microphone, Player, RATE } from "./audio.js";
+import { fromBase64, microphone, Player, RATE, through } from "./audio.js";
 import { RtcTransport, SocketTransport } from "./transports.js";
 import { Timeline } from "./timeline.js";
 
@@ -17,6 +17,7 @@ export class Talk {
     $("talk-stop-answer").onclick = () => this.interrupt();
     $("your-turn").onclick = () => { this.send("input_audio_buffer.commit"); this.send("response.create"); };
     $("type").onsubmit = (event) => { event.preventDefault(); this.write(); };
+    $("loudspeaker").onchange = () => through($("loudspeaker").value, this.element).catch((error) => this.page.fail(error));
     for (const id of ["voice", "turns", "instructions"]) $(id).onchange = () => this.configure();
   }
 
@@ -32,6 +33,7 @@ export class Talk {
         this.transport = await RtcTransport.open({ ...common, model: "", onTrack: (sound) => this.listen(sound) });
       } else {
         this.player = await Player.open((state) => this.played(state));
+        if ($("loudspeaker").value) await through($("loudspeaker").value);
         this.transport = await SocketTransport.open({ ...common, path: "v1/realtime" });
       }
       this.began = performance.now();
@@ -172,6 +174,7 @@ export class Talk {
     this.element = new Audio();
     this.element.autoplay = true;
     this.element.srcObject = sound;
+    if ($("loudspeaker").value) through($("loudspeaker").value, this.element).catch((error) => this.page.fail(error));
     this.element.play().catch((error) => this.page.fail(error));
   }
 
