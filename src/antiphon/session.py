@@ -102,8 +102,8 @@ class TranscriptionSession:
 
     @property
     def now(self) -> int:
-        """Samples heard."""
-        return self._segmenter.now
+        """Samples that have come, those that wait to be heard included."""
+        return self._segmenter.now + int(self.inbox.backlog_s * SAMPLE_RATE_HZ)
 
     @property
     def speaking(self) -> bool:

@@ -30,8 +30,8 @@ ALIKE = 0.6
 MARGIN_DB, BANDS = 6.0, 3
 # The reference is silence below this, and an echo that weak is no speech to any detector. Decibels full scale, a band.
 FLOOR_DB = -75.0
-# A room's echo fades by this each hop, and is gone after TAIL of them.
-FADE_DB, TAIL = 1.0, 36
+# A room's echo fades by this each hop, and is gone after TAIL of them; a client's clock may be EARLY by so many.
+FADE_DB, TAIL, EARLY = 1.0, 36, 9
 # Of the last VOTERS frames so many must be somebody else's. The delay is looked for each so many frames.
 VOTERS, VOTES, EACH = 4, 3, 4
 # A frame of so little probability is no speech; after so many while the reference sounds, longer than any delay, nothing comes back.
@@ -165,7 +165,7 @@ class EchoGuard:
 
     def _explained(self, hop: int, delay: int) -> bool:
         """The newest frame is no louder than the echo that is due, a room's tail included."""
-        age = np.arange(TAIL, -3, -1)
+        age = np.arange(TAIL, -EARLY - 1, -1)
         fading = (np.maximum(age, 0) * FADE_DB).astype(np.float32)[:, None]
         due = (self._reference(hop - delay - age) + self._gain - fading).max(axis=0)
         mine = self._heard[-1][1]
