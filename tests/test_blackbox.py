@@ -45,12 +45,43 @@ def test_what_is_recorded_is_read_back(tmp_path: Path) -> None:
     box.event_out('{"type": "error", "error": {"message": "no"}}')
     box.close()
     tape = Tape.read(box.folder)
-    assert [e.kind for e in tape.entries] == ["in", "in", "sound", "out", "out"]
+    assert [e.kind for e in tape.entries] == ["in", "in", "in", "sound", "out", "out"]
     assert tape.entries[0].value == {"type": "session.update"}
-    assert tape.entries[2].value == [0, 3]
+    # That there was an append may be what said which dialect it was.
+    assert tape.entries[1].value == {"type": "input_audio_buffer.append", "audio": ""}
+    assert tape.entries[3].value == [0, 3]
     assert np.array_equal(tape.heard, heard)
     assert (len(tape.said), tape.said_hz) == (7, 24_000)
     assert "AAAA" not in (box.folder / "events.jsonl").read_text()
+
+
+def test_what_is_said_may_hold_any_character(tmp_path: Path) -> None:
+    box = record(tmp_path)
+    said = "a\u2028b\x85c"
+    box.event_out(json.dumps({"type": "x", "delta": said}))
+    box.event_in('{"type": "conversation.item.create", "text": "\\ud83d"}')
+    box.event_in("[" * 100_000)
+    box.close()
+    tape = Tape.read(box.folder)
+    assert tape.entries[0].value["delta"] == said
+    assert [e.kind for e in tape.entries] == ["out", "in", "in"]
+
+
+def test_a_full_disk_ends_the_recording_and_not_the_session(tmp_path: Path) -> None:
+    class Full:
+        def write(self, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None:
+            raise OSError(28, "No space left on device")
+
+    box = record(tmp_path)
+    box._in.close()
+    box._in = Full()  # type: ignore[assignment]
+    assert len(box.sound_in(np.zeros(320, np.float32))) == 320
+    box.event_out('{"type": "x"}')
+    box.close()
+    assert (box.folder / "events.jsonl").read_text() == ""
 
 
 def test_a_killed_recording_is_read_as_far_as_it_goes(tmp_path: Path) -> None:

@@ -69,6 +69,14 @@ def test_after_one_was_held_the_next_is_decided_anew() -> None:
     assert overlap.take(SpeechStarted(1, 0), overlaps=False) == [SpeechStarted(1, 0)]
 
 
+def test_what_belongs_to_another_turn_is_told_at_once() -> None:
+    overlap = Overlap()
+    overlap.take(SpeechStarted(1, 0), overlaps=True)
+    for output in (done("Yeah."), done("A question."), TranscriptFailed(0, "no")):
+        assert overlap.take(output, overlaps=True) == [output]
+    assert overlap.held == 1
+
+
 def test_without_an_answer_nothing_is_held() -> None:
     assert told(START, done("Yeah."), overlaps=False) == [START, done("Yeah.")]
 

@@ -134,6 +134,22 @@ def test_a_turn_whose_end_confirms_its_guess_does_not_wait_for_its_window_to_set
     assert done(waits) == []
 
 
+def test_a_committed_turn_keeps_its_words_when_what_follows_is_thrown_away() -> None:
+    """Its window waits for more silence, or shares it with the turn that is cleared."""
+    before = list[Output]()
+    play([*chunks(speech(1, 4, 9), 512), AudioCleared()], VAD, before_end=before)
+    assert [o.text for o in done(before)] == [text(1, 4)]
+    both = np.concatenate((speech(1, 4, 9), speech(7, 2)))
+    out = play([*chunks(both, 512), AudioCleared(), *chunks(speech(10, 3, 40), 512)], VAD)
+    assert [o.text for o in done(out)] == [text(1, 4), text(10, 3)]
+
+
+def test_what_was_cleared_is_not_in_the_next_commit() -> None:
+    """A pause settled its window before the client threw it away."""
+    inputs = [*chunks(speech(1, 4, 60)), AudioCleared(), *chunks(speech(6, 3)), AudioCommitted()]
+    assert [o.text for o in done(play(inputs))] == [text(6, 3)]
+
+
 def test_word_times_are_the_sessions() -> None:
     out = play(chunks(np.concatenate((speech(1, 0, 40), speech(1, 3, 30), speech(4, 3, 30)))), VAD)
     words = [w for o in done(out) for w in o.words]

@@ -39,8 +39,10 @@ from antiphon.events import (
 from antiphon.inbox import Inbox
 from antiphon.talk import TalkSession
 from antiphon.talk_events import (
+    ItemCut,
     ItemTruncated,
     NobodySpoke,
+    OutputItemAdded,
     Place,
     PlaybackCleared,
     ResponseAsked,
@@ -460,6 +462,19 @@ def test_an_acknowledgement_leaves_the_answer_and_the_history_alone() -> None:
     scene = play(main())
     assert scene.responses() == ["completed"]
     assert [i.text for i in scene.session.conversation.items] == ["Tell me a story.", "One two."]
+
+
+def test_an_answer_that_was_stopped_does_not_sound_any_more() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=MEANING) as scene:
+            scene.partner.go.set()
+            await scene.says("Are you sure?")
+            item = next(o.item.id for o in scene.out if isinstance(o, OutputItemAdded))
+            await scene.session.handle(ItemCut(item, 0, 300))
+            await scene.says("Yes.")
+        return scene
+
+    assert play(main()).created == 2
 
 
 def test_an_interruption_is_told_from_an_acknowledgement_by_its_words() -> None:

@@ -180,6 +180,8 @@ class Answering:
         self._scope = anyio.CancelScope()
         self._item: Item | None = None
         self._previous: str | None = None
+        # What still has to be told of its end.
+        self._ends: list[TalkOutput] = []
         self._rate_hz = rate_hz
         self._sounded = False
         self._began_s = time.monotonic()
@@ -199,7 +201,7 @@ class Answering:
                 if response.status == "in_progress":
                     response.status = "completed"
             except RemoteProtocolError as error:
-                response.status, response.error = "failed", error.message
+                response.status, response.error, response.code = "failed", error.message, error.code
             except FAILURES as error:
                 log.error("an answer failed: %s", error)
                 response.status, response.error = "failed", str(error)
@@ -268,20 +270,18 @@ class Answering:
             await self._emit(ItemAdded(item, self._previous))
 
     async def _close(self) -> None:
-        """Close the open part and item, whatever ended them."""
-        item, emit = self._item, self._emit
-        if item is None:
-            return
-        place = self._place()
-        item.status = "completed" if self.response.status in ("in_progress", "completed") else "incomplete"
-        if item.kind == "message":
-            await emit(PartDone(place, item.parts[0]))
-        else:
-            await emit(ArgumentsDone(place, item.call_id, item.name, item.arguments))
-        if self.response.stored:
-            await emit(ItemDone(item, self._previous))
-        await emit(OutputItemDone(self.response, place.output_index, item, self._previous))
-        if self.response.status == "cancelled" and item.kind == "message" and self.response.speaks:
+        """Close the open part and item, whatever ended them. Cancelled in between, it goes on where it was."""
+        item = self._item
+        if item and not self._ends:
+            place = self._place()
+            item.status = "completed" if self.response.status in ("in_progress", "completed") else "incomplete"
+            part_done = PartDone(place, item.parts[0]) if item.kind == "message" else None
+            done = part_done or ArgumentsDone(place, item.call_id, item.name, item.arguments)
+            kept = [ItemDone(item, self._previous)] if self.response.stored else []
+            self._ends = [done, *kept, OutputItemDone(self.response, place.output_index, item, self._previous)]
+        while self._ends:
+            await self._emit(self._ends.pop(0))
+        if item and self.response.status == "cancelled" and item.kind == "message" and self.response.speaks:
             # What was written and never became sound was not said: the next turn does not know of it.
             part = item.parts[0]
             part.text = cut_to(part.text, [w.text for w in part.words], len(part.words))

@@ -11,7 +11,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import time
 import wave
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +27,8 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.errors import StoreError
+
+log = logging.getLogger(__name__)
 
 VERSION = 1
 
@@ -47,31 +51,39 @@ class Recorder:
         except OSError as error:
             raise StoreError(f"cannot record in {folder}: {error}") from error
         self._out: _Wav | None = None
+        self._broken = self._appended = False
         self._heard = self._said = 0
 
     def event_in(self, data: str | bytes) -> None:
         """A frame of the client. One that carries sound is written as its sound alone."""
         try:
             event = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             event = {"unreadable": str(data)[:1000]}
         if isinstance(event, dict) and event.get("type") == "input_audio_buffer.append":
-            return
+            if self._appended:
+                return
+            # The first one may be what says which dialect is spoken.
+            self._appended, event = True, {"type": "input_audio_buffer.append", "audio": ""}
         self._line("in", event)
 
     def sound_in(self, pcm: Pcm) -> Pcm:
         """Sound of the client, 16 kHz. Returns what was written, which is what the session should hear: a replay hears no other."""
         data = to_pcm16(pcm)
-        self._in.write(data)
+        self._keep(lambda: self._in.write(data))
         self._line("sound", [self._heard, len(pcm)])
         self._heard += len(pcm)
         return from_pcm16(data)
 
     def sound_out(self, item_id: str, pcm: Pcm, rate_hz: int) -> None:
         """Sound of an answer, at the voice's rate."""
-        if self._out is None:
-            self._out = _Wav(self.folder / "out.wav", rate_hz)
-        self._out.write(to_pcm16(pcm))
+
+        def keep() -> None:
+            if self._out is None:
+                self._out = _Wav(self.folder / "out.wav", rate_hz)
+            self._out.write(to_pcm16(pcm))
+
+        self._keep(keep)
         self._line("out", {"type": "sound", "delta": [self._said, len(pcm), item_id]})
         self._said += len(pcm)
 
@@ -84,15 +96,24 @@ class Recorder:
 
     def close(self) -> None:
         """The session is over."""
-        self._events.close()
-        self._in.close()
-        if self._out:
-            self._out.close()
+        for file in (self._events, self._in, self._out):
+            if file:
+                with contextlib.suppress(OSError):
+                    file.close()
 
     def _line(self, kind: str, value: Any) -> None:
-        line = {"t": round(self._clock() - self._begun_s, 4), kind: value}
-        self._events.write(json.dumps(line, ensure_ascii=False) + "\n")
-        self._events.flush()
+        line = json.dumps({"t": round(self._clock() - self._begun_s, 4), kind: value})
+        self._keep(lambda: print(line, file=self._events, flush=True))
+
+    def _keep(self, write: Callable[[], object]) -> None:
+        """Write, as long as that works: what is to be remembered is not worth more than what is going on."""
+        if self._broken:
+            return
+        try:
+            write()
+        except OSError as error:
+            self._broken = True
+            log.error("%s is recorded no further: %s", self.folder.name, error)
 
 
 class _Wav:
@@ -156,7 +177,7 @@ class Tape:
         """Raises StoreError for a folder that is none of a session. A line that a killed process left half is dropped."""
         try:
             facts = json.loads((folder / "session.json").read_text(encoding="utf-8"))
-            lines = (folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = (folder / "events.jsonl").read_bytes().split(b"\n")
             heard, _ = _read_wav(folder / "in.wav")
             said, said_hz = _read_wav(folder / "out.wav") if (folder / "out.wav").exists() else (heard[:0], 24_000)
         except (OSError, ValueError, EOFError, wave.Error) as error:
@@ -175,7 +196,7 @@ class Tape:
         return [e for e in self.entries if e.kind == "out"]
 
 
-def _entries(lines: list[str]) -> Iterator[Entry]:
+def _entries(lines: list[bytes]) -> Iterator[Entry]:
     for line in lines:
         try:
             row = json.loads(line)

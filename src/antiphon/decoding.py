@@ -117,6 +117,8 @@ class Decoding:
         self._context = ""
         self._partial_at = 0
         self._guess: _Guess | None = None
+        # The listening is telling what it found.
+        self.telling = False
         # The pause, by the sample it began at, before which the words are no complete sentence.
         self.unfinished: int | None = None
 
@@ -159,9 +161,14 @@ class Decoding:
         self.profile = tuned(self._transcriber.profile, config.tuning)
 
     def clear(self) -> None:
-        """What was not committed is thrown away."""
+        """What was not committed is thrown away: the open turn and its windows. Before the segmenter forgets it."""
         self._cancel_partial()
         self._guess = None
+        turn = self.segmenter.turn
+        self._turns.pop(turn, None)
+        for ended in self._ended:
+            if isinstance(ended.step, WindowEnded) and all(s.turn == turn for s in ended.step.window.spans):
+                ended.step.window.dropped = True
 
     async def check_guess(self) -> None:
         """Take back what was guessed of a pause that has ended."""
@@ -208,7 +215,7 @@ class Decoding:
     def _known_already(self) -> bool:
         """The turn has ended, somebody waits to answer it, and what was said in it has been decoded during its pause."""
         window, guess = self.segmenter.window, self._guess
-        if not (self.config.answered and self.segmenter.settling and window and guess):
+        if self.telling or not (self.config.answered and self.segmenter.settling and window and guess):
             return False
         return (guess.window_id, guess.speech_end) == (window.id, self.segmenter.quiet_since)
 
@@ -271,7 +278,8 @@ class Decoding:
             log.error("transcript failed: %s", error)
             self._fail(window, error)
             return
-        await self._settle(window, text, final)
+        if not window.dropped:
+            await self._settle(window, text, final)
 
     def _fail(self, window: OpenWindow, error: Exception) -> None:
         for span in window.spans:
@@ -435,6 +443,6 @@ class Decoding:
             if keep < len(final.words)
             else len(pcm) / SAMPLE_RATE_HZ
         )
+        # Cut before anything is told: what ends meanwhile ends another window.
+        self.segmenter.cut(window.start + int(cut_s * SAMPLE_RATE_HZ))
         await self._settle(window, text, shortened(final, keep))
-        if self.segmenter.window is window:
-            self.segmenter.cut(window.start + int(cut_s * SAMPLE_RATE_HZ))

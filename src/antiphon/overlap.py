@@ -49,7 +49,7 @@ class Overlap:
         if isinstance(output, TurnCleared):
             self.held, self._waiting = None, []
             return [output]
-        if not isinstance(output, OfTurn):
+        if not isinstance(output, OfTurn) or (output.turn != self.held and not isinstance(output, SpeechStarted)):
             return [output]
         self._waiting.append(output)
         if isinstance(output, SpeechStarted):

@@ -145,10 +145,10 @@ class TranscriptionSession:
                 case AudioCommitted(final=False):
                     pass
                 case AudioCleared():
-                    self._clear()
+                    await self._clear()
                     await self._emit(TurnCleared())
                 case Configured(config):
-                    await self._configure(config)
+                    await self.configure(config)
                 case other:
                     assert self._aside
                     assert not isinstance(other, AudioCommitted)
@@ -162,7 +162,7 @@ class TranscriptionSession:
         if probabilities:
             self._measure("vad", self._clock() - started)
         self.audio_s += len(pcm) / SAMPLE_RATE_HZ
-        if self._echo:
+        if self._echo and self.config.turn:
             probabilities = self._own(self._echo, pcm, probabilities)
         await self._take(self._segmenter.feed(pcm, probabilities))
         await self._decoding.check_guess()
@@ -204,22 +204,26 @@ class TranscriptionSession:
             return
         await self._take(self._segmenter.commit())
 
-    def _clear(self) -> None:
-        self._segmenter.clear()
+    async def _clear(self) -> None:
+        self._decoding.clear()
+        await self._take(self._segmenter.clear())
         self._speech.reset()
         self._rest = self._rest[:0]
-        self._decoding.clear()
 
-    async def _configure(self, config: TranscriptionConfig) -> None:
+    async def configure(self, config: TranscriptionConfig) -> None:
+        """Take a changed configuration now. Only on the listening's own task: as an input, or from `aside`."""
         self.config = config
         self._decoding.configure(config)
         await self._take(self._segmenter.retune(self._decoding.profile, config.turn))
 
     async def _take(self, steps: list[Step]) -> None:
+        # A turn is not to be done before its end is told.
+        self._decoding.telling = True
         for step in steps:
             match step:
                 case WindowEnded() | TurnEnded():
                     self._decoding.take(step)
                 case SpeechStarted() | SpeechStopped() | TurnCommitted():
                     await self._emit(step)
+        self._decoding.telling = False
         self._decoding.wake()

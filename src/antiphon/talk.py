@@ -27,7 +27,6 @@ from antiphon.audio.pcm import Resampler
 from antiphon.conversation import Conversation
 from antiphon.errors import RemoteProtocolError
 from antiphon.events import (
-    Configured,
     GuessDropped,
     Output,
     SpeechStarted,
@@ -188,7 +187,7 @@ class TalkSession:
         match item:
             case TalkConfigured(config):
                 self.config = config
-                await self._listener.put(Configured(config.listening))
+                await self._listener.configure(config.listening)
             case ItemCreated(new, after):
                 previous = conversation.add(new, after)
                 await self._emit(ItemAdded(new, previous))
@@ -200,6 +199,7 @@ class TalkSession:
                 await self._emit(ItemDeleted(item_id))
             case ItemCut(item_id, content_index, audio_end_ms):
                 kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
+                self._not_sounding()
                 await self._emit(ItemTruncated(item_id, content_index, kept_ms))
             case ResponseAsked():
                 if self._transcribing():
@@ -210,6 +210,7 @@ class TalkSession:
             case ResponseStopped(response_id):
                 self._stop(response_id)
             case SilenceAsked():
+                self._not_sounding()
                 await self._silence()
 
     def _stop(self, response_id: str | None) -> None:
@@ -263,8 +264,7 @@ class TalkSession:
                     self._owed = self._owed or not self._answering.response.output
                     self._answering.cancel("turn_detected")
                 if self.config.interrupt_response:
-                    self._sounds_until_s = 0.0
-                    self._echo.silenced(self._listener.now)
+                    self._not_sounding()
                     await self._silence()
             case SpeechStopped():
                 self._speaking = False
@@ -326,7 +326,7 @@ class TalkSession:
 
     def _answer_turn(self) -> None:
         """Answer what is owed one, once nobody speaks and all that was said is known."""
-        if not self._owed or self._speaking or self._transcribing():
+        if self._closing or not self._owed or self._speaking or self._transcribing():
             return
         if self._answering is None:
             self._owed = False
@@ -387,6 +387,11 @@ class TalkSession:
                 self._reference = (output.at.item_id, Resampler(output.rate_hz, SAMPLE_RATE_HZ))
             self._echo.played(self._reference[1].feed(output.pcm), self._listener.now)
         await self._emit(output)
+
+    def _not_sounding(self) -> None:
+        """Whoever plays the answer has stopped."""
+        self._sounds_until_s = 0.0
+        self._echo.silenced(self._listener.now)
 
     async def _silence(self) -> None:
         """Stop what the server plays. What was not heard of it is cut, once its answer is closed."""

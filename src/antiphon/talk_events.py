@@ -224,7 +224,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Response:
-    """One answer. `reason` and `error` say why it is not completed."""
+    """One answer. `reason`, `error` and its `code` say why it is not completed."""
 
     id: str
     speaks: bool
@@ -235,6 +235,7 @@ class Response:
     status: ResponseStatus = "in_progress"
     reason: str = ""
     error: str = ""
+    code: str = "server_error"
     output: list[Item] = field(default_factory=list)
     usage: Usage | None = None
 

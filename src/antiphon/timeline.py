@@ -50,7 +50,7 @@ def picture(tape: Tape) -> str:
     heads = "".join(f"<th scope=col>{name}" for name, _ in COLUMNS)
     return (
         f'<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width">'
-        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><p>{html.escape(', '.join(tape.facts.get('models', [])))}</p>"
+        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><p>{html.escape(', '.join(map(str, tape.facts.get('models', []))))}</p>"
         f"<div class=scroll tabindex=0>{''.join(parts)}</div><table><caption>From the end of the turn, ms</caption>"
         f"<tr><th scope=col>turn<th class=text scope=col>said<th class=text scope=col>answered{heads}<th scope=col>status</tr>{rows}</table></html>\n"
     )
@@ -96,7 +96,10 @@ def _spans(turn: Turn, outputs: list[Entry], end: float) -> list[str]:
 
 def _mark(entry: Entry) -> str:
     kind = entry.value["type"]
-    what = f"cut at {entry.value['audio_end_ms']} ms" if kind.endswith("truncated") else entry.value["error"]["message"]
+    error = entry.value.get("error")
+    # The vLLM dialect's errors are texts.
+    message = error.get("message", "") if isinstance(error, dict) else error
+    what = f"cut at {entry.value['audio_end_ms']} ms" if kind.endswith("truncated") else str(message)
     x, y = _x(entry.t), 4 * LANE
     return f'<line class="stop" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{y + 36}"/><text x="{x + 4:.1f}" y="{y + 27}">{html.escape(what)}</text>'
 
@@ -109,7 +112,7 @@ def _row(k: int, turn: Turn) -> str:
             f"<td>{(value - turn.ended) * 1000:.0f}" if value is not None and turn.ended is not None else "<td>"
         )
     said, answer = html.escape(turn.transcript), html.escape(turn.answer)
-    return f"<tr><td>{k}<td class=text>{said}<td class=text>{answer}{''.join(cells)}<td>{turn.status}</tr>"
+    return f"<tr><td>{k}<td class=text>{said}<td class=text>{answer}{''.join(cells)}<td>{html.escape(turn.status)}</tr>"
 
 
 def write(folder: Path, target: Path) -> None:

@@ -188,6 +188,24 @@ def test_the_client_may_clear_what_sounds(partner: Process) -> None:
     assert "output_audio_buffer.cleared" in kinds
 
 
+def test_an_offer_of_more_than_one_voice_is_refused(partner: Process) -> None:
+    """Each further track would be decoded for nobody."""
+
+    async def main() -> httpx.Response:
+        caller = Caller(np.zeros(1600, np.float32))
+        caller.peer.addTrack(Microphone(np.zeros(1600, np.float32)))
+        await caller.peer.setLocalDescription(await caller.peer.createOffer())
+        offer = caller.peer.localDescription.sdp
+        async with httpx.AsyncClient(base_url=partner.url, timeout=30) as http:
+            answer = await http.post("/v1/realtime/calls", content=offer, headers=SDP)
+        await caller.peer.close()
+        return answer
+
+    answer = asyncio.run(main())
+    assert answer.status_code == 400
+    assert "2 audio" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("request_", "status"),
     [

@@ -61,7 +61,7 @@ def test_where_nothing_may_be_cut_the_answer_fails_by_name_and_the_next_turn_wor
 
     failed, fine = asyncio.run(main())
     assert failed["status"] == "failed"
-    assert "tokens" in failed["status_details"]["error"]["message"]
+    assert failed["status_details"]["error"]["code"] == "context_length_exceeded"
     assert fine["status"] in ("completed", "incomplete")
 
 

@@ -161,8 +161,8 @@ class Chat:
         self._model = model
         self._session = session
         self._rows: list[int] = []
-        # Messages behind the system's that a truncation took, the oldest.
-        self._cut = 0
+        # How many messages behind the system's a truncation took, and the first of them: it is of this conversation only.
+        self._cut: tuple[int, Message | None] = (0, None)
         # Counts what was asked of it.
         self._asked = 0
         self._ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
@@ -171,7 +171,8 @@ class Chat:
         """See Dialogue. One that is overtaken by another, or by a reply, does nothing."""
         self._asked = mine = self._asked + 1
         system, rest = _system(messages)
-        ids, head = await asyncio.to_thread(self._rendered, (*system, *rest[self._cut :]), tools, False)
+        rest = rest[self._cut_of(rest) :]
+        ids, head = await asyncio.to_thread(self._rendered, (*system, *rest), tools, False)
         if self._asked == mine:
             self._align(ids, head)
 
@@ -180,7 +181,10 @@ class Chat:
         model, session = self._model, self._session
         tools = _offered(options)
         self._asked += 1
-        ids, head = await asyncio.to_thread(self._fitted, messages, tools, options)
+        mine = self._asked
+        ids, head, cut = await asyncio.to_thread(self._fitted, messages, tools, options)
+        if mine == self._asked:
+            self._cut = (cut, _system(messages)[1][0]) if cut else (0, None)
         begun = bool(tools) and options.tool_choice not in ("auto", "none")
         if begun:
             # An answer that must be a call begins like one.
@@ -234,28 +238,35 @@ class Chat:
             constraint=constraint,
         )
 
+    def _cut_of(self, rest: Sequence[Message]) -> int:
+        count, first = self._cut
+        return count if count < len(rest) and rest[0] == first else 0
+
     def _fitted(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions
-    ) -> tuple[list[int], int]:
-        """`_rendered`, under the policy for a conversation that has outgrown the context. Raises RemoteProtocolError where it may not be cut."""
+    ) -> tuple[list[int], int, int]:
+        """`_rendered`, under the policy for a conversation that has outgrown the context, and how many messages that takes.
+
+        Raises RemoteProtocolError where it may not be cut.
+        """
         policy, limit = options.truncation, self._model.profile.context_tokens
         system, rest = _system(messages)
-        self._cut = self._cut if isinstance(policy, float) and self._cut < len(rest) else 0
-        ids, head = self._rendered((*system, *rest[self._cut :]), tools, True)
+        cut = self._cut_of(rest) if isinstance(policy, float) else 0
+        ids, head = self._rendered((*system, *rest[cut:]), tools, True)
         if policy == "auto" or len(ids) + (options.max_tokens or 0) <= limit:
-            return ids, head
+            return ids, head, cut
         if policy == "disabled":
             raise RemoteProtocolError(
                 "context_length_exceeded",
                 f"The conversation has {len(ids)} tokens; the model takes {limit}.",
                 "truncation",
             )
-        while len(ids) > policy * limit and self._cut + 1 < len(rest):
-            self._cut += 1
-            while self._cut + 1 < len(rest) and rest[self._cut].role != "user":
-                self._cut += 1
-            ids, head = self._rendered((*system, *rest[self._cut :]), tools, True)
-        return ids, head
+        while len(ids) > policy * limit and cut + 1 < len(rest):
+            cut += 1
+            while cut + 1 < len(rest) and rest[cut].role != "user":
+                cut += 1
+            ids, head = self._rendered((*system, *rest[cut:]), tools, True)
+        return ids, head, cut
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> tuple[list[int], int]:
         """The conversation's tokens, and how many of them are the system turn, which no context cut takes."""

@@ -321,10 +321,13 @@ class OpenAIRealtime(OpenAITranscription):
             }
         if key == "turn_detection" and isinstance(value, dict):
             # Slots and super() do not go together in a dataclass with slots.
-            base = self.audio["turn_detection"]
-            if base and base["type"] != "server_vad":
-                self.audio = self.audio | {"turn_detection": None}
-            merged = OpenAITranscription._checked(self, key, value | {"idle_timeout_ms": None}, param)
+            before, base = self.audio, self.audio["turn_detection"]
+            try:
+                if base and base["type"] != "server_vad":
+                    self.audio = self.audio | {"turn_detection": None}
+                merged = OpenAITranscription._checked(self, key, value | {"idle_timeout_ms": None}, param)
+            finally:
+                self.audio = before
             for name in ("create_response", "interrupt_response"):
                 merged[name] = merged.get(name) is not False
             idle_ms = value.get("idle_timeout_ms")

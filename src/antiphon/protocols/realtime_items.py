@@ -123,7 +123,8 @@ def response_shown(response: Response, session_id: str, output: dict[str, Any], 
     """A response as the client is shown it. `output`: the session's format and voice."""
     details = None
     if response.status == "failed":
-        details = {"type": "failed", "error": {"type": "server_error", "code": "server_error"}}
+        kind = "server_error" if response.code == "server_error" else "invalid_request_error"
+        details = {"type": "failed", "error": {"type": kind, "code": response.code}}
     elif response.status in ("cancelled", "incomplete"):
         details = {"type": response.status, "reason": response.reason}
     usage = None

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from aiortc import MediaStreamTrack, RTCConfiguration, RTCDataChannel, RTCIceServer, RTCPeerConnection
 from aiortc import RTCSessionDescription as Description
+from aiortc.exceptions import InvalidStateError
 from aiortc.mediastreams import MediaStreamError
 from av import AudioFrame
 from starlette.datastructures import UploadFile
@@ -175,8 +176,12 @@ class Call:
         """The SDP answer. Raises RemoteProtocolError for an offer that cannot be."""
         try:
             await self.peer.setRemoteDescription(Description(sdp=offer, type="offer"))
-            if not any(t.kind == "audio" for t in self.peer.getTransceivers()):
-                raise ValueError("it has no audio")
+            kinds = [t.kind for t in self.peer.getTransceivers()]
+            if kinds != ["audio"]:
+                # Every further track would be decoded, and nobody would take what comes out.
+                raise ValueError(
+                    f"it has {kinds.count('audio')} audio and {kinds.count('video')} video sections; one of audio is taken"
+                )
             self.peer.addTrack(self.playback)
             await self.peer.setLocalDescription(await self.peer.createAnswer())
         except Exception as error:
@@ -193,7 +198,12 @@ class Call:
         channel = self._channel
         if channel is None or channel.readyState != "open" or channel.bufferedAmount > MAX_CHANNEL_BYTES:
             raise Gone
-        channel.send(frame)
+        try:
+            channel.send(frame)
+        except (ValueError, InvalidStateError) as error:
+            # More than the peer takes in one message, or it has just closed.
+            log.info("a frame of %d characters could not be sent: %s", len(frame), error)
+            raise Gone from error
 
     async def close(self, code: int, reason: str) -> None:
         """See Transport."""
@@ -308,9 +318,10 @@ async def _asked(request: Request) -> tuple[str, dict[str, Any] | None]:
         raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind == "application/sdp":
-        return (await request.body()).decode(errors="replace"), None
+        return (await _body(request)).decode(errors="replace"), None
     if kind != "multipart/form-data":
         raise HTTPException(415, "Send application/sdp, or multipart/form-data with sdp and session.")
+    await _body(request)
     async with request.form(max_files=2, max_fields=4) as form:
         fields = {
             k: (await v.read()).decode(errors="replace") if isinstance(v, UploadFile) else v for k, v in form.items()
@@ -321,6 +332,18 @@ async def _asked(request: Request) -> tuple[str, dict[str, Any] | None]:
         return fields["sdp"], typed(msgspec.json.decode(fields.get("session") or "{}"), dict, "session")
     except (msgspec.DecodeError, RecursionError) as error:
         raise RemoteProtocolError("invalid_json", f"The session is not valid JSON: {error}", "session") from None
+
+
+async def _body(request: Request) -> bytes:
+    """All of it, if it is not too large; kept in the request for whoever reads it next."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+        parts.append(part)
+    request._body = b"".join(parts)
+    return request._body
 
 
 async def hang_up(request: Request) -> Response:

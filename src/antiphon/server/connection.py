@@ -104,6 +104,8 @@ class Connection:
         self._frames: MemoryObjectReceiveStream[str | _End]
         # Bound: MAX_WAITING_FRAMES; when full, whoever emits waits, so the session stops making more.
         self._send, self._frames = anyio.create_memory_object_stream(MAX_WAITING_FRAMES)
+        self._pending: deque[str] = deque()
+        self._sending = anyio.Lock()
         self._reading = anyio.CancelScope()
         self._ending: SessionEnding | None = None
         self._end_code = 1000
@@ -251,7 +253,7 @@ class Connection:
             # The session's edge: whatever failed in it ends it alone.
             log.exception("session %s failed", self._wire.id)
             self._end("server_error", "The session failed.", CLOSE_INTERNAL)
-            await self._flush()
+        await self._flush()
         await self._send.send(_End(self._end_code, self._ending.code if self._ending else ""))
 
     def _drain(self) -> None:
@@ -287,7 +289,12 @@ class Connection:
         for frame in self._wire.frames():
             if self._box:
                 self._box.event_out(frame)
-            await self._send.send(frame)
+            self._pending.append(frame)
+        async with self._sending:
+            while self._pending:
+                # Who is cancelled here leaves the frame to whoever flushes next: none is lost, and none is out of order.
+                await self._send.send(self._pending[0])
+                self._pending.popleft()
 
     async def _write(self, scope: anyio.CancelScope) -> None:
         """Send frames until the end. A client that is gone or has stopped reading ends the connection's tasks."""

@@ -47,6 +47,8 @@ class OpenWindow:
     start: int
     after: int | None = None
     spans: list[Span] = field(default_factory=list)
+    # The client threw it away.
+    dropped: bool = False
 
     def turn_at(self, sample: int) -> int:
         """The turn that what is said at `sample` belongs to."""
@@ -99,6 +101,11 @@ class Segmenter:
     def now(self) -> int:
         """Samples received."""
         return self._now
+
+    @property
+    def turn(self) -> int:
+        """The number of the turn that is open, or that comes next."""
+        return self._turn
 
     @property
     def uncommitted_ms(self) -> int:
@@ -155,13 +162,20 @@ class Segmenter:
         """The client ends the turn here."""
         return self._end_turn()
 
-    def clear(self) -> None:
-        """Drop what was not committed; an open turn ends without a trace."""
+    def clear(self) -> list[Step]:
+        """Drop what was not committed; an open turn ends without a trace. A committed turn whose window waits to settle is done."""
+        steps: list[Step] = []
+        if self.window and (closed := [s for s in self.window.spans if s.end is not None]):
+            end = closed[-1].end or 0
+            self.window.spans = closed
+            steps.append(WindowEnded(self.window, self.sound(self.window.start, end + MARGIN), end))
+            steps += [TurnEnded(s.turn, s.audio_s) for s in closed]
         self._endpoint.flush()
         self.window, self.quiet_since, self._settle_at, self._warm = None, None, None, None
         self._committed = self._now
         self._turn_has_window = False
         self._forget()
+        return steps
 
     def sound(self, start: int, end: int | None = None) -> Pcm:
         """A copy of the tape between two samples (to now without an end)."""

@@ -15,8 +15,9 @@ export class Captions {
   async start() {
     $("captions-start").disabled = true;
     this.lines = new Map();
+    let stream = null;
     try {
-      const stream = await microphone($("microphone").value, false);
+      stream = await microphone($("microphone").value, false);
       this.transport = await SocketTransport.open({
         path: "v1/realtime?intent=transcription", key: this.page.key, stream,
         onEvent: (e) => this.on(e), onClose: () => this.closed(),
@@ -27,7 +28,7 @@ export class Captions {
         session: { type: "transcription", audio: { input: { transcription: { model: "default", ...(language ? { language } : {}) } } } },
       });
       $("captions-start").textContent = "Stop"; $("captions-start").setAttribute("aria-pressed", "true");
-    } catch (error) { this.page.fail(error); }
+    } catch (error) { for (const track of stream?.getTracks() ?? []) track.stop(); this.page.fail(error); }
     $("captions-start").disabled = false;
   }
   stop() { const open = this.transport; this.transport = null; open?.close(); this.closed(); }

@@ -23,10 +23,11 @@ export class Talk {
 
   async start() {
     $("talk-start").disabled = true;
+    let stream = null;
     this.items = new Map(); // by id: {node, said, total_s, heard_s, row}
     this.turn = null; this.turns = 0; this.playing = null; this.began = null;
     try {
-      const stream = await microphone($("microphone").value, $("listening").value === "speaker");
+      stream = await microphone($("microphone").value, $("listening").value === "speaker");
       await this.page.listDevices();
       const common = { key: this.page.key, stream, onEvent: (e) => this.on(e), onClose: (reason) => this.closed(reason) };
       if ($("transport").value === "rtc") {
@@ -43,6 +44,7 @@ export class Talk {
       this.state("listening");
     } catch (error) {
       this.player?.close(); this.player = null;
+      for (const track of stream?.getTracks() ?? []) track.stop();
       this.page.fail(error);
     }
     $("talk-start").disabled = false;
@@ -51,7 +53,9 @@ export class Talk {
   stop() { const open = this.transport; this.transport = null; open?.close(); this.closed(""); }
 
   closed(reason) {
+    const open = this.transport;
     this.transport = null;
+    open?.close();
     this.player?.close(); this.player = null;
     if (this.element) { this.element.srcObject = null; this.element = null; }
     this.timeline.stop();
@@ -145,7 +149,7 @@ export class Talk {
       case "response.done": {
         this.timeline.end("thinking");
         const { status, status_details: why } = event.response;
-        if (status === "failed") this.page.fail(new Error(why?.error?.message || "the answer failed"));
+        if (status === "failed") this.page.fail(new Error(`the answer failed: ${why?.error?.code}`));
         for (const item of event.response.output) { const mine = this.items.get(item.id); if (mine) { mine.done = true; this.show(mine); } }
         if (!this.playing) { $("talk-stop-answer").disabled = true; this.state("listening"); }
         break;

@@ -43,7 +43,10 @@ export class RtcTransport {
     const channel = (me.channel = peer.createDataChannel("oai-events"));
     channel.onmessage = ({ data }) => onEvent(JSON.parse(data));
     channel.onclose = () => onClose("");
-    peer.onconnectionstatechange = () => { if (["failed", "closed"].includes(peer.connectionState)) onClose(peer.connectionState); };
+    peer.onconnectionstatechange = () => {
+      if (peer.connectionState === "failed" && me.failed) me.failed();
+      else if (["failed", "closed"].includes(peer.connectionState)) onClose(peer.connectionState);
+    };
     await peer.setLocalDescription(await peer.createOffer());
     const answer = await fetch(`v1/realtime/calls?model=${encodeURIComponent(model)}`, {
       method: "POST",
@@ -52,7 +55,12 @@ export class RtcTransport {
     });
     if (!answer.ok) throw new Error(`${answer.status}: ${await answer.text()}`);
     await peer.setRemoteDescription({ type: "answer", sdp: await answer.text() });
-    await new Promise((resolve) => (channel.readyState === "open" ? resolve() : (channel.onopen = resolve)));
+    await new Promise((resolve, reject) => {
+      if (channel.readyState === "open") resolve();
+      channel.onopen = resolve;
+      me.failed = () => reject(new Error("No way to the server was found: WebRTC needs UDP between the two."));
+    });
+    me.failed = null;
     return me;
   }
   send(event) { if (this.channel.readyState === "open") this.channel.send(JSON.stringify(event)); }
