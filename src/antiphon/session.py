@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -46,6 +47,8 @@ log = logging.getLogger(__name__)
 
 # A pause this long is judged; from this probability on what was said is complete.
 JUDGE_AFTER_S, COMPLETE = 0.2, 0.5
+# Sound is live if it came no faster than it is spoken over so many seconds, but for a burst after a stall of the network.
+PACE_S, BURST_S = 2.0, 0.5
 # A client that is muted once it has heard that its turn ended sends no silence: it gets its transcript all the same.
 STALLED_S = 0.6
 
@@ -93,6 +96,8 @@ class TranscriptionSession:
         self._echo = echo
         # Sound whose frame is not complete, for the echo guard.
         self._rest: Pcm = np.zeros(0, np.float32)
+        # When how much had been heard, over the last PACE_S.
+        self._pace: deque[tuple[float, int]] = deque()
         # The pause that was judged last, by the sample it began at.
         self._judged: int | None = None
         self._group: anyio.abc.TaskGroup | None = None
@@ -174,7 +179,18 @@ class TranscriptionSession:
         sound = np.concatenate((self._rest, pcm))
         size = self._frame * len(probabilities)
         self._rest = sound[size:]
+        if not self._live():
+            return probabilities
         return echo.judge(sound[:size].reshape(-1, self._frame), probabilities, begin)
+
+    def _live(self) -> bool:
+        """Sound comes as fast as it is spoken. What comes faster was not recorded beside a loudspeaker."""
+        now_s = self._clock()
+        self._pace.append((now_s, self._segmenter.now))
+        while self._pace[0][0] < now_s - PACE_S:
+            self._pace.popleft()
+        since_s, since = self._pace[0]
+        return (self._segmenter.now - since) / SAMPLE_RATE_HZ <= 1.5 * (now_s - since_s) + BURST_S
 
     def _consider(self) -> None:
         """A pause of a turn that ends by its meaning is judged once, beside the listening."""

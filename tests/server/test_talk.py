@@ -202,14 +202,13 @@ def test_speech_interrupts_the_answer_and_is_answered_itself(
 
     async def main() -> tuple[Talk, dict[str, Any], dict[str, Any]]:
         vad = {"type": "server_vad", "silence_duration_ms": 500}
-        async with talk(partner, audio={"input": {"turn_detection": vad}}) as wire:
+        async with talk(partner, audio={"input": {"turn_detection": vad}}, max_output_tokens=20) as wire:
             await wire.text("Tell me a very long story about a king, a queen and their seven sons.")
             await wire.say("response.create", response={"max_output_tokens": 1000})
             await wire.until("response.output_audio.delta")
             await wire.sound(recording.pcm, 2.0)
             await wire.until("input_audio_buffer.speech_started")
             cut = (await wire.until("response.done"))["response"]
-            await wire.say("session.update", session={"type": "realtime", "max_output_tokens": 20})
             nxt = (await wire.until("response.created"))["response"]
             await wire.until("response.done")
             return wire, cut, nxt
