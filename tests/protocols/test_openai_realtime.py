@@ -185,9 +185,9 @@ def test_a_failed_and_a_cut_response_say_why() -> None:
     wire = dialect()
     for status, reason in (("failed", ""), ("cancelled", "turn_detected"), ("incomplete", "max_output_tokens")):
         item = Item("i", "message", "assistant", "incomplete", [Part("output_audio", "Hi")])
-        wire.send(
-            ResponseDone(Response("r", True, None, None, None, True, status, reason, "boom", [item], Usage(3, 1, 2)))
-        )  # type: ignore[arg-type]
+        response = Response("r", True, None, None, status=status, reason=reason, error="boom", output=[item])  # type: ignore[arg-type]
+        response.usage = Usage(3, 1, 2)
+        wire.send(ResponseDone(response))
         done = told(wire)[0]["response"]
         assert done["status"] == status
         assert done["status_details"]["type"] == status
