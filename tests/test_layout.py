@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "antiphon"
-PURE = ("events", "overlap", "splitter", "talk_events", "conversation", "transcript", "turn", "protocols", "audio")
+PURE = (
+    "events",
+    "images",
+    "sounding",
+    "overlap",
+    "splitter",
+    "talk_events",
+    "conversation",
+    "transcript",
+    "turn",
+    "protocols",
+    "audio",
+)
 PURE_FILES = ("engine/sequence.py", "engine/kv_cache.py", "engine/scheduler.py")
 # Where tensors may be known.
 TORCH = ("engine/attention.py", "engine/runner.py", "engine/sampling.py", "engine/weights.py", "engine/packed.py")
@@ -27,16 +39,22 @@ MAY_IMPORT = {
     "splitter": {"events"},
     "talk_events": {"adapters.base", "audio", "events"},
     "conversation": {"adapters.base", "errors", "events", "talk_events"},
+    "responder": {"adapters.base", "ahead", "answering", "conversation", "errors", "events", "sounding", "talk_events"},
+    "ahead": {"adapters.base", "answering"},
+    "sounding": {"audio", "talk_events", "turn"},
+    "images": {"errors"},
     "talk": {
         "adapters.base",
         "answering",
-        "audio",
         "conversation",
         "errors",
         "events",
+        "images",
         "inbox",
         "overlap",
+        "responder",
         "session",
+        "sounding",
         "talk_events",
         "turn",
     },
@@ -44,7 +62,7 @@ MAY_IMPORT = {
     "answering": {"adapters.base", "conversation", "errors", "events", "talk_events"},
     "protocols": {"audio", "events", "errors", "adapters.base", "talk_events"},
     "engine": {"errors"},
-    "adapters": {"adapters.base", "audio", "engine", "events", "errors", "lanes", "splitter"},
+    "adapters": {"adapters.base", "audio", "engine", "events", "errors", "images", "lanes", "splitter"},
     "adapters.base": {"audio", "events"},
     "models": {"adapters", "adapters.base", "audio", "engine", "errors", "lanes", "settings", "store"},
     "chat": {"adapters.base", "errors", "models", "settings"},

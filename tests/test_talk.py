@@ -21,7 +21,7 @@ from antiphon.adapters.base import (
     Tool,
     VoiceOptions,
 )
-from antiphon.errors import ModelError
+from antiphon.errors import MediaError, ModelError
 from antiphon.events import (
     GuessDropped,
     ServerVad,
@@ -39,12 +39,16 @@ from antiphon.events import (
 from antiphon.inbox import Inbox
 from antiphon.talk import TalkSession
 from antiphon.talk_events import (
+    Item,
+    ItemCreated,
     ItemCut,
     ItemTruncated,
     NobodySpoke,
     OutputItemAdded,
+    Part,
     Place,
     PlaybackCleared,
+    Rejected,
     ResponseAsked,
     ResponseCreated,
     ResponseDone,
@@ -498,7 +502,7 @@ def test_nobody_speaks_for_a_while_and_the_partner_speaks_again() -> None:
     async def main() -> Scene:
         async with Scene(idle_timeout_ms=10) as scene:
             scene.partner.go.set()
-            scene.session._clock = lambda: float("inf")
+            scene.session._sounding._clock = lambda: float("inf")
             await scene.says("Hello.")
             async with asyncio.timeout(10):
                 while scene.created < 2:  # noqa: ASYNC110
@@ -539,3 +543,59 @@ def test_where_the_server_plays_speech_cuts_the_answer_to_what_was_heard() -> No
     # Only once the answer is closed is it cut.
     assert kinds.index(ResponseDone) < kinds.index(ItemTruncated)
     assert next(o for o in scene.out if isinstance(o, ItemTruncated)).audio_end_ms == 250
+
+
+class Reader:
+    """Reads when told to; fails on what is no image."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+
+    async def read(self, image: bytes) -> tuple[str, ...]:
+        await self.go.wait()
+        if image != b"abc":
+            raise MediaError("the image cannot be read")
+        return ("Gate 7", "11:20")
+
+
+def shown(item_id: str, data: str) -> ItemCreated:
+    parts = [Part("input_text", "When?"), Part("input_image", image=f"data:image/png;base64,{data}")]
+    return ItemCreated(Item(item_id, parts=parts), event_id="mine")
+
+
+def test_an_answer_waits_until_the_images_are_read() -> None:
+    play(_reads())
+
+
+async def _reads() -> None:
+    async with Scene(speaks=False) as scene:
+        scene.session._reader = reader = Reader()
+        scene.partner.go.set()
+        await scene.session.handle(shown("a", "YWJj"))
+        await scene.session.handle(ResponseAsked())
+        await scene.settle()
+        assert not scene.partner.asked
+        reader.go.set()
+        await scene.settle()
+        assert "Gate 7\n11:20" in scene.partner.asked[0][0].text
+        assert scene.partner.asked[0][0].text.startswith("When?")
+        assert not [o for o in scene.out if isinstance(o, Rejected)]
+
+
+def test_an_image_that_cannot_be_read_is_told_and_answered_over() -> None:
+    play(_does_not_read())
+
+
+async def _does_not_read() -> None:
+    async with Scene(speaks=False) as scene:
+        scene.session._reader = reader = Reader()
+        reader.go.set()
+        scene.partner.go.set()
+        # Beside the conversation too.
+        await scene.session.handle(ResponseAsked(stored=False, items=(shown("b", "AAAA").item,)))
+        await scene.settle()
+        assert "could not be read" in scene.partner.asked[0][0].text
+        await scene.session.handle(shown("a", "AAAA"))
+        await scene.settle()
+        told = [o for o in scene.out if isinstance(o, Rejected)]
+        assert [(o.code, o.event_id) for o in told] == [("invalid_image", None), ("invalid_image", "mine")]

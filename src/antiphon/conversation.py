@@ -108,6 +108,15 @@ class Conversation:
                     out.append(Message("tool", item.output, tool_call_id=item.call_id, name=name))
         return tuple(out)
 
+    @staticmethod
+    def image_said(lines: Sequence[str] | None) -> str:
+        """An image as a language model that cannot see is told of it: its text; None: it could not be read."""
+        if lines is None:
+            return "[An image that could not be read.]"
+        if not lines:
+            return "[An image. There is no text on it; what else it shows is not known.]"
+        return "[An image. The text on it:\n" + "\n".join(lines) + "\nWhat else it shows is not known.]"
+
     def _calls(self, call_id: str) -> bool:
         return any(i.kind == "function_call" and i.call_id == call_id for i in self._items)
 

@@ -18,6 +18,7 @@ from antiphon.adapters.base import (
     LanguageModel,
     Message,
     Partner,
+    Reader,
     ReplyOptions,
     SpeechDetector,
     Synthesizer,
@@ -28,6 +29,7 @@ from antiphon.adapters.base import (
     Window,
 )
 from antiphon.adapters.cascade import Cascade
+from antiphon.adapters.rapid_ocr import RapidOcr
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.engine.engine import EngineSettings
 from antiphon.errors import SettingsError, StoreError
@@ -64,6 +66,7 @@ class LoadedModels:
     judges: TurnJudge | None
     language: LanguageModel | None
     speaks: Synthesizer | None
+    reads: Reader | None
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
 
@@ -216,15 +219,21 @@ def load(
         by_role[model.role] = make(prepare(settings, store, model), model.id, **options)
         if model.role not in ("vad", "turn"):
             names.append(model.id)
-    lanes = tuple(m.lane for role, m in by_role.items() if role != "language")
+    lanes = [m.lane for role, m in by_role.items() if role != "language"]
+    reader = None
+    if "language" in by_role:
+        # A library with its models inside: nothing of it is loaded before the first image.
+        reader = RapidOcr(max_queue=settings.models.max_queue, observe=watch("reader"))
+        lanes.append(reader.lane)
     return LoadedModels(
         by_role.get("transcriber"),
         by_role.get("vad"),
         by_role.get("turn"),
         by_role.get("language"),
         by_role.get("synthesizer"),
+        reader,
         tuple(names),
-        lanes,
+        tuple(lanes),
     )
 
 

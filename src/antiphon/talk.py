@@ -7,7 +7,6 @@ barge-in, and whatever ends it, its open part and item are closed in order and `
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 
@@ -16,16 +15,14 @@ import anyio.abc
 
 from antiphon.adapters.base import (
     Partner,
+    Reader,
     SpeechDetector,
-    Talk,
     Transcriber,
     TurnJudge,
 )
-from antiphon.answering import FAILURES, Answering, Emit, Making, Playback, Wanted, speaks, wanted
-from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.audio.pcm import Resampler
+from antiphon.answering import FAILURES, Answering, Emit, Playback
 from antiphon.conversation import Conversation
-from antiphon.errors import RemoteProtocolError
+from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events import (
     GuessDropped,
     Output,
@@ -39,9 +36,12 @@ from antiphon.events import (
     TurnCleared,
     TurnCommitted,
 )
+from antiphon.images import from_data_uri
 from antiphon.inbox import Inbox
 from antiphon.overlap import LAST_S, LONGEST_S, Overlap
+from antiphon.responder import Responder
 from antiphon.session import TranscriptionSession
+from antiphon.sounding import Sounding
 from antiphon.talk_events import (
     Item,
     ItemAdded,
@@ -55,24 +55,17 @@ from antiphon.talk_events import (
     ItemTruncated,
     NobodySpoke,
     Part,
-    Place,
-    PlaybackCleared,
     Rejected,
-    Response,
     ResponseAsked,
     ResponseStopped,
     SilenceAsked,
-    SoundSaid,
     TalkConfig,
     TalkConfigured,
     TalkInput,
-    TalkOutput,
     TurnNamed,
     UserTurn,
 )
 from antiphon.turn.echo import EchoGuard
-
-log = logging.getLogger(__name__)
 
 # How often it is looked whether somebody still speaks.
 FRAME_S = 0.05
@@ -97,27 +90,20 @@ class TalkSession:
         min_commit_ms: int = 0,
         measure: Callable[[str, float], None] = lambda kind, seconds: None,
         judge: TurnJudge | None = None,
+        reader: Reader | None = None,
         playback: Playback | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self._playback = playback
-        self._clock = clock
-        # Until when what was said so far sounds, if it is played as it comes (monotonic seconds).
-        self._sounds_until_s = 0.0
-        # What was cut of an answer that is still being closed.
-        self._cut: list[tuple[Place, int]] = []
+        self._reader = reader
         self._overlap = Overlap()
         self._idling = anyio.CancelScope()
         self._closing = False
         self.conversation = Conversation()
-        self._partner = partner
         self._emit = emit
         self._new_id = new_id
-        self._measure = measure
-        self._echo = EchoGuard()
-        # What is said, on its way to the echo guard: the item, and its sound at the microphone's rate.
-        self._reference: tuple[str, Resampler] | None = None
+        echo = EchoGuard()
+        self._sounding = Sounding(echo, clock)
         self._listener = TranscriptionSession(
             config.listening,
             transcriber,
@@ -128,18 +114,26 @@ class TalkSession:
             measure=measure,
             aside=self.handle,
             judge=judge,
-            echo=self._echo,
+            echo=echo,
         )
-        self._talk: Talk | None = None
+        self._responder = Responder(
+            config,
+            partner,
+            self.conversation,
+            emit,
+            self._sounding,
+            new_id=new_id,
+            measure=measure,
+            playback=playback,
+            now=lambda: self._listener.now,
+            over=self._answered,
+        )
         self._group: anyio.abc.TaskGroup | None = None
-        self._answering: Answering | None = None
-        # Answers beside the conversation.
-        self._beside: set[Answering] = set()
-        # The answer to a turn that has not ended yet.
-        self._ahead: Making | None = None
         # Turns whose transcript is still to come, and what was asked meanwhile.
         self._turns: dict[int, Item] = {}
         self._later: list[ResponseAsked] = []
+        # Items with images that are being read.
+        self._unread: set[str] = set()
         # What has been heard so far of the turn that is being spoken.
         self._running: dict[int, str] = {}
         self._speaking = False
@@ -154,23 +148,19 @@ class TalkSession:
     @property
     def answering(self) -> bool:
         """An answer of the conversation is under way."""
-        return self._answering is not None
+        return self._responder.active is not None
 
     async def run(self) -> None:
         """Until the inbox is closed and what was heard is answered or the answer is cancelled."""
-        self._talk = await self._partner.open()
         try:
             async with anyio.create_task_group() as self._group:
+                await self._responder.open(self._group)
                 await self._listener.run()
                 self._closing = True
-                self._forget_ahead()
                 self._idling.cancel()
-                for answering in self._all():
-                    answering.cancel("client_cancelled")
+                self._responder.cancel_all()
         finally:
-            if self._ahead:
-                await self._ahead.drop()
-            self._talk.close()
+            await self._responder.close()
 
     # --- what the client asks ---------------------------------------------------------------------------------------------
 
@@ -186,12 +176,13 @@ class TalkSession:
         conversation = self.conversation
         match item:
             case TalkConfigured(config):
-                self.config = config
+                self.config = self._responder.config = config
                 await self._listener.configure(config.listening)
             case ItemCreated(new, after):
                 previous = conversation.add(new, after)
                 await self._emit(ItemAdded(new, previous))
                 await self._emit(ItemDone(new, previous))
+                self._look_at(new, item.event_id)
             case ItemAsked(item_id):
                 await self._emit(ItemShown(conversation.get(item_id)))
             case ItemDropped(item_id):
@@ -199,31 +190,21 @@ class TalkSession:
                 await self._emit(ItemDeleted(item_id))
             case ItemCut(item_id, content_index, audio_end_ms):
                 kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
-                self._not_sounding()
+                self._sounding.silenced(self._listener.now)
                 await self._emit(ItemTruncated(item_id, content_index, kept_ms))
-            case ResponseAsked():
-                if self._transcribing():
-                    # What is to be answered is still being transcribed.
+            case ResponseAsked(items=items):
+                for given in items or ():
+                    if isinstance(given, Item):
+                        self._look_at(given, item.event_id)
+                if self._unknown():
+                    # What is to be answered is still being transcribed, or read.
                     self._later.append(item)
                 else:
-                    self._begin(item)
+                    self._responder.begin(item)
             case ResponseStopped(response_id):
-                self._stop(response_id)
+                self._responder.stop(response_id)
             case SilenceAsked():
-                self._not_sounding()
-                await self._silence()
-
-    def _stop(self, response_id: str | None) -> None:
-        if response_id is None:
-            found = self._answering
-        else:
-            found = next((a for a in self._all() if a.response.id == response_id), None)
-        if found is None:
-            raise RemoteProtocolError("response_cancel_not_active", "Cancellation failed: no active response found")
-        found.cancel("client_cancelled")
-
-    def _all(self) -> list[Answering]:
-        return [*([self._answering] if self._answering else []), *self._beside]
+                await self._responder.silence()
 
     # --- what is heard ----------------------------------------------------------------------------------------------------
 
@@ -239,8 +220,7 @@ class TalkSession:
         """An answer sounds for a while yet, and turns are taken by meaning: an acknowledgement does not end it."""
         vad = self.config.listening.turn
         by_meaning = vad is not None and vad.patience_ms is not None and self.config.interrupt_response
-        sounds = self._sounds_until_s - self._clock() > LAST_S
-        return by_meaning and (sounds or self._answering is not None)
+        return by_meaning and (self._sounding.left_s > LAST_S or self.answering)
 
     async def _decide_overlap(self, turn: int) -> None:
         await anyio.sleep(LONGEST_S)
@@ -254,18 +234,17 @@ class TalkSession:
         match output:
             case SpeechStarted(turn):
                 self._speaking = True
-                self._forget_ahead()
+                self._responder.ahead.forget()
                 self._running.clear()
                 self._idling.cancel()
                 await self._name(turn)
                 await self._emit(output)
-                if self._answering and self.config.interrupt_response:
+                if (answer := self._responder.active) and self.config.interrupt_response:
                     # If it was a noise, what had not begun to be answered is still to be.
-                    self._owed = self._owed or not self._answering.response.output
-                    self._answering.cancel("turn_detected")
+                    self._owed = self._owed or not answer.response.output
+                    answer.cancel("turn_detected")
                 if self.config.interrupt_response:
-                    self._not_sounding()
-                    await self._silence()
+                    await self._responder.silence()
             case SpeechStopped():
                 self._speaking = False
                 await self._emit(output)
@@ -291,7 +270,7 @@ class TalkSession:
             case TranscriptGuess(turn, text):
                 await self._expect(turn, text)
             case GuessDropped():
-                self._forget_ahead()
+                self._responder.ahead.forget()
             case TranscriptPartial():
                 return
             case TranscriptDelta(turn, text):
@@ -301,7 +280,7 @@ class TalkSession:
             case TurnCleared():
                 # An open turn ends without a trace.
                 self._speaking = False
-                self._forget_ahead()
+                self._responder.ahead.forget()
                 await self._emit(output)
                 self._answer_turn()
             case _:
@@ -316,99 +295,52 @@ class TalkSession:
 
     async def _catch_up(self) -> None:
         """Answer what was asked while a turn was being transcribed."""
-        while self._later and not self._transcribing():
+        while self._later and not self._unknown():
             await self.handle(self._later.pop(0))
 
-    def _transcribing(self) -> bool:
-        """A turn that is an item already has no transcript yet."""
+    def _unknown(self) -> bool:
+        """A turn that is an item already has no transcript yet, or an image has not been read."""
         waiting = {id(item) for item in self._turns.values()}
-        return any(id(item) in waiting for item in self.conversation.items)
+        return bool(self._unread) or any(id(item) in waiting for item in self.conversation.items)
+
+    def _look_at(self, item: Item, event_id: str | None) -> None:
+        if self._reader and any(p.kind == "input_image" and not p.text for p in item.parts):
+            self._unread.add(item.id)
+            assert self._group
+            self._group.start_soon(self._read, item, event_id)
+
+    async def _read(self, item: Item, event_id: str | None) -> None:
+        """Put what is written on an item's images where the partner finds it; an answer that is asked for waits for it."""
+        assert self._reader
+        for part in item.parts:
+            if part.kind == "input_image":
+                try:
+                    lines = await self._reader.read(from_data_uri(part.image))
+                    part.text = Conversation.image_said(lines)
+                except (MediaError, *FAILURES) as error:
+                    part.text = Conversation.image_said(None)
+                    await self._emit(Rejected("invalid_image", str(error), "item.content", event_id))
+        self._unread.discard(item.id)
+        self._answer_turn()
+        await self._catch_up()
 
     def _answer_turn(self) -> None:
         """Answer what is owed one, once nobody speaks and all that was said is known."""
-        if self._closing or not self._owed or self._speaking or self._transcribing():
+        if self._closing or not self._owed or self._speaking or self._unknown():
             return
-        if self._answering is None:
+        if self._responder.active is None:
             self._owed = False
-            self._begin(ResponseAsked())
+            self._responder.begin(ResponseAsked())
         elif self.config.interrupt_response:
-            self._answering.cancel("turn_detected")
+            self._responder.active.cancel("turn_detected")
 
     # --- answers ----------------------------------------------------------------------------------------------------------
 
-    def _begin(self, asked: ResponseAsked) -> None:
-        if asked.stored and self._answering:
-            raise RemoteProtocolError(
-                "conversation_already_has_active_response",
-                f"Conversation already has an active response in progress: {self._answering.response.id}.",
-            )
-        config = self.config
-        response = Response(
-            self._new_id("resp_"),
-            speaks(config, self._partner.profile, asked),
-            asked.voice or config.voice,
-            config.max_tokens if asked.max_tokens is None else asked.max_tokens,
-            asked.metadata,
-            asked.stored,
-        )
-        answering = Answering(
-            response,
-            lambda response: self._make(response, asked),
-            self.conversation,
-            self._partner.profile.sample_rate_hz,
-            self._said,
-            self._new_id,
-            self._measure,
-        )
-        if asked.stored:
-            self._answering = answering
-        else:
-            self._beside.add(answering)
-        assert self._group
-        self._group.start_soon(self._answer, answering)
-
-    async def _answer(self, answering: Answering) -> None:
-        try:
-            await answering.run()
-        finally:
-            self._beside.discard(answering)
-            if self._answering is answering:
-                self._answering = None
-        await self._cut_off(answering.response.id)
+    async def _answered(self, answering: Answering) -> None:
+        """An answer is over."""
         if answering.response.stored and self._group:
             self._group.start_soon(self._idle)
         self._answer_turn()
-
-    async def _said(self, output: Output | TalkOutput) -> None:
-        if isinstance(output, SoundSaid):
-            now = self._clock()
-            self._sounds_until_s = max(now, self._sounds_until_s) + len(output.pcm) / output.rate_hz
-            if self._reference is None or self._reference[0] != output.at.item_id:
-                self._reference = (output.at.item_id, Resampler(output.rate_hz, SAMPLE_RATE_HZ))
-            self._echo.played(self._reference[1].feed(output.pcm), self._listener.now)
-        await self._emit(output)
-
-    def _not_sounding(self) -> None:
-        """Whoever plays the answer has stopped."""
-        self._sounds_until_s = 0.0
-        self._echo.silenced(self._listener.now)
-
-    async def _silence(self) -> None:
-        """Stop what the server plays. What was not heard of it is cut, once its answer is closed."""
-        cut = self._playback.silence() if self._playback else []
-        for response_id in dict.fromkeys(place.response_id for place, _ in cut):
-            await self._emit(PlaybackCleared(response_id))
-            self._cut += [c for c in cut if c[0].response_id == response_id]
-            if all(a.response.id != response_id for a in self._all()):
-                await self._cut_off(response_id)
-
-    async def _cut_off(self, response_id: str) -> None:
-        mine = [c for c in self._cut if c[0].response_id == response_id]
-        self._cut = [c for c in self._cut if c[0].response_id != response_id]
-        for place, heard_ms in mine:
-            if any(i.id == place.item_id for i in self.conversation.items):
-                kept_ms = self.conversation.truncate(place.item_id, place.content_index, heard_ms)
-                await self._emit(ItemTruncated(place.item_id, place.content_index, kept_ms))
 
     async def _idle(self) -> None:
         """Wait for somebody to speak after an answer has sounded; if nobody does, speak again."""
@@ -417,81 +349,27 @@ class TalkSession:
             return
         self._idling.cancel()
         with anyio.CancelScope() as self._idling:
-            await anyio.sleep(max(0.0, self._sounds_until_s - self._clock()))
+            await anyio.sleep(self._sounding.left_s)
             start_ms = int(self.audio_s * 1000)
             await anyio.sleep(timeout_ms / 1000)
-            if self._answering or self._speaking or self._transcribing():
+            if self.answering or self._speaking or self._unknown():
                 return
             item = Item(self._new_id("item_"), parts=[Part("input_audio")])
             await self._emit(NobodySpoke(item.id, start_ms, int(self.audio_s * 1000)))
             await self._emit(UserTurn(-1, item, self.conversation.add(item)))
-            self._begin(ResponseAsked())
-
-    async def _make(self, response: Response, asked: ResponseAsked) -> Making:
-        """Begin to make an answer, or take the one that was begun before it was asked for."""
-        wanted = self._wanted(asked, response.voice, response.max_tokens)
-        assert self._group
-        assert self._talk
-        if not response.stored:
-            making = Making(await self._partner.open(), *wanted)
-            self._group.start_soon(self._make_beside, making)
-            return making
-        ahead, self._ahead = self._ahead, None
-        if ahead:
-            if ahead.asked == wanted and not ahead.cancelled:
-                return ahead
-            await ahead.drop()
-        making = Making(self._talk, *wanted)
-        self._group.start_soon(making.run)
-        return making
-
-    async def _make_beside(self, making: Making) -> None:
-        try:
-            await making.run()
-        finally:
-            making.talk.close()
-
-    def _wanted(
-        self, asked: ResponseAsked, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
-    ) -> Wanted:
-        return wanted(self.config, self.conversation, self._partner.profile, asked, voice, max_tokens, items)
-
-    # --- before it is asked ------------------------------------------------------------------------------------------------
+            self._responder.begin(ResponseAsked())
 
     async def _expect(self, turn: int, text: str) -> None:
-        """The user has paused and may have ended a turn: begin what would answer it. Nobody hears of it before it is asked for."""
-        ahead, self._ahead = self._ahead, None
-        if ahead:
-            await ahead.drop()
-        free = self._answering is None and not self._later and text.strip()
-        if not (free and self.config.create_response and self.config.listening.turn):
-            return
-        mine = self._turns.get(turn)
+        """The user may have ended a turn. Nobody hears of the answer to it before it is asked for."""
+        responder = self._responder
+        await responder.ahead.drop()
+        free = responder.active is None and not self._later and text.strip()
         others = {id(i) for t, i in self._turns.items() if t != turn}
-        if any(id(i) in others for i in self.conversation.items):
-            return
-        config = self.config
-        items = [*(i for i in self.conversation.items if i is not mine), Item("", parts=[Part("input_audio", text)])]
-        assert self._talk
-        assert self._group
-        self._ahead = Making(self._talk, *self._wanted(ResponseAsked(), config.voice, config.max_tokens, items))
-        self._group.start_soon(self._ahead.run)
-
-    def _forget_ahead(self) -> None:
-        """What was begun ahead is not wanted. It ends within a step; who begins the next answer waits for that."""
-        if self._ahead:
-            self._ahead.cancel()
+        known = all(id(i) not in others for i in self.conversation.items)
+        if free and known and self.config.create_response and self.config.listening.turn:
+            await responder.expect(text, self._turns.get(turn))
 
     async def _prefill(self, turn: int, text: str) -> None:
-        """The user goes on speaking: the partner takes in what they have said so far."""
         self._running[turn] = self._running.get(turn, "") + text
-        if self._answering or self._ahead or self._transcribing():
-            return
-        assert self._talk
-        said = Item("", parts=[Part("input_audio", self._running[turn].strip())])
-        messages = self.conversation.messages(self.config.instructions, [*self.conversation.items, said])
-        try:
-            await self._talk.prefill(messages, self.config.tools)
-        except FAILURES as error:
-            # The answer to the same will say it, if it is not for now only.
-            log.warning("a turn was not prefilled: %s", error)
+        if not (self._responder.active or self._responder.ahead or self._unknown()):
+            await self._responder.prefill(self._running[turn].strip())

@@ -20,9 +20,11 @@ from websockets.asyncio.client import ClientConnection
 from antiphon.audio import Pcm
 from antiphon.audio.g711 import from_ulaw
 from antiphon.audio.pcm import from_pcm16
+from tests.adapters.test_rapid_ocr import page
 from tests.conftest import SMALL, VOICE, Process, Recording, Serve
 from tests.server.clients import b64
 from tests.server.test_faults import idle
+from tests.test_images import RED, encoded
 
 LIMIT_S = 90
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
@@ -476,3 +478,29 @@ def test_clients_that_leave_leave_nothing(partner: Process, recordings: dict[str
         await idle(partner)
 
     asyncio.run(main())
+
+
+def picture(data: bytes) -> dict[str, Any]:
+    uri = "data:image/png;base64," + base64.b64encode(data).decode()
+    content = [{"type": "input_text", "text": "What does the sign say?"}, {"type": "input_image", "image_url": uri}]
+    return {"type": "message", "role": "user", "content": content}
+
+
+def test_the_text_on_an_image_reaches_the_model(talker: Process) -> None:
+    async def main() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        done, errors = [], []
+        async with talk(talker, **TEXT_ONLY) as wire:
+            for image in (encoded(RED), page("Platform nine", "leaves at half past ten"), b"no image"):
+                await wire.say("conversation.item.create", item=picture(image), event_id="mine")
+                # No item but this one is answered, so its tokens can be counted.
+                await wire.say("response.create", response={"conversation": "none"})
+                done.append((await wire.until("response.done"))["response"])
+                item = next(f for f in reversed(wire.seen) if f["type"] == "conversation.item.added")["item"]
+                await wire.say("conversation.item.delete", item_id=item["id"])
+            errors = [f["error"] for f in wire.seen if f["type"] == "error"]
+        return done, errors
+
+    (plain, written, broken), errors = asyncio.run(main())
+    assert {r["status"] for r in (plain, written, broken)} <= {"completed", "incomplete"}
+    assert written["usage"]["input_tokens"] > plain["usage"]["input_tokens"]
+    assert [(e["code"], e["event_id"]) for e in errors] == [("invalid_image", "mine")]

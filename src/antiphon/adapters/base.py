@@ -410,6 +410,20 @@ class LanguageModel(Protocol):
         ...
 
 
+# --- readers --------------------------------------------------------------------------------------------------------------
+
+
+class Reader(Protocol):
+    """Reads the text on images, shared by all sessions."""
+
+    async def read(self, image: bytes) -> tuple[str, ...]:
+        """The lines of text on an encoded image, from the top; empty where there is none.
+
+        Raises MediaError for what is no image, Refused, ModelError.
+        """
+        ...
+
+
 # --- partners: whoever answers in a conversation -------------------------------------------------------------------------
 
 

@@ -59,7 +59,12 @@ def _part_from(raw: Any, role: str, where: str) -> Part:
         case ("user", "input_audio"):
             return Part("input_audio", typed(part.get("transcript"), (str, type(None)), f"{where}.transcript") or "")
         case ("user", "input_image"):
-            return Part("input_image", image=require(part, "image_url", str, f"{where}.image_url"))
+            image = require(part, "image_url", str, f"{where}.image_url")
+            if not image.startswith("data:image/") or ";base64," not in image[:64]:
+                raise RemoteProtocolError(
+                    "invalid_value", "An image is given as data:image/<type>;base64,<data>.", f"{where}.image_url"
+                )
+            return Part("input_image", image=image)
         case _:
             raise RemoteProtocolError(
                 "unsupported_content_type",

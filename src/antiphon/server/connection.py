@@ -212,6 +212,7 @@ class Connection:
                 min_commit_ms=self._wire.min_commit_ms,
                 measure=metrics.measure,
                 judge=models.judges,
+                reader=models.reads,
                 playback=self._transport.playback,
             )
         else:

@@ -1,0 +1,220 @@
+"""The answers of one conversation: the one under way, those beside it, and the one begun before it is asked for.
+
+Whoever ends an answer, and however, its sound stops with it and what was not heard of it is cut once it is closed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import anyio.abc
+
+from antiphon.adapters.base import Partner, Talk
+from antiphon.ahead import Ahead
+from antiphon.answering import FAILURES, Answering, Emit, Making, Playback, Wanted, speaks, wanted
+from antiphon.conversation import Conversation
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import Output
+from antiphon.sounding import Sounding
+from antiphon.talk_events import (
+    Item,
+    ItemTruncated,
+    Part,
+    Place,
+    PlaybackCleared,
+    Response,
+    ResponseAsked,
+    SoundSaid,
+    TalkConfig,
+    TalkOutput,
+)
+
+log = logging.getLogger(__name__)
+
+
+class Responder:
+    """`open` it in the session's task group. `now`: the sample that is heard now. `over`: awaited when an answer has ended and is closed."""
+
+    def __init__(
+        self,
+        config: TalkConfig,
+        partner: Partner,
+        conversation: Conversation,
+        emit: Emit,
+        sounding: Sounding,
+        *,
+        new_id: Callable[[str], str],
+        measure: Callable[[str, float], None],
+        playback: Playback | None,
+        now: Callable[[], int],
+        over: Callable[[Answering], Awaitable[None]],
+    ) -> None:
+        self.config = config
+        self._partner = partner
+        self._conversation = conversation
+        self._emit = emit
+        self._sounding = sounding
+        self._new_id = new_id
+        self._measure = measure
+        self._playback = playback
+        self._now = now
+        self._over = over
+        self._talk: Talk | None = None
+        self._group: anyio.abc.TaskGroup | None = None
+        self.active: Answering | None = None
+        self._beside: set[Answering] = set()
+        self.ahead = Ahead()
+        # What was cut of an answer that is still being closed.
+        self._cut: list[tuple[Place, int]] = []
+
+    async def open(self, group: anyio.abc.TaskGroup) -> None:
+        """Raises Refused where the partner has no room."""
+        self._talk = await self._partner.open()
+        self._group = group
+
+    async def close(self) -> None:
+        """Once no answer is under way any more."""
+        await self.ahead.drop()
+        if self._talk:
+            self._talk.close()
+
+    def cancel_all(self) -> None:
+        """Nobody waits for an answer any more."""
+        self.ahead.forget()
+        for answering in self._all():
+            answering.cancel("client_cancelled")
+
+    def stop(self, response_id: str | None) -> None:
+        """Cancel the conversation's answer (None), or one by its id. Raises RemoteProtocolError where there is none."""
+        if response_id is None:
+            found = self.active
+        else:
+            found = next((a for a in self._all() if a.response.id == response_id), None)
+        if found is None:
+            raise RemoteProtocolError("response_cancel_not_active", "Cancellation failed: no active response found")
+        found.cancel("client_cancelled")
+
+    def _all(self) -> list[Answering]:
+        return [*([self.active] if self.active else []), *self._beside]
+
+    # --- an answer --------------------------------------------------------------------------------------------------------
+
+    def begin(self, asked: ResponseAsked) -> None:
+        """Begin an answer. Raises RemoteProtocolError where the conversation has one under way."""
+        if asked.stored and self.active:
+            raise RemoteProtocolError(
+                "conversation_already_has_active_response",
+                f"Conversation already has an active response in progress: {self.active.response.id}.",
+            )
+        config = self.config
+        response = Response(
+            self._new_id("resp_"),
+            speaks(config, self._partner.profile, asked),
+            asked.voice or config.voice,
+            config.max_tokens if asked.max_tokens is None else asked.max_tokens,
+            asked.metadata,
+            asked.stored,
+        )
+        answering = Answering(
+            response,
+            lambda response: self._make(response, asked),
+            self._conversation,
+            self._partner.profile.sample_rate_hz,
+            self._said,
+            self._new_id,
+            self._measure,
+        )
+        if asked.stored:
+            self.active = answering
+        else:
+            self._beside.add(answering)
+        assert self._group
+        self._group.start_soon(self._answer, answering)
+
+    async def _answer(self, answering: Answering) -> None:
+        try:
+            await answering.run()
+        finally:
+            self._beside.discard(answering)
+            if self.active is answering:
+                self.active = None
+        await self._cut_off(answering.response.id)
+        await self._over(answering)
+
+    async def _said(self, output: Output | TalkOutput) -> None:
+        if isinstance(output, SoundSaid):
+            self._sounding.said(output, self._now())
+        await self._emit(output)
+
+    async def _make(self, response: Response, asked: ResponseAsked) -> Making:
+        """Begin to make an answer, or take the one that was begun before it was asked for."""
+        wanted = self._wanted(asked, response.voice, response.max_tokens)
+        assert self._group
+        assert self._talk
+        if not response.stored:
+            making = Making(await self._partner.open(), *wanted)
+            self._group.start_soon(self._make_beside, making)
+            return making
+        if ahead := await self.ahead.take(wanted):
+            return ahead
+        making = Making(self._talk, *wanted)
+        self._group.start_soon(making.run)
+        return making
+
+    async def _make_beside(self, making: Making) -> None:
+        try:
+            await making.run()
+        finally:
+            making.talk.close()
+
+    def _wanted(
+        self, asked: ResponseAsked, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
+    ) -> Wanted:
+        return wanted(self.config, self._conversation, self._partner.profile, asked, voice, max_tokens, items)
+
+    # --- its sound --------------------------------------------------------------------------------------------------------
+
+    async def silence(self) -> None:
+        """What was said is not heard any more: whoever plays it stops. What was not heard of it is cut, once its answer is closed."""
+        self._sounding.silenced(self._now())
+        cut = self._playback.silence() if self._playback else []
+        for response_id in dict.fromkeys(place.response_id for place, _ in cut):
+            await self._emit(PlaybackCleared(response_id))
+            self._cut += [c for c in cut if c[0].response_id == response_id]
+            if all(a.response.id != response_id for a in self._all()):
+                await self._cut_off(response_id)
+
+    async def _cut_off(self, response_id: str) -> None:
+        mine = [c for c in self._cut if c[0].response_id == response_id]
+        self._cut = [c for c in self._cut if c[0].response_id != response_id]
+        for place, heard_ms in mine:
+            if any(i.id == place.item_id for i in self._conversation.items):
+                kept_ms = self._conversation.truncate(place.item_id, place.content_index, heard_ms)
+                await self._emit(ItemTruncated(place.item_id, place.content_index, kept_ms))
+
+    # --- before it is asked -----------------------------------------------------------------------------------------------
+
+    async def expect(self, text: str, mine: Item | None) -> None:
+        """The user has paused and may have ended a turn with `text`: begin what would answer it. `mine`: the turn's item, if it has one."""
+        assert self._talk
+        assert self._group
+        others = [i for i in self._conversation.items if i is not mine]
+        wanted = self._wanted(
+            ResponseAsked(),
+            self.config.voice,
+            self.config.max_tokens,
+            [*others, Item("", parts=[Part("input_audio", text)])],
+        )
+        await self.ahead.begin(self._talk, wanted, self._group)
+
+    async def prefill(self, text: str) -> None:
+        """The user goes on speaking: the partner takes in what they have said so far."""
+        assert self._talk
+        said = Item("", parts=[Part("input_audio", text)])
+        messages = self._conversation.messages(self.config.instructions, [*self._conversation.items, said])
+        try:
+            await self._talk.prefill(messages, self.config.tools)
+        except FAILURES as error:
+            # The answer to the same will say it, if it is not for now only.
+            log.warning("a turn was not prefilled: %s", error)
