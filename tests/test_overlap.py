@@ -6,6 +6,8 @@ import pytest
 
 from antiphon.events import (
     Output,
+    OverlapBegan,
+    OverlapDecided,
     SpeechStarted,
     SpeechStopped,
     TranscriptDelta,
@@ -24,9 +26,23 @@ def done(text: str, turn: int = 0) -> TranscriptDone:
     return TranscriptDone(turn, text, text, (), "en", 1.0, 0, 0)
 
 
-def told(*outputs: Output, overlaps: bool = True) -> list[Output]:
+def speech(outputs: list[Output]) -> list[Output]:
+    """Without what is said about the overlap itself."""
+    return [o for o in outputs if not isinstance(o, OverlapBegan | OverlapDecided)]
+
+
+def about(outputs: list[Output]) -> list[Output]:
+    """What is said about the overlap itself."""
+    return [o for o in outputs if isinstance(o, OverlapBegan | OverlapDecided)]
+
+
+def whole(*outputs: Output, overlaps: bool = True) -> list[Output]:
     overlap = Overlap()
     return [t for o in outputs for t in overlap.take(o, overlaps=overlaps)]
+
+
+def told(*outputs: Output, overlaps: bool = True) -> list[Output]:
+    return speech(whole(*outputs, overlaps=overlaps))
 
 
 START, STOP, COMMIT = SpeechStarted(0, 0), SpeechStopped(0, 500), TurnCommitted(0, 0, 500)
@@ -64,7 +80,7 @@ def test_who_begins_again_takes_the_floor() -> None:
 def test_after_one_was_held_the_next_is_decided_anew() -> None:
     overlap = Overlap()
     for output in (START, STOP, COMMIT, done("Yeah.")):
-        assert overlap.take(output, overlaps=True) == []
+        assert speech(overlap.take(output, overlaps=True)) == []
     assert overlap.held is None
     assert overlap.take(SpeechStarted(1, 0), overlaps=False) == [SpeechStarted(1, 0)]
 
@@ -84,10 +100,55 @@ def test_without_an_answer_nothing_is_held() -> None:
 def test_what_goes_on_is_released_and_what_is_cleared_is_gone() -> None:
     overlap = Overlap()
     overlap.take(START, overlaps=True)
-    assert overlap.release() == [START]
+    assert speech(overlap.release()) == [START]
     assert overlap.take(STOP, overlaps=True) == [STOP]
     overlap.take(SpeechStarted(1, 0), overlaps=True)
-    assert overlap.take(TurnCleared(), overlaps=True) == [TurnCleared()]
+    assert overlap.take(TurnCleared(), overlaps=True) == [OverlapDecided(1, False, "cleared"), TurnCleared()]
+    assert overlap.held is None
+
+
+def test_a_client_that_ducks_is_told_of_each_overlap_and_what_became_of_it() -> None:
+    begun = OverlapBegan(0)
+    assert about(whole(START, STOP, COMMIT, done("Yeah."))) == [begun, OverlapDecided(0, False, "short_ack_transcript")]
+    assert whole(START, TranscriptPartial(0, "Stop")) == [
+        begun, OverlapDecided(0, True, "words"), START, TranscriptPartial(0, "Stop"),
+    ]  # fmt: skip
+
+
+def test_in_time_it_is_decided_by_whether_it_goes_on() -> None:
+    overlap = Overlap()
+    overlap.take(START, overlaps=True)
+    assert overlap.late(speaking=True)[0] == OverlapDecided(0, True, "speech_goes_on")
+    assert overlap.held is None
+    # "Yeah, yeah, y..." may go on.
+    overlap.take(START, overlaps=True)
+    overlap.take(TranscriptPartial(0, "Yeah, yeah"), overlaps=True)
+    assert overlap.late(speaking=True) == []
+    assert overlap.held == 0
+
+
+def test_what_was_short_is_let_go_and_its_words_may_still_take_the_floor() -> None:
+    overlap = Overlap()
+    overlap.take(START, overlaps=True)
+    overlap.take(STOP, overlaps=True)
+    assert overlap.late(speaking=False) == [OverlapDecided(0, False, "short_ack")]
+    assert overlap.late(speaking=False) == []
+    assert overlap.take(TranscriptGuess(0, "Stop!"), overlaps=True)[:2] == [OverlapDecided(0, True, "words"), START]
+    # And what was let go is not told of again where its words are an acknowledgement's.
+    overlap.take(START, overlaps=True)
+    overlap.late(speaking=False)
+    assert overlap.take(done("Yeah."), overlaps=True) == []
+
+
+def test_what_the_client_dismisses_takes_no_floor_whatever_it_says() -> None:
+    overlap = Overlap()
+    assert overlap.dismiss("client") == []
+    overlap.take(START, overlaps=True)
+    assert overlap.dismiss("client") == [OverlapDecided(0, False, "client")]
+    assert overlap.dismiss("client") == []
+    assert overlap.release() == []
+    for output in (TranscriptPartial(0, "Stop that"), STOP, SpeechStarted(1, 900), COMMIT, done("Stop that.")):
+        assert speech(overlap.take(output, overlaps=True)) == []
     assert overlap.held is None
 
 

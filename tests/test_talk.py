@@ -24,6 +24,8 @@ from antiphon.adapters.base import (
 from antiphon.errors import MediaError, ModelError
 from antiphon.events import (
     GuessDropped,
+    OverlapBegan,
+    OverlapDecided,
     ServerVad,
     SpeechStarted,
     SpeechStopped,
@@ -105,9 +107,12 @@ class Scene:
     def __init__(self, **config: Any) -> None:
         self.partner = Partner(config.pop("fails", False))
         self.out: list[Any] = []
+        self.overlaps: list[Any] = []
         count = itertools.count()
         self.playback = config.pop("playback", None)
-        talk = TalkConfig(TranscriptionConfig(turn=config.pop("vad", ServerVad())), **config)
+        vad = config.pop("vad", ServerVad())
+        config.setdefault("weighs_overlap", bool(vad and vad.patience_ms))
+        talk = TalkConfig(TranscriptionConfig(turn=vad), **config)
         self.inbox = Inbox(10)
         self.session = TalkSession(
             talk, ScriptedTranscriber(), ScriptedDetector(), self.partner, self.inbox, self.emit,
@@ -116,7 +121,8 @@ class Scene:
         self.turn = -1
 
     async def emit(self, output: Any) -> None:
-        self.out.append(output)
+        # What a conversation's dialect does not tell.
+        (self.overlaps if isinstance(output, OverlapBegan | OverlapDecided) else self.out).append(output)
 
     async def __aenter__(self) -> Scene:
         self.task = asyncio.create_task(self.session.run())

@@ -232,7 +232,7 @@ class Answering:
                     self._measure("first_answer_sound", time.monotonic() - self._began_s)
                 item.parts[0].audio_s += len(pcm) / self._rate_hz
                 item.parts[0].words += words
-                await emit(SoundSaid(self._place(), pcm, self._rate_hz))
+                await emit(SoundSaid(self._place(), pcm, self._rate_hz, words))
             case ToolCallStarted(call_id, name):
                 await self._close()
                 await self._open(

@@ -67,8 +67,11 @@ class Conversation:
     def delete(self, item_id: str) -> None:
         del self._items[self._find(item_id, "item_delete_invalid_item_id", "item_id")]
 
-    def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> int:
-        """Cut a spoken answer to what was heard by `audio_end_ms`; returns that time, no later than the sound's end."""
+    def truncate(self, item_id: str, content_index: int, audio_end_ms: int, *, again: bool = False) -> int:
+        """Cut a spoken answer to what was heard by `audio_end_ms`; returns that time, no later than the sound's end.
+
+        `again`: of what it was before it was truncated; it is known better now how much was heard.
+        """
         item = self._items[self._find(item_id, "item_truncate_invalid_item_id", "item_id")]
         if item.kind != "message" or item.role != "assistant":
             raise RemoteProtocolError(
@@ -79,9 +82,12 @@ class Conversation:
                 "invalid_value", f"The item has no sound at content_index {content_index}.", "content_index"
             )
         part = item.parts[content_index]
-        end_s = min(audio_end_ms / 1000, part.audio_s)
-        heard = [w for w in part.words if w.end_s <= end_s + 1e-6]
-        part.text = cut_to(part.text, [w.text for w in part.words], len(heard))
+        if not (again and part.whole):
+            part.whole = (part.text, tuple(part.words), part.audio_s)
+        text, words, audio_s = part.whole
+        end_s = min(audio_end_ms / 1000, audio_s)
+        heard = [w for w in words if w.end_s <= end_s + 1e-6]
+        part.text = cut_to(text, [w.text for w in words], len(heard))
         part.words = heard
         part.audio_s = end_s
         return round(end_s * 1000)

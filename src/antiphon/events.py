@@ -250,6 +250,22 @@ class SessionEnding:
     message: str
 
 
+@dataclass(frozen=True, slots=True)
+class OverlapBegan:
+    """Speech over an answer, which may be no more than an acknowledgement. For a client that can duck the answer's sound."""
+
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapDecided:
+    """It takes the floor or does not. One that does not may turn out to, when its words are known."""
+
+    turn: int
+    takes_floor: bool
+    reason: str
+
+
 Output = (
     SpeechStarted
     | SpeechStopped
@@ -263,6 +279,8 @@ Output = (
     | TranscriptDone
     | TranscriptFailed
     | SessionEnding
+    | OverlapBegan
+    | OverlapDecided
 )
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from antiphon.events import (
     GuessDropped,
     Output,
+    OverlapBegan,
+    OverlapDecided,
     SpeechStarted,
     SpeechStopped,
     TranscriptDelta,
@@ -25,6 +27,8 @@ from antiphon.turn.backchannel import is_backchannel
 
 # An acknowledgement is over by then: speech that goes on is told whatever its words. Seconds since its onset was found.
 LONGEST_S = 0.9
+# A client that has ducked the answer's sound is told by then, unless the words so far are an acknowledgement's.
+DECIDE_S = 0.4
 # With less than this left of the answer's sound, what is said is a turn: "yes" to a question just asked.
 LAST_S = 0.4
 OfTurn = (
@@ -38,6 +42,12 @@ class Overlap:
 
     held: int | None = None
     _waiting: list[Output] = field(default_factory=list)
+    # What was understood of it so far; "" before anything was.
+    _text: str = ""
+    # It was said that it does not take the floor; only its words can say otherwise.
+    _yielded: bool = False
+    # Nothing can.
+    _dismissed: bool = False
 
     def take(self, output: Output, *, overlaps: bool) -> list[Output]:
         """`overlaps`: an answer sounds, and acknowledgements do not end it."""
@@ -45,23 +55,49 @@ class Overlap:
             if not (overlaps and isinstance(output, SpeechStarted)):
                 return [output]
             self.held, self._waiting = output.turn, [output]
-            return []
+            self._text, self._yielded, self._dismissed = "", False, False
+            return [OverlapBegan(output.turn)]
         if isinstance(output, TurnCleared):
-            self.held, self._waiting = None, []
-            return [output]
+            return [*self._end("cleared"), output]
         if not isinstance(output, OfTurn) or (output.turn != self.held and not isinstance(output, SpeechStarted)):
             return [output]
         self._waiting.append(output)
-        if isinstance(output, SpeechStarted):
+        if isinstance(output, SpeechStarted) and not self._dismissed:
             # Somebody who begins again is not done after one word.
-            return self.release()
-        if isinstance(output, TranscriptPartial | TranscriptGuess | TranscriptDone) and not is_backchannel(output.text):
-            return self.release()
+            return self.release("speech_again")
+        if isinstance(output, TranscriptPartial | TranscriptGuess | TranscriptDone):
+            self._text = output.text
+            if not is_backchannel(output.text) and not self._dismissed:
+                return self.release("words")
         if isinstance(output, TranscriptDone | TranscriptFailed):
-            self.held, self._waiting = None, []
+            return self._end("short_ack_transcript")
         return []
 
-    def release(self) -> list[Output]:
-        """It takes the floor: all that was held, in order."""
-        out, self.held, self._waiting = self._waiting, None, []
+    def late(self, *, speaking: bool) -> list[Output]:
+        """DECIDE_S have passed: say what it seems to be. `speaking`: it goes on."""
+        if self._yielded or self._dismissed or self.held is None:
+            return []
+        if speaking:
+            return [] if self._text and is_backchannel(self._text) else self.release("speech_goes_on")
+        self._yielded = True
+        return [OverlapDecided(self.held, False, "short_ack")]
+
+    def release(self, reason: str = "speech_goes_on") -> list[Output]:
+        """It takes the floor: all that was held, in order. Nothing where nothing is held, or it was dismissed."""
+        if self.held is None or self._dismissed:
+            return []
+        out: list[Output] = [OverlapDecided(self.held, True, reason), *self._waiting]
+        self.held, self._waiting = None, []
         return out
+
+    def dismiss(self, reason: str) -> list[Output]:
+        """Whatever it is, it does not take the floor: the client says so."""
+        if self.held is None or self._dismissed:
+            return []
+        self._dismissed = True
+        return [] if self._yielded else [OverlapDecided(self.held, False, reason)]
+
+    def _end(self, reason: str) -> list[Output]:
+        turn, told = self.held, self._yielded or self._dismissed
+        self.held, self._waiting = None, []
+        return [] if told or turn is None else [OverlapDecided(turn, False, reason)]

@@ -181,7 +181,12 @@ class Responder:
         cut = self._playback.silence() if self._playback else []
         for response_id in dict.fromkeys(place.response_id for place, _ in cut):
             await self._emit(PlaybackCleared(response_id))
-            self._cut += [c for c in cut if c[0].response_id == response_id]
+            await self.cut([c for c in cut if c[0].response_id == response_id])
+
+    async def cut(self, heard: list[tuple[Place, int]]) -> None:
+        """Keep of these items what was heard of them, milliseconds each; of one that is still being said, once it is closed."""
+        self._cut += heard
+        for response_id in dict.fromkeys(place.response_id for place, _ in heard):
             if all(a.response.id != response_id for a in self._all()):
                 await self._cut_off(response_id)
 
@@ -190,7 +195,7 @@ class Responder:
         self._cut = [c for c in self._cut if c[0].response_id != response_id]
         for place, heard_ms in mine:
             if any(i.id == place.item_id for i in self._conversation.items):
-                kept_ms = self._conversation.truncate(place.item_id, place.content_index, heard_ms)
+                kept_ms = self._conversation.truncate(place.item_id, place.content_index, heard_ms, again=True)
                 await self._emit(ItemTruncated(place.item_id, place.content_index, kept_ms))
 
     # --- before it is asked -----------------------------------------------------------------------------------------------

@@ -45,6 +45,15 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ResumeSettings:
+    grace_s: float = option(30.0, "Seconds a session that can be resumed waits for its client to come back.", low=0)
+    journal_mb: int = option(
+        8, "What a session keeps of what it has sent, for a client that comes back, in MiB.", low=1
+    )
+    journal_s: int = option(60, "How long it keeps it, in seconds.", low=1)
+
+
+@dataclass(frozen=True, slots=True)
 class AudioSettings:
     max_frame_bytes: int = option(20 << 20, "Largest WebSocket frame accepted, in bytes.", low=1024)
     max_append_bytes: int = option(15 << 20, "Most audio one append may carry, in bytes.", low=1024)
@@ -114,6 +123,7 @@ class SpeechSettings:
 @dataclass(frozen=True, slots=True)
 class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
+    resume: ResumeSettings = field(default_factory=ResumeSettings)
     audio: AudioSettings = field(default_factory=AudioSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineOptions = field(default_factory=EngineOptions)

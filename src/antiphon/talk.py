@@ -8,7 +8,7 @@ barge-in, and whatever ends it, its open part and item are closed in order and `
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import anyio
 import anyio.abc
@@ -22,6 +22,7 @@ from antiphon.adapters.base import (
 )
 from antiphon.answering import FAILURES, Answering, Emit, Playback
 from antiphon.conversation import Conversation
+from antiphon.duplex_events import Unanswered
 from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events import (
     GuessDropped,
@@ -38,7 +39,7 @@ from antiphon.events import (
 )
 from antiphon.images import from_data_uri
 from antiphon.inbox import Inbox
-from antiphon.overlap import LAST_S, LONGEST_S, Overlap
+from antiphon.overlap import DECIDE_S, LAST_S, LONGEST_S, Overlap
 from antiphon.responder import Responder
 from antiphon.session import TranscriptionSession
 from antiphon.sounding import Sounding
@@ -55,6 +56,7 @@ from antiphon.talk_events import (
     ItemTruncated,
     NobodySpoke,
     Part,
+    Place,
     Rejected,
     ResponseAsked,
     ResponseStopped,
@@ -92,6 +94,7 @@ class TalkSession:
         judge: TurnJudge | None = None,
         reader: Reader | None = None,
         playback: Playback | None = None,
+        aside: Callable[[TalkInput], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -112,7 +115,7 @@ class TalkSession:
             self._heard,
             min_commit_ms=min_commit_ms,
             measure=measure,
-            aside=self.handle,
+            aside=aside or self.handle,
             judge=judge,
             echo=echo,
         )
@@ -137,6 +140,9 @@ class TalkSession:
         # What has been heard so far of the turn that is being spoken.
         self._running: dict[int, str] = {}
         self._speaking = False
+        # Turns that the client does not want answered.
+        self._unanswered: set[int] = set()
+        self._unanswered_next = False
         # Something was said that has no answer yet.
         self._owed = False
 
@@ -161,6 +167,22 @@ class TalkSession:
                 self._responder.cancel_all()
         finally:
             await self._responder.close()
+
+    async def interrupt(self, reason: str) -> None:
+        """End the conversation's answer, and its sound."""
+        self._responder.ahead.forget()
+        if answer := self._responder.active:
+            answer.cancel(reason)
+        await self._responder.silence()
+
+    async def heard_of(self, items: list[tuple[Place, int]]) -> None:
+        """It is known of these spoken items how many milliseconds of each were heard."""
+        await self._responder.cut(items)
+
+    async def speech_over_answer(self, *, takes_floor: bool, reason: str) -> None:
+        """Whether what is being said over an answer takes the floor: the client knows."""
+        overlap = self._overlap
+        await self._tell_all(overlap.release(reason) if takes_floor else overlap.dismiss(reason))
 
     # --- what the client asks ---------------------------------------------------------------------------------------------
 
@@ -205,13 +227,16 @@ class TalkSession:
                 self._responder.stop(response_id)
             case SilenceAsked():
                 await self._responder.silence()
+            case Unanswered():
+                self._unanswered_next = True
+            case _:
+                raise RemoteProtocolError("unknown_event", f"{type(item).__name__} is for a duplex session.")
 
     # --- what is heard ----------------------------------------------------------------------------------------------------
 
     async def _heard(self, output: Output) -> None:
         held = self._overlap.held
-        for told in self._overlap.take(output, overlaps=self._overlaps()):
-            await self._told(told)
+        await self._tell_all(self._overlap.take(output, overlaps=self._overlaps()))
         if self._overlap.held is not None and self._overlap.held != held:
             assert self._group
             self._group.start_soon(self._decide_overlap, self._overlap.held)
@@ -219,16 +244,25 @@ class TalkSession:
     def _overlaps(self) -> bool:
         """An answer sounds for a while yet, and turns are taken by meaning: an acknowledgement does not end it."""
         vad = self.config.listening.turn
-        by_meaning = vad is not None and vad.patience_ms is not None and self.config.interrupt_response
-        return by_meaning and (self._sounding.left_s > LAST_S or self.answering)
+        weighs = vad is not None and self.config.weighs_overlap and self.config.interrupt_response
+        return weighs and (self._sounding.left_s > LAST_S or self.answering)
 
     async def _decide_overlap(self, turn: int) -> None:
-        await anyio.sleep(LONGEST_S)
+        if self.config.duplex:
+            await anyio.sleep(DECIDE_S)
+            if self._overlap.held == turn:
+                await self._tell_all(self._overlap.late(speaking=self._listener.speaking))
+            await anyio.sleep(LONGEST_S - DECIDE_S)
+        else:
+            await anyio.sleep(LONGEST_S)
         while self._overlap.held == turn:
             if self._listener.speaking:
-                for told in self._overlap.release():
-                    await self._told(told)
+                await self._tell_all(self._overlap.release())
             await anyio.sleep(FRAME_S)
+
+    async def _tell_all(self, outputs: list[Output]) -> None:
+        for output in outputs:
+            await self._told(output)
 
     async def _told(self, output: Output) -> None:
         match output:
@@ -250,6 +284,9 @@ class TalkSession:
                 await self._emit(output)
             case TurnCommitted(turn):
                 item = await self._name(turn)
+                if self._unanswered_next:
+                    self._unanswered.add(turn)
+                    self._unanswered_next = False
                 previous = self.conversation.add(item)
                 await self._emit(UserTurn(turn, item, previous))
             case TranscriptDone(turn, text):
@@ -258,12 +295,15 @@ class TalkSession:
                 item.parts[0].text = text
                 if self.config.transcribes:
                     await self._emit(output)
-                if text.strip() and self.config.create_response and self.config.listening.turn:
+                unanswered = turn in self._unanswered
+                self._unanswered.discard(turn)
+                if text.strip() and self.config.create_response and self.config.listening.turn and not unanswered:
                     self._owed = True
                 self._answer_turn()
                 await self._catch_up()
             case TranscriptFailed(turn):
                 self._turns.pop(turn, None)
+                self._unanswered.discard(turn)
                 await self._emit(output)
                 self._answer_turn()
                 await self._catch_up()

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from antiphon.adapters.base import Tool
 from antiphon.audio import Pcm
+from antiphon.duplex_events import Duplex, DuplexInput, DuplexOutput
 from antiphon.events import TranscriptionConfig, Word
 
 Kind = Literal["message", "function_call", "function_call_output"]
@@ -29,6 +30,8 @@ class Part:
     image: str = ""
     audio_s: float = 0.0
     words: list[Word] = field(default_factory=list)
+    # What it was before it was truncated: text, words, seconds.
+    whole: tuple[str, tuple[Word, ...], float] | None = None
 
 
 @dataclass(slots=True)
@@ -57,7 +60,8 @@ class TalkConfig:
 
     `create_response`: the end of a turn is answered. `interrupt_response`: speech ends an answer under way.
     `transcribes`: the client wants the user's transcripts. `idle_timeout_ms`: after an answer has sounded and nobody speaks for so
-    long, the partner speaks again. `truncation`: see ReplyOptions.
+    long, the partner speaks again. `truncation`: see ReplyOptions. `weighs_overlap`: an acknowledgement over an answer
+    does not end it. `duplex`: the client is told of epochs, overlap and turn states, and acknowledges what was played.
     """
 
     listening: TranscriptionConfig
@@ -73,6 +77,8 @@ class TalkConfig:
     transcribes: bool = False
     idle_timeout_ms: int | None = None
     truncation: Literal["auto", "disabled"] | float = "auto"
+    weighs_overlap: bool = False
+    duplex: Duplex | None = None
 
 
 # --- from the client --------------------------------------------------------------------------------------------------
@@ -151,7 +157,15 @@ class SilenceAsked:
 
 
 TalkInput = (
-    TalkConfigured | ItemCreated | ItemAsked | ItemDropped | ItemCut | ResponseAsked | ResponseStopped | SilenceAsked
+    TalkConfigured
+    | ItemCreated
+    | ItemAsked
+    | ItemDropped
+    | ItemCut
+    | ResponseAsked
+    | ResponseStopped
+    | SilenceAsked
+    | DuplexInput
 )
 
 # --- to the client ----------------------------------------------------------------------------------------------------
@@ -308,6 +322,8 @@ class SoundSaid:
     at: Place
     pcm: Pcm
     rate_hz: int
+    # Words that begin in it, with their places in the part's sound.
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,4 +396,5 @@ TalkOutput = (
     | SoundSaid
     | ArgumentsSaid
     | ArgumentsDone
+    | DuplexOutput
 )

@@ -15,7 +15,16 @@ from antiphon.audio import Pcm
 from antiphon.audio.g711 import to_alaw, to_ulaw
 from antiphon.audio.pcm import Resampler, to_pcm16
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import AudioCleared, AudioCommitted, Output, ServerVad, TranscriptionConfig, TurnCommitted
+from antiphon.events import (
+    AudioCleared,
+    AudioCommitted,
+    Output,
+    OverlapBegan,
+    OverlapDecided,
+    ServerVad,
+    TranscriptionConfig,
+    TurnCommitted,
+)
 from antiphon.protocols.openai_transcription import BETA_FORMATS, OpenAITranscription, default_input
 from antiphon.protocols.realtime_items import at as where
 from antiphon.protocols.realtime_items import (
@@ -154,6 +163,7 @@ class OpenAIRealtime(OpenAITranscription):
                 transcribes=self.audio["transcription"] is not None,
                 idle_timeout_ms=vad.get("idle_timeout_ms"),
                 truncation=truncation_from(f["truncation"]),
+                weighs_overlap=vad.get("type") == "semantic_vad",
             )
         )
 
@@ -362,6 +372,8 @@ class OpenAIRealtime(OpenAITranscription):
     def send(self, output: Output | TalkOutput) -> None:
         """Queue the frames of an output."""
         match output:
+            case OverlapBegan() | OverlapDecided():
+                return
             case TurnCommitted():
                 # Its item comes with UserTurn.
                 return
@@ -442,7 +454,8 @@ class OpenAIRealtime(OpenAITranscription):
                     arguments=arguments,
                 )
             case _:
-                OpenAITranscription.send(self, output)
+                # What has no frame there is ours to be told of.
+                OpenAITranscription.send(self, output)  # type: ignore[arg-type]
 
     def _part_done(self, at: Place, part: Part) -> None:
         if part.kind == "output_audio":

@@ -17,6 +17,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events import Input, Output, SessionEnding
 from antiphon.protocols.openai_realtime import OpenAIRealtime
 from antiphon.protocols.openai_transcription import MIN_COMMIT_MS, OpenAITranscription
+from antiphon.protocols.resuming import control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.vllm_realtime import VllmRealtime
 from antiphon.protocols.wire import Models, NewId, frame, random_id
 from antiphon.talk_events import TalkInput, TalkOutput
@@ -30,7 +31,7 @@ class Opening:
     """What the upgrade request said: `?model=`, `?dialect=`, `?intent=`, and whether it asked for the beta names.
 
     `session`: the session that it is made with, by its short-lived key or its call, as a `session.update` would give it.
-    `plays`: the server plays the answers' sound itself.
+    `duplex`: the dialect of duplex_connection.py. `plays`: the server plays the answers' sound itself.
     """
 
     model: str = ""
@@ -39,6 +40,7 @@ class Opening:
     beta: bool = False
     session: Mapping[str, Any] | None = None
     plays: bool = False
+    duplex: bool = False
 
 
 @dataclass(slots=True)
@@ -56,6 +58,8 @@ class RealtimeConnection:
     # Names of whoever answers, and the voices; None: nobody does.
     partners: Models | None = None
     voices: tuple[str, ...] = ()
+    # What resumes it, if anything does.
+    resume_token: str | None = None
     _talk: OpenAIRealtime | None = None
     _chosen: VllmRealtime | OpenAITranscription | None = None
     _openai: OpenAITranscription | None = None
@@ -119,6 +123,7 @@ class RealtimeConnection:
                 session=first.session(),
                 id=self._session_id,
                 created=int(self.now_s()),
+                **({"resume_token": self.resume_token} if self.resume_token else {}),
             )
         )
         if vllm:
@@ -155,6 +160,30 @@ class RealtimeConnection:
                 return "openai"
             case None:
                 return "undecided"
+
+    # A connection of these dialects is as long as its session, and its client leaves by leaving.
+    idle_s = None
+    closing = False
+
+    def closed(self) -> None:
+        """Nobody asks for it in these dialects."""
+
+    def control(self, data: str | bytes) -> dict[str, Any] | None:
+        """See resuming.control."""
+        return control(data)
+
+    def resumed(self, token: str, **facts: Any) -> str:
+        """The first frame after a resume."""
+        shown = self._chosen.session() if isinstance(self._chosen, OpenAITranscription) else self.session()
+        return resumed_frame(self.new_id, self.id, shown, resume_token=token, **facts)
+
+    def replaced(self) -> str:
+        """The last frame of a connection that was replaced."""
+        return replaced_frame(self.new_id, self.id)
+
+    def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
+        """Answer what the client did wrong about its connection."""
+        self._first.append(refused_frame(self.new_id, error, event_id if isinstance(event_id, str) else None))
 
     def receive(self, data: str | bytes) -> None:
         """One frame from the client. Never raises."""

@@ -28,6 +28,20 @@ def random_id(prefix: str) -> str:
     return prefix + secrets.token_hex(10)
 
 
+class MediaFrame(str):
+    """A frame with an answer's words or sound, which is worth nothing once its epoch has passed."""
+
+    __slots__ = ("epoch",)
+
+    def __new__(cls, text: str, epoch: int) -> MediaFrame:
+        """`text` as it is sent."""
+        made = super().__new__(cls, text)
+        made.epoch = epoch
+        return made
+
+    epoch: int
+
+
 def frame(**fields: Any) -> str:
     """One JSON text frame."""
     return _encoder.encode(fields).decode()

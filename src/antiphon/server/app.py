@@ -59,6 +59,7 @@ def build(state: ServerState) -> Starlette:
             Route("/v1/realtime/sessions", sessions, methods=["POST"]),
             WebSocketRoute("/v1/realtime", realtime),
             WebSocketRoute("/realtime", realtime),
+            WebSocketRoute("/v1/duplex", realtime),
         ],
         middleware=middleware,
         exception_handlers={HTTPException: http_exception},

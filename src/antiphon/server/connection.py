@@ -1,26 +1,36 @@
-"""One live connection of /v1/realtime, whatever carries it: one reader, one writer, one session, in one task group."""
+"""One live session of /v1/realtime, whatever carries it: its protocol, its inbox and outbox, its tasks, and who is attached to it.
+
+A transport is attached: one reader, one writer. Where the session can be resumed it outlives its transport for a while, and another can be
+attached in its place; else it ends with it.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import anyio
 import anyio.abc
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from antiphon.answering import Playback
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.blackbox import Recorder
-from antiphon.errors import Refused, StoreError
+from antiphon.duplex import DuplexSession
+from antiphon.duplex_events import BargeInAsked, EpochRaised, InputCancelled, PlaybackAcked
+from antiphon.errors import Refused, RemoteProtocolError, StoreError
 from antiphon.events import AudioAppended, Configured, Input, Output, SessionEnding
 from antiphon.inbox import Inbox
+from antiphon.protocols.duplex_connection import DuplexConnection
+from antiphon.protocols.journal import Journal, ResumeToken
 from antiphon.protocols.realtime import RealtimeConnection
+from antiphon.server.outbox import End, Outbox
 from antiphon.server.state import Live, ServerState
 from antiphon.session import TranscriptionSession
 from antiphon.talk import TalkSession
@@ -37,13 +47,17 @@ from antiphon.talk_events import (
 
 log = logging.getLogger(__name__)
 
-# Frames that may wait for a client that does not read; then the session waits too, and after STALL_S it ends.
+# Frames that may wait for a client that does not read; then the session waits too, and after STALL_S the client is taken to be gone.
 MAX_WAITING_FRAMES = 256
 STALL_S = 30.0
 CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_TRY_LATER, CLOSE_INTERNAL = 1001, 1008, 1013, 1011
 RATE_WINDOW_S = 2.0
 # 5 ms: an append with less is no sound.
 MIN_SOUND_SAMPLES = SAMPLE_RATE_HZ // 200
+# What does not wait behind sound.
+URGENT = (BargeInAsked, InputCancelled, PlaybackAcked, SilenceAsked)
+
+Session = TranscriptionSession | TalkSession | DuplexSession
 
 
 class Gone(Exception):
@@ -81,95 +95,222 @@ class Transport(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The last thing the writer does."""
-
-    code: int
-    reason: str
-
-
 class Connection:
-    """`run()` it until its client or the server ends it. `wire` is open."""
+    """`run()` it with its first transport until the session is over. `wire` is open."""
 
-    def __init__(self, state: ServerState, who: str, wire: RealtimeConnection, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(
+        self,
+        state: ServerState,
+        who: str,
+        wire: RealtimeConnection | DuplexConnection,
+        transport: Transport,
+        *,
+        token: ResumeToken | None = None,
+    ) -> None:
         self._state = state
-        self._who = who
-        self._wire = wire
+        self.who = who
+        self.wire = wire
+        # What resumes it; None: it ends with its transport.
+        self.token = token
+        self._first = transport
+        self._playback = transport.playback
         settings = state.settings
         self._inbox = Inbox(settings.audio.max_backlog_s, live=settings.audio.overflow == "close")
-        self._session: TranscriptionSession | TalkSession | None = None
-        self._send: MemoryObjectSendStream[str | _End]
-        self._frames: MemoryObjectReceiveStream[str | _End]
-        # Bound: MAX_WAITING_FRAMES; when full, whoever emits waits, so the session stops making more.
-        self._send, self._frames = anyio.create_memory_object_stream(MAX_WAITING_FRAMES)
-        self._pending: deque[str] = deque()
-        self._sending = anyio.Lock()
+        self._session: Session | None = None
+        resume = settings.resume
+        journal = Journal(
+            time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
+        )
+        self.outbox = Outbox(journal, MAX_WAITING_FRAMES)
+        self._group: anyio.abc.TaskGroup
+        self._attachment: anyio.CancelScope | None = None
+        self._attached = 0
+        self._replaced: set[int] = set()
+        self._over = anyio.Event()
+        self._detached = anyio.Event()
         self._reading = anyio.CancelScope()
         self._ending: SessionEnding | None = None
         self._end_code = 1000
         self._arrivals: deque[float] = deque()
+        # Frames of the client that were taken: one that resumes sends again what came after.
+        self.num_received = 0
+        self._labels: list[str] = []
         self._box = self._recorder()
 
     def _recorder(self) -> Recorder | None:
         folder = self._state.settings.server.record
         if not folder:
             return None
-        facts = {"began": int(time.time()), "opening": asdict(self._wire.opening), "models": self._state.loaded().names}
+        facts = {"began": int(time.time()), "opening": asdict(self.wire.opening), "models": self._state.loaded().names}
         try:
-            return Recorder(Path(folder).expanduser(), self._wire.id, facts)
+            return Recorder(Path(folder).expanduser(), self.wire.id, facts)
         except StoreError as error:
             # What is to be remembered is not worth more than what is going on.
-            log.error("session %s is not recorded: %s", self._wire.id, error)
+            log.error("session %s is not recorded: %s", self.wire.id, error)
             return None
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of sound that came."""
+        return (self._session.audio_s if self._session else 0.0) + self._inbox.backlog_s
 
     async def run(self) -> None:
         """Until it is over."""
-        live = Live(self._who, lambda: self._inbox.backlog_s, self._drain, self._wire.id)
+        live = Live(self.who, lambda: self._inbox.backlog_s, self._drain, self.wire.id)
         self._state.live.add(live)
-        labels: list[str] = []
+        if self.token:
+            self._state.resumable[self.wire.id] = self
         try:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._write, group.cancel_scope)
-                await self._flush()
-                await self._read(group, labels)
-                await self._wind_up()
+            async with anyio.create_task_group() as self._group:
+                self._push()
+                self._group.start_soon(self._expire)
+                await self.attach(self._first)
+                await self._over.wait()
+                self._group.cancel_scope.cancel()
         finally:
+            self._over.set()
+            self._state.resumable.pop(self.wire.id, None)
             self._state.leave(live)
             if self._box:
                 self._box.close()
-            for label in labels:
+            for label in self._labels:
                 self._state.metrics.sessions.labels(label).dec()
             if self._session:
                 self._state.metrics.audio_s.labels("live").inc(self._session.audio_s)
-                log.info("session %s ended after %.1f s of audio", self._wire.id, self._session.audio_s)
+                log.info("session %s ended after %.1f s of audio", self.wire.id, self._session.audio_s)
 
-    # --- reading -------------------------------------------------------------------------------------------------
+    async def _expire(self) -> None:
+        await anyio.sleep(self._state.settings.server.session_s or math.inf)
+        self._end("session_expired", "Your session hit the maximum duration.", CLOSE_GOING_AWAY)
 
-    async def _read(self, group: anyio.abc.TaskGroup, labels: list[str]) -> None:
-        expires_s = self._state.settings.server.session_s or None
-        with anyio.move_on_after(expires_s) as expiry, self._reading:
-            while not self._ending and (data := await self._transport.receive()) is not None:
-                await self._hand_over(data, group, labels)
-            if not self._ending:
-                # The client left: nothing that is still to come has a reader.
-                group.cancel_scope.cancel()
-        if expiry.cancelled_caught:
-            self._end("session_expired", "Your session hit the maximum duration.", CLOSE_GOING_AWAY)
+    async def resume(self, token: str, last_received: int, transport: Transport) -> None:
+        """Take the session up again over `transport`, if `token` is its.
 
-    async def _hand_over(
-        self, data: str | bytes | AudioAppended, group: anyio.abc.TaskGroup, labels: list[str]
-    ) -> None:
+        Raises RemoteProtocolError (invalid_resume_token, invalid_event_ack), JournalGap.
+        """
+        if self.token is None or not self.token.fits(token):
+            raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
+        if self._attachment:
+            # What the other reader has begun to take has to be counted.
+            self._replaced.add(self._attached)
+            self._attachment.cancel()
+            while self._attachment:
+                await self._detached.wait()
+        self.outbox.journal.rewind(last_received)
+        fresh = self.token.renew()
+        facts = {"received_events": self.num_received, "received_audio_ms": round(self.audio_s * 1000)}
+        self.outbox.journal.push(self.wire.resumed(fresh, **facts), first=True)
+        log.info("session %s is resumed", self.wire.id)
+        await self.attach(transport)
+
+    # --- who is attached --------------------------------------------------------------------------------------------------
+
+    async def attach(self, transport: Transport) -> None:
+        """Serve the session over `transport` until it is gone, another takes its place, or the session is over.
+
+        Nobody else is attached.
+        """
+        self._attached += 1
+        mine = self._attached
+        self._reading = reading = anyio.CancelScope()
+        self.outbox.attach(attached=True)
+        try:
+            async with anyio.create_task_group() as group:
+                self._attachment = group.cancel_scope
+                group.start_soon(self._watch_over, group.cancel_scope)
+                group.start_soon(self._write, transport, group.cancel_scope)
+                with reading:
+                    await self._read(transport)
+                if not self._ending:
+                    # The client left: nothing that is still to come has a reader.
+                    group.cancel_scope.cancel()
+                else:
+                    await self._wind_up()
+        finally:
+            self._attachment = None
+            self.outbox.attach(attached=False)
+            self._detached.set()
+            self._detached = anyio.Event()
+        if mine in self._replaced:
+            await self._send_off(transport)
+        else:
+            self._left()
+
+    def _left(self) -> None:
+        """Nobody is attached any more."""
+        if self.token is None or self._over.is_set() or self.outbox.journal.overflowed:
+            self._over.set()
+        elif self._ending:
+            self._group.start_soon(self._wind_up)
+        else:
+            log.info("session %s waits to be resumed", self.wire.id)
+            self._group.start_soon(self._grace, self._attached)
+
+    async def _grace(self, attached: int) -> None:
+        await anyio.sleep(self._state.settings.resume.grace_s)
+        if self._attached == attached and self._attachment is None:
+            log.info("session %s was not resumed", self.wire.id)
+            self._over.set()
+
+    async def _send_off(self, transport: Transport) -> None:
+        """The session goes on elsewhere."""
+        try:
+            with anyio.fail_after(STALL_S):
+                await transport.send(self.wire.replaced())
+                await transport.close(1000, "session_replaced")
+        except (Gone, TimeoutError):
+            return
+
+    async def _watch_over(self, scope: anyio.CancelScope) -> None:
+        await self._over.wait()
+        scope.cancel()
+
+    # --- reading ----------------------------------------------------------------------------------------------------------
+
+    async def _read(self, transport: Transport) -> None:
+        while not self._ending:
+            with anyio.move_on_after(self.wire.idle_s) as waiting:
+                data = await transport.receive()
+            if waiting.cancelled_caught:
+                self._end("idle_timeout", f"Nothing came for {self.wire.idle_s:.0f} s.", CLOSE_GOING_AWAY)
+                return
+            if data is None:
+                return
+            if not (self.token and isinstance(data, str | bytes) and self._control(data)):
+                # What was begun to be taken is taken: a client that resumes does not send it again.
+                with anyio.CancelScope(shield=self.token is not None):
+                    self.num_received += 1
+                    await self._hand_over(data)
+
+    def _control(self, data: str | bytes) -> bool:
+        """An event about the connection itself."""
+        if self.token:
+            self.token.confirm()
+        event = self.wire.control(data)
+        if event is None:
+            return False
+        try:
+            if event.get("type") != "session.event_ack":
+                raise RemoteProtocolError("session_resume_conflict", "A session is open on this connection.", "type")
+            seq = event.get("server_event_seq")
+            if not isinstance(seq, int) or isinstance(seq, bool):
+                raise RemoteProtocolError("invalid_event_ack", "server_event_seq is a number.", "server_event_seq")
+            self.outbox.journal.acknowledge(seq)
+        except RemoteProtocolError as error:
+            self.wire.reject(error, event.get("event_id"))
+            self._push()
+        return True
+
+    async def _hand_over(self, data: str | bytes | AudioAppended) -> None:
         audio = self._state.settings.audio
         if isinstance(data, AudioAppended):
-            inputs: list[Input | TalkInput] = [*self._wire.inputs(), data]
+            inputs: list[Input | TalkInput] = [*self.wire.inputs(), data]
         elif len(data) > audio.max_frame_bytes:
-            self._wire.too_large(audio.max_frame_bytes)
+            self.wire.too_large(audio.max_frame_bytes)
             inputs = []
         else:
-            self._wire.receive(data)
-            inputs = self._wire.inputs()
+            self.wire.receive(data)
+            inputs = self.wire.inputs()
         if self._box:
             inputs = [self._boxed(i) for i in inputs]
             if not isinstance(data, AudioAppended):
@@ -181,12 +322,11 @@ class Connection:
             return
         for item in inputs:
             if isinstance(item, Configured | TalkConfigured) and self._session is None:
-                self._start(item, group, labels)
+                self._start(item)
                 continue
-            if isinstance(self._session, TalkSession) and (
-                isinstance(item, SilenceAsked) or (isinstance(item, ResponseStopped) and self._session.answering)
+            if isinstance(self._session, TalkSession | DuplexSession) and (
+                isinstance(item, URGENT) or (isinstance(item, ResponseStopped) and self._session.answering)
             ):
-                # A cancel does not wait behind sound; all else keeps its place among it.
                 await self._session.handle(item)
                 continue
             try:
@@ -195,26 +335,37 @@ class Connection:
                 self._end("input_audio_buffer_overflow", str(refusal), CLOSE_POLICY)
                 return
         await self._flush()
+        if self.wire.closing:
+            self._close()
 
-    def _start(self, first: Configured | TalkConfigured, group: anyio.abc.TaskGroup, labels: list[str]) -> None:
+    def _close(self) -> None:
+        """The client wants to go, at once."""
+        self.wire.closed()
+        self._push()
+        self.token = None
+        self.outbox.end(1000, "session_closed")
+
+    def _start(self, first: Configured | TalkConfigured) -> None:
         models, metrics = self._state.loaded(), self._state.metrics
-        partner = models.partner
         if isinstance(first, TalkConfigured):
-            assert partner
-            self._session = TalkSession(
+            assert models.partner
+            make = partial(
+                TalkSession,
                 first.config,
                 models.transcriber,
                 models.detector,
-                partner,
+                models.partner,
                 self._inbox,
-                self._emit,
-                new_id=self._wire.new_id,
-                min_commit_ms=self._wire.min_commit_ms,
+                new_id=self.wire.new_id,
+                min_commit_ms=self.wire.min_commit_ms,
                 measure=metrics.measure,
                 judge=models.judges,
                 reader=models.reads,
-                playback=self._transport.playback,
             )
+            if first.config.duplex:
+                self._session = DuplexSession(first.config.duplex, make, self._emit)
+            else:
+                self._session = make(emit=self._emit, playback=self._playback)
         else:
             self._session = TranscriptionSession(
                 first.config,
@@ -222,16 +373,16 @@ class Connection:
                 models.detector,
                 self._inbox,
                 self._emit,
-                min_commit_ms=self._wire.min_commit_ms,
+                min_commit_ms=self.wire.min_commit_ms,
                 measure=metrics.measure,
             )
-        labels.append(self._wire.dialect)
-        metrics.sessions.labels(self._wire.dialect).inc()
-        metrics.sessions_started.labels(self._wire.dialect).inc()
-        log.info("session %s begins (%s)", self._wire.id, self._wire.dialect)
-        if player := self._transport.playback:
-            player.attach(lambda output: group.start_soon(self._emit, output))
-        group.start_soon(self._run_session, self._session)
+        self._labels.append(self.wire.dialect)
+        metrics.sessions.labels(self.wire.dialect).inc()
+        metrics.sessions_started.labels(self.wire.dialect).inc()
+        log.info("session %s begins (%s)", self.wire.id, self.wire.dialect)
+        if player := self._playback:
+            player.attach(lambda output: self._group.start_soon(self._emit, output))
+        self._group.start_soon(self._run_session, self._session)
 
     def _boxed(self, item: Input | TalkInput) -> Input | TalkInput:
         assert self._box
@@ -245,17 +396,20 @@ class Connection:
             self._arrivals.popleft()
         return len(self._arrivals) > self._state.settings.audio.max_events_per_s * RATE_WINDOW_S
 
-    # --- the session and its end ---------------------------------------------------------------------------------
+    # --- the session and its end ------------------------------------------------------------------------------------------
 
-    async def _run_session(self, session: TranscriptionSession | TalkSession) -> None:
+    async def _run_session(self, session: Session) -> None:
         try:
             await session.run()
         except Exception:
             # The session's edge: whatever failed in it ends it alone.
-            log.exception("session %s failed", self._wire.id)
+            log.exception("session %s failed", self.wire.id)
             self._end("server_error", "The session failed.", CLOSE_INTERNAL)
-        await self._flush()
-        await self._send.send(_End(self._end_code, self._ending.code if self._ending else ""))
+        self._inbox.close()
+        self._push()
+        self.outbox.end(self._end_code, self._ending.code if self._ending else "")
+        if self._attachment is None:
+            self._over.set()
 
     def _drain(self) -> None:
         self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
@@ -265,49 +419,58 @@ class Connection:
         if self._ending is None:
             self._ending = SessionEnding(code, message)
             self._end_code = close_code
-            self._wire.refuse(code, message)
+            self.wire.refuse(code, message)
+            self._push()
             self._reading.cancel()
+            if self._attachment is None:
+                self._group.start_soon(self._wind_up)
 
     async def _wind_up(self) -> None:
         await self._flush()
-        if self._session is None:
-            await self._send.send(_End(self._end_code, self._ending.code if self._ending else ""))
-            return
         # The session transcribes what it has, and its end is the connection's.
         self._inbox.close()
+        if self._session is None:
+            self.outbox.end(self._end_code, self._ending.code if self._ending else "")
 
-    # --- writing -------------------------------------------------------------------------------------------------
+    # --- writing ----------------------------------------------------------------------------------------------------------
 
     async def _emit(self, output: Output | TalkOutput) -> None:
-        if player := self._transport.playback:
+        if player := self._playback:
             player.take(output)
         if self._box and isinstance(output, SoundSaid):
             self._box.sound_out(output.at.item_id, output.pcm, output.rate_hz)
-        self._wire.send(output)
+        self.wire.send(output)
+        if isinstance(output, EpochRaised):
+            self.outbox.raise_epoch(output.epoch)
         await self._flush()
 
-    async def _flush(self) -> None:
-        for frame in self._wire.frames():
+    def _push(self) -> None:
+        for frame in self.wire.frames():
             if self._box:
                 self._box.event_out(frame)
-            self._pending.append(frame)
-        async with self._sending:
-            while self._pending:
-                # Who is cancelled here leaves the frame to whoever flushes next: none is lost, and none is out of order.
-                await self._send.send(self._pending[0])
-                self._pending.popleft()
+            self.outbox.put(frame)
 
-    async def _write(self, scope: anyio.CancelScope) -> None:
-        """Send frames until the end. A client that is gone or has stopped reading ends the connection's tasks."""
+    async def _flush(self) -> None:
+        self._push()
+        await self.outbox.room()
+
+    async def _write(self, transport: Transport, scope: anyio.CancelScope) -> None:
+        """Send frames until the end. A client that is gone or has stopped reading is not attached any more."""
         try:
-            async for item in self._frames:
+            while True:
+                item = await self.outbox.get()
                 with anyio.fail_after(STALL_S):
-                    if isinstance(item, _End):
-                        await self._transport.close(item.code, item.reason)
+                    if isinstance(item, End):
+                        await transport.close(item.code, item.reason)
+                        self._over.set()
                         break
-                    await self._transport.send(item)
+                    await transport.send(item)
         except TimeoutError:
-            log.info("session %s: the client has not read for %.0f s", self._wire.id, STALL_S)
+            log.info("session %s: the client has not read for %.0f s", self.wire.id, STALL_S)
         except Gone:
-            log.info("session %s: the client is gone", self._wire.id)
+            log.info("session %s: the client is gone", self.wire.id)
+            if self.outbox.ended:
+                self._over.set()
+        # Whoever waits for room waits for nobody.
+        self.outbox.attach(attached=False)
         scope.cancel()

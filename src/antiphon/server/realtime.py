@@ -1,32 +1,44 @@
-"""The WebSocket of /v1/realtime."""
+"""The WebSocket of /v1/realtime and /v1/duplex: who comes in, with what, and to which session."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
-import msgspec
+import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.protocols.journal import JournalGap, ResumeToken
 from antiphon.protocols.realtime import Opening
+from antiphon.protocols.resuming import control, refused_frame, resume_from, resync_frame
+from antiphon.protocols.wire import random_id
 from antiphon.server.auth import bearer
-from antiphon.server.connection import CLOSE_POLICY, Connection, Gone
+from antiphon.server.connection import CLOSE_POLICY, CLOSE_TRY_LATER, Connection, Gone
 from antiphon.server.errors import deny
-from antiphon.server.secrets import connection_for
+from antiphon.server.secrets import connection_for, duplex_for
 from antiphon.server.state import ServerState
 
 log = logging.getLogger(__name__)
 
+YES = ("1", "true", "yes")
+# A duplex client says within this time what it wants.
+CONFIG_S = 10.0
+
 
 class _Socket:
-    """A WebSocket as a transport; see server/connection.py."""
+    """A WebSocket as a transport; see server/connection.py. `first`: a frame that was read already."""
 
     playback = None
 
-    def __init__(self, websocket: WebSocket) -> None:
+    def __init__(self, websocket: WebSocket, first: str | bytes | None = None) -> None:
         self._websocket = websocket
+        self._first = first
 
     async def receive(self) -> str | bytes | None:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
         message = await self._websocket.receive()
         if message["type"] == "websocket.disconnect":
             return None
@@ -56,11 +68,16 @@ async def realtime(websocket: WebSocket) -> None:
         state.metrics.refused.labels("unauthorized").inc()
         await deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
         return
+    asked = websocket.query_params
+    duplex = asked.get("duplex") in YES or websocket.url.path == "/v1/duplex"
+    resume = asked.get("resume", "")
     try:
         state.loaded()
+        if duplex or (resume and resume not in YES):
+            await _by_first_frame(state, who, websocket, duplex=duplex)
+            return
         with state.admit(who):
             secret = state.secret(key)
-            asked = websocket.query_params
             opening = Opening(
                 model=asked.get("model", ""),
                 dialect=asked.get("dialect", ""),
@@ -68,25 +85,85 @@ async def realtime(websocket: WebSocket) -> None:
                 beta="realtime=v1" in websocket.headers.get("openai-beta", ""),
                 session=secret.session if secret else None,
             )
-            wire = connection_for(state, opening)
-            protocols = websocket.scope.get("subprotocols", [])
-            await websocket.accept(subprotocol="realtime" if "realtime" in protocols else None)
+            token = ResumeToken() if resume else None
+            wire = connection_for(state, opening, resume_token=token.renew() if token else None)
+            await _accept(websocket)
             try:
                 wire.open()
             except RemoteProtocolError as error:
                 await _turn_away(websocket, error)
                 return
-            await Connection(state, who, wire, _Socket(websocket)).run()
+            await Connection(state, who, wire, _Socket(websocket), token=token).run()
     except Refused as refusal:
         state.metrics.refused.labels("no_room").inc()
         await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
 
 
-async def _turn_away(websocket: WebSocket, error: RemoteProtocolError) -> None:
-    body = {"type": "invalid_request_error", "code": error.code, "message": error.message, "param": error.param}
-    frame = {"type": "error", "event_id": "event_0", "error": body}
+async def _by_first_frame(state: ServerState, who: str, websocket: WebSocket, *, duplex: bool) -> None:
+    """A connection that may take up a session that is there: its first frame says."""
+    asked = websocket.query_params
+    await _accept(websocket)
+    socket = _Socket(websocket)
+    autostart = duplex and bool(asked.get("model")) and asked.get("autostart", "1") in YES
+    first: str | bytes | None = None
+    if not autostart:
+        with anyio.move_on_after(CONFIG_S) as waiting:
+            first = await socket.receive()
+        if waiting.cancelled_caught:
+            error = RemoteProtocolError("config_timeout", f"No event came within {CONFIG_S:.0f} s.")
+            await _turn_away(websocket, error)
+            return
+        if first is None:
+            return
+        event = control(first)
+        if event and event.get("type") == "session.resume":
+            await _resume(state, who, websocket, event)
+            return
+    if not duplex:
+        await _turn_away(websocket, RemoteProtocolError("bad_event", "The first event has to be a session.resume."))
+        return
     try:
-        await websocket.send_text(msgspec.json.encode(frame).decode())
-        await websocket.close(CLOSE_POLICY, error.code)
+        with state.admit(who):
+            token = ResumeToken()
+            opening = Opening(model=asked.get("model", ""), duplex=True)
+            wire = duplex_for(state, opening, resume_token=token.renew(), autostart=autostart)
+            wire.open()
+            await Connection(state, who, wire, _Socket(websocket, first), token=token).run()
+    except RemoteProtocolError as error:
+        await _turn_away(websocket, error)
+    except Refused as refusal:
+        state.metrics.refused.labels("no_room").inc()
+        await _turn_away(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
+
+
+async def _resume(state: ServerState, who: str, websocket: WebSocket, event: dict[str, object]) -> None:
+    try:
+        asked = resume_from(event)
+        connection = state.resumable.get(asked.session_id)
+        if not isinstance(connection, Connection) or connection.who != who:
+            raise RemoteProtocolError("unknown_session", "There is no such session to resume.", "session_id")
+        await connection.resume(asked.token, asked.last_received, _Socket(websocket))
+    except JournalGap as gap:
+        await _say(websocket, resync_frame(random_id, str(event.get("session_id")), gap.reason), gap.reason)
+    except RemoteProtocolError as error:
+        given = event.get("event_id")
+        frame = refused_frame(random_id, error, given if isinstance(given, str) else None)
+        await _say(websocket, frame, error.code)
+
+
+async def _accept(websocket: WebSocket) -> None:
+    protocols = websocket.scope.get("subprotocols", [])
+    await websocket.accept(subprotocol="realtime" if "realtime" in protocols else None)
+
+
+async def _turn_away(websocket: WebSocket, error: RemoteProtocolError, code: int = CLOSE_POLICY) -> None:
+    more: dict[str, Any] = {"type": "rate_limit_error", "retryable": True} if code == CLOSE_TRY_LATER else {}
+    await _say(websocket, refused_frame(lambda prefix: f"{prefix}0", error, **more), error.code, code)
+
+
+async def _say(websocket: WebSocket, frame: str, reason: str, code: int = CLOSE_POLICY) -> None:
+    try:
+        await websocket.send_text(frame)
+        await websocket.close(code, reason)
     except (WebSocketDisconnect, RuntimeError):
         log.info("a client left before it was turned away")

@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.protocols.duplex_connection import DuplexConnection
 from antiphon.protocols.realtime import Opening, RealtimeConnection
-from antiphon.protocols.wire import known, number, typed
+from antiphon.protocols.wire import known, number, random_id, typed
 from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
 from antiphon.server.state import Secret, ServerState
@@ -68,7 +69,28 @@ def _parse(body: bytes, *, beta: bool) -> tuple[dict[str, Any], float]:
     return typed(fields.get("session") or {}, dict, "session"), seconds
 
 
-def connection_for(state: ServerState, opening: Opening) -> RealtimeConnection:
+def duplex_for(
+    state: ServerState, opening: Opening, *, resume_token: str | None = None, autostart: bool = False
+) -> DuplexConnection:
+    """The protocol of a duplex connection that is about to begin. Raises Refused while models load."""
+    settings, models = state.settings, state.loaded()
+    partner = models.partner
+    return DuplexConnection(
+        opening,
+        state.names,
+        state.partners,
+        partner.profile.voices if partner else (),
+        new_id=random_id,
+        expires_at=int(time.time() + (settings.server.session_s or 365 * 86400)),
+        max_append_bytes=settings.audio.max_append_bytes,
+        language_check=models.transcriber.profile.languages.__contains__,
+        stand_in=state.stand_in,
+        resume_token=resume_token,
+        autostart=autostart,
+    )
+
+
+def connection_for(state: ServerState, opening: Opening, *, resume_token: str | None = None) -> RealtimeConnection:
     """The protocol of a connection that is about to begin. Raises Refused while models load."""
     settings, models = state.settings, state.loaded()
     partner = models.partner
@@ -82,4 +104,5 @@ def connection_for(state: ServerState, opening: Opening) -> RealtimeConnection:
         stand_in=state.stand_in,
         partners=state.partners,
         voices=partner.profile.voices if partner else (),
+        resume_token=resume_token,
     )

@@ -60,6 +60,8 @@ class ServerState:
     _secrets: dict[str, Secret] = field(default_factory=dict)
     # What lives longer than the request that began it; set by whoever runs the server.
     group: anyio.abc.TaskGroup | None = None
+    # Sessions that can be resumed, by their id.
+    resumable: dict[str, Any] = field(default_factory=dict)
 
     @property
     def voices(self) -> VoiceStore:

@@ -1,0 +1,243 @@
+"""One full-duplex conversation: a conversation, and what its client is told beyond it. Any partner that a TalkSession can hold is one here.
+
+Every input and output of the conversation goes through here. What ends an answer raises the epoch first, so that nothing of it can follow;
+speech over an answer is ducked, decided and told; how much of each answer was heard is kept in a ledger, and the history with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from antiphon.answering import Emit, Playback
+from antiphon.duplex_events import (
+    BargeInAsked,
+    Duplex,
+    EpochRaised,
+    InputCancelled,
+    ListenAsked,
+    Listened,
+    OverlapShown,
+    PlaybackAcked,
+    Spoke,
+    TurnChanged,
+    TurnSignalled,
+    TurnState,
+)
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import (
+    Output,
+    OverlapBegan,
+    OverlapDecided,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptDone,
+    TurnCleared,
+)
+from antiphon.ledger import Ledger
+from antiphon.talk import TalkSession
+from antiphon.talk_events import (
+    ArgumentsSaid,
+    PartDone,
+    Rejected,
+    ResponseCreated,
+    ResponseDone,
+    ResponseStopped,
+    SoundSaid,
+    TalkConfigured,
+    TalkInput,
+    TalkOutput,
+    TextSaid,
+    UserTurn,
+)
+
+
+class MakeTalk(Protocol):
+    """Make the conversation inside."""
+
+    def __call__(
+        self, *, emit: Emit, playback: Playback, aside: Callable[[TalkInput], Awaitable[None]]
+    ) -> TalkSession: ...
+
+
+class DuplexSession:
+    """As a TalkSession is used. `config.duplex` of every configuration is set."""
+
+    def __init__(
+        self, duplex: Duplex, make: MakeTalk, emit: Emit, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._duplex = duplex
+        self._emit = emit
+        self._ledger = Ledger(clock, acks_only=duplex.acks_only)
+        self._talk = make(emit=self._say, playback=self._ledger, aside=self.handle)
+        self.epoch = 0
+        self.state: TurnState = "idle"
+        # The epoch each response of the conversation under way belongs to.
+        self._epochs: dict[str, int] = {}
+        self._begun: set[str] = set()
+        self._ducked = False
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of sound heard."""
+        return self._talk.audio_s
+
+    @property
+    def answering(self) -> bool:
+        """An answer of the conversation is under way."""
+        return self._talk.answering
+
+    @property
+    def talk(self) -> TalkSession:
+        """The conversation inside."""
+        return self._talk
+
+    async def run(self) -> None:
+        """See TalkSession.run."""
+        await self._talk.run()
+
+    # --- from the client --------------------------------------------------------------------------------------------------
+
+    async def handle(self, item: TalkInput) -> None:
+        """Do what the client asks. Never raises for what it asks: what cannot be is answered."""
+        try:
+            await self._do(item)
+        except RemoteProtocolError as error:
+            event_id = None if isinstance(item, TalkConfigured) else item.event_id
+            await self._emit(Rejected(error.code, error.message, error.param, event_id))
+
+    async def _do(self, item: TalkInput) -> None:
+        match item:
+            case TalkConfigured(config):
+                assert config.duplex
+                self._duplex = config.duplex
+                self._ledger.acks_only = config.duplex.acks_only
+                await self._talk.handle(item)
+            case PlaybackAcked():
+                known, again = self._ledger.acknowledge(item)
+                await self._emit(known)
+                if again:
+                    await self._talk.heard_of([again])
+                if self.state == "assistant_playing" and not self._sounds():
+                    await self._become("playback_finished", "idle")
+            case BargeInAsked(reason):
+                await self._talk.speech_over_answer(takes_floor=True, reason=reason)
+                if self._sounds():
+                    await self._barge_in(reason)
+                    await self._talk.interrupt("turn_detected")
+            case ListenAsked(reason):
+                await self._talk.speech_over_answer(takes_floor=False, reason=reason)
+            case InputCancelled():
+                await self._raise_epoch()
+                await self._talk.interrupt("client_cancelled")
+                await self._become("input_cancelled", "idle")
+            case ResponseStopped(response_id):
+                if response_id is None or response_id in self._epochs:
+                    if not self.answering:
+                        await self._talk.handle(item)
+                        return
+                    await self._raise_epoch()
+                    await self._talk.interrupt("client_cancelled")
+                else:
+                    await self._talk.handle(item)
+            case TurnSignalled(event, payload):
+                await self._emit(TurnChanged(event, self.state, payload))
+            case _:
+                await self._talk.handle(item)
+
+    # --- from the conversation --------------------------------------------------------------------------------------------
+
+    async def _say(self, output: Output | TalkOutput) -> None:
+        match output:
+            case ResponseCreated(response):
+                if response.stored:
+                    self._epochs[response.id] = self.epoch
+                await self._emit(output)
+                if response.stored:
+                    await self._become("response_created", "assistant_generating")
+            case SoundSaid(at) | TextSaid(at) | ArgumentsSaid(at):
+                if self._epochs.get(at.response_id, self.epoch) < self.epoch:
+                    return
+                if at.response_id not in self._begun:
+                    self._begun.add(at.response_id)
+                    await self._emit(Spoke(at.response_id))
+                if isinstance(output, SoundSaid):
+                    self._ledger.take(output)
+                await self._emit(output)
+                if isinstance(output, SoundSaid) and self.state == "assistant_generating":
+                    await self._become("playback_started", "assistant_playing")
+            case PartDone():
+                self._ledger.take(output)
+                await self._emit(output)
+            case ResponseDone(response):
+                self._begun.discard(response.id)
+                await self._emit(output)
+                if self._epochs.pop(response.id, None) is not None and self.state == "assistant_generating":
+                    # Nothing of it sounds.
+                    await self._become("response_done", "idle")
+            case SpeechStarted():
+                await self._speech_started(output)
+            case SpeechStopped():
+                await self._emit(output)
+            case OverlapBegan():
+                self._ducked = True
+                await self._emit(TurnChanged("duck", self.state))
+            case OverlapDecided(_, takes_floor, reason):
+                await self._overlap_decided(takes_floor, reason)
+            case UserTurn():
+                await self._talk.heard_of(self._ledger.settle())
+                await self._emit(output)
+                await self._become("user_turn_committed", "user_committed")
+            case TranscriptDone(_, text):
+                await self._emit(output)
+                if not text.strip() and not self.answering:
+                    await self._emit(Listened("nothing_said"))
+                    await self._become("nothing_said", "idle")
+            case TurnCleared():
+                await self._raise_epoch()
+                await self._talk.interrupt("client_cancelled")
+                await self._emit(output)
+                await self._become("input_cleared", "idle")
+            case _:
+                await self._emit(output)
+
+    async def _speech_started(self, output: SpeechStarted) -> None:
+        if self._sounds():
+            if self._talk.config.interrupt_response:
+                if self.state != "barge_in":
+                    await self._barge_in("server_vad_speech_started")
+            else:
+                await self._emit(OverlapShown(self._duplex.policy, "listen", "policy_listen_only"))
+        await self._emit(output)
+        await self._become("user_speech_started", "user_speaking")
+
+    async def _overlap_decided(self, takes_floor: bool, reason: str) -> None:
+        if takes_floor:
+            await self._barge_in(reason)
+            return
+        await self._emit(OverlapShown(self._duplex.policy, "listen", reason))
+        await self._unduck()
+
+    async def _barge_in(self, reason: str) -> None:
+        """The user takes the floor: from here on nothing of the answer is sent."""
+        self._ducked = False
+        await self._raise_epoch()
+        await self._emit(OverlapShown(self._duplex.policy, "barge_in", reason))
+        await self._become("barge_in", "barge_in")
+
+    async def _unduck(self) -> None:
+        if self._ducked:
+            self._ducked = False
+            await self._emit(TurnChanged("unduck", self.state))
+
+    async def _raise_epoch(self) -> None:
+        self.epoch += 1
+        await self._emit(EpochRaised(self.epoch))
+
+    async def _become(self, event: str, state: TurnState) -> None:
+        self.state = state
+        await self._emit(TurnChanged(event, state))
+
+    def _sounds(self) -> bool:
+        return self.answering or self._ledger.sounding

@@ -1,0 +1,140 @@
+"""How much of each answer was heard, by what the client acknowledges, or by the clock where it never does. Pure: time comes in.
+
+The latest answer is open until the user's next turn is committed: until then an acknowledgement may still say how much of it was heard, even
+after it was cut. After that it is history, and an acknowledgement comes too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from antiphon.duplex_events import Cursors, PlaybackAcked, PlaybackKnown
+from antiphon.errors import RemoteProtocolError
+from antiphon.talk_events import PartDone, Place, SoundSaid, TalkOutput
+
+NOTHING = Cursors()
+# Answers whose cursors are remembered; an acknowledgement of an older one is of nothing.
+MOST = 64
+
+
+@dataclass(slots=True)
+class _Sound:
+    """The sound of one item."""
+
+    at: Place
+    begun_s: float
+    generated_s: float = 0.0
+    cursors: Cursors = NOTHING
+    complete: bool = False
+    cut: bool = False
+    open: bool = True
+
+    @property
+    def generated_ms(self) -> int:
+        return round(self.generated_s * 1000)
+
+
+class Ledger:
+    """`clock`: monotonic seconds. `acks_only`: see Duplex. As a Playback it says what was heard of what is cut."""
+
+    def __init__(self, clock: Callable[[], float], *, acks_only: bool = False) -> None:
+        self.acks_only = acks_only
+        self._clock = clock
+        # By item, oldest first. Bound: MOST.
+        self._sounds: dict[str, _Sound] = {}
+        # The client acknowledges: then its word is all that counts.
+        self._acknowledges = False
+
+    @property
+    def sounding(self) -> bool:
+        """Some of what was given to the client has not been heard yet."""
+        return any(s.open and not s.cut and self._heard_ms(s) < s.generated_ms for s in self._sounds.values())
+
+    def cursors(self, item_id: str) -> Cursors:
+        """Of an item's sound so far."""
+        sound = self._sounds.get(item_id)
+        return (
+            replace(sound.cursors, generated_ms=sound.generated_ms, sent_ms=sound.generated_ms) if sound else Cursors()
+        )
+
+    def take(self, output: TalkOutput) -> None:
+        """What is told to the client, in order."""
+        match output:
+            case SoundSaid(at, pcm, rate_hz):
+                if at.item_id not in self._sounds:
+                    self._sounds[at.item_id] = _Sound(at, self._clock())
+                    while len(self._sounds) > MOST:
+                        del self._sounds[next(iter(self._sounds))]
+                self._sounds[at.item_id].generated_s += len(pcm) / rate_hz
+            case PartDone(at) if at.item_id in self._sounds:
+                self._sounds[at.item_id].complete = True
+            case _:
+                return
+
+    def acknowledge(self, ack: PlaybackAcked) -> tuple[PlaybackKnown, tuple[Place, int] | None]:
+        """Move the cursors. With it, where the item has to be cut anew: its place, and the milliseconds heard.
+
+        Raises RemoteProtocolError: playback_item_not_found, playback_item_mismatch, playback_ack_too_late.
+        """
+        sound = self._find(ack)
+        if not sound.open:
+            raise RemoteProtocolError("playback_ack_too_late", "A later turn of the user has been committed.")
+        self._acknowledges = True
+        most, had = sound.generated_ms, sound.cursors
+        played = min(max(had.played_ms, ack.played_ms), most)
+        committed = min(max(had.committed_ms, ack.committed_ms), most)
+        sound.cursors = Cursors(most, most, played, committed)
+        again = (sound.at, committed) if sound.cut and committed != had.committed_ms else None
+        kept = sound.cut or (sound.complete and committed >= most)
+        at = sound.at
+        return PlaybackKnown(at.response_id, at.item_id, played, committed, sound.cursors, kept), again
+
+    def silence(self) -> list[tuple[Place, int]]:
+        """See Playback."""
+        cut = []
+        for sound in self._sounds.values():
+            heard_ms = self._heard_ms(sound)
+            if sound.open and not sound.cut and (not sound.complete or heard_ms < sound.generated_ms):
+                sound.cut = True
+                cut.append((sound.at, heard_ms))
+        return cut
+
+    def settle(self) -> list[tuple[Place, int]]:
+        """A turn of the user is committed: what answers came before it is history. What is to be cut of them for that."""
+        cut = []
+        for sound in self._sounds.values():
+            if sound.open and sound.complete:
+                sound.open = False
+                if self.acks_only and not sound.cut and sound.cursors.committed_ms < sound.generated_ms:
+                    sound.cut = True
+                    cut.append((sound.at, sound.cursors.committed_ms))
+        return cut
+
+    def _heard_ms(self, sound: _Sound) -> int:
+        if self._acknowledges or self.acks_only:
+            return sound.cursors.committed_ms
+        # Played as it came, from when it came.
+        return min(sound.generated_ms, round((self._clock() - sound.begun_s) * 1000))
+
+    def _find(self, ack: PlaybackAcked) -> _Sound:
+        if ack.response_id is None and ack.item_id is None:
+            for sound in reversed(self._sounds.values()):
+                if sound.open:
+                    return sound
+            raise RemoteProtocolError("playback_item_not_found", "No answer has sounded that is not history.")
+        for sound in reversed(self._sounds.values()):
+            of_response = ack.response_id == sound.at.response_id
+            # Clients make an item's id of its response's.
+            of_item = ack.item_id in (sound.at.item_id, f"item_{sound.at.response_id}")
+            if of_item and ack.response_id is not None and not of_response:
+                raise RemoteProtocolError(
+                    "playback_item_mismatch", f"The item {ack.item_id} is not of the response {ack.response_id}."
+                )
+            if of_item or (of_response and ack.item_id is None):
+                return sound
+            if of_response:
+                raise RemoteProtocolError(
+                    "playback_item_mismatch", f"The response {ack.response_id} has no sound in an item {ack.item_id}."
+                )
+        raise RemoteProtocolError("playback_item_not_found", f"There is no sound of {ack.response_id or ack.item_id}.")

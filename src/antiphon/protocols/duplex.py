@@ -1,0 +1,472 @@
+"""Full duplex: docs/wire/duplex.md. OpenAI's conversation and what goes beyond it: epochs, overlap, playback, turn states. Sans-IO.
+
+The first frame opens the session; until then nothing is said. Frames with an answer's words and sound carry their epoch, so that what is not
+sent yet can be thrown away when it is raised. Frames are numbered as they are sent (journal.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.pcm import Resampler
+from antiphon.duplex_events import (
+    BargeInAsked,
+    Duplex,
+    EpochRaised,
+    InputCancelled,
+    ListenAsked,
+    Listened,
+    OverlapShown,
+    PlaybackAcked,
+    PlaybackKnown,
+    Spoke,
+    TurnChanged,
+    TurnSignalled,
+    Unanswered,
+)
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import AudioAppended, AudioCleared, AudioCommitted, Output, ServerVad, SessionEnding
+from antiphon.protocols.duplex_session import (
+    CODES,
+    RETRYABLE,
+    Form,
+    capabilities,
+    conversation_update,
+    duplex_fields,
+    input_format,
+    output_format,
+    own_update,
+    sound_format,
+    video_frames,
+)
+from antiphon.protocols.duplex_sound import AnswerSounds, decoder
+from antiphon.protocols.openai_realtime import COMPLETE_MS, EAGERNESS_MS, EVENTS, OpenAIRealtime
+from antiphon.protocols.realtime_items import at as where
+from antiphon.protocols.realtime_items import session_field
+from antiphon.protocols.wire import MediaFrame, decode_base64, frame, require, typed
+from antiphon.talk_events import (
+    Item,
+    ItemCreated,
+    Part,
+    PartDone,
+    Place,
+    ResponseAsked,
+    ResponseCreated,
+    ResponseDone,
+    ResponseStopped,
+    SoundSaid,
+    TalkConfigured,
+    TalkOutput,
+    TextSaid,
+)
+from antiphon.turn.backchannel import is_backchannel
+
+ALIASES = {
+    "input.audio.append": "input_audio_buffer.append",
+    "push_chunk": "input_audio_buffer.append",
+    "input.text.append": "push_text",
+    "input_text.append": "push_text",
+    "signal_turn": "turn.signal",
+    "audio.playback_ack": "playback.ack",
+    "close_session": "session.close",
+    "close": "session.close",
+    "session.create": "session.update",
+}
+_INTERRUPTS, _LISTENS = ("barge_in", "interrupt", "cancel"), ("listen", "continue", "continue_output", "ack")
+_DROPS = ("drop", "ignore", "silence")
+
+
+@dataclass(slots=True)
+class DuplexDialect(OpenAIRealtime):
+    """One connection. `own`: the session's fields that a conversation does not have. `resume_token`: what resumes it, if anything does."""
+
+    own: dict[str, Any] = field(default_factory=duplex_fields)
+    resume_token: str | None = None
+    epoch: int = 0
+    # Why the client wants to leave, once it has said so.
+    closing: str | None = None
+    _bytes: int = 2
+    _sounds: AnswerSounds = field(default_factory=AnswerSounds)
+    _epochs: dict[str, int] = field(default_factory=dict)
+
+    # --- the session ------------------------------------------------------------------------------------------------------
+
+    def begin(self, model: str) -> None:
+        """Set the defaults for the model the URL named (as the client spells it)."""
+        OpenAIRealtime.begin(self, model)
+        self.audio = self.audio | {"turn_detection": None}
+        self.fields["output"] = self.fields["output"] | {"format": {"type": "pcm16", "rate": 24000}}
+        self._set_sound({"type": "pcm16", "rate": SAMPLE_RATE_HZ})
+
+    def open(self, session: Mapping[str, Any] | None = None) -> None:
+        """Open it, as a first `session.update` asks where there was one. Raises RemoteProtocolError."""
+        if session is not None:
+            self._take(dict(session))
+        self._ask(self.configured())
+        token = {"resume_token": self.resume_token} if self.resume_token else {}
+        self._tell("session.created", session_id=self.session_id, session=self.session(), **token)
+
+    def session(self) -> dict[str, Any]:
+        """The whole session, in the flat names of this dialect."""
+        f = self.fields
+        form, out = self.audio["format"], f["output"]
+        return {
+            "id": self.session_id,
+            "session_id": self.session_id,
+            "object": "realtime.session",
+            "type": "realtime",
+            "model": self.model,
+            "expires_at": self.expires_at,
+            "modalities": ["audio", "text"] if f["output_modalities"] == ["audio"] else ["text"],
+            "instructions": f["instructions"],
+            "voice": out["voice"],
+            "input_audio_format": form["type"],
+            "output_audio_format": out["format"]["type"],
+            "sample_rate_hz": form["rate"],
+            "audio": {
+                "input": {"format": form["type"], "sample_rate_hz": form["rate"]},
+                "output": {
+                    "format": out["format"]["type"],
+                    "sample_rate_hz": out["format"]["rate"],
+                    "voice": out["voice"],
+                    "speed": out["speed"],
+                },
+            },
+            "turn_detection": self.audio["turn_detection"],
+            "input_audio_transcription": self.audio["transcription"],
+            "tools": f["tools"],
+            "tool_choice": f["tool_choice"],
+            "max_response_output_tokens": f["max_output_tokens"],
+            **{k: v for k, v in self.own.items() if k != "ref_audio"},
+            "epoch": self.epoch,
+            "capabilities": capabilities(speaks=bool(self.voices), resumes=self.resume_token is not None),
+        }
+
+    def configured(self) -> Any:
+        """The configuration in force."""
+        config = OpenAIRealtime.configured(self).config
+        own, vad = self.own, self.audio["turn_detection"] or {}
+        listening = config.listening
+        if not vad:
+            # Null: the partner decides, which a cascade does by meaning.
+            listening = replace(listening, turn=ServerVad(0.5, 300, COMPLETE_MS, EAGERNESS_MS["medium"]))
+        policy = own["overlap_policy"]
+        return TalkConfigured(
+            replace(
+                config,
+                listening=replace(listening, partials=True),
+                create_response=self._auto_response,
+                interrupt_response=vad.get("interrupt_response") is not False and policy != "listen_only",
+                transcribes=True,
+                weighs_overlap=policy == "auto",
+                duplex=Duplex(policy, acks_only=own["playback_commit_policy"] == "ack_only"),
+            )
+        )
+
+    @property
+    def _auto_response(self) -> bool:
+        vad = self.audio["turn_detection"] or {}
+        return self.own["extra_body"].get("auto_response") is not False and vad.get("create_response") is not False
+
+    @property
+    def idle_s(self) -> float:
+        """After this long without a frame from the client the session expires."""
+        return float(self.own["idle_timeout_s"])
+
+    def _take(self, session: dict[str, Any]) -> None:
+        """Check an update whole, then put it in force."""
+        own = own_update(session)
+        fields, given, output = conversation_update(session)
+        audio = dict(self.audio)
+        for key, value in given.items():
+            audio[key] = self._checked_input(key, value)
+        merged = dict(self.fields)
+        for key, value in fields.items():
+            merged[key] = session_field(key, value, speaks=bool(self.voices))
+        form, out_form = input_format(session, audio["format"]), output_format(session, merged["output"]["format"])
+        if output:
+            merged["output"] = self._output(output)
+        merged["output"] = merged["output"] | {"format": out_form}
+        if own.get("ref_audio") is not None:
+            self.stand_in("a voice cloned from ref_audio", merged["output"]["voice"] or "nobody")
+        self.audio, self.fields, self.own = audio, merged, self.own | own
+        if isinstance(session.get("model"), str) and session["model"]:
+            self.model = session["model"]
+        if form != self.audio["format"]:
+            self._flush()
+            self._set_sound(form)
+
+    def _checked_input(self, key: str, value: Any) -> Any:
+        param = f"session.{key}"
+        if key != "turn_detection" or value is None:
+            return self._checked(key, value, param)
+        given = dict(typed(value, dict, param))
+        least_ms = given.pop("min_speech_duration_ms", 96)
+        if given.get("type", "server_vad") not in ("server_vad", "semantic_vad"):
+            raise RemoteProtocolError(
+                "unsupported_turn_detection", "Turn detection is null, server_vad or semantic_vad.", f"{param}.type"
+            )
+        checked = self._checked(key, given, param)
+        return checked | ({"min_speech_duration_ms": least_ms} if checked["type"] == "server_vad" else {})
+
+    def _set_sound(self, form: Form) -> None:
+        self.audio = self.audio | {"format": form}
+        self._decode, self._bytes = decoder(form)
+        self._resampler = Resampler(form["rate"], SAMPLE_RATE_HZ)
+
+    # --- from the client --------------------------------------------------------------------------------------------------
+
+    def _receive(self, data: str | bytes) -> None:
+        try:
+            event = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise RemoteProtocolError("invalid_json", "The event is not valid JSON.") from None
+        if not isinstance(event, dict):
+            raise RemoteProtocolError("bad_event", "An event is a JSON object.")
+        mine = event.get("event_id")
+        self._event_id = mine if isinstance(mine, str) else None
+        self.event(event)
+
+    def event(self, event: dict[str, Any]) -> None:
+        """One event, decoded. Raises RemoteProtocolError."""
+        name = require(event, "type", str, "type")
+        match ALIASES.get(name, name):
+            case "session.update":
+                session = event.get("session")
+                self._take(session if isinstance(session, dict) else {k: v for k, v in event.items() if k != "type"})
+                self._ask(self.configured())
+                self._tell("session.updated", session_id=self.session_id, session=self.session())
+            case "session.heartbeat":
+                self._tell("session.heartbeat_ack", session_id=self.session_id)
+            case "session.close":
+                reason = event.get("reason")
+                self.closing = reason if isinstance(reason, str) and reason else "client_close"
+            case "input_audio_buffer.append":
+                self._append_event(event)
+            case "input_audio_buffer.commit" | "input.commit":
+                self._commit(event, default=True if name == "input.commit" else None)
+            case "push_text":
+                text = require(event, "text", str, "text")
+                self._ask(
+                    ItemCreated(Item(self.new_id("item_"), parts=[Part("input_text", text)]), None, self._event_id)
+                )
+                if self._auto_response:
+                    self._ask(ResponseAsked(event_id=self._event_id))
+            case "input.cancel":
+                self._resampler.flush()
+                self._ask(InputCancelled(self._event_id))
+                self._queue(AudioCleared())
+            case "barge_in":
+                self._ask(BargeInAsked("client_barge_in", self._event_id))
+            case "playback.ack":
+                self._ack(event)
+            case "turn.signal":
+                self._signal(event)
+            case kind if kind in EVENTS:
+                if (
+                    kind.startswith("conversation.item.")
+                    and kind != "conversation.item.create"
+                    and not event.get("item_id")
+                ):
+                    raise RemoteProtocolError("missing_item_id", f"{kind} needs an item_id.", "item_id")
+                if kind == "conversation.item.truncate":
+                    event = {"content_index": 0} | event
+                OpenAIRealtime._receive(self, msgspec.json.encode(event))
+            case kind:
+                raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
+
+    def _append_event(self, event: dict[str, Any]) -> None:
+        form = sound_format(event.get("format"), event.get("sample_rate_hz"), self.audio["format"])
+        if form != self.audio["format"]:
+            self._flush()
+            self._set_sound(form)
+        if event.get("video_frames") is not None:
+            video_frames(event["video_frames"])
+        pcm = self._pcm(require(event, "audio", str, "audio"))
+        if self._overlap(event):
+            pcm = np.zeros_like(pcm)
+        if len(pcm):
+            self._queue(AudioAppended(pcm))
+
+    def _pcm(self, text: str) -> Pcm:
+        try:
+            data = decode_base64(text)
+        except ValueError:
+            raise RemoteProtocolError("bad_audio", "Sound comes in base64.", "audio") from None
+        if len(data) > self.max_append_bytes or len(data) % self._bytes:
+            raise RemoteProtocolError(
+                "bad_audio",
+                f"{len(data)} bytes are no whole number of samples, or over {self.max_append_bytes}.",
+                "audio",
+            )
+        pcm = self._decode(data)
+        if not np.isfinite(pcm).all():
+            raise RemoteProtocolError("bad_audio", "A sample is not a finite number.", "audio")
+        return self._resampler.feed(pcm)
+
+    def _overlap(self, event: dict[str, Any]) -> bool:
+        """What the client says of sound over an answer; True: the sound is to be dropped. The first that matches."""
+        if not self._epochs:
+            return False
+        action = event.get("overlap_action", event.get("overlap"))
+        action = action.strip().lower() if isinstance(action, str) else None
+        if action in _INTERRUPTS:
+            self._ask(BargeInAsked("client_overlap_action", self._event_id))
+        elif action in _LISTENS:
+            self._ask(ListenAsked("client_overlap_action", self._event_id))
+        elif action in _DROPS:
+            self._decided("drop", "client_overlap_action")
+            return True
+        elif event.get("force_barge_in") is True:
+            self._ask(BargeInAsked("client_force_barge_in", self._event_id))
+        elif event.get("force_listen") is True:
+            self._ask(ListenAsked("client_force_listen", self._event_id))
+        elif event.get("is_speech") is False:
+            return True
+        elif isinstance(event.get("transcript"), str) and event["transcript"] and is_backchannel(event["transcript"]):
+            self._ask(ListenAsked("short_ack_transcript", self._event_id))
+        return False
+
+    def _commit(self, event: dict[str, Any], default: bool | None) -> None:
+        self._flush()
+        final = event.get("final") is not False
+        answer = event.get("response_create", event.get("create_response", default))
+        if final and answer is False and self._auto_response:
+            self._ask(Unanswered(self._event_id))
+        self._queue(AudioCommitted(final))
+        if final and answer is True and not self._auto_response:
+            self._ask(ResponseAsked(event_id=self._event_id))
+
+    def _ack(self, event: dict[str, Any]) -> None:
+        played = _milliseconds(require(event, "played_ms", (int, float), "played_ms"), "played_ms")
+        committed = event.get("committed_ms")
+        response_id, item_id = (typed(event.get(k), (str, type(None)), k) or None for k in ("response_id", "item_id"))
+        heard = played if committed is None else _milliseconds(committed, "committed_ms")
+        self._ask(PlaybackAcked(played, heard, response_id, item_id, self._event_id))
+
+    def _signal(self, event: dict[str, Any]) -> None:
+        name = require(event, "event", str, "event")
+        payload = typed(event.get("payload") or {}, dict, "payload")
+        match name:
+            case "barge_in" | "input.cancel" | "conversation.item.create" | "conversation.item.delete":
+                self.event(payload | {"type": name})
+            case "conversation.item.truncate" | "conversation.item.retrieve" | "session.update":
+                self.event(payload | {"type": name})
+            case "response.cancel":
+                wanted = payload.get("response_id", event.get("response_id"))
+                self._ask(ResponseStopped(typed(wanted, (str, type(None)), "response_id"), self._event_id))
+            case _:
+                self._ask(TurnSignalled(name, payload, self._event_id))
+
+    # --- to the client ----------------------------------------------------------------------------------------------------
+
+    def send(self, output: Output | TalkOutput) -> None:
+        """Queue the frames of an output."""
+        here = {"session_id": self.session_id, "epoch": self.epoch}
+        match output:
+            case EpochRaised(epoch):
+                self.epoch = epoch
+            case TurnChanged(event, state, payload):
+                more = {"payload": payload} if payload else {}
+                self._tell("turn.event", **here, event=event, turn_state=state, **more)
+            case OverlapShown(policy, action, reason, facts):
+                self._tell(
+                    "overlap.decision", **here, policy=policy, action=action, reason=reason, metadata=dict(facts)
+                )
+            case Spoke(response_id):
+                self._tell("response.speak", **here, response_id=response_id, metadata={})
+            case Listened(reason):
+                shown = {"object": "realtime.response", "status": "listening", "metadata": {"reason": reason}}
+                self._tell("response.listen", **here, response=shown)
+            case PlaybackKnown(response_id, item_id, played_ms, committed_ms, cursors, kept):
+                known = here | {"type": "playback.acknowledged", "response_id": response_id, "item_id": item_id}
+                known |= {"played_ms": played_ms, "committed_ms": committed_ms, "playback": asdict(cursors)}
+                self._tell("playback.acknowledged", event=known | {"history_committed": kept})
+            case ResponseCreated(response):
+                self._epochs[response.id] = self.epoch
+                self._tell("response.created", response_id=response.id, response=self._shown(response))
+            case ResponseDone(response):
+                self._epochs.pop(response.id, None)
+                for item in response.output:
+                    self._sounds.forget(item.id)
+                self._tell("response.done", response_id=response.id, response=self._shown(response))
+            case TextSaid(at, text, spoken):
+                name = "output_audio_transcript" if spoken else "output_text"
+                self._sounds.text(at.item_id, text)
+                self._tell_media(at, f"response.{name}.delta", delta=text)
+            case SoundSaid(at, pcm, rate_hz, words):
+                self._spoken = True
+                form = self.fields["output"]["format"]
+                if delta := self._sounds.sound(at.item_id, pcm, rate_hz, words, form):
+                    self._tell_media(at, "response.output_audio.delta", **delta)
+            case PartDone(at, part):
+                if part.kind == "output_audio":
+                    delta = self._sounds.end(at.item_id, self.fields["output"]["format"])
+                    self._tell_media(at, "response.output_audio.delta", **delta)
+                OpenAIRealtime._part_done(self, at, part)
+            case SessionEnding(code, message):
+                OpenAIRealtime.send(self, output)
+                kind = "session.expired" if code in ("session_expired", "idle_timeout") else "session.closed"
+                self._tell(kind, session_id=self.session_id, reason=CODES.get(code, code), message=message)
+            case _:
+                OpenAIRealtime.send(self, output)
+
+    def closed(self) -> None:
+        """The client's close was carried out."""
+        self._tell("session.closed", session_id=self.session_id, reason=self.closing or "closed")
+
+    def _tell_media(self, at: Place, kind: str, *, metadata: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        """A frame that is worth nothing once its epoch has passed."""
+        epoch = self._epochs.get(at.response_id, self.epoch)
+        if epoch < self.epoch:
+            return
+        facts = {"session_id": self.session_id, "epoch": epoch, "end_of_turn": False} | dict(metadata or {})
+        text = frame(type=kind, event_id=self.new_id("event_"), **where(at), **fields, metadata=facts)
+        self._frames.append(MediaFrame(text, epoch))
+
+    def _decided(self, action: str, reason: str) -> None:
+        self._tell(
+            "overlap.decision",
+            session_id=self.session_id,
+            epoch=self.epoch,
+            policy=self.own["overlap_policy"],
+            action=action,
+            reason=reason,
+            metadata={},
+        )
+
+    def _error(self, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error") -> None:
+        code = CODES.get(code, code)
+        error: dict[str, Any] = {
+            "type": "rate_limit_error" if code in RETRYABLE else kind,
+            "code": code,
+            "message": message,
+        }
+        error |= {"retryable": True} if code in RETRYABLE else {}
+        error |= {"param": param} if param else {}
+        error |= {"event_id": self._event_id} if self._event_id else {}
+        self._tell("error", error=error)
+
+    def reject(self, error: RemoteProtocolError, event_id: str | None) -> None:
+        """Answer what the client did wrong."""
+        self._event_id = event_id
+        self._error(error.code, error.message, error.param)
+        self._event_id = None
+
+    def too_large(self, most: int) -> None:
+        """A frame over the server's limit came: the connection ends after this."""
+        self._event_id = None
+        self._error("event_too_large", f"The event is larger than {most} bytes.")
+
+
+def _milliseconds(value: Any, param: str) -> int:
+    typed(value, (int, float), param)
+    if not 0 <= value < 1e9:
+        raise RemoteProtocolError("bad_event", f"'{param}' is a number of milliseconds from 0 on.", param)
+    return int(value)

@@ -1,0 +1,183 @@
+"""A duplex session's own fields, formats and capabilities, taken out of what its client sends. Pure."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from binascii import Error as NoBase64
+from typing import Any
+
+from antiphon.errors import RemoteProtocolError
+from antiphon.protocols.wire import number, typed
+
+Form = dict[str, Any]
+# What a conversation calls an error, and what it is called here.
+CODES = {
+    "invalid_type": "bad_event",
+    "invalid_value": "bad_event",
+    "unknown_parameter": "bad_event",
+    "missing_required_parameter": "bad_event",
+    "input_audio_buffer_commit_empty": "input_audio_buffer_empty",
+    "conversation_already_has_active_response": "response_already_active",
+    "item_retrieve_invalid_item_id": "item_not_found",
+    "item_delete_invalid_item_id": "item_not_found",
+    "item_truncate_invalid_item_id": "item_not_found",
+    "input_audio_buffer_overflow": "input_backpressure",
+    "rate_limit_exceeded": "resource_exhausted",
+}
+RETRYABLE = frozenset({"resource_exhausted", "input_backpressure"})
+
+POLICIES = ("listen_only", "barge_in_on_speech", "auto")
+COMMITS = ("commit_all_on_done", "ack_only")
+_IN = ("pcm16", "pcm_f32le", "g711_ulaw", "g711_alaw")
+_OUT = (*_IN, "wav")
+_SPELLINGS = {
+    "pcm": "pcm16", "pcm_s16le": "pcm16", "s16le": "pcm16", "audio/pcm": "pcm16", "pcm_f32": "pcm_f32le", "f32le": "pcm_f32le",
+    "float32": "pcm_f32le", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw", "audio/wav": "wav",
+}  # fmt: skip
+LEAST_HZ, MOST_HZ = 8000, 192_000
+MAX_FRAMES = 2
+CHUNK_PERIOD_MS = 100
+TARGET_BARGE_IN_MS = 300
+
+
+def duplex_fields() -> dict[str, Any]:
+    """The fields a duplex session has beside a conversation's, with their defaults."""
+    return {
+        "overlap_policy": "auto",
+        "overlap_short_ack_ms": 700,
+        "overlap_barge_in_ms": 1200,
+        "overlap_silence_rms": 0.003,
+        "playback_commit_policy": "commit_all_on_done",
+        "idle_timeout_s": 300.0,
+        "temperature": None,
+        "ref_audio": None,
+        "metadata": None,
+        "extra_body": {"auto_response": True},
+    }
+
+
+def capabilities(*, speaks: bool, resumes: bool) -> dict[str, Any]:
+    """What a cascade of models can do as a duplex partner."""
+    return {
+        "implementation_level": "turn_based_duplex",
+        "input_modes": ["audio", "text"],
+        "chunk_period_ms": CHUNK_PERIOD_MS,
+        "required_modalities": ["audio"],
+        "optional_modalities": ["text"],
+        "output_modalities": ["audio", "text"] if speaks else ["text"],
+        "supports_barge_in": True,
+        "supports_session_resume": resumes,
+        "supports_audio_truncate": True,
+        "supports_kv_lease": True,
+        "target_barge_in_latency_ms": TARGET_BARGE_IN_MS,
+    }
+
+
+def own_update(session: dict[str, Any]) -> dict[str, Any]:
+    """The session's own fields of an update, checked. Raises RemoteProtocolError."""
+    out: dict[str, Any] = {}
+    for key, allowed in (("overlap_policy", POLICIES), ("playback_commit_policy", COMMITS)):
+        if session.get(key) is not None:
+            if session[key] not in allowed:
+                raise RemoteProtocolError(
+                    "bad_event", f"Invalid value for 'session.{key}': one of {', '.join(allowed)}.", f"session.{key}"
+                )
+            out[key] = session[key]
+    for key, low, high in (
+        ("overlap_short_ack_ms", 0, 10_000),
+        ("overlap_barge_in_ms", 0, 10_000),
+        ("overlap_silence_rms", 0, 1),
+        ("idle_timeout_s", 1, 86_400),
+        ("temperature", 0, 2),
+    ):
+        if session.get(key) is not None:
+            out[key] = number(session[key], f"session.{key}", low, high)
+    for key, kinds in (("ref_audio", (str, dict)), ("metadata", (dict,)), ("extra_body", (dict,))):
+        if session.get(key) is not None:
+            out[key] = typed(session[key], kinds, f"session.{key}")
+    return out
+
+
+def conversation_update(session: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What of an update a conversation knows, in its GA names: the session's fields, its input's, its output's voice and speed."""
+    fields: dict[str, Any] = {
+        k: session[k] for k in ("instructions", "tools", "tool_choice", "truncation") if k in session
+    }
+    modalities = session.get("modalities", session.get("output_modalities"))
+    if modalities is not None:
+        fields["output_modalities"] = (
+            ["audio"] if "audio" in typed(modalities, list, "session.modalities") else ["text"]
+        )
+    for key in ("max_response_output_tokens", "max_output_tokens"):
+        if key in session:
+            fields["max_output_tokens"] = session[key]
+    given_in, given_out = _audio(session, "input"), _audio(session, "output")
+    given: dict[str, Any] = {
+        k: given_in[k] for k in ("transcription", "noise_reduction", "turn_detection") if k in given_in
+    }
+    for key, name in (("input_audio_transcription", "transcription"), ("turn_detection", "turn_detection")):
+        if key in session:
+            given[name] = session[key]
+    output: dict[str, Any] = {k: given_out[k] for k in ("voice", "speed") if k in given_out}
+    output |= {k: session[k] for k in ("voice", "speed") if session.get(k) is not None}
+    return fields, given, output
+
+
+def input_format(session: dict[str, Any], before: Form) -> Form:
+    """The sound the client sends, by any of the names it may have in an update."""
+    given = _audio(session, "input")
+    kind = session.get("input_audio_format", given.get("format"))
+    rate = session.get("sample_rate_hz", given.get("sample_rate_hz"))
+    return sound_format(kind, rate, before, _IN, "session.input_audio_format")
+
+
+def output_format(session: dict[str, Any], before: Form) -> Form:
+    """The sound the client gets."""
+    given = _audio(session, "output")
+    kind = session.get("output_audio_format", given.get("format"))
+    return sound_format(kind, given.get("sample_rate_hz"), before, _OUT, "session.output_audio_format")
+
+
+def sound_format(kind: Any, rate: Any, before: Form, allowed: tuple[str, ...] = _IN, param: str = "format") -> Form:
+    """`{"type", "rate"}`; what is not given is as before. Raises RemoteProtocolError (unsupported_audio_format)."""
+    if isinstance(kind, dict):
+        kind, rate = kind.get("type"), kind.get("rate", rate)
+    name = before["type"] if kind is None else _SPELLINGS.get(kind, kind) if isinstance(kind, str) else kind
+    if name not in allowed:
+        raise RemoteProtocolError(
+            "unsupported_audio_format",
+            f"Sound of the format '{name}' is not supported: {', '.join(allowed)} are.",
+            param,
+        )
+    hz = before["rate"] if rate is None else rate
+    if name != before["type"] and rate is None and name.startswith("g711"):
+        hz = 8000
+    if not isinstance(hz, int) or isinstance(hz, bool) or not LEAST_HZ <= hz <= MOST_HZ:
+        raise RemoteProtocolError(
+            "unsupported_audio_format", f"A sample rate of {hz} is not supported: {LEAST_HZ} to {MOST_HZ} are.", param
+        )
+    return {"type": name, "rate": hz}
+
+
+def video_frames(value: Any) -> tuple[bytes, ...]:
+    """At most two JPEG or PNG images in base64. Raises RemoteProtocolError (invalid_video_frames)."""
+    if not isinstance(value, list) or len(value) > MAX_FRAMES:
+        raise RemoteProtocolError("invalid_video_frames", f"At most {MAX_FRAMES} images in base64.", "video_frames")
+    frames = []
+    for text in value:
+        try:
+            data = b64decode(text.partition(";base64,")[2] if text.startswith("data:") else text, validate=True)
+        except (AttributeError, NoBase64, ValueError):
+            data = b""
+        if not data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")):
+            raise RemoteProtocolError(
+                "invalid_video_frames", "A frame is a JPEG or PNG image in base64.", "video_frames"
+            )
+        frames.append(data)
+    return tuple(frames)
+
+
+def _audio(session: dict[str, Any], side: str) -> dict[str, Any]:
+    audio = typed(session.get("audio") or {}, dict, "session.audio")
+    found: dict[str, Any] = typed(audio.get(side) or {}, dict, f"session.audio.{side}")
+    return found
