@@ -77,6 +77,8 @@ class DuplexSession:
         self._epochs: dict[str, int] = {}
         self._begun: set[str] = set()
         self._ducked = False
+        # Inputs that were cancelled and whose sound is still to be cleared.
+        self._cancelled = 0
 
     @property
     def audio_s(self) -> float:
@@ -129,6 +131,7 @@ class DuplexSession:
             case ListenAsked(reason):
                 await self._talk.speech_over_answer(takes_floor=False, reason=reason)
             case InputCancelled():
+                self._cancelled += 1
                 await self._raise_epoch()
                 await self._talk.interrupt("client_cancelled")
                 await self._become("input_cancelled", "idle")
@@ -195,6 +198,11 @@ class DuplexSession:
                     await self._emit(Listened("nothing_said"))
                     await self._become("nothing_said", "idle")
             case TurnCleared():
+                if self._cancelled:
+                    # The sound of an input that was cancelled; the rest was done at once.
+                    self._cancelled -= 1
+                    await self._emit(output)
+                    return
                 await self._raise_epoch()
                 await self._talk.interrupt("client_cancelled")
                 await self._emit(output)
@@ -204,13 +212,16 @@ class DuplexSession:
 
     async def _speech_started(self, output: SpeechStarted) -> None:
         if self._sounds():
-            if self._talk.config.interrupt_response:
+            if self._talk.interruptible:
                 if self.state != "barge_in":
                     await self._barge_in("server_vad_speech_started")
             else:
-                await self._emit(OverlapShown(self._duplex.policy, "listen", "policy_listen_only"))
+                await self._emit(OverlapShown(self._duplex.policy, "listen", self._why_not()))
         await self._emit(output)
         await self._become("user_speech_started", "user_speaking")
+
+    def _why_not(self) -> str:
+        return "client_overlap_action" if self._talk.config.interrupt_response else "policy_listen_only"
 
     async def _overlap_decided(self, takes_floor: bool, reason: str) -> None:
         if takes_floor:

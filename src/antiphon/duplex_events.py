@@ -15,11 +15,14 @@ TurnState = Literal["idle", "user_speaking", "user_committed", "assistant_genera
 class Duplex:
     """How speech over an answer is taken, and when an answer counts as heard.
 
-    `auto`: the voice is ducked at once, and within DECIDE_S (overlap.py) the speech is taken for an acknowledgement, or stops the voice.
+    `auto`: the voice is ducked at once, and within DECIDE_S (overlap.py) the speech is taken for an acknowledgement, or stops the voice:
+    what was no longer than `short_ack_ms` is one until its words say otherwise; what sounds like one and goes on for `barge_in_ms` is none.
     `acks_only`: of an answer that was played to its end too, only what was acknowledged was heard.
     """
 
     policy: OverlapPolicy = "auto"
+    short_ack_ms: int = 700
+    barge_in_ms: int = 1200
     acks_only: bool = False
 
 

@@ -48,8 +48,11 @@ class Ledger:
 
     @property
     def sounding(self) -> bool:
-        """Some of what was given to the client has not been heard yet."""
-        return any(s.open and not s.cut and self._heard_ms(s) < s.generated_ms for s in self._sounds.values())
+        """Some of what was given to the client has not been heard yet, neither by its word nor by the clock."""
+        return any(
+            s.open and not s.cut and max(self._heard_ms(s), self._by_clock_ms(s)) < s.generated_ms
+            for s in self._sounds.values()
+        )
 
     def cursors(self, item_id: str) -> Cursors:
         """Of an item's sound so far."""
@@ -114,7 +117,10 @@ class Ledger:
     def _heard_ms(self, sound: _Sound) -> int:
         if self._acknowledges or self.acks_only:
             return sound.cursors.committed_ms
-        # Played as it came, from when it came.
+        return self._by_clock_ms(sound)
+
+    def _by_clock_ms(self, sound: _Sound) -> int:
+        """If it is played as it comes, from when it came."""
         return min(sound.generated_ms, round((self._clock() - sound.begun_s) * 1000))
 
     def _find(self, ack: PlaybackAcked) -> _Sound:

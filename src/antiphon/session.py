@@ -115,6 +115,13 @@ class TranscriptionSession:
         """Somebody speaks now: a turn is open, and not in a pause."""
         return self._segmenter.window is not None and self._segmenter.quiet_since is None
 
+    @property
+    def spoken_ms(self) -> int:
+        """How long the open turn has been spoken, without the pause it is in; 0 without one."""
+        window, quiet = self._segmenter.window, self._segmenter.quiet_since
+        end = self._segmenter.now if quiet is None else quiet
+        return (end - window.start) * 1000 // SAMPLE_RATE_HZ if window else 0
+
     async def put(self, item: Input) -> None:
         """Hand the session one input; see Inbox.put."""
         await self.inbox.put(item)

@@ -69,6 +69,8 @@ from antiphon.talk_events import (
 )
 from antiphon.turn.echo import EchoGuard
 
+# How long a client's word that what is said takes no floor holds: it says so with each piece of sound.
+DISMISSED_S = 0.6
 # How often it is looked whether somebody still speaks.
 FRAME_S = 0.05
 
@@ -101,6 +103,7 @@ class TalkSession:
         self._reader = reader
         self._overlap = Overlap()
         self._idling = anyio.CancelScope()
+        self._deciding = anyio.CancelScope()
         self._closing = False
         self.conversation = Conversation()
         self._emit = emit
@@ -140,6 +143,8 @@ class TalkSession:
         # What has been heard so far of the turn that is being spoken.
         self._running: dict[int, str] = {}
         self._speaking = False
+        # Until when in the sound the client has said that nothing takes the floor.
+        self._dismissed_until_s = 0.0
         # Turns that the client does not want answered.
         self._unanswered: set[int] = set()
         self._unanswered_next = False
@@ -164,6 +169,7 @@ class TalkSession:
                 await self._listener.run()
                 self._closing = True
                 self._idling.cancel()
+                self._deciding.cancel()
                 self._responder.cancel_all()
         finally:
             await self._responder.close()
@@ -181,8 +187,18 @@ class TalkSession:
 
     async def speech_over_answer(self, *, takes_floor: bool, reason: str) -> None:
         """Whether what is being said over an answer takes the floor: the client knows."""
+        self._dismissed_until_s = 0.0 if takes_floor else self.audio_s + DISMISSED_S
         overlap = self._overlap
         await self._tell_all(overlap.release(reason) if takes_floor else overlap.dismiss(reason))
+
+    def _dismissed(self) -> bool:
+        """The client has just said that what is said now does not take the floor."""
+        return self.audio_s < self._dismissed_until_s
+
+    @property
+    def interruptible(self) -> bool:
+        """Speech that begins now ends an answer."""
+        return self.config.interrupt_response and not self._dismissed()
 
     # --- what the client asks ---------------------------------------------------------------------------------------------
 
@@ -215,6 +231,8 @@ class TalkSession:
                 self._sounding.silenced(self._listener.now)
                 await self._emit(ItemTruncated(item_id, content_index, kept_ms))
             case ResponseAsked(items=items):
+                if self.config.duplex and not (conversation.items or items or item.instructions):
+                    raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
                 for given in items or ():
                     if isinstance(given, Item):
                         self._look_at(given, item.event_id)
@@ -244,15 +262,21 @@ class TalkSession:
     def _overlaps(self) -> bool:
         """An answer sounds for a while yet, and turns are taken by meaning: an acknowledgement does not end it."""
         vad = self.config.listening.turn
-        weighs = vad is not None and self.config.weighs_overlap and self.config.interrupt_response
+        weighs = vad is not None and self.config.weighs_overlap and self.interruptible
         return weighs and (self._sounding.left_s > LAST_S or self.answering)
 
     async def _decide_overlap(self, turn: int) -> None:
-        if self.config.duplex:
+        with anyio.CancelScope() as self._deciding:
+            await self._decide(turn)
+
+    async def _decide(self, turn: int) -> None:
+        if duplex := self.config.duplex:
             await anyio.sleep(DECIDE_S)
             if self._overlap.held == turn:
-                await self._tell_all(self._overlap.late(speaking=self._listener.speaking))
-            await anyio.sleep(LONGEST_S - DECIDE_S)
+                speaking, short = self._listener.speaking, self._listener.spoken_ms <= duplex.short_ack_ms
+                if speaking or short:
+                    await self._tell_all(self._overlap.late(speaking=speaking))
+            await anyio.sleep(max(0.0, duplex.barge_in_ms / 1000 - DECIDE_S))
         else:
             await anyio.sleep(LONGEST_S)
         while self._overlap.held == turn:
@@ -273,11 +297,12 @@ class TalkSession:
                 self._idling.cancel()
                 await self._name(turn)
                 await self._emit(output)
-                if (answer := self._responder.active) and self.config.interrupt_response:
+                interrupts = self.interruptible
+                if (answer := self._responder.active) and interrupts:
                     # If it was a noise, what had not begun to be answered is still to be.
                     self._owed = self._owed or not answer.response.output
                     answer.cancel("turn_detected")
-                if self.config.interrupt_response:
+                if interrupts:
                     await self._responder.silence()
             case SpeechStopped():
                 self._speaking = False

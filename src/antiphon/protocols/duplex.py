@@ -165,7 +165,12 @@ class DuplexDialect(OpenAIRealtime):
                 interrupt_response=vad.get("interrupt_response") is not False and policy != "listen_only",
                 transcribes=True,
                 weighs_overlap=policy == "auto",
-                duplex=Duplex(policy, acks_only=own["playback_commit_policy"] == "ack_only"),
+                duplex=Duplex(
+                    policy,
+                    int(own["overlap_short_ack_ms"]),
+                    int(own["overlap_barge_in_ms"]),
+                    acks_only=own["playback_commit_policy"] == "ack_only",
+                ),
             )
         )
 

@@ -49,7 +49,8 @@ class Journal:
     _sent: deque[_Sent] = field(default_factory=deque)
     _sent_bytes: int = 0
     _seq: int = 0
-    _acked: int = 0
+    # Up to here the client has all, or what it has not is gone.
+    _floor: int = 0
     _epoch: int = 0
 
     def __len__(self) -> int:
@@ -107,7 +108,7 @@ class Journal:
             raise RemoteProtocolError(
                 "invalid_event_ack", f"No event {seq} was sent; the last was {self._seq}.", "server_event_seq"
             )
-        self._acked = max(self._acked, seq)
+        self._floor = max(self._floor, seq)
         while self._sent and self._sent[0].seq <= seq:
             self._sent_bytes -= len(self._sent.popleft().frame)
 
@@ -121,11 +122,11 @@ class Journal:
                 f"No event {last_received} was sent; the last was {self._seq}.",
                 "last_received_server_event_seq",
             )
+        if last_received < self._floor:
+            raise JournalGap("journal_gap")
+        self._floor = last_received
         # What was to be sent again and was not yet is among what waits.
         again = [w for w in self._waiting if isinstance(w, _Sent)]
-        first = min([s.seq for s in (*self._sent, *again)], default=self._seq + 1)
-        if last_received + 1 < first:
-            raise JournalGap("journal_gap")
         missed = sorted((s for s in (*self._sent, *again) if s.seq > last_received), key=lambda s: s.seq)
         fresh = [w for w in self._waiting if not isinstance(w, _Sent)]
         self._sent.clear()
@@ -144,13 +145,14 @@ class Journal:
 
     def continue_from(self, seq: int) -> None:
         """Number what follows from here on: the session was restored, and its client has seen as many."""
-        self._seq = self._acked = seq
+        self._seq = self._floor = seq
 
     def _keep(self, sent: _Sent) -> None:
         self._sent.append(sent)
         self._sent_bytes += len(sent.frame)
         oldest_s = self.now_s() - self.max_s
         while self._sent and (self._sent_bytes > self.max_bytes or self._sent[0].at_s < oldest_s):
+            self._floor = self._sent[0].seq
             self._sent_bytes -= len(self._sent.popleft().frame)
 
     def _stale(self, frame: str) -> bool:
