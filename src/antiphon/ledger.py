@@ -14,6 +14,8 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.talk_events import PartDone, Place, SoundSaid, TalkOutput
 
 NOTHING = Cursors()
+# Who has acknowledged all but this has heard it all: clients count in whole chunks and milliseconds.
+SLACK_MS = 50
 # Answers whose cursors are remembered; an acknowledgement of an older one is of nothing.
 MOST = 64
 
@@ -89,7 +91,7 @@ class Ledger:
         committed = min(max(had.committed_ms, ack.committed_ms), most)
         sound.cursors = Cursors(most, most, played, committed)
         again = (sound.at, committed) if sound.cut and committed != had.committed_ms else None
-        kept = sound.cut or (sound.complete and committed >= most)
+        kept = sound.cut or (sound.complete and committed >= most - SLACK_MS)
         at = sound.at
         return PlaybackKnown(at.response_id, at.item_id, played, committed, sound.cursors, kept), again
 
@@ -98,7 +100,7 @@ class Ledger:
         cut = []
         for sound in self._sounds.values():
             heard_ms = self._heard_ms(sound)
-            if sound.open and not sound.cut and (not sound.complete or heard_ms < sound.generated_ms):
+            if sound.open and not sound.cut and (not sound.complete or heard_ms < sound.generated_ms - SLACK_MS):
                 sound.cut = True
                 cut.append((sound.at, heard_ms))
         return cut
@@ -109,7 +111,7 @@ class Ledger:
         for sound in self._sounds.values():
             if sound.open and sound.complete:
                 sound.open = False
-                if self.acks_only and not sound.cut and sound.cursors.committed_ms < sound.generated_ms:
+                if self.acks_only and not sound.cut and sound.cursors.committed_ms < sound.generated_ms - SLACK_MS:
                     sound.cut = True
                     cut.append((sound.at, sound.cursors.committed_ms))
         return cut

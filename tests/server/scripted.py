@@ -1,0 +1,125 @@
+"""A real server, in a thread, over scripted models: real sockets, and what is heard and said is known to the sample."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import numpy as np
+import uvicorn
+
+from antiphon.adapters.base import (
+    Answer,
+    Message,
+    PartnerProfile,
+    ReplyDone,
+    ReplyOptions,
+    Speaking,
+    TextDelta,
+    Tool,
+    VoiceOptions,
+)
+from antiphon.errors import ModelError
+from antiphon.events import Word
+from antiphon.models import LoadedModels
+from antiphon.server.app import build
+from antiphon.server.metrics import Metrics
+from antiphon.server.run import _drain
+from antiphon.server.state import ServerState
+from antiphon.settings import Settings
+from tests.scripted import ScriptedDetector, ScriptedTranscriber
+
+RATE_HZ = 24_000
+WORD_S = 0.3
+
+
+class Echo:
+    """A partner that says back what was said to it, a word and its sound at a time; "fail" makes it fail, "crash" raises what nobody expects."""
+
+    def __init__(self) -> None:
+        self.profile = PartnerProfile("echo", RATE_HZ, ("one",))
+        self.asked: list[tuple[str, ...]] = []
+
+    async def open(self) -> Echo:
+        return self
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        return
+
+    async def respond(
+        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[Answer, None]:
+        self.asked.append(tuple(m.text for m in messages))
+        if messages[-1].text == "fail":
+            raise ModelError("it failed")
+        if messages[-1].text == "crash":
+            raise RuntimeError("it crashed")
+        at_s = 0.0
+        for word in messages[-1].text.split():
+            yield TextDelta(f" {word}" if at_s else word)
+            await anyio.lowlevel.checkpoint()
+            if voice:
+                yield Speaking(np.full(int(WORD_S * RATE_HZ), 0.1, np.float32), (Word(word, at_s, at_s + WORD_S, 1.0),))
+            at_s += WORD_S
+        yield ReplyDone("stop", len(messages), 0, 1)
+
+    def close(self) -> None:
+        return
+
+
+class Scripted(LoadedModels):
+    """The models, with a partner of their own."""
+
+    __slots__ = ("echo",)
+    echo: Echo
+
+    @property
+    def partner(self) -> Any:
+        return self.echo
+
+
+@contextmanager
+def serving(
+    settings: Settings | None = None, transcriber: ScriptedTranscriber | None = None
+) -> Iterator[tuple[str, ServerState, Echo]]:
+    """A server's ws:// URL, its state, and its partner."""
+    models = Scripted(
+        transcriber or ScriptedTranscriber(), ScriptedDetector(), None, None, None, None, ("scripted",), ()
+    )
+    object.__setattr__(models, "echo", Echo())
+    state = ServerState(settings or Settings(), Metrics(), models)
+    sock = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(build(state), log_config=None, access_log=False, ws="websockets-sansio", lifespan="off",
+                            ws_max_size=64 << 20, ws_per_message_deflate=False)  # fmt: skip
+    server = uvicorn.Server(config)
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        async with anyio.create_task_group() as state.group:
+            await server.serve(sockets=[sock])
+            state.group.cancel_scope.cancel()
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    try:
+        yield f"ws://127.0.0.1:{sock.getsockname()[1]}", state, models.echo
+    finally:
+        asyncio.run_coroutine_threadsafe(_drain(state, 10), loops[0]).result(15)
+        server.should_exit = True
+        thread.join(20)
+        sock.close()
+
+
+def with_resume(**values: Any) -> Settings:
+    """Settings with other limits of resuming."""
+    settings = Settings()
+    return replace(settings, resume=replace(settings.resume, **values))

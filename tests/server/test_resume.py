@@ -1,0 +1,394 @@
+"""Sessions that outlive their connection: over real sockets, cut wherever it hurts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from base64 import b64encode
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from antiphon.audio import Pcm
+from antiphon.audio.pcm import to_pcm16
+from antiphon.server.state import ServerState
+from tests.scripted import FRAME, speech
+from tests.server.scripted import Echo, serving, with_resume
+
+LIMIT_S = 60
+CHUNK = 1600
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[tuple[str, ServerState, Echo]]:
+    with serving() as it:
+        yield it
+
+
+class Client:
+    """One that keeps what it sends until it knows the server has it, and comes back when it is cut off."""
+
+    def __init__(self, url: str, query: str) -> None:
+        self.url, self.query = url, query
+        self.sent: list[str] = []
+        self.seen: list[dict[str, Any]] = []
+        self.last = 0
+        self.cuts = 0
+        self.session_id = self.token = ""
+        self.socket: ClientConnection
+        self.resumed: list[dict[str, Any]] = []
+
+    async def open(self) -> None:
+        self.socket = await connect(f"{self.url}{self.query}", max_size=None)
+
+    def cut(self) -> None:
+        """The connection is gone, at once and without a word."""
+        self.cuts += 1
+        self.socket.transport.abort()
+
+    async def come_back(self) -> dict[str, Any]:
+        resume = "/v1/realtime?resume=" + self.session_id
+        self.socket = await connect(f"{self.url}{resume}", max_size=None)
+        await self.socket.send(json.dumps({
+            "type": "session.resume", "session_id": self.session_id, "resume_token": self.token,
+            "last_received_server_event_seq": self.last,
+        }))  # fmt: skip
+        event: dict[str, Any] = json.loads(await self.socket.recv())
+        if event["type"] == "session.resumed":
+            self.token = event["resume_token"]
+            self.resumed.append(event)
+        return event
+
+    async def say(self, frame: str) -> None:
+        self.sent.append(frame)
+        await self.socket.send(frame)
+
+    async def take(self) -> dict[str, Any]:
+        event: dict[str, Any] = json.loads(await self.socket.recv())
+        if event["type"] == "session.created":
+            self.session_id, self.token = event["session"]["id"], event["resume_token"]
+        seq = event.get("server_event_seq")
+        if seq is not None:
+            assert seq > self.last, "an event came twice"
+            self.last = seq
+        self.seen.append(event)
+        return event
+
+
+def append(pcm: Pcm) -> str:
+    return json.dumps({"type": "input_audio_buffer.append", "audio": b64encode(to_pcm16(pcm)).decode()})
+
+
+def sound(turns: int) -> list[str]:
+    pcm = np.concatenate([speech(1 + 3 * k, 3, 40) for k in range(turns)] + [np.zeros(FRAME * 40, np.float32)])
+    return [append(pcm[at : at + CHUNK]) for at in range(0, len(pcm), CHUNK)]
+
+
+def summary(seen: list[dict[str, Any]]) -> list[Any]:
+    """What a client makes of its events, whatever pieces they came in: turns, their words, answers and theirs."""
+    out: list[Any] = []
+    for event in seen:
+        match event["type"]:
+            case "conversation.item.input_audio_transcription.completed" | "transcription.done":
+                out.append(("heard", event.get("transcript", event.get("text"))))
+            case "response.done":
+                item = event["response"]["output"]
+                out.append(("said", event["response"]["status"], item[0]["content"][0].get("text") if item else ""))
+            case "input_audio_buffer.committed" | "response.created" | "error":
+                out.append(event["type"])
+    return out
+
+
+TRANSCRIPTION = {
+    "type": "session.update",
+    "session": {"type": "transcription", "audio": {"input": {
+        "format": {"type": "audio/pcm", "rate": 16000}, "turn_detection": {"type": "server_vad", "silence_duration_ms": 500}}}},
+}  # fmt: skip
+CONVERSATION = {
+    "type": "session.update",
+    "session": {"type": "realtime", "output_modalities": ["text"], "audio": {"input": {
+        "format": {"type": "audio/pcm", "rate": 16000}, "transcription": {"model": "default"}, "turn_detection": None}}},
+}  # fmt: skip
+DUPLEX = {"type": "session.update", "session": {"modalities": ["text"], "turn_detection": {"type": "server_vad"},
+          "extra_body": {"auto_response": False}}}  # fmt: skip
+COMMIT, CREATE = json.dumps({"type": "input_audio_buffer.commit"}), json.dumps({"type": "response.create"})
+
+
+def script(kind: str, turns: int) -> tuple[str, list[str], dict[int, int]]:
+    """The query, what the client sends, and before which of it how many answers are waited for."""
+    if kind == "transcription":
+        return "/v1/realtime?resume=1", [json.dumps(TRANSCRIPTION), *sound(turns)], {}
+    frames, gates = [json.dumps(CONVERSATION if kind == "conversation" else DUPLEX)], {}
+    for k in range(turns):
+        pcm = speech(1 + 3 * k, 3)
+        gates[len(frames)] = k
+        frames += [append(pcm[at : at + CHUNK]) for at in range(0, len(pcm), CHUNK)] + [COMMIT, CREATE]
+    return f"/v1/realtime?{'resume' if kind == 'conversation' else 'duplex'}=1", frames, gates
+
+
+def done(kind: str, seen: list[dict[str, Any]]) -> int:
+    last = "conversation.item.input_audio_transcription.completed" if kind == "transcription" else "response.done"
+    return sum(e["type"] == last for e in seen)
+
+
+async def hold(url: str, kind: str, turns: int, cuts: int, seed: int) -> Client:
+    """A session of so many turns, cut off so often: while it sends, while it reads, before and after."""
+    query, frames, gates = script(kind, turns)
+    draw = random.Random(seed)
+    client = Client(url, query)
+    await client.open()
+    if kind != "duplex":
+        assert (await client.take())["type"] == "session.created"
+    at = 0
+    begun = kind != "duplex"
+    # A cut falls so many steps after the last.
+    gap = max(1, (2 * len(frames)) // max(1, cuts))
+    until = draw.randint(1, gap) if cuts else 10**9
+    while done(kind, client.seen) < turns:
+        may_send = at < len(frames) and done(kind, client.seen) >= max(g for i, g in {0: 0, **gates}.items() if i <= at)
+        try:
+            until -= 1
+            if until <= 0 and begun and client.cuts < cuts:
+                until = draw.randint(1, gap)
+                if draw.random() < 0.5 and may_send:
+                    # In the middle of what it sends.
+                    await client.say(frames[at])
+                    at += 1
+                client.cut()
+                raise ConnectionClosed(None, None)
+            if may_send and draw.random() < 0.7:
+                await client.say(frames[at])
+                at += 1
+                continue
+            async with asyncio.timeout(0.02 if may_send else 10):
+                event = await client.take()
+            begun = begun or event["type"] == "session.created"
+            if draw.random() < 0.3:
+                await client.socket.send(json.dumps({"type": "session.event_ack", "server_event_seq": client.last}))
+        except TimeoutError:
+            assert may_send, f"nothing more came after {client.seen[-3:]}"
+        except ConnectionClosed:
+            resumed = await client.come_back()
+            assert resumed["type"] == "session.resumed", resumed
+            # What the server has not taken is sent again.
+            at = resumed["received_events"]
+            assert at <= len(client.sent)
+            del client.sent[at:]
+    client.cut()
+    return client
+
+
+@pytest.mark.parametrize("kind", ["transcription", "conversation", "duplex"])
+def test_a_session_cut_wherever_is_as_one_that_was_not(scripted: tuple[str, ServerState, Echo], kind: str) -> None:
+    async def main() -> tuple[Client, Client]:
+        async with asyncio.timeout(LIMIT_S):
+            whole = await hold(scripted[0], kind, 12, 0, 1)
+            return whole, await hold(scripted[0], kind, 12, 70, 2)
+
+    whole, torn = asyncio.run(main())
+    assert torn.cuts >= 60
+    assert summary(torn.seen) == summary(whole.seen)
+    words = [w for s in summary(whole.seen) if s[0] == "heard" for w in s[1].split()]
+    assert words == [f"w{k}" for k in range(1, 37)]
+    numbers = [e["server_event_seq"] for e in torn.seen if "server_event_seq" in e]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert len({r["resume_token"] for r in torn.resumed}) == len(torn.resumed)
+
+
+async def opened(url: str, query: str = "/v1/realtime?duplex=1", session: dict[str, Any] | None = None) -> Client:
+    client = Client(url, query)
+    await client.open()
+    await client.say(json.dumps({"type": "session.update", "session": session or DUPLEX["session"]}))
+    while not client.session_id:
+        await client.take()
+    return client
+
+
+async def until(client: Client, kind: str) -> dict[str, Any]:
+    async with asyncio.timeout(20):
+        while (event := await client.take())["type"] != kind:
+            pass
+    return event
+
+
+async def turn(client: Client, first: int = 1) -> dict[str, Any]:
+    """A spoken turn, and the end of its answer."""
+    await client.say(append(speech(first, 3)))
+    await client.say(COMMIT)
+    await client.say(CREATE)
+    return await until(client, "response.done")
+
+
+async def attempt(url: str, session_id: str, token: str, last: int = 0) -> dict[str, Any]:
+    """The answer to one session.resume."""
+    async with connect(f"{url}/v1/realtime?duplex=1", max_size=None) as socket:
+        await socket.send(json.dumps({
+            "type": "session.resume", "session_id": session_id, "resume_token": token,
+            "last_received_server_event_seq": last, "event_id": "mine",
+        }))  # fmt: skip
+        return json.loads(await socket.recv())  # type: ignore[no-any-return]
+
+
+def run(coroutine: Any) -> Any:
+    async def main() -> Any:
+        async with asyncio.timeout(LIMIT_S):
+            return await coroutine
+
+    return asyncio.run(main())
+
+
+def test_a_second_attachment_replaces_the_first(scripted: tuple[str, ServerState, Echo]) -> None:
+    async def main() -> None:
+        client = await opened(scripted[0])
+        first = client.socket
+        await turn(client)
+        resumed = await client.come_back()
+        assert resumed["type"] == "session.resumed"
+        assert resumed["received_events"] == len(client.sent)
+        frames = [json.loads(f) async for f in first]
+        assert frames[-1]["type"] == "session.replaced"
+        assert first.close_code == 1000
+        # The session goes on with its history.
+        await turn(client, 4)
+        assert scripted[2].asked[-1] == ("w1 w2 w3", "w1 w2 w3", "w4 w5 w6")
+        await client.socket.close()
+
+    run(main())
+
+
+def test_tokens_that_resume_nothing(scripted: tuple[str, ServerState, Echo]) -> None:
+    async def main() -> None:
+        url = scripted[0]
+        client = await opened(url)
+        used = client.token
+        client.cut()
+        for session_id, token, code in (
+            (client.session_id, "wrong", "invalid_resume_token"),
+            (client.session_id, "", "invalid_resume_token"),
+            ("sess-0", used, "unknown_session"),
+        ):
+            told = await attempt(url, session_id, token)
+            assert (told["error"]["code"], told["error"]["event_id"]) == (code, "mine")
+        assert (await attempt(url, client.session_id, used, 10**6))["error"]["code"] == "invalid_event_ack"
+        await client.come_back()
+        await turn(client)
+        # The client was heard since: the token before is used up.
+        client.cut()
+        assert (await attempt(url, client.session_id, used))["error"]["code"] == "invalid_resume_token"
+        assert (await client.come_back())["type"] == "session.resumed"
+        await client.socket.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        ({"type": "session.resume"}, "bad_event"),
+        ({"type": "session.resume", "session_id": "a", "resume_token": 3}, "bad_event"),
+        ({"type": "session.resume", "session_id": "a", "resume_token": "b", "last_received_server_event_seq": -1}, "bad_event"),
+    ],
+)  # fmt: skip
+def test_resumes_that_are_none(scripted: tuple[str, ServerState, Echo], frame: dict[str, Any], code: str) -> None:
+    async def main() -> dict[str, Any]:
+        async with connect(f"{scripted[0]}/v1/realtime?duplex=1") as socket:
+            await socket.send(json.dumps(frame))
+            return json.loads(await socket.recv())  # type: ignore[no-any-return]
+
+    assert run(main())["error"]["code"] == code
+
+
+def test_within_a_session_none_can_be_resumed_and_wrong_acknowledgements_are_refused(scripted: tuple[str, ServerState, Echo]) -> None:  # fmt: skip
+    async def main() -> list[str]:
+        client = await opened(scripted[0])
+        codes = []
+        for frame in (
+            {"type": "session.resume", "session_id": "a", "resume_token": "b"},
+            {"type": "session.event_ack", "server_event_seq": 10**6},
+            {"type": "session.event_ack"},
+        ):
+            await client.socket.send(json.dumps(frame))
+            codes.append((await until(client, "error"))["error"]["code"])
+        await client.say(json.dumps({"type": "session.close"}))
+        await until(client, "session.closed")
+        with pytest.raises(ConnectionClosed):
+            await client.take()
+        assert client.socket.close_code == 1000
+        codes.append((await attempt(scripted[0], client.session_id, client.token))["error"]["code"])
+        return codes
+
+    assert run(main()) == ["session_resume_conflict", "invalid_event_ack", "invalid_event_ack", "unknown_session"]
+
+
+def test_who_comes_too_late_finds_nothing() -> None:
+    async def main(url: str, state: ServerState) -> None:
+        client = await opened(url)
+        client.cut()
+        for _ in range(500):
+            await asyncio.sleep(0.02)
+            if not state.live:
+                break
+        assert (await client.come_back())["error"]["code"] == "unknown_session"
+
+    with serving(with_resume(grace_s=0.1)) as (url, state, _):
+        run(main(url, state))
+
+
+def test_what_was_kept_for_too_many_bytes_is_gone_by_name() -> None:
+    async def main(url: str, state: ServerState) -> tuple[str, str]:
+        # Seen and let go: more than the journal keeps has been sent since.
+        client = await opened(url, session={"modalities": ["audio"], "turn_detection": {"type": "server_vad"}})
+        begun = client.last
+        for _ in range(8):
+            await client.say(json.dumps({"type": "push_text", "text": "word " * 20}))
+            await until(client, "response.done")
+        gap = await attempt(url, client.session_id, client.token, begun)
+        # Nobody reads, and it goes on: it stops keeping, and says so to who comes back.
+        client = await opened(url, session={"modalities": ["audio"], "turn_detection": {"type": "server_vad"}})
+        await client.say(json.dumps({"type": "push_text", "text": "word " * 900}))
+        client.cut()
+        journal = state.resumable[client.session_id].outbox.journal
+        for _ in range(500):
+            await asyncio.sleep(0.02)
+            if journal.overflowed:
+                break
+        overflow = await attempt(url, client.session_id, client.token, client.last)
+        return gap["reason"], overflow["reason"]
+
+    with serving(with_resume(journal_mb=1)) as (url, state, _):
+        assert run(main(url, state)) == ("journal_gap", "journal_overflow")
+
+
+def test_a_session_that_fails_ends_alone(scripted: tuple[str, ServerState, Echo], caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+    async def main() -> None:
+        other, one = await opened(scripted[0]), await opened(scripted[0])
+        await one.say(json.dumps({"type": "push_text", "text": "fail"}))
+        await one.say(CREATE)
+        failed = await until(one, "response.done")
+        assert failed["response"]["status"] == "failed"
+        # The next turn works; what nobody expects ends the session by name.
+        await turn(one)
+        await one.say(json.dumps({"type": "push_text", "text": "crash"}))
+        await one.say(CREATE)
+        assert (await until(one, "error"))["error"]["code"] == "server_error"
+        await until(one, "session.closed")
+        done = await turn(other)
+        assert done["response"]["status"] == "completed"
+        await other.socket.close()
+
+    run(main())
+
+
+def test_nothing_is_resumed_that_was_not_to_be(scripted: tuple[str, ServerState, Echo]) -> None:
+    async def main() -> dict[str, Any]:
+        async with connect(f"{scripted[0]}/v1/realtime") as socket:
+            created = json.loads(await socket.recv())
+        assert "resume_token" not in created
+        return await attempt(scripted[0], created["session"]["id"], "x")
+
+    assert run(main())["error"]["code"] == "unknown_session"
