@@ -30,6 +30,15 @@ def scripted() -> Iterator[tuple[str, ServerState, Echo]]:
         yield it
 
 
+SOCKETS: list[ClientConnection] = []
+
+
+async def dial(url: str) -> ClientConnection:
+    """A socket that is closed when the test is over."""
+    SOCKETS.append(await connect(url, max_size=None))
+    return SOCKETS[-1]
+
+
 class Client:
     """One that keeps what it sends until it knows the server has it, and comes back when it is cut off."""
 
@@ -44,7 +53,7 @@ class Client:
         self.resumed: list[dict[str, Any]] = []
 
     async def open(self) -> None:
-        self.socket = await connect(f"{self.url}{self.query}", max_size=None)
+        self.socket = await dial(f"{self.url}{self.query}")
 
     def cut(self) -> None:
         """The connection is gone, at once and without a word."""
@@ -53,7 +62,7 @@ class Client:
 
     async def come_back(self) -> dict[str, Any]:
         resume = "/v1/realtime?resume=" + self.session_id
-        self.socket = await connect(f"{self.url}{resume}", max_size=None)
+        self.socket = await dial(f"{self.url}{resume}")
         await self.socket.send(json.dumps({
             "type": "session.resume", "session_id": self.session_id, "resume_token": self.token,
             "last_received_server_event_seq": self.last,
@@ -186,11 +195,10 @@ async def hold(url: str, kind: str, turns: int, cuts: int, seed: int) -> Client:
 @pytest.mark.parametrize("kind", ["transcription", "conversation", "duplex"])
 def test_a_session_cut_wherever_is_as_one_that_was_not(scripted: tuple[str, ServerState, Echo], kind: str) -> None:
     async def main() -> tuple[Client, Client]:
-        async with asyncio.timeout(LIMIT_S):
-            whole = await hold(scripted[0], kind, 12, 0, 1)
-            return whole, await hold(scripted[0], kind, 12, 70, 2)
+        whole = await hold(scripted[0], kind, 12, 0, 1)
+        return whole, await hold(scripted[0], kind, 12, 70, 2)
 
-    whole, torn = asyncio.run(main())
+    whole, torn = run(main())
     assert torn.cuts >= 60
     assert summary(torn.seen) == summary(whole.seen)
     words = [w for s in summary(whole.seen) if s[0] == "heard" for w in s[1].split()]
@@ -236,8 +244,14 @@ async def attempt(url: str, session_id: str, token: str, last: int = 0) -> dict[
 
 def run(coroutine: Any) -> Any:
     async def main() -> Any:
-        async with asyncio.timeout(LIMIT_S):
-            return await coroutine
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                return await coroutine
+        finally:
+            while SOCKETS:
+                socket = SOCKETS.pop()
+                socket.transport.abort()
+                await socket.wait_closed()
 
     return asyncio.run(main())
 
