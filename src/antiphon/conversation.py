@@ -56,6 +56,10 @@ class Conversation:
         self._items.insert(at, item)
         return self._items[at - 1].id if at else None
 
+    def restore(self, items: Sequence[Item]) -> None:
+        """Be a conversation of before; it is empty so far."""
+        self._items = list(items)
+
     def get(self, item_id: str) -> Item:
         return self._items[self._find(item_id, "item_retrieve_invalid_item_id", "item_id")]
 

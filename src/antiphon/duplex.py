@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from antiphon.answering import Emit, Playback
+from antiphon.conversation import Conversation
 from antiphon.duplex_events import (
     BargeInAsked,
     Duplex,
@@ -65,13 +66,13 @@ class DuplexSession:
     """As a TalkSession is used. `config.duplex` of every configuration is set."""
 
     def __init__(
-        self, duplex: Duplex, make: MakeTalk, emit: Emit, *, clock: Callable[[], float] = time.monotonic
+        self, duplex: Duplex, make: MakeTalk, emit: Emit, *, epoch: int = 0, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._duplex = duplex
         self._emit = emit
         self._ledger = Ledger(clock, acks_only=duplex.acks_only)
         self._talk = make(emit=self._say, playback=self._ledger, aside=self.handle)
-        self.epoch = 0
+        self.epoch = epoch
         self.state: TurnState = "idle"
         # The epoch each response of the conversation under way belongs to.
         self._epochs: dict[str, int] = {}
@@ -94,6 +95,11 @@ class DuplexSession:
     def talk(self) -> TalkSession:
         """The conversation inside."""
         return self._talk
+
+    @property
+    def conversation(self) -> Conversation:
+        """Its items."""
+        return self._talk.conversation
 
     async def run(self) -> None:
         """See TalkSession.run."""

@@ -37,7 +37,7 @@ PIECES = (".delta", "sound", "rate_limits.updated")
 
 @dataclass(slots=True)
 class _Player:
-    """A recorded client as a transport; see server/connection.py."""
+    """A recorded client as a transport; see server/transport.py."""
 
     tape: Tape
     playback: None = None

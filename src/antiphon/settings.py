@@ -51,6 +51,10 @@ class ResumeSettings:
         8, "What a session keeps of what it has sent, for a client that comes back, in MiB.", low=1
     )
     journal_s: int = option(60, "How long it keeps it, in seconds.", low=1)
+    state: str = option(
+        "", "Folder in which conversations that can be resumed are kept, so that they outlive the server."
+    )
+    state_hours: float = option(24.0, "Hours after which what is kept there is forgotten.", low=0)
 
 
 @dataclass(frozen=True, slots=True)

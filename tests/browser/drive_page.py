@@ -73,7 +73,7 @@ def main() -> None:
         page.goto(url)
         expect(page.locator("#status")).to_contain_text("ready", timeout=SLOW_MS)
         page.locator("#options summary").click()
-        for transport in ("ws", "rtc"):
+        for transport in ("ws", "rtc", "duplex"):
             talk(page, transport, folder)
         # By keyboard alone.
         page.get_by_role("tab", name="Talk").focus()
@@ -91,7 +91,7 @@ def main() -> None:
         page.screenshot(path=folder / "phone.png", full_page=True)
         assert not errors, errors
         browser.close()
-    print("the page talks over WebSocket and WebRTC, is interrupted, captions and speaks")
+    print("the page talks over WebSocket, WebRTC and in full duplex, is interrupted, captions and speaks")
 
 
 if __name__ == "__main__":

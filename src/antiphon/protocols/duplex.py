@@ -108,9 +108,13 @@ class DuplexDialect(OpenAIRealtime):
         """Open it, as a first `session.update` asks where there was one. Raises RemoteProtocolError."""
         if session is not None:
             self._take(dict(session))
-        self._ask(self.configured())
+        self.start()
         token = {"resume_token": self.resume_token} if self.resume_token else {}
         self._tell("session.created", session_id=self.session_id, session=self.session(), **token)
+
+    def start(self) -> None:
+        """Let the session begin; nothing is said of it."""
+        self._ask(self.configured())
 
     def session(self) -> dict[str, Any]:
         """The whole session, in the flat names of this dialect."""
@@ -183,6 +187,16 @@ class DuplexDialect(OpenAIRealtime):
     def idle_s(self) -> float:
         """After this long without a frame from the client the session expires."""
         return float(self.own["idle_timeout_s"])
+
+    def snapshot(self) -> dict[str, Any]:
+        """See OpenAIRealtime."""
+        return OpenAIRealtime.snapshot(self) | {"own": self.own, "epoch": self.epoch}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """See OpenAIRealtime. What an answer was saying when it ended is old."""
+        OpenAIRealtime.restore(self, kept)
+        self._set_sound(self.audio["format"])
+        self.own, self.epoch = kept["own"], kept["epoch"] + 1
 
     def _take(self, session: dict[str, Any]) -> None:
         """Check an update whole, then put it in force."""

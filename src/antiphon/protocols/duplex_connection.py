@@ -68,6 +68,19 @@ class DuplexConnection:
             self._opened = True
             self._dialect.open()
 
+    def snapshot(self) -> dict[str, Any] | None:
+        """What is kept of it beside its items."""
+        return (
+            {"session_id": self.id, "dialect": "duplex", "session": self._dialect.snapshot()} if self._opened else None
+        )
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Instead of `open`: the session of before a restart."""
+        self._dialect.session_id = kept["session_id"]
+        self._dialect.restore(kept["session"])
+        self._opened = True
+        self._dialect.start()
+
     def session(self) -> dict[str, Any]:
         """The session as its client is shown it."""
         return self._dialect.session()

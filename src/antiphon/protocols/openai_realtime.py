@@ -25,7 +25,7 @@ from antiphon.events import (
     TranscriptionConfig,
     TurnCommitted,
 )
-from antiphon.protocols.openai_transcription import BETA_FORMATS, OpenAITranscription, default_input
+from antiphon.protocols.openai_transcription import OpenAITranscription, default_input
 from antiphon.protocols.realtime_items import at as where
 from antiphon.protocols.realtime_items import (
     choice_from,
@@ -38,7 +38,7 @@ from antiphon.protocols.realtime_items import (
     tools_from,
     truncation_from,
 )
-from antiphon.protocols.realtime_session import flat, is_flat, nested
+from antiphon.protocols.realtime_session import flat, flat_shown, is_flat, nested, nested_shown
 from antiphon.protocols.wire import known, number, require, typed
 from antiphon.talk_events import (
     ArgumentsDone,
@@ -167,6 +167,22 @@ class OpenAIRealtime(OpenAITranscription):
             )
         )
 
+    def snapshot(self) -> dict[str, Any]:
+        """What the session was told to be, for `restore`."""
+        return {
+            "model": self.model,
+            "audio": self.audio,
+            "fields": self.fields,
+            "beta": self.beta,
+            "spoken": self._spoken,
+        }
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Be what a session of before was told to be."""
+        self.model, self.audio, self.fields = kept["model"], kept["audio"], kept["fields"]
+        self.beta, self._spoken = kept["beta"], kept["spoken"]
+        self._set_format(self.audio["format"])
+
     def _listening(self) -> TranscriptionConfig:
         asked, vad = self.audio["transcription"] or {}, self.audio["turn_detection"]
         turn = None
@@ -191,31 +207,8 @@ class OpenAIRealtime(OpenAITranscription):
         """The whole session, in the shape of the names in use."""
         f, head = self.fields, {"id": self.session_id, "object": "realtime.session", "expires_at": self.expires_at}
         if self.beta:
-            form = self.audio["format"]
-            old = next((k for k, v in BETA_FORMATS.items() if v["type"] == form["type"]), "pcm16")
-            out = next((k for k, v in BETA_FORMATS.items() if v["type"] == f["output"]["format"]["type"]), "pcm16")
-            return head | {
-                "model": self.model,
-                "modalities": ["audio", "text"] if f["output_modalities"] == ["audio"] else ["text"],
-                "instructions": f["instructions"],
-                "voice": f["output"]["voice"],
-                "input_audio_format": old,
-                "output_audio_format": out,
-                "input_audio_transcription": self.audio["transcription"],
-                "input_audio_noise_reduction": self.audio["noise_reduction"],
-                "turn_detection": self.audio["turn_detection"],
-                "tools": f["tools"],
-                "tool_choice": f["tool_choice"],
-                "temperature": 0.8,
-                "max_response_output_tokens": f["max_output_tokens"],
-            }
-        shown = {k: v for k, v in f.items() if k != "output"}
-        return (
-            head
-            | {"type": "realtime", "model": self.model}
-            | shown
-            | {"audio": {"input": self.audio, "output": f["output"]}}
-        )
+            return head | flat_shown(self.model, f, self.audio)
+        return head | nested_shown(self.model, f, self.audio)
 
     # --- from the client --------------------------------------------------------------------------------------------------
 

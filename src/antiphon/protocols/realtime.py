@@ -133,6 +133,24 @@ class RealtimeConnection:
         elif not self._talk and (self.opening.dialect == "openai" or only_text or self.opening.beta):
             self._choose_openai()
 
+    def snapshot(self) -> dict[str, Any] | None:
+        """What is kept of a conversation beside its items; None for what is none."""
+        talk = self._chosen
+        if not isinstance(talk, OpenAIRealtime):
+            return None
+        return {"session_id": self.id, "dialect": "realtime", "session": talk.snapshot()}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """After `open`: the conversation of before a restart."""
+        assert self._talk
+        self._first.clear()
+        self._session_id = self._talk.session_id = kept["session_id"]
+        self._talk.restore(kept["session"])
+        self._choose_talk()
+
+    # Of its own it has none.
+    epoch = 0
+
     def session(self) -> dict[str, Any]:
         """The session as the client is shown it first."""
         assert self._openai

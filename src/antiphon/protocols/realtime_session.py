@@ -75,3 +75,33 @@ def flat(session: dict[str, Any]) -> Update:
     if "output_audio_format" in session:
         output["format"] = BETA_FORMATS.get(session["output_audio_format"], session["output_audio_format"])
     return fields, given, output
+
+
+def nested_shown(model: str, fields: dict[str, Any], audio: dict[str, Any]) -> dict[str, Any]:
+    """A session in the GA names."""
+    shown = {k: v for k, v in fields.items() if k != "output"}
+    return {"type": "realtime", "model": model} | shown | {"audio": {"input": audio, "output": fields["output"]}}
+
+
+def flat_shown(model: str, fields: dict[str, Any], audio: dict[str, Any]) -> dict[str, Any]:
+    """A session in the beta names."""
+    out = fields["output"]
+    old_in, old_out = (
+        next((k for k, v in BETA_FORMATS.items() if v["type"] == form["type"]), "pcm16")
+        for form in (audio["format"], out["format"])
+    )
+    return {
+        "model": model,
+        "modalities": ["audio", "text"] if fields["output_modalities"] == ["audio"] else ["text"],
+        "instructions": fields["instructions"],
+        "voice": out["voice"],
+        "input_audio_format": old_in,
+        "output_audio_format": old_out,
+        "input_audio_transcription": audio["transcription"],
+        "input_audio_noise_reduction": audio["noise_reduction"],
+        "turn_detection": audio["turn_detection"],
+        "tools": fields["tools"],
+        "tool_choice": fields["tool_choice"],
+        "temperature": 0.8,
+        "max_response_output_tokens": fields["max_output_tokens"],
+    }

@@ -36,10 +36,11 @@ from antiphon.events import AudioAppended, Output
 from antiphon.protocols.realtime import Opening
 from antiphon.protocols.wire import typed
 from antiphon.server.auth import bearer
-from antiphon.server.connection import STALL_S, Connection, Gone
+from antiphon.server.connection import Connection
 from antiphon.server.errors import error_response
 from antiphon.server.secrets import connection_for
 from antiphon.server.state import ServerState
+from antiphon.server.transport import STALL_S, Gone
 from antiphon.talk_events import PartDone, Place, PlaybackStarted, PlaybackStopped, SoundSaid, TalkOutput
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class _Piece:
 
 
 class Speaker(MediaStreamTrack):
-    """The track that plays what the session says, 20 ms at a time, silence between; see connection.Player."""
+    """The track that plays what the session says, 20 ms at a time, silence between; see transport.Player."""
 
     kind = "audio"
 
@@ -159,7 +160,7 @@ def _int16(pcm: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
 
 
 class Call:
-    """A peer connection as a transport; see server/connection.py."""
+    """A peer connection as a transport; see server/transport.py."""
 
     def __init__(self, ice_servers: tuple[str, ...]) -> None:
         self.peer = RTCPeerConnection(RTCConfiguration(iceServers=[RTCIceServer(urls=u) for u in ice_servers]))

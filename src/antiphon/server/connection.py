@@ -6,50 +6,56 @@ attached in its place; else it ends with it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 import anyio.abc
 
-from antiphon.answering import Playback
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.blackbox import Recorder
 from antiphon.duplex import DuplexSession
 from antiphon.duplex_events import BargeInAsked, EpochRaised, InputCancelled, PlaybackAcked
 from antiphon.errors import Refused, RemoteProtocolError, StoreError
-from antiphon.events import AudioAppended, Configured, Input, Output, SessionEnding
+from antiphon.events import AudioAppended, Configured, Input, Output, SessionEnding, TranscriptDone
 from antiphon.inbox import Inbox
 from antiphon.protocols.duplex_connection import DuplexConnection
 from antiphon.protocols.journal import Journal, ResumeToken
 from antiphon.protocols.realtime import RealtimeConnection
+from antiphon.server.keeping import kept
 from antiphon.server.outbox import End, Outbox
 from antiphon.server.state import Live, ServerState
+from antiphon.server.transport import STALL_S, Gone, Transport
 from antiphon.session import TranscriptionSession
 from antiphon.talk import TalkSession
 from antiphon.talk_events import (
-    PlaybackStarted,
-    PlaybackStopped,
+    Item,
+    ItemDeleted,
+    ItemDone,
+    ItemTruncated,
+    ResponseCreated,
+    ResponseDone,
     ResponseStopped,
     SilenceAsked,
     SoundSaid,
     TalkConfigured,
     TalkInput,
     TalkOutput,
+    UserTurn,
 )
 
 log = logging.getLogger(__name__)
 
 # Frames that may wait for a client that does not read; then the session waits too, and after STALL_S the client is taken to be gone.
 MAX_WAITING_FRAMES = 256
-STALL_S = 30.0
 CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_TRY_LATER, CLOSE_INTERNAL = 1001, 1008, 1013, 1011
 RATE_WINDOW_S = 2.0
 # 5 ms: an append with less is no sound.
@@ -57,42 +63,10 @@ MIN_SOUND_SAMPLES = SAMPLE_RATE_HZ // 200
 # What does not wait behind sound.
 URGENT = (BargeInAsked, InputCancelled, PlaybackAcked, SilenceAsked)
 
+# After what a conversation is another than it was.
+KEPT = (UserTurn, TranscriptDone, ItemDone, ItemDeleted, ItemTruncated, ResponseCreated, ResponseDone)
+
 Session = TranscriptionSession | TalkSession | DuplexSession
-
-
-class Gone(Exception):
-    """The client is not there any more."""
-
-
-class Player(Playback, Protocol):
-    """Sound goes to the client by itself, not in events."""
-
-    def attach(self, tell: Callable[[PlaybackStarted | PlaybackStopped], object]) -> None:
-        """`tell` what begins and ends to be heard."""
-        ...
-
-    def take(self, output: Output | TalkOutput) -> None:
-        """Everything the session says, in order: sound is to be played."""
-        ...
-
-
-class Transport(Protocol):
-    """What carries a connection."""
-
-    @property
-    def playback(self) -> Player | None: ...
-
-    async def receive(self) -> str | bytes | AudioAppended | None:
-        """The next frame, or sound that came beside the frames; None: the client left."""
-        ...
-
-    async def send(self, frame: str) -> None:
-        """Raises Gone."""
-        ...
-
-    async def close(self, code: int, reason: str) -> None:
-        """Raises Gone."""
-        ...
 
 
 class Connection:
@@ -106,12 +80,16 @@ class Connection:
         transport: Transport,
         *,
         token: ResumeToken | None = None,
+        items: Sequence[Item] = (),
     ) -> None:
         self._state = state
         self.who = who
         self.wire = wire
         # What resumes it; None: it ends with its transport.
         self.token = token
+        # A conversation of before a restart.
+        self._items = items
+        self._is_kept = False
         self._first = transport
         self._playback = transport.playback
         settings = state.settings
@@ -170,6 +148,8 @@ class Connection:
         finally:
             self._over.set()
             self._state.resumable.pop(self.wire.id, None)
+            if self._is_kept and self._state.kept and not self._state.draining:
+                self._state.kept.forget(self.wire.id)
             self._state.leave(live)
             if self._box:
                 self._box.close()
@@ -200,6 +180,7 @@ class Connection:
         fresh = self.token.renew()
         facts = {"received_events": self.num_received, "received_audio_ms": round(self.audio_s * 1000)}
         self.outbox.journal.push(self.wire.resumed(fresh, **facts), first=True)
+        self._keep()
         log.info("session %s is resumed", self.wire.id)
         await self.attach(transport)
 
@@ -329,6 +310,8 @@ class Connection:
             ):
                 await self._session.handle(item)
                 continue
+            if isinstance(item, TalkConfigured):
+                self._keep()
             try:
                 await self._inbox.put(item)
             except Refused as refusal:
@@ -363,9 +346,10 @@ class Connection:
                 reader=models.reads,
             )
             if first.config.duplex:
-                self._session = DuplexSession(first.config.duplex, make, self._emit)
+                self._session = DuplexSession(first.config.duplex, make, self._emit, epoch=self.wire.epoch)
             else:
                 self._session = make(emit=self._emit, playback=self._playback)
+            self._session.conversation.restore(self._items)
         else:
             self._session = TranscriptionSession(
                 first.config,
@@ -382,7 +366,17 @@ class Connection:
         log.info("session %s begins (%s)", self.wire.id, self.wire.dialect)
         if player := self._playback:
             player.attach(lambda output: self._group.start_soon(self._emit, output))
+        self._keep()
         self._group.start_soon(self._run_session, self._session)
+
+    def _keep(self) -> Future[None] | None:
+        """What is said and heard outlives the server, if its client may come back. The result is there when it is written."""
+        if self.token and self._state.kept and isinstance(self._session, TalkSession | DuplexSession):
+            row = kept(self.who, self.wire, self.token, self._session.conversation)
+            if row:
+                self._is_kept = True
+                return self._state.kept.put(row)
+        return None
 
     def _boxed(self, item: Input | TalkInput) -> Input | TalkInput:
         assert self._box
@@ -440,6 +434,9 @@ class Connection:
         if self._box and isinstance(output, SoundSaid):
             self._box.sound_out(output.at.item_id, output.pcm, output.rate_hz)
         self.wire.send(output)
+        if isinstance(output, KEPT) and (written := self._keep()):
+            # What the client is told is there after the server was killed.
+            await asyncio.wrap_future(written)
         if isinstance(output, EpochRaised):
             self.outbox.raise_epoch(output.epoch)
         await self._flush()

@@ -6,18 +6,21 @@ import logging
 from typing import Any
 
 import anyio
+import anyio.to_thread
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.journal import JournalGap, ResumeToken
 from antiphon.protocols.realtime import Opening
-from antiphon.protocols.resuming import control, refused_frame, resume_from, resync_frame
+from antiphon.protocols.resuming import Resume, control, refused_frame, resume_from, resync_frame
 from antiphon.protocols.wire import random_id
 from antiphon.server.auth import bearer
-from antiphon.server.connection import CLOSE_POLICY, CLOSE_TRY_LATER, Connection, Gone
+from antiphon.server.connection import CLOSE_POLICY, CLOSE_TRY_LATER, Connection
 from antiphon.server.errors import deny
+from antiphon.server.keeping import restored
 from antiphon.server.secrets import connection_for, duplex_for
 from antiphon.server.state import ServerState
+from antiphon.server.transport import Gone
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +30,7 @@ CONFIG_S = 10.0
 
 
 class _Socket:
-    """A WebSocket as a transport; see server/connection.py. `first`: a frame that was read already."""
+    """A WebSocket as a transport; see server/transport.py. `first`: a frame that was read already."""
 
     playback = None
 
@@ -140,15 +143,37 @@ async def _resume(state: ServerState, who: str, websocket: WebSocket, event: dic
     try:
         asked = resume_from(event)
         connection = state.resumable.get(asked.session_id)
+        if connection is None and await _restore(state, who, asked, _Socket(websocket)):
+            return
         if not isinstance(connection, Connection) or connection.who != who:
             raise RemoteProtocolError("unknown_session", "There is no such session to resume.", "session_id")
         await connection.resume(asked.token, asked.last_received, _Socket(websocket))
+    except Refused as refusal:
+        await _turn_away(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
     except JournalGap as gap:
         await _say(websocket, resync_frame(random_id, str(event.get("session_id")), gap.reason), gap.reason)
     except RemoteProtocolError as error:
         given = event.get("event_id")
         frame = refused_frame(random_id, error, given if isinstance(given, str) else None)
         await _say(websocket, frame, error.code)
+
+
+async def _restore(state: ServerState, who: str, asked: Resume, socket: _Socket) -> bool:
+    """Take up a conversation of before a restart; False where there is none. Raises RemoteProtocolError, Refused."""
+    row = await anyio.to_thread.run_sync(state.kept.get, asked.session_id) if state.kept else None
+    if row is None or row.who != who:
+        return False
+    token = ResumeToken.stored(row.token)
+    if not token.fits(asked.token):
+        raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
+    with state.admit(who):
+        wire, items = restored(state, row)
+        connection = Connection(state, who, wire, socket, token=token, items=items)
+        journal = connection.outbox.journal
+        journal.continue_from(asked.last_received)
+        journal.push(wire.resumed(token.renew(), restored=True, num_items=len(items)))
+        await connection.run()
+    return True
 
 
 async def _accept(websocket: WebSocket) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -21,6 +22,7 @@ from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
+from antiphon.store.sessions import SessionStore
 
 log = logging.getLogger(__name__)
 # uvicorn 0.54 logs this error after every upgrade that was answered with an HTTP status, as a 401 has to be.
@@ -60,6 +62,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
     server = settings.server
     metrics = Metrics()
     state = ServerState(settings, metrics, started_s=int(time.time()))
+    state.kept = _kept(settings)
     sock = _bind(server.host, server.port)
     config = uvicorn.Config(
         build(state),
@@ -96,8 +99,16 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         sock.close()
+        if state.kept:
+            state.kept.close()
         if models:
             models.close()
+
+
+def _kept(settings: Settings) -> SessionStore | None:
+    """Where conversations outlive the server. Raises StoreError."""
+    folder, max_age_s = settings.resume.state, settings.resume.state_hours * 3600
+    return SessionStore(Path(folder).expanduser(), max_age_s) if folder else None
 
 
 async def _serve_http(http: _Server, sock: socket.socket, scope: anyio.CancelScope) -> None:

@@ -19,6 +19,7 @@ from antiphon.models import LoadedModels, store_of
 from antiphon.protocols.wire import Models
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
+from antiphon.store.sessions import SessionStore
 from antiphon.store.voices import VoiceStore
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class ServerState:
     _secrets: dict[str, Secret] = field(default_factory=dict)
     # What lives longer than the request that began it; set by whoever runs the server.
     group: anyio.abc.TaskGroup | None = None
+    # Conversations that outlive the server; None where none are kept.
+    kept: SessionStore | None = None
     # Sessions that can be resumed, by their id.
     resumable: dict[str, Any] = field(default_factory=dict)
 

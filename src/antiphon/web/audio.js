@@ -57,6 +57,8 @@ export class Player {
   flushes = 0;
   /** pcm: Float32Array. */
   play(item, pcm) { if (pcm.length) this.node.port.postMessage({ item, pcm }, [pcm.buffer]); }
+  /** Wait where it is, or go on from there. */
+  hold(held) { this.node.port.postMessage({ hold: held }); }
   /** Silence at once; resolves with the samples heard of each item. */
   flush() {
     const id = ++this.flushes;

@@ -1,7 +1,7 @@
 // One conversation: what is asked of the server, what it says, and what of it was heard.
 
 import { fromBase64, microphone, Player, RATE, through } from "./audio.js";
-import { RtcTransport, SocketTransport } from "./transports.js";
+import { DuplexTransport, RtcTransport, SocketTransport } from "./transports.js";
 import { Timeline } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
@@ -35,10 +35,12 @@ export class Talk {
       } else {
         this.player = await Player.open((state) => this.played(state));
         if ($("loudspeaker").value) await through($("loudspeaker").value);
-        this.transport = await SocketTransport.open({ ...common, path: "v1/realtime" });
+        this.transport = this.duplex
+          ? await DuplexTransport.open({ ...common, session: this.session() })
+          : await SocketTransport.open({ ...common, path: "v1/realtime" });
       }
       this.began = performance.now();
-      this.configure();
+      if (!this.duplex) this.configure();
       this.timeline.start();
       $("talk-start").textContent = "Stop"; $("talk-start").setAttribute("aria-pressed", "true");
       this.state("listening");
@@ -67,18 +69,27 @@ export class Talk {
   state(text) { $("talk-state").textContent = text; }
   send(type, fields = {}) { this.transport?.send({ type, ...fields }); }
 
+  get duplex() { return $("transport").value === "duplex"; }
+
   configure() {
+    $("your-turn").hidden = $("turns").value !== "none";
+    this.send("session.update", { session: this.session() });
+  }
+
+  session() {
     const turns = $("turns").value;
-    $("your-turn").hidden = turns !== "none";
     const vad = { server_vad: { type: "server_vad", silence_duration_ms: 500 }, semantic_vad: { type: "semantic_vad" }, none: null };
     const voice = this.page.voices.includes($("voice").value) ? { output: { voice: $("voice").value } } : {};
     const locked = [...(this.items?.values() || [])].some((i) => i.total_s);
-    this.send("session.update", {
-      session: {
-        type: "realtime", instructions: $("instructions").value,
-        audio: { input: { transcription: { model: "default" }, turn_detection: vad[turns] }, ...(locked ? {} : voice) },
-      },
-    });
+    const instructions = $("instructions").value;
+    if (this.duplex) {
+      const detection = turns === "none" ? null : vad[turns];
+      return { instructions, sample_rate_hz: RATE, turn_detection: detection, ...(locked ? {} : { voice: $("voice").value }), extra_body: { auto_response: turns !== "none" } };
+    }
+    return {
+      type: "realtime", instructions,
+      audio: { input: { transcription: { model: "default" }, turn_detection: vad[turns] }, ...(locked ? {} : voice) },
+    };
   }
 
   write() {
@@ -97,7 +108,7 @@ export class Talk {
     switch (event.type) {
       case "input_audio_buffer.speech_started":
         this.timeline.begin("you", this.at(event.audio_start_ms, now));
-        this.silence();
+        if (!this.duplex) this.silence();
         this.bubble(event.item_id, "me", "you");
         break;
       case "input_audio_buffer.speech_stopped": {
@@ -154,6 +165,17 @@ export class Talk {
         if (!this.playing) { $("talk-stop-answer").disabled = true; this.state("listening"); }
         break;
       }
+      case "turn.event":
+        // Somebody speaks over the answer: the voice waits until it is known what for.
+        if (event.event === "duck" || event.event === "unduck") { this.player?.hold(event.event === "duck"); this.timeline.mark(event.event); }
+        break;
+      case "overlap.decision":
+        if (event.action === "barge_in") this.silence();
+        else this.timeline.mark(event.reason);
+        break;
+      case "session.resumed":
+        this.timeline.mark("resumed");
+        break;
       case "conversation.item.truncated":
         this.send("conversation.item.retrieve", { item_id: event.item_id });
         break;
@@ -164,7 +186,7 @@ export class Talk {
         break;
       }
       case "error":
-        if (event.error.code !== "response_cancel_not_active") this.page.fail(new Error(event.error.message));
+        if (!["response_cancel_not_active", "playback_ack_too_late"].includes(event.error.code)) this.page.fail(new Error(event.error.message));
         break;
     }
   }
@@ -188,8 +210,12 @@ export class Talk {
       if (!this.playing) { this.timeline.begin("answer"); this.stage("heard", performance.now()); this.state("speaking"); $("talk-stop-answer").disabled = false; }
       this.playing = id;
       if (item) item.heard_s = heard;
+      if (this.duplex) this.acknowledge(id, heard);
     } else if (this.playing) {
-      if (item?.done) { item.heard_s = item.total_s; $("talk-stop-answer").disabled = true; }
+      if (item?.done) {
+        item.heard_s = item.total_s; $("talk-stop-answer").disabled = true;
+        if (this.duplex) this.acknowledge(this.playing, item.total_s, true);
+      }
       this.playing = null; this.timeline.end("answer"); this.state("listening");
     }
     if (item) this.show(item);
@@ -201,7 +227,16 @@ export class Talk {
     const id = this.playing;
     this.timeline.mark("interrupted");
     const heard = await this.player.flush();
-    if (heard[id] !== undefined) this.send("conversation.item.truncate", { item_id: id, content_index: 0, audio_end_ms: Math.round((heard[id] / RATE) * 1000) });
+    if (heard[id] === undefined) return;
+    if (this.duplex) this.acknowledge(id, heard[id] / RATE, true);
+    else this.send("conversation.item.truncate", { item_id: id, content_index: 0, audio_end_ms: Math.round((heard[id] / RATE) * 1000) });
+  }
+
+  /** By the audio clock: so much of it was heard. Five times a second is often enough. */
+  acknowledge(id, heard_s, now = false) {
+    if (!now && heard_s - (this.acked ?? 0) < 0.2 && heard_s >= (this.acked ?? 0)) return;
+    this.acked = heard_s;
+    this.send("playback.ack", { item_id: id, played_ms: Math.round(heard_s * 1000) });
   }
 
   interrupt() {

@@ -32,6 +32,67 @@ export class SocketTransport {
   close() { this.stop?.(); this.socket.close(); }
 }
 
+// How many sent events are kept for a server that may not have had them: 40 s of sound.
+const KEPT = 2000, RETRIES = 5;
+
+/** A full-duplex session: it outlives its socket. What the server had not taken is sent again; what was missed comes again. */
+export class DuplexTransport {
+  sound = "page";
+  static async open({ key, stream, session, onEvent, onClose }) {
+    const me = Object.assign(new DuplexTransport(), { key, onEvent, onClose, seq: 0, sent: [], first: 0, open: true });
+    await me.connect();
+    me.send({ type: "session.update", session });
+    me.stop = await capture(stream, (pcm) => me.send({ type: "input_audio_buffer.append", audio: toBase64(pcm) }));
+    return me;
+  }
+  async connect(resume) {
+    const socket = new WebSocket(socketUrl("v1/realtime?duplex=1"), protocols(this.key));
+    await new Promise((resolve, reject) => {
+      socket.onopen = resolve;
+      socket.onerror = () => reject(new Error("The server did not accept the connection: is the key right, is it ready?"));
+    });
+    socket.onerror = null;
+    this.socket = socket;
+    this.live = !resume;
+    socket.onmessage = ({ data }) => this.take(JSON.parse(data));
+    socket.onclose = ({ code, reason }) => this.lost(code, reason);
+    if (resume) socket.send(JSON.stringify(resume));
+  }
+  take(event) {
+    if (event.type === "session.created" || event.type === "session.resumed") { this.id = event.session_id; this.token = event.resume_token; }
+    if (event.type === "session.resumed") {
+      this.live = true;
+      for (const text of this.sent.slice(Math.max(0, (event.received_events ?? this.first + this.sent.length) - this.first))) this.socket.send(text);
+    }
+    if (event.type === "session.resync_required" || (event.type === "error" && !this.live)) this.open = false;
+    if (event.server_event_seq) {
+      this.seq = event.server_event_seq;
+      if (this.seq % 20 === 0) this.socket.send(JSON.stringify({ type: "session.event_ack", server_event_seq: this.seq }));
+    }
+    this.onEvent(event);
+  }
+  async lost(code, reason) {
+    if (!this.open || !this.token || code === 1000) { this.stop?.(); this.onClose(this.open ? reason : "the session could not be resumed"); return; }
+    this.live = false;
+    for (let k = 0; k < RETRIES; k++) {
+      await new Promise((resolve) => setTimeout(resolve, 250 * 2 ** k));
+      try {
+        await this.connect({ type: "session.resume", session_id: this.id, resume_token: this.token, last_received_server_event_seq: this.seq });
+        return;
+      } catch { /* it is not back yet */ }
+    }
+    this.stop?.();
+    this.onClose("the connection was lost");
+  }
+  send(event) {
+    const text = JSON.stringify(event);
+    this.sent.push(text);
+    if (this.sent.length > KEPT) { this.sent.shift(); this.first++; }
+    if (this.live && this.socket.readyState === WebSocket.OPEN) this.socket.send(text);
+  }
+  close() { this.open = false; this.stop?.(); if (this.socket.readyState === WebSocket.OPEN) this.socket.send('{"type":"session.close"}'); this.socket.close(); }
+}
+
 export class RtcTransport {
   sound = "browser";
   static async open({ model, key, stream, onEvent, onClose, onTrack }) {

@@ -33,24 +33,28 @@ class Microphone extends AudioWorkletProcessor {
 class Player extends AudioWorkletProcessor {
   constructor() {
     super();
-    this.queue = []; this.at = 0; this.sent = 0; this.sounding = false;
+    this.queue = []; this.at = 0; this.sent = 0; this.sounding = false; this.held = false; this.gain = 1;
     this.played = new Map(); // by item: samples at 24 kHz that were heard
     this.port.onmessage = ({ data }) => {
       if (data.flush) {
         const heard = Object.fromEntries(this.played);
-        this.queue = []; this.at = 0; this.played.clear();
+        this.queue = []; this.at = 0; this.played.clear(); this.held = false;
         this.port.postMessage({ flushed: data.flush, heard });
-      } else this.queue.push(data);
+      } else if (data.hold !== undefined) this.held = data.hold;
+      else this.queue.push(data);
     };
   }
   process(_, [output]) {
     const out = output[0], step = RATE / sampleRate;
     let item = null;
+    // Held, it fades within 10 ms and waits at the very sample from which it goes on.
+    const fade = 1 / (0.01 * sampleRate);
     for (let i = 0; i < out.length; i++) {
+      this.gain = this.held ? Math.max(0, this.gain - fade) : Math.min(1, this.gain + fade);
       const head = this.queue[0];
-      if (!head) { out[i] = 0; continue; }
+      if (!head || this.gain === 0) { out[i] = 0; continue; }
       const k = Math.floor(this.at), next = head.pcm[Math.min(k + 1, head.pcm.length - 1)];
-      out[i] = head.pcm[k] + (next - head.pcm[k]) * (this.at - k);
+      out[i] = this.gain * (head.pcm[k] + (next - head.pcm[k]) * (this.at - k));
       item = head.item;
       this.at += step;
       this.played.set(item, (this.played.get(item) || 0) + step);

@@ -1,0 +1,106 @@
+"""Conversations that outlive their server: killed, and taken up again by the next."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+
+from tests.conftest import SMALL, Serve
+
+LIMIT_S = 90
+
+
+async def ask(socket: Any, text: str) -> dict[str, Any]:
+    """A written turn and its answer."""
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+    await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+    await socket.send(json.dumps({"type": "response.create", "response": {"max_output_tokens": 12}}))
+    return (await until(socket, "response.done"))["response"]  # type: ignore[no-any-return]
+
+
+async def until(socket: Any, *kinds: str) -> dict[str, Any]:
+    while (event := json.loads(await socket.recv()))["type"] not in kinds:
+        last = event.get("server_event_seq")
+        if last is not None:
+            socket.last = last
+    return event  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("query", ["duplex=1", "resume=1"])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_conversation_outlives_its_server(serve: Serve, tmp_path: Path, query: str, killed: bool) -> None:
+    flags = ("--language-model", SMALL, "--state", str(tmp_path))
+
+    async def begin(url: str) -> tuple[str, str, list[str]]:
+        async with websockets.connect(f"{url}/v1/realtime?{query}") as socket:
+            session = {
+                "type": "realtime",
+                "output_modalities": ["text"],
+                "modalities": ["text"],
+                "instructions": "You are brief.",
+            }
+            if query == "resume=1":
+                created = json.loads(await socket.recv())
+                session.pop("modalities")
+                await socket.send(json.dumps({"type": "session.update", "session": session}))
+            else:
+                await socket.send(json.dumps({"type": "session.update", "session": session}))
+                created = json.loads(await socket.recv())
+            said = []
+            for text in ("My name is Bruno.", "I live by the sea."):
+                response = await ask(socket, text)
+                said.append(response["output"][0]["content"][0]["text"])
+            if killed:
+                server.popen.kill()
+                await asyncio.to_thread(server.popen.wait)
+            else:
+                server.terminate()
+                await until(socket, "error")
+            return created["session"]["id"], created["resume_token"], said
+
+    async def go_on(url: str, session_id: str, token: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+        async with websockets.connect(
+            f"{url}/v1/realtime?{query.replace('=1', '=' + session_id) if 'resume' in query else query}"
+        ) as socket:
+            for given in ("wrong", token):
+                await socket.send(json.dumps({
+                    "type": "session.resume", "session_id": session_id, "resume_token": given, "last_received_server_event_seq": 7,
+                }))  # fmt: skip
+                resumed = json.loads(await socket.recv())
+                if given == "wrong":
+                    assert resumed["error"]["code"] == "invalid_resume_token"
+                    break
+        async with websockets.connect(
+            f"{url}/v1/realtime?{query.replace('=1', '=' + session_id) if 'resume' in query else query}"
+        ) as socket:
+            await socket.send(json.dumps({
+                "type": "session.resume", "session_id": session_id, "resume_token": token, "last_received_server_event_seq": 7,
+            }))  # fmt: skip
+            resumed = json.loads(await socket.recv())
+            response = await ask(socket, "What is my name?")
+            assert socket.last > 7  # type: ignore[attr-defined]
+            # With a history, it costs more than without.
+            return resumed, response, str(resumed.get("resume_token"))
+
+    server = serve(*flags, clean=not killed)
+    session_id, token, said = asyncio.run(asyncio.wait_for(begin(server.ws), LIMIT_S))
+    if killed:
+        server.popen.stdout.close()  # type: ignore[union-attr]
+    else:
+        server.popen.wait(30)
+    following = serve(*flags)
+    resumed, response, fresh = asyncio.run(asyncio.wait_for(go_on(following.ws, session_id, token), LIMIT_S))
+    assert resumed["type"] == "session.resumed"
+    assert (resumed["session_id"], resumed["restored"], resumed["num_items"]) == (session_id, True, 4)
+    assert resumed["session"]["instructions"] == "You are brief."
+    assert fresh not in ("", token)
+    assert response["status"] in ("completed", "incomplete")
+    # All that was said is in the prompt, and was prefilled anew.
+    history = sum(len(text.split()) for text in said)
+    assert response["usage"]["input_tokens"] > 30 + history
+    assert response["usage"]["input_token_details"]["cached_tokens"] < response["usage"]["input_tokens"] / 2
