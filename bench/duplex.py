@@ -32,6 +32,8 @@ from talk import CHUNK_S, INSTRUCTIONS, QUIETEST_DBFS, STEP, STORY, TELLER, WIRE
 from antiphon.audio.containers import decode_all
 
 ACK_EVERY = 5
+# What is said over less of an answer than this is no interruption of it.
+LEFT_S = 1.5
 
 
 class DuplexSpeaker(Speaker):
@@ -147,8 +149,8 @@ async def bargein(srv: Server, clips: list[Clip], trials: int) -> dict[str, Any]
             before = len(speaker.events)
             onset = await speaker.say(clip.pcm) + clip.speech_start
             await asyncio.sleep(max(0.0, onset - time.monotonic()))
-            if not speaker.sounding:
-                # The answer was over before anybody spoke over it.
+            if len(speaker._playing) * CHUNK_S < LEFT_S:
+                # The answer is over, or nearly, when somebody speaks.
                 await speaker.settle()
                 continue
             tried += 1

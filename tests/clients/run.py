@@ -26,7 +26,7 @@ from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("agents", "livekit", "pipecat", "node", "duplex")
+NAMES = ("agents", "livekit", "pipecat", "node", "duplex", "openbmb")
 LIMIT_S = 180
 RECORDING = HERE.parent / "data" / "audio"
 

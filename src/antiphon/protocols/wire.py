@@ -35,11 +35,29 @@ class MediaFrame(str):
 
     def __new__(cls, text: str, epoch: int) -> MediaFrame:
         """`text` as it is sent."""
-        made = super().__new__(cls, text)
+        made = str.__new__(cls, text)
         made.epoch = epoch
         return made
 
     epoch: int
+
+
+class BinaryFrame(MediaFrame):
+    """Bytes that are sent as they are, in the company of text frames: each character is a byte."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, data: bytes, epoch: int = 0) -> BinaryFrame:
+        """A frame of these bytes."""
+        made = str.__new__(cls, data.decode("latin-1"))
+        made.epoch = epoch
+        return made
+
+    @property
+    def data(self) -> bytes:
+        """Its bytes."""
+        return self.encode("latin-1")
 
 
 def frame(**fields: Any) -> str:

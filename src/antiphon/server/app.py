@@ -17,6 +17,7 @@ from antiphon.server.auth import bearer
 from antiphon.server.calls import calls, hang_up
 from antiphon.server.chat import chat_completions
 from antiphon.server.errors import error_response, http_exception
+from antiphon.server.facts import worker_health
 from antiphon.server.page import asset, root
 from antiphon.server.realtime import realtime
 from antiphon.server.secrets import client_secrets, sessions
@@ -60,6 +61,8 @@ def build(state: ServerState) -> Starlette:
             WebSocketRoute("/v1/realtime", realtime),
             WebSocketRoute("/realtime", realtime),
             WebSocketRoute("/v1/duplex", realtime),
+            WebSocketRoute("/v1/omni", realtime),
+            WebSocketRoute("/ws/duplex", realtime),
         ],
         middleware=middleware,
         exception_handlers={HTTPException: http_exception},
@@ -87,8 +90,9 @@ class _Keys:
         await self._app(scope, receive, send)
 
 
-async def _health(_: Request) -> Response:
-    return JSONResponse({"status": "ok", "version": __version__})
+async def _health(request: Request) -> Response:
+    state: ServerState = request.app.state.antiphon
+    return JSONResponse({"status": "ok", "version": __version__} | worker_health(state))
 
 
 async def _ready(request: Request) -> Response:

@@ -27,6 +27,7 @@ from antiphon.duplex_events import BargeInAsked, EpochRaised, InputCancelled, Pl
 from antiphon.errors import Refused, RemoteProtocolError, StoreError
 from antiphon.events import AudioAppended, Configured, Input, Output, SessionEnding, TranscriptDone
 from antiphon.inbox import Inbox
+from antiphon.protocols.bridge import Bridge
 from antiphon.protocols.duplex_connection import DuplexConnection
 from antiphon.protocols.journal import Journal, ResumeToken
 from antiphon.protocols.realtime import RealtimeConnection
@@ -76,7 +77,7 @@ class Connection:
         self,
         state: ServerState,
         who: str,
-        wire: RealtimeConnection | DuplexConnection,
+        wire: RealtimeConnection | DuplexConnection | Bridge,
         transport: Transport,
         *,
         token: ResumeToken | None = None,

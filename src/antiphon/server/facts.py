@@ -1,6 +1,8 @@
-"""What a request for speech may name: the loaded synthesizer, its voices, and those that were uploaded."""
+"""What of the server requests are checked against, and what it says of itself."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from antiphon.protocols.speech_fields import SpeechFacts
 from antiphon.protocols.wire import Models
@@ -18,3 +20,16 @@ def speech_facts(state: ServerState) -> SpeechFacts:
         lambda name: state.voices.get(name) is not None,
         state.stand_in,
     )
+
+
+def worker_health(state: ServerState) -> dict[str, Any]:
+    """What the MiniCPM-o demo's front end asks a worker's /health for."""
+    steps = [lane.stats for lane in state.models.lanes] if state.models else []
+    jobs, busy_s = sum(s.jobs for s in steps), sum(s.busy_s for s in steps)
+    return {
+        "worker_status": "loading" if state.models is None else "duplex_active" if state.live else "idle",
+        # /health is asked without a key.
+        "current_session_id": next((live.id for live in state.live if not state.settings.server.api_keys), None),
+        "total_requests": state.num_admitted,
+        "avg_inference_time_ms": round(busy_s / jobs * 1000, 2) if jobs else 0.0,
+    }

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from antiphon.conversation import Conversation
+from antiphon.protocols.bridge import Bridge
 from antiphon.protocols.duplex_connection import DuplexConnection
 from antiphon.protocols.journal import ResumeToken
 from antiphon.protocols.realtime import Opening, RealtimeConnection
@@ -27,7 +28,7 @@ class _Snapshot(msgspec.Struct):
     items: list[Item]
 
 
-def kept(who: str, wire: Wire, token: ResumeToken, conversation: Conversation) -> Kept | None:
+def kept(who: str, wire: Wire | Bridge, token: ResumeToken, conversation: Conversation) -> Kept | None:
     """The conversation as it is now; None for what is none."""
     snapshot = wire.snapshot()
     if snapshot is None:

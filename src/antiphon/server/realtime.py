@@ -10,10 +10,14 @@ import anyio.to_thread
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.protocols.bridge import Bridge
 from antiphon.protocols.journal import JournalGap, ResumeToken
+from antiphon.protocols.minicpmo_worker import MinicpmoWorker
+from antiphon.protocols.omni import Omni
+from antiphon.protocols.openbmb_realtime import SUBPROTOCOL, OpenbmbRealtime
 from antiphon.protocols.realtime import Opening
 from antiphon.protocols.resuming import Resume, control, refused_frame, resume_from, resync_frame
-from antiphon.protocols.wire import random_id
+from antiphon.protocols.wire import BinaryFrame, random_id
 from antiphon.server.auth import bearer
 from antiphon.server.connection import CLOSE_POLICY, CLOSE_TRY_LATER, Connection
 from antiphon.server.errors import deny
@@ -25,6 +29,7 @@ from antiphon.server.transport import Gone
 log = logging.getLogger(__name__)
 
 YES = ("1", "true", "yes")
+BRIDGES: dict[str, type[Bridge]] = {"/ws/duplex": MinicpmoWorker, "/v1/omni": Omni}
 # A duplex client says within this time what it wants.
 CONFIG_S = 10.0
 
@@ -51,7 +56,10 @@ class _Socket:
 
     async def send(self, frame: str) -> None:
         try:
-            await self._websocket.send_text(frame)
+            if isinstance(frame, BinaryFrame):
+                await self._websocket.send_bytes(frame.data)
+            else:
+                await self._websocket.send_text(frame)
         except (WebSocketDisconnect, RuntimeError, OSError):
             raise Gone from None
 
@@ -72,10 +80,14 @@ async def realtime(websocket: WebSocket) -> None:
         await deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
         return
     asked = websocket.query_params
+    bridge = BRIDGES.get(websocket.url.path) or (OpenbmbRealtime if asked.get("mode") in ("audio", "video") else None)
     duplex = asked.get("duplex") in YES or websocket.url.path == "/v1/duplex"
     resume = asked.get("resume", "")
     try:
         state.loaded()
+        if bridge:
+            await _bridged(state, who, websocket, bridge)
+            return
         if duplex or (resume and resume not in YES):
             await _by_first_frame(state, who, websocket, duplex=duplex)
             return
@@ -100,6 +112,23 @@ async def realtime(websocket: WebSocket) -> None:
     except Refused as refusal:
         state.metrics.refused.labels("no_room").inc()
         await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
+
+
+async def _bridged(state: ServerState, who: str, websocket: WebSocket, dialect: type[Bridge]) -> None:
+    """A connection in one of the small dialects."""
+    models = state.loaded()
+    voices = models.partner.profile.voices if models.partner else ()
+    with state.admit(who):
+        opening = Opening(model=websocket.query_params.get("model", ""))
+        wire = dialect(opening, state.partners, voices, random_id, state.settings.audio.max_append_bytes)
+        protocols = websocket.scope.get("subprotocols", [])
+        await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in protocols else None)
+        try:
+            wire.open()
+        except RemoteProtocolError as error:
+            await _turn_away(websocket, error)
+            return
+        await Connection(state, who, wire, _Socket(websocket)).run()
 
 
 async def _by_first_frame(state: ServerState, who: str, websocket: WebSocket, *, duplex: bool) -> None:

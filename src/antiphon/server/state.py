@@ -55,6 +55,8 @@ class ServerState:
     started_s: int = 0
     live: set[Live] = field(default_factory=set)
     draining: bool = False
+    # Sessions that were let in since the start.
+    num_admitted: int = 0
     _empty: anyio.Event = field(default_factory=anyio.Event)
     _by_key: Counter[str] = field(default_factory=Counter)
     _mentioned: set[str] = field(default_factory=set)
@@ -126,6 +128,7 @@ class ServerState:
         if self._by_key[who] >= server.sessions_per_key:
             raise Refused(f"this key holds {server.sessions_per_key} sessions", 10.0)
         self._by_key[who] += 1
+        self.num_admitted += 1
         try:
             yield
         finally:

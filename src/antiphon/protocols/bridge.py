@@ -1,0 +1,203 @@
+"""What the small duplex dialects share: one session with the partner's own turn-taking, and the interface of a connection. Sans-IO."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from binascii import Error as NoBase64
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from antiphon.audio import Pcm
+from antiphon.audio.pcm import Resampler
+from antiphon.duplex_events import Duplex, EpochRaised
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import Input, Output, ServerVad, SessionEnding, TranscriptionConfig
+from antiphon.protocols.openai_realtime import COMPLETE_MS, EAGERNESS_MS
+from antiphon.protocols.realtime import Opening
+from antiphon.protocols.wire import Models, NewId, frame
+from antiphon.talk_events import (
+    Rejected,
+    ResponseCreated,
+    ResponseDone,
+    SoundSaid,
+    TalkConfig,
+    TalkConfigured,
+    TalkInput,
+    TalkOutput,
+    TextSaid,
+)
+
+OUT_HZ = 24_000
+TURN = ServerVad(0.5, 300, COMPLETE_MS, EAGERNESS_MS["medium"])
+
+
+class Bridge:
+    """One connection of such a dialect. A subclass reads its frames (`_event`) and says its own (`told`)."""
+
+    dialect = "bridge"
+    min_commit_ms = 1
+    idle_s: float | None = 300.0
+    epoch = 0
+
+    def __init__(
+        self, opening: Opening, partners: Models | None, voices: tuple[str, ...], new_id: NewId, max_bytes: int
+    ) -> None:
+        self.opening = opening
+        self.id = new_id("sess-")
+        self.new_id = new_id
+        self.closing = False
+        self._partners = partners
+        self._voices = voices
+        self._max_bytes = max_bytes
+        self._begun = False
+        self._inputs: list[Any] = []
+        self._frames: list[str] = []
+        self._resamplers: dict[str, Resampler] = {}
+        self._epochs: dict[str, int] = {}
+
+    # --- the interface of a connection --------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make ready. Raises RemoteProtocolError where nobody answers."""
+        if self._partners is None:
+            raise RemoteProtocolError("model_not_found", "No language model is loaded.", "model")
+
+    def receive(self, data: str | bytes) -> None:
+        """One frame from the client. Never raises."""
+        try:
+            self._receive(data)
+        except RemoteProtocolError as error:
+            self.reject(error, None)
+
+    def _receive(self, data: str | bytes) -> None:
+        try:
+            event = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise RemoteProtocolError("invalid_json", "The event is not valid JSON.") from None
+        if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+            raise RemoteProtocolError("bad_event", "An event is a JSON object with a type.")
+        self._event(event["type"], event)
+
+    def _event(self, kind: str, event: dict[str, Any]) -> None:
+        """One event. Raises RemoteProtocolError."""
+        raise NotImplementedError
+
+    def send(self, output: Output | TalkOutput) -> None:
+        """Queue the frames of an output."""
+        match output:
+            case EpochRaised(epoch):
+                self.epoch = epoch
+            case ResponseCreated(response):
+                self._epochs[response.id] = self.epoch
+            case SoundSaid(at) | TextSaid(at) if self._epochs.get(at.response_id, self.epoch) < self.epoch:
+                return
+            case Rejected(code, message, param):
+                self.reject(RemoteProtocolError(code, message, param), None)
+            case SessionEnding(code, message):
+                self.reject(RemoteProtocolError(code, message), None)
+            case _:
+                pass
+        self.told(output)
+        if isinstance(output, ResponseDone):
+            self._epochs.pop(output.response.id, None)
+
+    def told(self, output: Output | TalkOutput) -> None:
+        """What the dialect says of an output."""
+        raise NotImplementedError
+
+    def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
+        """Answer what the client did wrong."""
+        self._say(type="error", error={"code": error.code, "message": error.message})
+
+    def too_large(self, most: int) -> None:
+        """A frame over the server's limit came."""
+        self.reject(RemoteProtocolError("event_too_large", f"The event is larger than {most} bytes."), None)
+
+    def refuse(self, code: str, message: str) -> None:
+        """The session ends for a reason the client should know."""
+        self.send(SessionEnding(code, message))
+
+    def closed(self) -> None:
+        """The client's close was carried out."""
+
+    def inputs(self) -> list[Input | TalkInput]:
+        """Take the inputs so far."""
+        taken, self._inputs = self._inputs, []
+        return taken
+
+    def frames(self) -> list[str]:
+        """Take the frames to be sent."""
+        taken, self._frames = self._frames, []
+        return taken
+
+    def session(self) -> dict[str, Any]:
+        """The session as its client is shown it."""
+        return {"id": self.id}
+
+    # A connection of these dialects is as long as its session.
+
+    def control(self, data: str | bytes) -> dict[str, Any] | None:
+        """None: there are no events about the connection."""
+        return None
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """Nothing is kept."""
+        return None
+
+    def replaced(self) -> str:
+        """Nobody takes its place."""
+        raise NotImplementedError
+
+    def resumed(self, token: str, **facts: Any) -> str:
+        """It is not resumed."""
+        raise NotImplementedError
+
+    # --- for a dialect --------------------------------------------------------------------------------------------------------
+
+    def _begin(self, instructions: str, voice: str | None = None, language: str | None = None) -> None:
+        self._begun = True
+        listening = TranscriptionConfig(turn=TURN, language=language, answered=True)
+        config = TalkConfig(
+            listening,
+            instructions=instructions,
+            speaks=bool(self._voices),
+            voice=voice if voice in self._voices else None,
+            transcribes=True,
+            weighs_overlap=True,
+            duplex=Duplex(),
+        )
+        self._inputs.append(TalkConfigured(config))
+
+    def _need_session(self) -> None:
+        if not self._begun:
+            raise RemoteProtocolError("bad_event", "The session has not begun.")
+
+    def _f32(self, text: Any) -> Pcm:
+        """float32 sound of 16 kHz in base64. Raises RemoteProtocolError (bad_audio)."""
+        try:
+            data = b64decode(text, validate=True)
+            pcm = np.frombuffer(data, "<f4")
+        except (TypeError, NoBase64, ValueError):
+            raise RemoteProtocolError("bad_audio", "Sound is float32 of 16 kHz, in base64.", "audio") from None
+        if len(data) > self._max_bytes or not np.isfinite(pcm).all():
+            raise RemoteProtocolError("bad_audio", "Sound is too long, or not of finite numbers.", "audio")
+        return np.asarray(np.clip(pcm, -1, 1), np.float32)
+
+    def _at_out_hz(self, item_id: str, pcm: Pcm, rate_hz: int) -> Pcm:
+        if item_id not in self._resamplers:
+            self._resamplers = {item_id: Resampler(rate_hz, OUT_HZ)}
+        return self._resamplers[item_id].feed(pcm)
+
+    def _rest(self, item_id: str) -> Pcm:
+        resampler = self._resamplers.pop(item_id, None)
+        return resampler.flush() if resampler else np.zeros(0, np.float32)
+
+    def _say(self, **fields: Any) -> None:
+        self._frames.append(frame(**fields))
+
+
+def f32_base64(pcm: Pcm) -> str:
+    """float32 samples as base64."""
+    return b64encode(pcm.astype("<f4").tobytes()).decode()

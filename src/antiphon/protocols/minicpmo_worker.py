@@ -1,0 +1,111 @@
+"""The MiniCPM-o demo's worker (`/ws/duplex`), so that its stock front end works: docs/wire/bridges.md. Sans-IO.
+
+The client sends a second of sound at a time, and each gets one result: a second of the answer's sound, or that the partner listens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from antiphon.audio import Pcm
+from antiphon.duplex_events import BargeInAsked, EpochRaised
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import AudioAppended, Output
+from antiphon.protocols.bridge import OUT_HZ, Bridge, f32_base64
+from antiphon.talk_events import PartDone, ResponseDone, SoundSaid, TalkOutput, TextSaid
+
+
+class MinicpmoWorker(Bridge):
+    """One connection. `clock`: monotonic seconds, for what a result says of time."""
+
+    dialect = "minicpmo"
+
+    def __init__(self, *args: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(*args)
+        self._clock = clock
+        self._paused = False
+        self._results = 0
+        self._kv_rows = 0
+        self._text = ""
+        self._sound: list[Pcm] = []
+        self._speaking = False
+
+    def _event(self, kind: str, event: dict[str, Any]) -> None:
+        match kind:
+            case "prepare":
+                prompt = event.get("system_prompt")
+                prompt = prompt if isinstance(prompt, str) else ""
+                self._begin(prompt)
+                self._say(type="prepared", prompt_length=len(prompt))
+            case "audio_chunk":
+                self._need_session()
+                begun = self._clock()
+                pcm = self._f32(event.get("audio_base64"))
+                if event.get("force_listen") is True:
+                    self._inputs.append(BargeInAsked("client_force_listen"))
+                if len(pcm) and not self._paused:
+                    self._inputs.append(AudioAppended(pcm))
+                self._result(begun)
+            case "pause" | "resume":
+                self._need_session()
+                self._paused = kind == "pause"
+                self._say(type="paused" if self._paused else "resumed")
+            case "stop":
+                self.closing = True
+            case _:
+                raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
+
+    def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
+        """See Bridge."""
+        self._say(type="error", error=error.message, code=error.code)
+
+    def told(self, output: Output | TalkOutput) -> None:
+        """See Bridge."""
+        match output:
+            case TextSaid(_, text):
+                self._text += text
+                self._speaking = True
+            case SoundSaid(at, pcm, rate_hz):
+                self._sound.append(self._at_out_hz(at.item_id, pcm, rate_hz))
+                self._speaking = True
+            case PartDone(at):
+                self._sound.append(self._rest(at.item_id))
+            case ResponseDone(response):
+                self._speaking = False
+                if response.usage:
+                    self._kv_rows = response.usage.prompt_tokens + response.usage.completion_tokens
+            case EpochRaised():
+                # What was not heard is not heard any more.
+                self._sound, self._text, self._speaking = [], "", False
+            case _:
+                return
+
+    def closed(self) -> None:
+        """See Bridge."""
+        self._say(type="stopped")
+
+    def _result(self, begun: float) -> None:
+        """What the last second gave: exactly a second of sound, or the rest of the turn."""
+        waiting = np.concatenate(self._sound) if self._sound else np.zeros(0, np.float32)
+        over = not self._speaking
+        sound = waiting[:OUT_HZ] if over or len(waiting) >= OUT_HZ else waiting[:0]
+        self._sound = [waiting[len(sound) :]]
+        last = over and len(sound) > 0 and len(waiting) == len(sound)
+        text, self._text = (self._text, "") if len(sound) else ("", self._text)
+        took_ms = round((self._clock() - begun) * 1000, 1)
+        self._say(
+            type="result",
+            is_listen=not len(sound),
+            text=text,
+            audio_data=f32_base64(sound) if len(sound) else None,
+            end_of_turn=last,
+            current_time=self._results,
+            wall_clock_ms=took_ms,
+            kv_cache_length=self._kv_rows,
+            cost_all_ms=took_ms,
+        )
+        self._results += 1

@@ -1,0 +1,90 @@
+"""`/v1/omni`, the simplest door: PCM16 in as binary frames, WAV out as binary frames, a few text frames between. docs/wire/bridges.md. Sans-IO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from antiphon.audio.encode import wav_header
+from antiphon.audio.pcm import from_pcm16, to_pcm16
+from antiphon.duplex_events import Listened
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import AudioAppended, AudioCommitted, Output
+from antiphon.protocols.bridge import OUT_HZ, Bridge
+from antiphon.protocols.wire import BinaryFrame, MediaFrame, frame
+from antiphon.talk_events import PartDone, Place, ResponseCreated, ResponseDone, SoundSaid, TalkOutput, TextSaid
+
+
+class Omni(Bridge):
+    """One connection; sound that comes before `session.config` opens a default session."""
+
+    dialect = "omni"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._text = ""
+        self._sounding = False
+
+    def _receive(self, data: str | bytes) -> None:
+        if isinstance(data, str):
+            Bridge._receive(self, data)
+            return
+        if len(data) % 2 or len(data) > self._max_bytes:
+            raise RemoteProtocolError("bad_audio", "Binary frames are PCM16 of 16 kHz, mono.")
+        if not self._begun:
+            self._begin("")
+        if data:
+            self._inputs.append(AudioAppended(from_pcm16(data)))
+
+    def _event(self, kind: str, event: dict[str, Any]) -> None:
+        match kind:
+            case "session.config":
+                if self._begun:
+                    raise RemoteProtocolError("session_exists", "The session has begun.")
+                given = {k: v for k in ("instructions", "voice", "language") if isinstance(v := event.get(k), str)}
+                self._begin(given.get("instructions", ""), given.get("voice"), given.get("language"))
+            case "input.done":
+                self._need_session()
+                self._inputs.append(AudioCommitted())
+            case _:
+                raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
+
+    def told(self, output: Output | TalkOutput) -> None:
+        """See Bridge."""
+        match output:
+            case ResponseCreated():
+                self._text, self._sounding = "", False
+                self._say(type="turn.start")
+            case TextSaid(at, text):
+                self._text += text
+                self._media(at, frame(type="transcript.delta", delta=text))
+            case SoundSaid(at, pcm, rate_hz):
+                self._sound(at, to_pcm16(self._at_out_hz(at.item_id, pcm, rate_hz)))
+            case PartDone(at):
+                self._sound(at, to_pcm16(self._rest(at.item_id)))
+            case ResponseDone(response):
+                if self._sounding:
+                    self._say(type="audio.done")
+                used = response.usage
+                usage = (
+                    {"prompt_tokens": used.prompt_tokens, "completion_tokens": used.completion_tokens} if used else None
+                )
+                self._say(type="turn.done", text=self._text, status=response.status, usage=usage)
+            case Listened():
+                self._say(type="turn.done", text="", status="listening", usage=None)
+            case _:
+                return
+
+    def _sound(self, at: Place, data: bytes) -> None:
+        if not data:
+            return
+        if not self._sounding:
+            self._sounding = True
+            self._media(at, frame(type="audio.start", format="wav_chunk", sample_rate=OUT_HZ))
+        self._media(at, BinaryFrame.of(wav_header(OUT_HZ, len(data)) + data))
+
+    def _media(self, at: Place, text: str) -> None:
+        epoch = self._epochs.get(at.response_id, self.epoch)
+        if epoch == self.epoch:
+            made = text if isinstance(text, BinaryFrame) else MediaFrame(text, epoch)
+            made.epoch = epoch
+            self._frames.append(made)

@@ -1,0 +1,89 @@
+"""The openbmb-realtime SDK's dialect (`/v1/realtime?mode=audio|video`, subprotocol `map.realtime`): docs/wire/bridges.md. Sans-IO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from antiphon.audio import Pcm
+from antiphon.duplex_events import BargeInAsked, Listened
+from antiphon.errors import RemoteProtocolError
+from antiphon.events import AudioAppended, Output, SessionEnding, TranscriptDone
+from antiphon.protocols.bridge import Bridge, f32_base64
+from antiphon.protocols.duplex_session import video_frames
+from antiphon.protocols.wire import MediaFrame, frame
+from antiphon.talk_events import PartDone, Place, ResponseDone, SoundSaid, TalkOutput, TextSaid
+
+SUBPROTOCOL = "map.realtime"
+
+
+class OpenbmbRealtime(Bridge):
+    """One connection. The server speaks first: there is never a queue."""
+
+    dialect = "openbmb"
+
+    def open(self) -> None:
+        """See Bridge."""
+        Bridge.open(self)
+        self._say(type="session.queue_done")
+
+    def _event(self, kind: str, event: dict[str, Any]) -> None:
+        match kind:
+            case "session.init":
+                payload = event.get("payload")
+                given = payload if isinstance(payload, dict) else {}
+                prompt = given.get("system_prompt")
+                self._begin(prompt if isinstance(prompt, str) else "")
+                self._say(type="session.created", session_id=self.id)
+            case "input.append":
+                self._need_session()
+                sent = event.get("input")
+                if not isinstance(sent, dict):
+                    raise RemoteProtocolError("bad_event", "input.append needs an input.", "input")
+                pcm = self._f32(sent.get("audio"))
+                if sent.get("video_frames") is not None:
+                    video_frames(sent["video_frames"])
+                if sent.get("force_listen") is True:
+                    self._inputs.append(BargeInAsked("client_force_listen"))
+                if len(pcm):
+                    self._inputs.append(AudioAppended(pcm))
+            case "session.close":
+                self.closing = True
+            case _:
+                raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
+
+    def told(self, output: Output | TalkOutput) -> None:
+        """See Bridge."""
+        match output:
+            case TextSaid(at, text):
+                self._media(at, type="response.output_text.delta", text=text, kind="text", end_of_turn=False)
+            case SoundSaid(at, pcm, rate_hz):
+                self._sound(at, self._at_out_hz(at.item_id, pcm, rate_hz))
+            case PartDone(at):
+                self._sound(at, self._rest(at.item_id))
+            case ResponseDone(response):
+                used = response.usage
+                counts = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
+                usage = {"input_tokens": counts[0], "output_tokens": counts[1], "total_tokens": sum(counts)}
+                self._say(type="response.done", response={"id": response.id, "status": response.status, "usage": usage})
+                self._say(type="response.listen")
+            case TranscriptDone(_, text) if text.strip():
+                self._say(type="conversation.item.input_audio_transcription.completed", transcript=text)
+            case Listened():
+                self._say(type="response.listen")
+            case SessionEnding():
+                self.closed()
+            case _:
+                return
+
+    def closed(self) -> None:
+        """See Bridge."""
+        self._say(type="session.closed", reason="closed", session_id=self.id)
+
+    def _sound(self, at: Place, pcm: Pcm) -> None:
+        if len(pcm):
+            self._media(at, type="response.output_audio.delta", audio=f32_base64(pcm))
+
+    def _media(self, at: Place, **fields: Any) -> None:
+        epoch = self._epochs.get(at.response_id, self.epoch)
+        if epoch == self.epoch:
+            self._frames.append(MediaFrame(frame(**fields), epoch))
