@@ -124,7 +124,12 @@ class DuplexSpeaker(Speaker):
 
     async def settle(self) -> None:
         """End what is said, and wait for quiet."""
-        await self.send("response.cancel")
+        for _ in range(40):
+            kinds = [e["type"] for _, e in self.events]
+            if kinds.count("response.created") == kinds.count("response.done"):
+                break
+            await self.send("response.cancel")
+            await asyncio.sleep(0.25)
         await self.drop()
         await self.send("session.update", session={"instructions": INSTRUCTIONS, "max_response_output_tokens": 60})
         await asyncio.sleep(1.5)
@@ -151,6 +156,7 @@ async def bargein(srv: Server, clips: list[Clip], trials: int) -> dict[str, Any]
             await asyncio.sleep(max(0.0, onset - time.monotonic()))
             if len(speaker._playing) * CHUNK_S < LEFT_S:
                 # The answer is over, or nearly, when somebody speaks.
+                await asyncio.sleep(clip.seconds + 1.0)
                 await speaker.settle()
                 continue
             tried += 1
