@@ -32,6 +32,8 @@ from talk import CHUNK_S, INSTRUCTIONS, QUIETEST_DBFS, STEP, STORY, TELLER, WIRE
 from antiphon.audio.containers import decode_all
 
 ACK_EVERY = 5
+# An answer has sounded for so long when somebody speaks over it: whether there is an echo is known by then.
+LEAD_S = 2.0
 # What is said over less of an answer than this is no interruption of it.
 LEFT_S = 1.5
 
@@ -119,7 +121,7 @@ class DuplexSpeaker(Speaker):
         await self.send("push_text", text=STORY)
         if not await self.sounds(since):
             return None
-        await asyncio.sleep(0.8)
+        await asyncio.sleep(LEAD_S)
         return since
 
     async def settle(self) -> None:
@@ -145,9 +147,10 @@ async def bargein(srv: Server, clips: list[Clip], trials: int) -> dict[str, Any]
     stopped: list[float] = []
     missed: list[tuple[str, list[str]]] = []
     taken = tried = 0
-    async with DuplexSpeaker(srv.ws) as speaker:
-        await asyncio.sleep(0.5)
-        for clip in clips[:trials]:
+    for clip in clips[:trials]:
+        # A conversation each: a small model tells shorter stories the more it has told.
+        async with DuplexSpeaker(srv.ws) as speaker:
+            await asyncio.sleep(0.3)
             since = await speaker.story()
             if since is None:
                 continue
@@ -156,8 +159,6 @@ async def bargein(srv: Server, clips: list[Clip], trials: int) -> dict[str, Any]
             await asyncio.sleep(max(0.0, onset - time.monotonic()))
             if len(speaker._playing) * CHUNK_S < LEFT_S:
                 # The answer is over, or nearly, when somebody speaks.
-                await asyncio.sleep(clip.seconds + 1.0)
-                await speaker.settle()
                 continue
             tried += 1
             await asyncio.sleep(clip.seconds + 1.5)
@@ -171,7 +172,6 @@ async def bargein(srv: Server, clips: list[Clip], trials: int) -> dict[str, Any]
                 stopped.append(decided[0] - onset)
             else:
                 missed.append((clip.id, [k for k in speaker.kinds(before) if k.startswith(("turn", "overlap"))]))
-            await speaker.settle()
     for clip_id, kinds in missed:
         print(f"not taken: {clip_id}: {kinds}")
     out = {
@@ -192,20 +192,19 @@ async def backchannels(srv: Server, data: Path, repeats: int) -> dict[str, Any]:
 
     async def play(share: list[Clip]) -> list[tuple[str, bool, bool, bool]]:
         results = []
-        async with DuplexSpeaker(srv.ws) as speaker:
-            await asyncio.sleep(0.5)
-            for clip in share:
+        for clip in share:
+            async with DuplexSpeaker(srv.ws) as speaker:
+                await asyncio.sleep(0.3)
                 since = await speaker.story()
-                if since is None:
-                    continue
                 before = len(speaker.events)
+                if since is None or len(speaker._playing) * CHUNK_S < clip.seconds + LEFT_S:
+                    continue
                 await speaker.say(clip.pcm)
                 await asyncio.sleep(clip.seconds + 2.0)
                 kinds = speaker.kinds(before)
                 stopped = "overlap.decision barge_in" in kinds
                 ducked = "turn.event duck" in kinds
                 results.append((clip.id, stopped, ducked and not stopped, "response.created" in kinds))
-                await speaker.settle()
         return results
 
     results = await shared(clips * repeats, 2, play)
@@ -272,7 +271,7 @@ async def turns(srv: Server, clips: list[Clip], count: int) -> dict[str, Any]:
         for clip in clips[:count]:
             since = len(speaker.events)
             end = await speaker.say(clip.pcm) + clip.speech_end
-            await asyncio.sleep(clip.seconds + 3.0)
+            await asyncio.sleep(clip.seconds + 6.0)
             sounds = [t for t, e in speaker.events[since:] if e["type"] == "response.output_audio.delta"]
             after = [t for t in sounds if t > end - 0.2]
             if after:

@@ -72,6 +72,7 @@ export class DuplexTransport {
     this.onEvent(event);
   }
   async lost(code, reason) {
+    if (this.closing) return;
     if (!this.open || !this.token || code === 1000) { this.stop?.(); this.onClose(this.open ? reason : "the session could not be resumed"); return; }
     this.live = false;
     for (let k = 0; k < RETRIES; k++) {
@@ -90,7 +91,7 @@ export class DuplexTransport {
     if (this.sent.length > KEPT) { this.sent.shift(); this.first++; }
     if (this.live && this.socket.readyState === WebSocket.OPEN) this.socket.send(text);
   }
-  close() { this.open = false; this.stop?.(); if (this.socket.readyState === WebSocket.OPEN) this.socket.send('{"type":"session.close"}'); this.socket.close(); }
+  close() { this.closing = true; this.stop?.(); if (this.socket.readyState === WebSocket.OPEN) this.socket.send('{"type":"session.close"}'); this.socket.close(); }
 }
 
 export class RtcTransport {
