@@ -29,6 +29,7 @@ from antiphon.duplex_events import (
 )
 from antiphon.events import (
     AudioCleared,
+    CommitRefused,
     ServerVad,
     SpeechStarted,
     TranscriptionConfig,
@@ -39,7 +40,10 @@ from antiphon.inbox import Inbox
 from antiphon.protocols.journal import Journal
 from antiphon.talk import TalkSession
 from antiphon.talk_events import (
+    Item,
+    ItemCreated,
     ItemTruncated,
+    Part,
     Rejected,
     ResponseAsked,
     ResponseStopped,
@@ -297,6 +301,96 @@ def test_an_answer_that_fails_is_followed_by_the_next_turn() -> None:
         await scene.says("Again.")
 
     assert run(act, fails=True).responses() == ["failed", "completed"]
+
+
+def test_what_the_client_dismissed_is_answered_after_the_answer_it_did_not_end() -> None:
+    async def act(scene: DuplexScene) -> None:
+        await scene.answer()
+        await scene.ask(ListenAsked())
+        await scene.begins()
+        await scene.known(await scene.stops(), "And what was his name?")
+        assert scene.duplex.answering
+        assert scene.responses() == []
+        scene.partner.end.set()
+        await scene.settle()
+
+    scene = run(act, "barge_in_on_speech")
+    assert scene.responses() == ["completed", "completed"]
+    assert scene.duplex.epoch == 0
+
+
+def test_an_answer_that_is_overruled_is_old() -> None:
+    async def act(scene: DuplexScene) -> None:
+        # The user speaks already when an answer is asked for.
+        scene.partner.end.clear()
+        scene.partner.go.set()
+        await scene.ask(ItemCreated(Item("i", parts=[Part("input_text", "Hello")])))
+        await scene.begins()
+        await scene.ask(ResponseAsked())
+        await scene.known(await scene.stops(), "No, wait.")
+        scene.partner.end.set()
+        await scene.settle()
+
+    scene = run(act, "barge_in_on_speech")
+    assert scene.responses() == ["cancelled turn_detected", "completed"]
+    assert scene.of(OverlapShown)[-1].reason == "turn_answered"
+    assert scene.duplex.epoch >= 1
+
+
+def test_the_clients_word_over_speech_that_is_held_counts_once() -> None:
+    async def act(scene: DuplexScene) -> None:
+        await scene.answer()
+        await scene.begins()
+        await scene.ask(BargeInAsked())
+
+    scene = run(act)
+    assert scene.duplex.epoch == 1
+    assert len(scene.of(OverlapShown)) == 1
+    assert scene.duplex.state == "user_speaking"
+
+
+def test_a_commit_that_is_refused_leaves_the_next_turn_to_be_answered() -> None:
+    async def act(scene: DuplexScene) -> None:
+        scene.partner.go.set()
+        await scene.ask(Unanswered())
+        await scene.session._heard(CommitRefused(0, 1))
+        await scene.says("Hello.")
+
+    assert run(act).responses() == ["completed"]
+
+
+def test_sound_that_is_played_late_or_held_can_be_interrupted() -> None:
+    async def act(scene: DuplexScene) -> None:
+        scene.partner.go.set()
+        await scene.says("Hello.")
+        # It came a while ago, and has been played for a moment only.
+        scene.clock = 5.0
+        await scene.ask(PlaybackAcked(300, 300))
+        assert scene.duplex.state == "assistant_playing"
+        await scene.begins()
+        assert scene.events[-1] == "duck"
+        # Nothing sounds while it is ducked, however long that takes.
+        scene.clock = 9.0
+        await scene.session._heard(TranscriptPartial(scene.turn, "No, wait"))
+        await scene.settle()
+
+    scene = run(act)
+    assert scene.duplex.epoch == 1
+    assert [o.audio_end_ms for o in scene.of(ItemTruncated)] == [300]
+
+
+def test_a_cancel_of_what_only_sounds_is_one() -> None:
+    async def act(scene: DuplexScene) -> None:
+        scene.partner.go.set()
+        await scene.says("Hello.")
+        assert not scene.duplex.answering
+        scene.clock = 0.25
+        await scene.ask(ResponseStopped())
+
+    scene = run(act)
+    assert not scene.of(Rejected)
+    assert scene.duplex.epoch == 1
+    assert [o.audio_end_ms for o in scene.of(ItemTruncated)] == [250]
 
 
 # --- whatever happens -------------------------------------------------------------------------------------------------

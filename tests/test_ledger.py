@@ -125,3 +125,33 @@ def test_an_item_may_be_named_after_its_response() -> None:
         ledger.acknowledge(PlaybackAcked(1, 1))
     said(ledger, A, 1.0)
     assert ledger.acknowledge(PlaybackAcked(1, 1, "resp_a", "item_resp_a"))[0].item_id == "item_a"
+
+
+def test_a_first_acknowledgement_of_nothing_corrects_the_clock() -> None:
+    clock = Clock()
+    ledger = Ledger(clock)
+    said(ledger, A, 2.0)
+    clock.now = 1.0
+    assert ledger.silence() == [(A, 1000)]
+    assert ledger.acknowledge(PlaybackAcked(0, 0))[1] == (A, 0)
+
+
+def test_what_is_held_does_not_sound_on() -> None:
+    clock = Clock()
+    ledger = Ledger(clock)
+    said(ledger, A, 2.0)
+    clock.now = 0.5
+    ledger.hold(True)
+    clock.now = 9.0
+    assert ledger.sounding
+    ledger.hold(False)
+    clock.now = 9.5
+    assert ledger.silence() == [(A, 1000)]
+
+
+def test_what_the_client_cut_itself_is_cut_no_further() -> None:
+    ledger = Ledger(Clock())
+    said(ledger, A, 2.0)
+    ledger.cut("item_a", 700)
+    assert ledger.silence() == []
+    assert not ledger.sounding

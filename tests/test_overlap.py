@@ -147,9 +147,13 @@ def test_what_the_client_dismisses_takes_no_floor_whatever_it_says() -> None:
     assert overlap.dismiss("client") == [OverlapDecided(0, False, "client")]
     assert overlap.dismiss("client") == []
     assert overlap.release() == []
-    for output in (TranscriptPartial(0, "Stop that"), STOP, SpeechStarted(1, 900), COMMIT, done("Stop that.")):
-        assert speech(overlap.take(output, overlaps=True)) == []
-    assert overlap.held is None
+    for output in (TranscriptPartial(0, "Stop that"), STOP, COMMIT):
+        assert overlap.take(output, overlaps=True) == []
+    # Another turn begins before the words of the first are known: it is one of its own, and they are nothing.
+    assert overlap.take(SpeechStarted(1, 900), overlaps=True) == [OverlapBegan(1)]
+    assert overlap.take(done("Stop that."), overlaps=True) == []
+    assert overlap.held == 1
+    assert overlap.take(TranscriptPartial(1, "Wait"), overlaps=True)[0] == OverlapDecided(1, True, "words")
 
 
 @pytest.mark.parametrize("text", ["", "Mm-hmm.", "Yeah, yeah.", "Okay.", "I see.", "Of course!", "Uh-huh", "Right, right.", "Ja, genau.", "Got it."])  # fmt: skip

@@ -192,6 +192,11 @@ class Answering:
             self.response.reason = reason
         self._scope.cancel()
 
+    @property
+    def cancelled(self) -> bool:
+        """It is being ended."""
+        return self._scope.cancel_called
+
     async def run(self) -> None:
         response, emit = self.response, self._emit
         await emit(ResponseCreated(response))

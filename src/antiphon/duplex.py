@@ -34,12 +34,14 @@ from antiphon.events import (
     SpeechStarted,
     SpeechStopped,
     TranscriptDone,
+    TranscriptFailed,
     TurnCleared,
 )
 from antiphon.ledger import Ledger
 from antiphon.talk import TalkSession
 from antiphon.talk_events import (
     ArgumentsSaid,
+    ItemCut,
     PartDone,
     Rejected,
     ResponseCreated,
@@ -58,7 +60,12 @@ class MakeTalk(Protocol):
     """Make the conversation inside."""
 
     def __call__(
-        self, *, emit: Emit, playback: Playback, aside: Callable[[TalkInput], Awaitable[None]]
+        self,
+        *,
+        emit: Emit,
+        playback: Playback,
+        aside: Callable[[TalkInput], Awaitable[None]],
+        left_s: Callable[[], float],
     ) -> TalkSession: ...
 
 
@@ -71,7 +78,7 @@ class DuplexSession:
         self._duplex = duplex
         self._emit = emit
         self._ledger = Ledger(clock, acks_only=duplex.acks_only)
-        self._talk = make(emit=self._say, playback=self._ledger, aside=self.handle)
+        self._talk = make(emit=self._say, playback=self._ledger, aside=self.handle, left_s=lambda: self._ledger.left_s)
         self.epoch = epoch
         self.state: TurnState = "idle"
         # The epoch each response of the conversation under way belongs to.
@@ -130,8 +137,9 @@ class DuplexSession:
                 if self.state == "assistant_playing" and not self._sounds():
                     await self._become("playback_finished", "idle")
             case BargeInAsked(reason):
+                before = self.epoch
                 await self._talk.speech_over_answer(takes_floor=True, reason=reason)
-                if self._sounds():
+                if self.epoch == before and self._sounds():
                     await self._barge_in(reason)
                     await self._talk.interrupt("turn_detected")
             case ListenAsked(reason):
@@ -143,13 +151,16 @@ class DuplexSession:
                 await self._become("input_cancelled", "idle")
             case ResponseStopped(response_id):
                 if response_id is None or response_id in self._epochs:
-                    if not self.answering:
+                    if not self._sounds():
                         await self._talk.handle(item)
                         return
                     await self._raise_epoch()
                     await self._talk.interrupt("client_cancelled")
                 else:
                     await self._talk.handle(item)
+            case ItemCut(item_id, _, audio_end_ms):
+                self._ledger.cut(item_id, audio_end_ms)
+                await self._talk.handle(item)
             case TurnSignalled(event, payload):
                 await self._emit(TurnChanged(event, self.state, payload))
             case _:
@@ -189,8 +200,13 @@ class DuplexSession:
                 await self._speech_started(output)
             case SpeechStopped():
                 await self._emit(output)
+            case TranscriptFailed():
+                await self._emit(output)
+                await self._emit(Listened("transcription_failed"))
+                await self._become("nothing_said", "idle")
             case OverlapBegan():
                 self._ducked = True
+                self._ledger.hold(True)
                 await self._emit(TurnChanged("duck", self.state))
             case OverlapDecided(_, takes_floor, reason):
                 await self._overlap_decided(takes_floor, reason)
@@ -246,6 +262,7 @@ class DuplexSession:
     async def _unduck(self) -> None:
         if self._ducked:
             self._ducked = False
+            self._ledger.hold(False)
             await self._emit(TurnChanged("unduck", self.state))
 
     async def _raise_epoch(self) -> None:

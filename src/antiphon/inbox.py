@@ -9,10 +9,12 @@ import anyio
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import Refused
 from antiphon.events import AudioAppended, Input
-from antiphon.talk_events import TalkInput
+from antiphon.talk_events import ItemCreated, TalkInput
 
 # Inputs without sound weigh something too, or a flood of them would be free.
 CONTROL_SAMPLES = SAMPLE_RATE_HZ // 100
+# What is written or shown weighs by its size: the default backlog is 16 MiB of it.
+BYTES_A_SAMPLE = 35
 
 
 class Inbox:
@@ -70,4 +72,8 @@ class Inbox:
 
 
 def _weight(item: Input | TalkInput) -> int:
-    return len(item.pcm) if isinstance(item, AudioAppended) else CONTROL_SAMPLES
+    if isinstance(item, AudioAppended):
+        return len(item.pcm)
+    if isinstance(item, ItemCreated):
+        return CONTROL_SAMPLES + sum(len(p.text) + len(p.image) for p in item.item.parts) // BYTES_A_SAMPLE
+    return CONTROL_SAMPLES

@@ -29,7 +29,10 @@ class _Sound:
     generated_s: float = 0.0
     cursors: Cursors = NOTHING
     complete: bool = False
-    cut: bool = False
+    # Where it was cut, in milliseconds; None: it was not.
+    cut_ms: int | None = None
+    # When its last acknowledgement came, by the ledger's clock.
+    acked_s: float | None = None
     open: bool = True
 
     @property
@@ -47,14 +50,31 @@ class Ledger:
         self._sounds: dict[str, _Sound] = {}
         # The client acknowledges: then its word is all that counts.
         self._acknowledges = False
+        # How long nothing was played, and since when nothing is.
+        self._held_s = 0.0
+        self._held_since_s: float | None = None
 
     @property
     def sounding(self) -> bool:
         """Some of what was given to the client has not been heard yet, neither by its word nor by the clock."""
-        return any(
-            s.open and not s.cut and max(self._heard_ms(s), self._by_clock_ms(s)) < s.generated_ms
-            for s in self._sounds.values()
-        )
+        return self.left_s > SLACK_MS / 1000
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of what was given to the client that have not sounded yet."""
+        playing = (s for s in self._sounds.values() if s.open and s.cut_ms is None)
+        return max((s.generated_ms - self._played_ms(s) for s in playing), default=0) / 1000
+
+    def hold(self, held: bool) -> None:
+        """The client plays nothing for a while, or goes on where it was."""
+        if held and self._held_since_s is None:
+            self._held_since_s = self._clock()
+        elif not held and self._held_since_s is not None:
+            self._held_s += self._clock() - self._held_since_s
+            self._held_since_s = None
+
+    def _now_s(self) -> float:
+        return (self._clock() if self._held_since_s is None else self._held_since_s) - self._held_s
 
     def cursors(self, item_id: str) -> Cursors:
         """Of an item's sound so far."""
@@ -68,7 +88,7 @@ class Ledger:
         match output:
             case SoundSaid(at, pcm, rate_hz):
                 if at.item_id not in self._sounds:
-                    self._sounds[at.item_id] = _Sound(at, self._clock())
+                    self._sounds[at.item_id] = _Sound(at, self._now_s())
                     while len(self._sounds) > MOST:
                         del self._sounds[next(iter(self._sounds))]
                 self._sounds[at.item_id].generated_s += len(pcm) / rate_hz
@@ -86,23 +106,34 @@ class Ledger:
         if not sound.open:
             raise RemoteProtocolError("playback_ack_too_late", "A later turn of the user has been committed.")
         self._acknowledges = True
+        sound.acked_s = self._now_s()
         most, had = sound.generated_ms, sound.cursors
         played = min(max(had.played_ms, ack.played_ms), most)
         committed = min(max(had.committed_ms, ack.committed_ms), most)
         sound.cursors = Cursors(most, most, played, committed)
-        again = (sound.at, committed) if sound.cut and committed != had.committed_ms else None
-        kept = sound.cut or (sound.complete and committed >= most - SLACK_MS)
+        again = None
+        if sound.cut_ms is not None and committed != sound.cut_ms:
+            sound.cut_ms = committed
+            again = (sound.at, committed)
+        kept = sound.cut_ms is not None or (sound.complete and committed >= most - SLACK_MS)
         at = sound.at
         return PlaybackKnown(at.response_id, at.item_id, played, committed, sound.cursors, kept), again
+
+    def cut(self, item_id: str, heard_ms: int) -> None:
+        """The client has said by other means how much of an item was heard."""
+        if sound := self._sounds.get(item_id):
+            sound.cut_ms = heard_ms
+            sound.cursors = replace(sound.cursors, played_ms=heard_ms, committed_ms=heard_ms)
 
     def silence(self) -> list[tuple[Place, int]]:
         """See Playback."""
         cut = []
         for sound in self._sounds.values():
             heard_ms = self._heard_ms(sound)
-            if sound.open and not sound.cut and (not sound.complete or heard_ms < sound.generated_ms - SLACK_MS):
-                sound.cut = True
+            if sound.open and sound.cut_ms is None and (not sound.complete or heard_ms < sound.generated_ms - SLACK_MS):
+                sound.cut_ms = heard_ms
                 cut.append((sound.at, heard_ms))
+        self.hold(False)
         return cut
 
     def settle(self) -> list[tuple[Place, int]]:
@@ -111,9 +142,13 @@ class Ledger:
         for sound in self._sounds.values():
             if sound.open and sound.complete:
                 sound.open = False
-                if self.acks_only and not sound.cut and sound.cursors.committed_ms < sound.generated_ms - SLACK_MS:
-                    sound.cut = True
-                    cut.append((sound.at, sound.cursors.committed_ms))
+                if (
+                    self.acks_only
+                    and sound.cut_ms is None
+                    and sound.cursors.committed_ms < sound.generated_ms - SLACK_MS
+                ):
+                    sound.cut_ms = sound.cursors.committed_ms
+                    cut.append((sound.at, sound.cut_ms))
         return cut
 
     def _heard_ms(self, sound: _Sound) -> int:
@@ -121,9 +156,14 @@ class Ledger:
             return sound.cursors.committed_ms
         return self._by_clock_ms(sound)
 
+    def _played_ms(self, sound: _Sound) -> int:
+        """What has sounded by now, if it is played as it comes: since its last acknowledgement, or since it came."""
+        if sound.acked_s is None:
+            return self._by_clock_ms(sound)
+        return sound.cursors.played_ms + round((self._now_s() - sound.acked_s) * 1000)
+
     def _by_clock_ms(self, sound: _Sound) -> int:
-        """If it is played as it comes, from when it came."""
-        return min(sound.generated_ms, round((self._clock() - sound.begun_s) * 1000))
+        return min(sound.generated_ms, round((self._now_s() - sound.begun_s) * 1000))
 
     def _find(self, ack: PlaybackAcked) -> _Sound:
         if ack.response_id is None and ack.item_id is None:

@@ -48,9 +48,19 @@ class Overlap:
     _yielded: bool = False
     # Nothing can.
     _dismissed: bool = False
+    # Turns that were dismissed and whose transcripts are still to come.
+    _gone: set[int] = field(default_factory=set)
 
     def take(self, output: Output, *, overlaps: bool) -> list[Output]:
         """`overlaps`: an answer sounds, and acknowledgements do not end it."""
+        if isinstance(output, OfTurn) and output.turn in self._gone:
+            if isinstance(output, TranscriptDone | TranscriptFailed):
+                self._gone.discard(output.turn)
+            return []
+        if self._dismissed and self.held is not None and isinstance(output, SpeechStarted):
+            # Another turn, of which nothing is said yet.
+            self._gone.add(self.held)
+            self.held, self._waiting, self._dismissed = None, [], False
         if self.held is None:
             if not (overlaps and isinstance(output, SpeechStarted)):
                 return [output]
@@ -62,7 +72,7 @@ class Overlap:
         if not isinstance(output, OfTurn) or (output.turn != self.held and not isinstance(output, SpeechStarted)):
             return [output]
         self._waiting.append(output)
-        if isinstance(output, SpeechStarted) and not self._dismissed:
+        if isinstance(output, SpeechStarted):
             # Somebody who begins again is not done after one word.
             return self.release("speech_again")
         if isinstance(output, TranscriptPartial | TranscriptGuess | TranscriptDone):

@@ -25,8 +25,10 @@ from antiphon.conversation import Conversation
 from antiphon.duplex_events import Unanswered
 from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events import (
+    CommitRefused,
     GuessDropped,
     Output,
+    OverlapDecided,
     SpeechStarted,
     SpeechStopped,
     TranscriptDelta,
@@ -78,7 +80,7 @@ FRAME_S = 0.05
 class TalkSession:
     """Run with `run()`; sound and commits go into `inbox`, everything else to `handle`; closing the inbox ends it.
 
-    `new_id(prefix)` makes ids. `emit` is awaited for every output and may hold the session back.
+    `left_s`: seconds of sound that somebody still plays, where it is known better than by the clock. `new_id(prefix)` makes ids. `emit` is awaited for every output and may hold the session back.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class TalkSession:
         reader: Reader | None = None,
         playback: Playback | None = None,
         aside: Callable[[TalkInput], Awaitable[None]] | None = None,
+        left_s: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -110,6 +113,7 @@ class TalkSession:
         self._new_id = new_id
         echo = EchoGuard()
         self._sounding = Sounding(echo, clock)
+        self._left_s = left_s or (lambda: self._sounding.left_s)
         self._listener = TranscriptionSession(
             config.listening,
             transcriber,
@@ -145,6 +149,8 @@ class TalkSession:
         self._speaking = False
         # Until when in the sound the client has said that nothing takes the floor.
         self._dismissed_until_s = 0.0
+        # Turns that began over an answer which they do not end.
+        self._yielded: set[int] = set()
         # Turns that the client does not want answered.
         self._unanswered: set[int] = set()
         self._unanswered_next = False
@@ -253,6 +259,9 @@ class TalkSession:
     # --- what is heard ----------------------------------------------------------------------------------------------------
 
     async def _heard(self, output: Output) -> None:
+        if isinstance(output, TurnCommitted) and self._unanswered_next:
+            self._unanswered.add(output.turn)
+            self._unanswered_next = False
         held = self._overlap.held
         await self._tell_all(self._overlap.take(output, overlaps=self._overlaps()))
         if self._overlap.held is not None and self._overlap.held != held:
@@ -263,7 +272,7 @@ class TalkSession:
         """An answer sounds for a while yet, and turns are taken by meaning: an acknowledgement does not end it."""
         vad = self.config.listening.turn
         weighs = vad is not None and self.config.weighs_overlap and self.interruptible
-        return weighs and (self._sounding.left_s > LAST_S or self.answering)
+        return weighs and (self._left_s() > LAST_S or self.answering)
 
     async def _decide_overlap(self, turn: int) -> None:
         with anyio.CancelScope() as self._deciding:
@@ -298,6 +307,8 @@ class TalkSession:
                 await self._name(turn)
                 await self._emit(output)
                 interrupts = self.interruptible
+                if not interrupts:
+                    self._yielded.add(turn)
                 if (answer := self._responder.active) and interrupts:
                     # If it was a noise, what had not begun to be answered is still to be.
                     self._owed = self._owed or not answer.response.output
@@ -309,9 +320,6 @@ class TalkSession:
                 await self._emit(output)
             case TurnCommitted(turn):
                 item = await self._name(turn)
-                if self._unanswered_next:
-                    self._unanswered.add(turn)
-                    self._unanswered_next = False
                 previous = self.conversation.add(item)
                 await self._emit(UserTurn(turn, item, previous))
             case TranscriptDone(turn, text):
@@ -324,13 +332,18 @@ class TalkSession:
                 self._unanswered.discard(turn)
                 if text.strip() and self.config.create_response and self.config.listening.turn and not unanswered:
                     self._owed = True
-                self._answer_turn()
+                await self._answer_turn(cancels=turn not in self._yielded)
+                self._yielded.discard(turn)
                 await self._catch_up()
+            case CommitRefused():
+                self._unanswered_next = False
+                await self._emit(output)
             case TranscriptFailed(turn):
                 self._turns.pop(turn, None)
+                self._yielded.discard(turn)
                 self._unanswered.discard(turn)
                 await self._emit(output)
-                self._answer_turn()
+                await self._answer_turn()
                 await self._catch_up()
             case TranscriptGuess(turn, text):
                 await self._expect(turn, text)
@@ -347,7 +360,7 @@ class TalkSession:
                 self._speaking = False
                 self._responder.ahead.forget()
                 await self._emit(output)
-                self._answer_turn()
+                await self._answer_turn()
             case _:
                 await self._emit(output)
 
@@ -386,18 +399,22 @@ class TalkSession:
                     part.text = Conversation.image_said(None)
                     await self._emit(Rejected("invalid_image", str(error), "item.content", event_id))
         self._unread.discard(item.id)
-        self._answer_turn()
+        await self._answer_turn()
         await self._catch_up()
 
-    def _answer_turn(self) -> None:
-        """Answer what is owed one, once nobody speaks and all that was said is known."""
+    async def _answer_turn(self, *, cancels: bool = True) -> None:
+        """Answer what is owed one, once nobody speaks and all that was said is known.
+
+        `cancels`: an answer under way is ended for it, or else waited for.
+        """
         if self._closing or not self._owed or self._speaking or self._unknown():
             return
         if self._responder.active is None:
             self._owed = False
             self._responder.begin(ResponseAsked())
-        elif self.config.interrupt_response:
-            self._responder.active.cancel("turn_detected")
+        elif self.config.interrupt_response and cancels and not self._responder.active.cancelled:
+            await self._emit(OverlapDecided(-1, True, "turn_answered"))
+            await self.interrupt("turn_detected")
 
     # --- answers ----------------------------------------------------------------------------------------------------------
 
@@ -405,7 +422,7 @@ class TalkSession:
         """An answer is over."""
         if answering.response.stored and self._group:
             self._group.start_soon(self._idle)
-        self._answer_turn()
+        await self._answer_turn()
 
     async def _idle(self) -> None:
         """Wait for somebody to speak after an answer has sounded; if nobody does, speak again."""

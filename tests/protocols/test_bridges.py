@@ -40,7 +40,7 @@ SECOND = np.full(24_000, 0.25, np.float32)
 
 def made(kind: type[Bridge], partners: Models | None = Models(("qwen",))) -> Any:  # noqa: B008
     count = iter(range(10**6))
-    wire = kind(Opening(), partners, ("heart",), lambda prefix: f"{prefix}{next(count)}", 1 << 20)
+    wire = kind(Opening(), partners, ("heart",), lambda prefix: f"{prefix}{next(count)}", 1 << 20, lambda: 0.0)
     wire.open()
     return wire
 

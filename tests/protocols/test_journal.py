@@ -170,4 +170,8 @@ def test_tokens() -> None:
     assert not token.fits(first)
     assert token.fits(third)
     assert ResumeToken.stored(token.hash).fits(third)
+    fourth = token.renew()
+    both = ResumeToken.stored(token.hash)
+    assert both.fits(fourth)
+    assert both.fits(third)
     assert third.encode() not in token.hash

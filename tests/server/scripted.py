@@ -61,11 +61,13 @@ class Echo:
         if messages[-1].text == "crash":
             raise RuntimeError("it crashed")
         at_s = 0.0
+        # Like nothing that a scripted user says: it is not to be taken for its echo.
+        noise = np.random.default_rng(0).normal(0.0, 0.05, int(WORD_S * RATE_HZ)).astype(np.float32)
         for word in messages[-1].text.split():
             yield TextDelta(f" {word}" if at_s else word)
             await anyio.lowlevel.checkpoint()
             if voice:
-                yield Speaking(np.full(int(WORD_S * RATE_HZ), 0.1, np.float32), (Word(word, at_s, at_s + WORD_S, 1.0),))
+                yield Speaking(noise, (Word(word, at_s, at_s + WORD_S, 1.0),))
             at_s += WORD_S
         yield ReplyDone("stop", len(messages), 0, 1)
 

@@ -366,11 +366,11 @@ def test_what_was_kept_for_too_many_bytes_is_gone_by_name() -> None:
         client = await opened(url, session={"modalities": ["audio"], "turn_detection": {"type": "server_vad"}})
         await client.say(json.dumps({"type": "push_text", "text": "word " * 900}))
         client.cut()
-        journal = state.resumable[client.session_id].outbox.journal
         for _ in range(500):
             await asyncio.sleep(0.02)
-            if journal.overflowed:
+            if client.session_id in state.forgone:
                 break
+        assert not state.resumable.get(client.session_id)
         overflow = await attempt(url, client.session_id, client.token, client.last)
         return gap["reason"], overflow["reason"]
 
@@ -406,3 +406,66 @@ def test_nothing_is_resumed_that_was_not_to_be(scripted: tuple[str, ServerState,
         return await attempt(scripted[0], created["session"]["id"], "x")
 
     assert run(main())["error"]["code"] == "unknown_session"
+
+
+LONG = json.dumps({"type": "push_text", "text": "word " * 900})
+
+
+def test_a_client_that_does_not_read_is_replaced_all_the_same(scripted: tuple[str, ServerState, Echo]) -> None:
+    async def main() -> None:
+        client = await opened(scripted[0], session={"modalities": ["audio"], "turn_detection": {"type": "server_vad"}})
+        line = scripted[1].resumable[client.session_id].line
+        await client.say(LONG)
+        for _ in range(200):
+            # Its reader waits for room too.
+            await client.say(json.dumps({"type": "session.heartbeat"}))
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if len(line.outbox.journal) > 256:
+                break
+        assert len(line.outbox.journal) > 256
+        assert (await client.come_back())["type"] == "session.resumed"
+        assert client.resumed[0]["received_events"] <= len(client.sent)
+        await until(client, "response.done")
+
+    run(main())
+
+
+def test_who_cannot_be_served_replaces_nobody(scripted: tuple[str, ServerState, Echo]) -> None:
+    async def main() -> None:
+        client = await opened(scripted[0])
+        await turn(client)
+        told = await attempt(scripted[0], client.session_id, client.token, 10**6)
+        assert told["error"]["code"] == "invalid_event_ack"
+        assert (await turn(client, 4))["response"]["status"] == "completed"
+
+    run(main())
+
+
+def test_of_two_that_come_at_once_the_last_stays(scripted: tuple[str, ServerState, Echo]) -> None:
+    async def main() -> None:
+        client = await opened(scripted[0])
+        resume = json.dumps({"type": "session.resume", "session_id": client.session_id, "resume_token": client.token})
+        sockets = [await dial(f"{scripted[0]}/v1/realtime?duplex=1") for _ in range(4)]
+        await asyncio.gather(*(s.send(resume) for s in sockets))
+        firsts = [json.loads(f) for f in await asyncio.gather(*(s.recv() for s in sockets))]
+        # Each is answered: resumed, and all but one replaced, or too late for its token.
+        assert {f["type"] for f in firsts} <= {"session.resumed", "error"}
+        assert "session.resumed" in {f["type"] for f in firsts}
+
+    run(main())
+
+
+def test_a_flood_of_wrong_acknowledgements_is_not_kept(scripted: tuple[str, ServerState, Echo]) -> None:
+    async def main() -> None:
+        client = await opened(scripted[0])
+        journal = scripted[1].resumable[client.session_id].line.outbox.journal
+        wrong = json.dumps({"type": "session.event_ack", "server_event_seq": 10**6})
+        try:
+            async with asyncio.timeout(1.5):
+                while True:
+                    await client.socket.send(wrong)
+        except TimeoutError:
+            assert len(journal) <= 300
+
+    run(main())

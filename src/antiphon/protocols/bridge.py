@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from binascii import Error as NoBase64
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -34,7 +35,7 @@ TURN = ServerVad(0.5, 300, COMPLETE_MS, EAGERNESS_MS["medium"])
 
 
 class Bridge:
-    """One connection of such a dialect. A subclass reads its frames (`_event`) and says its own (`told`)."""
+    """One connection of such a dialect. A subclass reads its frames (`_event`) and says its own (`told`). `now_s`: monotonic seconds."""
 
     dialect = "bridge"
     min_commit_ms = 1
@@ -42,7 +43,13 @@ class Bridge:
     epoch = 0
 
     def __init__(
-        self, opening: Opening, partners: Models | None, voices: tuple[str, ...], new_id: NewId, max_bytes: int
+        self,
+        opening: Opening,
+        partners: Models | None,
+        voices: tuple[str, ...],
+        new_id: NewId,
+        max_bytes: int,
+        now_s: Callable[[], float],
     ) -> None:
         self.opening = opening
         self.id = new_id("sess-")
@@ -51,6 +58,7 @@ class Bridge:
         self._partners = partners
         self._voices = voices
         self._max_bytes = max_bytes
+        self._now_s = now_s
         self._begun = False
         self._inputs: list[Any] = []
         self._frames: list[str] = []
@@ -89,7 +97,7 @@ class Bridge:
         match output:
             case EpochRaised(epoch):
                 self.epoch = epoch
-            case ResponseCreated(response):
+            case ResponseCreated(response) if response.stored:
                 self._epochs[response.id] = self.epoch
             case SoundSaid(at) | TextSaid(at) if self._epochs.get(at.response_id, self.epoch) < self.epoch:
                 return

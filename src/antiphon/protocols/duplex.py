@@ -93,6 +93,8 @@ class DuplexDialect(OpenAIRealtime):
     closing: str | None = None
     _bytes: int = 2
     _sounds: AnswerSounds = field(default_factory=AnswerSounds)
+    # An answer is made, or sounds.
+    _answers: bool = False
     _epochs: dict[str, int] = field(default_factory=dict)
 
     # --- the session ------------------------------------------------------------------------------------------------------
@@ -111,6 +113,11 @@ class DuplexDialect(OpenAIRealtime):
         self.start()
         token = {"resume_token": self.resume_token} if self.resume_token else {}
         self._tell("session.created", session_id=self.session_id, session=self.session(), **token)
+
+    def preset(self, session: dict[str, Any]) -> None:
+        """Begin with this update, as a short-lived key gives it. Raises RemoteProtocolError."""
+        self._take(session)
+        self.inputs()
 
     def start(self) -> None:
         """Let the session begin; nothing is said of it."""
@@ -190,7 +197,7 @@ class DuplexDialect(OpenAIRealtime):
 
     def snapshot(self) -> dict[str, Any]:
         """See OpenAIRealtime."""
-        return OpenAIRealtime.snapshot(self) | {"own": self.own, "epoch": self.epoch}
+        return OpenAIRealtime.snapshot(self) | {"own": self.own | {"ref_audio": None}, "epoch": self.epoch}
 
     def restore(self, kept: dict[str, Any]) -> None:
         """See OpenAIRealtime. What an answer was saying when it ended is old."""
@@ -331,22 +338,20 @@ class DuplexDialect(OpenAIRealtime):
 
     def _overlap(self, event: dict[str, Any]) -> bool:
         """What the client says of sound over an answer; True: the sound is to be dropped. The first that matches."""
-        if not self._epochs:
-            return False
         action = event.get("overlap_action", event.get("overlap"))
         action = action.strip().lower() if isinstance(action, str) else None
         if action in _INTERRUPTS:
             self._ask(BargeInAsked("client_overlap_action", self._event_id))
         elif action in _LISTENS:
             self._ask(ListenAsked("client_overlap_action", self._event_id))
-        elif action in _DROPS:
+        elif action in _DROPS and self._answers:
             self._decided("drop", "client_overlap_action")
             return True
         elif event.get("force_barge_in") is True:
             self._ask(BargeInAsked("client_force_barge_in", self._event_id))
         elif event.get("force_listen") is True:
             self._ask(ListenAsked("client_force_listen", self._event_id))
-        elif event.get("is_speech") is False:
+        elif event.get("is_speech") is False and self._answers:
             return True
         elif isinstance(event.get("transcript"), str) and event["transcript"] and is_backchannel(event["transcript"]):
             self._ask(ListenAsked("short_ack_transcript", self._event_id))
@@ -392,6 +397,7 @@ class DuplexDialect(OpenAIRealtime):
             case EpochRaised(epoch):
                 self.epoch = epoch
             case TurnChanged(event, state, payload):
+                self._answers = state in ("assistant_generating", "assistant_playing")
                 more = {"payload": payload} if payload else {}
                 self._tell("turn.event", **here, event=event, turn_state=state, **more)
             case OverlapShown(policy, action, reason, facts):
@@ -408,7 +414,9 @@ class DuplexDialect(OpenAIRealtime):
                 known |= {"played_ms": played_ms, "committed_ms": committed_ms, "playback": asdict(cursors)}
                 self._tell("playback.acknowledged", event=known | {"history_committed": kept})
             case ResponseCreated(response):
-                self._epochs[response.id] = self.epoch
+                if response.stored:
+                    # One beside the conversation goes on whatever happens in it.
+                    self._epochs[response.id] = self.epoch
                 self._tell("response.created", response_id=response.id, response=self._shown(response))
             case ResponseDone(response):
                 self._epochs.pop(response.id, None)

@@ -64,6 +64,8 @@ class DuplexConnection:
         if name and self._partners.exact(name) is None:
             self._dialect.stand_in(name, self._partners.loaded[0])
         self._dialect.begin(name or self._partners.loaded[0])
+        if self.opening.session:
+            self._dialect.preset(dict(self.opening.session))
         if self._autostart:
             self._opened = True
             self._dialect.open()
@@ -167,7 +169,8 @@ def _first_update(data: str | bytes) -> Mapping[str, Any] | None:
         event = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(event, dict) or ALIASES.get(event.get("type", ""), event.get("type")) != "session.update":
+    kind = event.get("type") if isinstance(event, dict) else None
+    if not isinstance(kind, str) or ALIASES.get(kind, kind) != "session.update":
         return None
     session = event.get("session")
     return session if isinstance(session, dict) else {k: v for k, v in event.items() if k not in ("type", "event_id")}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.wire import MediaFrame
+from antiphon.protocols.wire import BinaryFrame, MediaFrame
 
 # Frames of the connection itself are not numbered: who has missed one has a new one, and a number would make those after it look old.
 UNNUMBERED = ('{"type":"session.created"', '{"type":"session.resumed"', '{"type":"session.replaced"')
@@ -96,6 +96,10 @@ class Journal:
         if not self.numbered or waiting.startswith(UNNUMBERED):
             return waiting
         self._seq += 1
+        if isinstance(waiting, BinaryFrame):
+            # It has no room for its number: its place among the frames is it.
+            self._keep(_Sent(self._seq, waiting, self.now_s()))
+            return waiting
         numbered: str = f'{waiting[:-1]},"server_event_seq":{self._seq}}}'
         if isinstance(waiting, MediaFrame):
             numbered = MediaFrame(numbered, waiting.epoch)
@@ -112,8 +116,8 @@ class Journal:
         while self._sent and self._sent[0].seq <= seq:
             self._sent_bytes -= len(self._sent.popleft().frame)
 
-    def rewind(self, last_received: int) -> None:
-        """Send again what came after this number, before what waits. Raises JournalGap, RemoteProtocolError (invalid_event_ack)."""
+    def check_rewind(self, last_received: int) -> None:
+        """Whether `rewind` would do. Raises as it does."""
         if self.overflowed:
             raise JournalGap("journal_overflow")
         if not 0 <= last_received <= self._seq:
@@ -124,6 +128,10 @@ class Journal:
             )
         if last_received < self._floor:
             raise JournalGap("journal_gap")
+
+    def rewind(self, last_received: int) -> None:
+        """Send again what came after this number, before what waits. Raises JournalGap, RemoteProtocolError (invalid_event_ack)."""
+        self.check_rewind(last_received)
         self._floor = last_received
         # What was to be sent again and was not yet is among what waits.
         again = [w for w in self._waiting if isinstance(w, _Sent)]
@@ -136,7 +144,7 @@ class Journal:
 
     def check(self) -> bool:
         """Nobody is there to be sent anything: True if what waits is too much to go on."""
-        if self._waiting_bytes > self.max_bytes and not self.overflowed:
+        if self._waiting_bytes > self.max_bytes or self.overflowed:
             self.overflowed = True
             self._sent.clear()
             self._waiting.clear()
@@ -195,13 +203,13 @@ class ResumeToken:
 
     @property
     def hash(self) -> bytes:
-        """As it is stored."""
-        return self._hash
+        """As it is stored: the hash, and that of the one before while it is good."""
+        return self._hash + self._before
 
     @classmethod
     def stored(cls, hash: bytes) -> ResumeToken:
         """One from before a restart."""
-        return cls(_hash=hash)
+        return cls(_hash=hash[:32], _before=hash[32:])
 
 
 def _digest(value: str) -> bytes:

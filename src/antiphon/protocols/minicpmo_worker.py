@@ -5,8 +5,6 @@ The client sends a second of sound at a time, and each gets one result: a second
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,13 +18,12 @@ from antiphon.talk_events import PartDone, ResponseDone, SoundSaid, TalkOutput, 
 
 
 class MinicpmoWorker(Bridge):
-    """One connection. `clock`: monotonic seconds, for what a result says of time."""
+    """One connection."""
 
     dialect = "minicpmo"
 
-    def __init__(self, *args: Any, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._clock = clock
         self._paused = False
         self._results = 0
         self._kv_rows = 0
@@ -43,7 +40,7 @@ class MinicpmoWorker(Bridge):
                 self._say(type="prepared", prompt_length=len(prompt))
             case "audio_chunk":
                 self._need_session()
-                begun = self._clock()
+                begun = self._now_s()
                 pcm = self._f32(event.get("audio_base64"))
                 if event.get("force_listen") is True:
                     self._inputs.append(BargeInAsked("client_force_listen"))
@@ -96,7 +93,7 @@ class MinicpmoWorker(Bridge):
         self._sound = [waiting[len(sound) :]]
         last = over and len(sound) > 0 and len(waiting) == len(sound)
         text, self._text = (self._text, "") if len(sound) else ("", self._text)
-        took_ms = round((self._clock() - begun) * 1000, 1)
+        took_ms = round((self._now_s() - begun) * 1000, 1)
         self._say(
             type="result",
             is_listen=not len(sound),

@@ -310,7 +310,7 @@ class OpenAIRealtime(OpenAITranscription):
         if key == "turn_detection" and isinstance(value, dict) and value.get("type") == "semantic_vad":
             known(value, ("type", "eagerness", "create_response", "interrupt_response"), param)
             eagerness = value.get("eagerness") or "auto"
-            if eagerness not in EAGERNESS_MS:
+            if not isinstance(eagerness, str) or eagerness not in EAGERNESS_MS:
                 raise RemoteProtocolError(
                     "invalid_value",
                     f"Invalid value: '{eagerness}'. Supported values are: 'low', 'medium', 'high', 'auto'.",

@@ -10,6 +10,8 @@ import msgspec
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.wire import NewId, frame, require
 
+# Nothing about a connection is longer.
+MAX_BYTES = 4096
 CONTROLS = ("session.event_ack", "session.resume")
 
 
@@ -24,8 +26,10 @@ class Resume:
 
 def control(data: str | bytes) -> dict[str, Any] | None:
     """The event, if it is about the connection."""
-    head = data[:200] if isinstance(data, str) else data[:200].decode(errors="replace")
-    if not any(name in head for name in CONTROLS):
+    if len(data) > MAX_BYTES:
+        return None
+    text = data if isinstance(data, str) else data.decode(errors="replace")
+    if not any(name in text for name in CONTROLS):
         return None
     try:
         event = msgspec.json.decode(data)

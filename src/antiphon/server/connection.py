@@ -1,8 +1,4 @@
-"""One live session of /v1/realtime, whatever carries it: its protocol, its inbox and outbox, its tasks, and who is attached to it.
-
-A transport is attached: one reader, one writer. Where the session can be resumed it outlives its transport for a while, and another can be
-attached in its place; else it ends with it.
-"""
+"""One live session of /v1/realtime, whatever carries it: its protocol, its inbox, its tasks. Who is attached to it is the line's (line.py)."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -31,10 +28,12 @@ from antiphon.protocols.bridge import Bridge
 from antiphon.protocols.duplex_connection import DuplexConnection
 from antiphon.protocols.journal import Journal, ResumeToken
 from antiphon.protocols.realtime import RealtimeConnection
+from antiphon.protocols.wire import BinaryFrame
 from antiphon.server.keeping import kept
-from antiphon.server.outbox import End, Outbox
+from antiphon.server.line import Line
+from antiphon.server.outbox import Outbox
 from antiphon.server.state import Live, ServerState
-from antiphon.server.transport import STALL_S, Gone, Transport
+from antiphon.server.transport import Transport
 from antiphon.session import TranscriptionSession
 from antiphon.talk import TalkSession
 from antiphon.talk_events import (
@@ -86,8 +85,6 @@ class Connection:
         self._state = state
         self.who = who
         self.wire = wire
-        # What resumes it; None: it ends with its transport.
-        self.token = token
         # A conversation of before a restart.
         self._items = items
         self._is_kept = False
@@ -100,19 +97,12 @@ class Connection:
         journal = Journal(
             time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
         )
-        self.outbox = Outbox(journal, MAX_WAITING_FRAMES)
+        self._outbox = Outbox(journal, MAX_WAITING_FRAMES, overflowed=self._overflowed)
+        self.line = Line(self, self._outbox, token, resume.grace_s)
         self._group: anyio.abc.TaskGroup
-        self._attachment: anyio.CancelScope | None = None
-        self._attached = 0
-        self._replaced: set[int] = set()
-        self._over = anyio.Event()
-        self._detached = anyio.Event()
-        self._reading = anyio.CancelScope()
         self._ending: SessionEnding | None = None
         self._end_code = 1000
         self._arrivals: deque[float] = deque()
-        # Frames of the client that were taken: one that resumes sends again what came after.
-        self.num_received = 0
         self._labels: list[str] = []
         self._box = self._recorder()
 
@@ -137,18 +127,18 @@ class Connection:
         """Until it is over."""
         live = Live(self.who, lambda: self._inbox.backlog_s, self._drain, self.wire.id)
         self._state.live.add(live)
-        if self.token:
+        if self.line.token:
             self._state.resumable[self.wire.id] = self
         try:
             async with anyio.create_task_group() as self._group:
                 self._push()
                 self._group.start_soon(self._expire)
-                await self.attach(self._first)
-                await self._over.wait()
+                await self.line.serve(self._first, self._group)
                 self._group.cancel_scope.cancel()
         finally:
-            self._over.set()
-            self._state.resumable.pop(self.wire.id, None)
+            self.line.over.set()
+            if self._state.resumable.get(self.wire.id) is self:
+                del self._state.resumable[self.wire.id]
             if self._is_kept and self._state.kept and not self._state.draining:
                 self._state.kept.forget(self.wire.id)
             self._state.leave(live)
@@ -164,126 +154,51 @@ class Connection:
         await anyio.sleep(self._state.settings.server.session_s or math.inf)
         self._end("session_expired", "Your session hit the maximum duration.", CLOSE_GOING_AWAY)
 
-    async def resume(self, token: str, last_received: int, transport: Transport) -> None:
-        """Take the session up again over `transport`, if `token` is its.
+    # --- what the line asks -----------------------------------------------------------------------------------------------
 
-        Raises RemoteProtocolError (invalid_resume_token, invalid_event_ack), JournalGap.
-        """
-        if self.token is None or not self.token.fits(token):
-            raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
-        if self._attachment:
-            # What the other reader has begun to take has to be counted.
-            self._replaced.add(self._attached)
-            self._attachment.cancel()
-            while self._attachment:
-                await self._detached.wait()
-        self.outbox.journal.rewind(last_received)
-        fresh = self.token.renew()
-        facts = {"received_events": self.num_received, "received_audio_ms": round(self.audio_s * 1000)}
-        self.outbox.journal.push(self.wire.resumed(fresh, **facts), first=True)
-        self._keep()
-        log.info("session %s is resumed", self.wire.id)
-        await self.attach(transport)
+    @property
+    def id(self) -> str:
+        """The session's id, as the client was told."""
+        return self.wire.id
 
-    # --- who is attached --------------------------------------------------------------------------------------------------
+    @property
+    def ending(self) -> bool:
+        """See line.Session."""
+        return self._ending is not None
 
-    async def attach(self, transport: Transport) -> None:
-        """Serve the session over `transport` until it is gone, another takes its place, or the session is over.
+    @property
+    def idle_s(self) -> float | None:
+        """See line.Session."""
+        return self.wire.idle_s
 
-        Nobody else is attached.
-        """
-        self._attached += 1
-        mine = self._attached
-        self._reading = reading = anyio.CancelScope()
-        self.outbox.attach(attached=True)
-        try:
-            async with anyio.create_task_group() as group:
-                self._attachment = group.cancel_scope
-                group.start_soon(self._watch_over, group.cancel_scope)
-                group.start_soon(self._write, transport, group.cancel_scope)
-                with reading:
-                    await self._read(transport)
-                if not self._ending:
-                    # The client left: nothing that is still to come has a reader.
-                    group.cancel_scope.cancel()
-                else:
-                    await self._wind_up()
-        finally:
-            self._attachment = None
-            self.outbox.attach(attached=False)
-            self._detached.set()
-            self._detached = anyio.Event()
-        if mine in self._replaced:
-            await self._send_off(transport)
-        else:
-            self._left()
+    async def idle(self) -> bool:
+        """See line.Session."""
+        self._end("idle_timeout", f"Nothing came for {self.wire.idle_s:.0f} s.", CLOSE_GOING_AWAY)
+        return True
 
-    def _left(self) -> None:
-        """Nobody is attached any more."""
-        if self.token is None or self._over.is_set() or self.outbox.journal.overflowed:
-            self._over.set()
-        elif self._ending:
-            self._group.start_soon(self._wind_up)
-        else:
-            log.info("session %s waits to be resumed", self.wire.id)
-            self._group.start_soon(self._grace, self._attached)
+    def control(self, data: str | bytes) -> dict[str, Any] | None:
+        """See line.Session."""
+        return self.wire.control(data)
 
-    async def _grace(self, attached: int) -> None:
-        await anyio.sleep(self._state.settings.resume.grace_s)
-        if self._attached == attached and self._attachment is None:
-            log.info("session %s was not resumed", self.wire.id)
-            self._over.set()
+    async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
+        """See line.Session."""
+        self.wire.reject(error, event_id)
+        await self._flush()
 
-    async def _send_off(self, transport: Transport) -> None:
-        """The session goes on elsewhere."""
-        try:
-            with anyio.fail_after(STALL_S):
-                await transport.send(self.wire.replaced())
-                await transport.close(1000, "session_replaced")
-        except (Gone, TimeoutError):
-            return
+    async def resumed(self, token: str) -> str:
+        """See line.Session."""
+        await self.keep()
+        received_ms = round(self.audio_s * 1000)
+        return self.wire.resumed(token, received_events=self.line.num_received, received_audio_ms=received_ms)
 
-    async def _watch_over(self, scope: anyio.CancelScope) -> None:
-        await self._over.wait()
-        scope.cancel()
+    def replaced(self) -> str:
+        """See line.Session."""
+        return self.wire.replaced()
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 
-    async def _read(self, transport: Transport) -> None:
-        while not self._ending:
-            with anyio.move_on_after(self.wire.idle_s) as waiting:
-                data = await transport.receive()
-            if waiting.cancelled_caught:
-                self._end("idle_timeout", f"Nothing came for {self.wire.idle_s:.0f} s.", CLOSE_GOING_AWAY)
-                return
-            if data is None:
-                return
-            if not (self.token and isinstance(data, str | bytes) and self._control(data)):
-                # What was begun to be taken is taken: a client that resumes does not send it again.
-                with anyio.CancelScope(shield=self.token is not None):
-                    self.num_received += 1
-                    await self._hand_over(data)
-
-    def _control(self, data: str | bytes) -> bool:
-        """An event about the connection itself."""
-        if self.token:
-            self.token.confirm()
-        event = self.wire.control(data)
-        if event is None:
-            return False
-        try:
-            if event.get("type") != "session.event_ack":
-                raise RemoteProtocolError("session_resume_conflict", "A session is open on this connection.", "type")
-            seq = event.get("server_event_seq")
-            if not isinstance(seq, int) or isinstance(seq, bool):
-                raise RemoteProtocolError("invalid_event_ack", "server_event_seq is a number.", "server_event_seq")
-            self.outbox.journal.acknowledge(seq)
-        except RemoteProtocolError as error:
-            self.wire.reject(error, event.get("event_id"))
-            self._push()
-        return True
-
-    async def _hand_over(self, data: str | bytes | AudioAppended) -> None:
+    async def take(self, data: str | bytes | AudioAppended) -> None:
+        """See line.Session."""
         audio = self._state.settings.audio
         if isinstance(data, AudioAppended):
             inputs: list[Input | TalkInput] = [*self.wire.inputs(), data]
@@ -326,8 +241,8 @@ class Connection:
         """The client wants to go, at once."""
         self.wire.closed()
         self._push()
-        self.token = None
-        self.outbox.end(1000, "session_closed")
+        self.line.token = None
+        self._outbox.end(1000, "session_closed")
 
     def _start(self, first: Configured | TalkConfigured) -> None:
         models, metrics = self._state.loaded(), self._state.metrics
@@ -370,11 +285,17 @@ class Connection:
         self._keep()
         self._group.start_soon(self._run_session, self._session)
 
+    async def keep(self) -> None:
+        """Have it kept as it is now."""
+        if written := self._keep():
+            await asyncio.wrap_future(written)
+
     def _keep(self) -> Future[None] | None:
         """What is said and heard outlives the server, if its client may come back. The result is there when it is written."""
-        if self.token and self._state.kept and isinstance(self._session, TalkSession | DuplexSession):
-            row = kept(self.who, self.wire, self.token, self._session.conversation)
-            if row:
+        talks = isinstance(self._session, TalkSession | DuplexSession)
+        if self.line.token and self._state.kept and (talks or self._items):
+            items = self._session.conversation.items if talks else self._items  # type: ignore[union-attr]
+            if row := kept(self.who, self.wire, self.line.token, items):
                 self._is_kept = True
                 return self._state.kept.put(row)
         return None
@@ -402,9 +323,15 @@ class Connection:
             self._end("server_error", "The session failed.", CLOSE_INTERNAL)
         self._inbox.close()
         self._push()
-        self.outbox.end(self._end_code, self._ending.code if self._ending else "")
-        if self._attachment is None:
-            self._over.set()
+        self._outbox.end(self._end_code, self._ending.code if self._ending else "")
+        if not self.line.attached:
+            self.line.over.set()
+
+    def _overflowed(self) -> None:
+        """More was said while nobody was attached than is kept: who comes back is told so."""
+        log.info("session %s: what nobody takes is too much", self.wire.id)
+        self._state.forgo(self.wire.id)
+        self.line.over.set()
 
     def _drain(self) -> None:
         self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
@@ -416,16 +343,17 @@ class Connection:
             self._end_code = close_code
             self.wire.refuse(code, message)
             self._push()
-            self._reading.cancel()
-            if self._attachment is None:
-                self._group.start_soon(self._wind_up)
+            self.line.stop_reading()
 
-    async def _wind_up(self) -> None:
+    async def wind_up(self) -> None:
+        """See line.Session."""
         await self._flush()
         # The session transcribes what it has, and its end is the connection's.
         self._inbox.close()
         if self._session is None:
-            self.outbox.end(self._end_code, self._ending.code if self._ending else "")
+            self._outbox.end(self._end_code, self._ending.code if self._ending else "")
+            if not self.line.attached:
+                self.line.over.set()
 
     # --- writing ----------------------------------------------------------------------------------------------------------
 
@@ -439,36 +367,15 @@ class Connection:
             # What the client is told is there after the server was killed.
             await asyncio.wrap_future(written)
         if isinstance(output, EpochRaised):
-            self.outbox.raise_epoch(output.epoch)
+            self._outbox.raise_epoch(output.epoch)
         await self._flush()
 
     def _push(self) -> None:
         for frame in self.wire.frames():
-            if self._box:
+            if self._box and not isinstance(frame, BinaryFrame):
                 self._box.event_out(frame)
-            self.outbox.put(frame)
+            self._outbox.put(frame)
 
     async def _flush(self) -> None:
         self._push()
-        await self.outbox.room()
-
-    async def _write(self, transport: Transport, scope: anyio.CancelScope) -> None:
-        """Send frames until the end. A client that is gone or has stopped reading is not attached any more."""
-        try:
-            while True:
-                item = await self.outbox.get()
-                with anyio.fail_after(STALL_S):
-                    if isinstance(item, End):
-                        await transport.close(item.code, item.reason)
-                        self._over.set()
-                        break
-                    await transport.send(item)
-        except TimeoutError:
-            log.info("session %s: the client has not read for %.0f s", self.wire.id, STALL_S)
-        except Gone:
-            log.info("session %s: the client is gone", self.wire.id)
-            if self.outbox.ended:
-                self._over.set()
-        # Whoever waits for room waits for nobody.
-        self.outbox.attach(attached=False)
-        scope.cancel()
+        await self._outbox.room()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
 
-from antiphon.conversation import Conversation
 from antiphon.protocols.bridge import Bridge
 from antiphon.protocols.duplex_connection import DuplexConnection
 from antiphon.protocols.journal import ResumeToken
@@ -28,13 +29,25 @@ class _Snapshot(msgspec.Struct):
     items: list[Item]
 
 
-def kept(who: str, wire: Wire | Bridge, token: ResumeToken, conversation: Conversation) -> Kept | None:
-    """The conversation as it is now; None for what is none."""
+def owner(who: str) -> str:
+    """Whose a kept conversation is, without the key that says so."""
+    return hashlib.sha256(who.encode()).hexdigest()
+
+
+def kept(who: str, wire: Wire | Bridge, token: ResumeToken, items: Sequence[Item]) -> Kept | None:
+    """The conversation as it is now, its images as the text that was read on them; None for what is none."""
     snapshot = wire.snapshot()
     if snapshot is None:
         return None
     opening = asdict(wire.opening) | {"session": None}
-    return Kept(wire.id, who, token.hash, msgspec.json.encode(_Snapshot(snapshot, opening, list(conversation.items))))
+    state = msgspec.json.encode(_Snapshot(snapshot, opening, [_without_images(i) for i in items]))
+    return Kept(wire.id, owner(who), token.hash, state)
+
+
+def _without_images(item: Item) -> Item:
+    if not any(p.image for p in item.parts):
+        return item
+    return replace(item, parts=[replace(p, image="") for p in item.parts])
 
 
 def restored(state: ServerState, row: Kept) -> tuple[Wire, list[Item]]:

@@ -53,12 +53,12 @@ class Session(Protocol):
         """The event, if it is about the connection."""
         ...
 
-    def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """Answer what the client did wrong about it."""
+    async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
+        """Answer what the client did wrong about it; waits while it does not read."""
         ...
 
-    def resumed(self, token: str) -> str:
-        """The first frame of who has taken the session up again."""
+    async def resumed(self, token: str) -> str:
+        """The first frame of who has taken the session up again. The token is kept wherever the session is."""
         ...
 
     def replaced(self) -> str:
@@ -86,6 +86,7 @@ class Line:
         self._number = 0
         self._replaced: set[int] = set()
         self._detached = anyio.Event()
+        self._resuming = anyio.Lock()
         self._reading = anyio.CancelScope()
 
     @property
@@ -96,7 +97,8 @@ class Line:
     async def serve(self, transport: Transport, group: anyio.abc.TaskGroup) -> None:
         """With the first transport, then with whoever resumes, until it is over. `group`: the session's tasks."""
         self._group = group
-        await self._attach(transport)
+        self._attachment = scope = anyio.CancelScope()
+        await self._attach(transport, scope)
         await self.over.wait()
 
     def stop_reading(self) -> None:
@@ -110,55 +112,72 @@ class Line:
 
         Raises RemoteProtocolError (invalid_resume_token, invalid_event_ack), JournalGap.
         """
-        if self.token is None or not self.token.fits(token):
-            raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
-        while self._attachment:
-            # What the other reader has begun to take has to be counted.
-            self._replaced.add(self._number)
-            self._attachment.cancel()
-            await self._detached.wait()
+        async with self._resuming:
+            fitting = self._fitting(token)
+            # Who cannot be served replaces nobody.
+            self.outbox.journal.check_rewind(last_received)
+            while self._attachment:
+                # What the other reader has begun to take has to be counted; it waits for no room any more.
+                self._replaced.add(self._number)
+                self.outbox.attach(attached=False)
+                self._attachment.cancel()
+                await self._detached.wait()
+                fitting = self._fitting(token)
+            try:
+                self.outbox.journal.rewind(last_received)
+                self.outbox.journal.push(await self._session.resumed(fitting.renew()), first=True)
+            except BaseException:
+                self._left()
+                raise
+            # Whoever comes next finds it taken.
+            self._attachment = scope = anyio.CancelScope()
+        log.info("session %s is resumed", self._session.id)
+        await self._attach(transport, scope)
+
+    def _fitting(self, token: str) -> ResumeToken:
         if self.over.is_set():
             raise RemoteProtocolError("unknown_session", "The session has just ended.", "session_id")
-        self.outbox.journal.rewind(last_received)
-        self.outbox.journal.push(self._session.resumed(self.token.renew()), first=True)
-        log.info("session %s is resumed", self._session.id)
-        await self._attach(transport)
+        if self.token is None or not self.token.fits(token):
+            raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
+        return self.token
 
-    async def _attach(self, transport: Transport) -> None:
+    async def _attach(self, transport: Transport, scope: anyio.CancelScope) -> None:
         self._number += 1
         mine = self._number
         self._reading = reading = anyio.CancelScope()
         self.outbox.attach(attached=True)
         try:
-            async with anyio.create_task_group() as group:
-                self._attachment = group.cancel_scope
-                group.start_soon(self._watch_over, group.cancel_scope)
-                group.start_soon(self._write, transport, group.cancel_scope)
-                with reading:
-                    await self._read(transport)
-                if self._session.ending:
-                    await self._session.wind_up()
-                else:
-                    # The client left: nothing that is still to come has a reader.
-                    group.cancel_scope.cancel()
+            with scope:
+                async with anyio.create_task_group() as group:
+                    group.start_soon(self._watch_over, scope)
+                    group.start_soon(self._write, transport, scope)
+                    with reading:
+                        await self._read(transport)
+                    if self._session.ending:
+                        await self._session.wind_up()
+                    else:
+                        # The client left: nothing that is still to come has a reader.
+                        scope.cancel()
+        except* Exception:
+            # The session's edge: whatever failed in reading its client ends it alone.
+            log.exception("session %s failed", self._session.id)
+            self.over.set()
         finally:
             self._attachment = None
             self.outbox.attach(attached=False)
             self._detached.set()
             self._detached = anyio.Event()
+            if mine not in self._replaced:
+                self._left()
         if mine in self._replaced:
             await self._send_off(transport)
-        else:
-            self._left()
 
     def _left(self) -> None:
         """Nobody is attached any more."""
         if self.token is None or self.over.is_set() or self.outbox.ended:
             self.over.set()
-        elif self._session.ending:
-            # It has been told, and ends by itself.
-            return
         else:
+            # One that is ending ends by itself; if it does not, this ends it.
             log.info("session %s waits to be resumed", self._session.id)
             assert self._group
             self._group.start_soon(self._grace, self._number)
@@ -180,6 +199,7 @@ class Line:
 
     async def _watch_over(self, scope: anyio.CancelScope) -> None:
         await self.over.wait()
+        self.outbox.attach(attached=False)
         scope.cancel()
 
     # --- reading ----------------------------------------------------------------------------------------------------------
@@ -195,13 +215,13 @@ class Line:
                 continue
             if data is None:
                 return
-            if not (self.token and isinstance(data, str | bytes) and self._control(self.token, data)):
+            if not (self.token and isinstance(data, str | bytes) and await self._control(self.token, data)):
                 # What was begun to be taken is taken: a client that resumes does not send it again.
                 with anyio.CancelScope(shield=self.token is not None):
                     self.num_received += 1
                     await session.take(data)
 
-    def _control(self, token: ResumeToken, data: str | bytes) -> bool:
+    async def _control(self, token: ResumeToken, data: str | bytes) -> bool:
         """An event about the connection itself."""
         token.confirm()
         event = self._session.control(data)
@@ -215,7 +235,7 @@ class Line:
                 raise RemoteProtocolError("invalid_event_ack", "server_event_seq is a number.", "server_event_seq")
             self.outbox.journal.acknowledge(seq)
         except RemoteProtocolError as error:
-            self._session.reject(error, event.get("event_id"))
+            await self._session.reject(error, event.get("event_id"))
         return True
 
     # --- writing ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import anyio
@@ -18,11 +19,23 @@ class End:
 
 
 class Outbox:
-    """One session's. Bound: `most` frames while a client is attached, then whoever puts waits; the journal's bytes while none is."""
+    """One session's. Bound: `most` frames while a client is attached, then whoever puts waits; the journal's bytes while none is.
 
-    def __init__(self, journal: Journal, most: int) -> None:
+    `waits_detached`: while none is, whoever puts waits too. `overflowed` is called where what nobody takes is too much.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        most: int,
+        *,
+        waits_detached: bool = False,
+        overflowed: Callable[[], None] = lambda: None,
+    ) -> None:
         self.journal = journal
         self._most = most
+        self._waits_detached = waits_detached
+        self._overflowed = overflowed
         self._end: End | None = None
         self._attached = False
         self._changed = anyio.Event()
@@ -39,10 +52,10 @@ class Outbox:
 
     async def room(self) -> None:
         """Wait until an attached client has read enough."""
-        while len(self.journal) > self._most and self._attached and self._end is None:
+        while len(self.journal) > self._most and (self._attached or self._waits_detached) and self._end is None:
             await self._changed.wait()
-        if not self._attached:
-            self.journal.check()
+        if not self._attached and self._end is None and self.journal.check():
+            self._overflowed()
 
     async def get(self) -> str | End:
         """The next frame, waiting for it; the End once all is sent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Any
 
 import anyio
@@ -21,10 +22,11 @@ from antiphon.protocols.wire import BinaryFrame, random_id
 from antiphon.server.auth import bearer
 from antiphon.server.connection import CLOSE_POLICY, CLOSE_TRY_LATER, Connection
 from antiphon.server.errors import deny
-from antiphon.server.keeping import restored
+from antiphon.server.keeping import owner, restored
 from antiphon.server.secrets import connection_for, duplex_for
 from antiphon.server.state import ServerState
 from antiphon.server.transport import Gone
+from antiphon.store.sessions import Kept
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +36,7 @@ BRIDGES: dict[str, type[Bridge]] = {"/ws/duplex": MinicpmoWorker, "/v1/omni": Om
 CONFIG_S = 10.0
 
 
-class _Socket:
+class Socket:
     """A WebSocket as a transport; see server/transport.py. `first`: a frame that was read already."""
 
     playback = None
@@ -108,7 +110,7 @@ async def realtime(websocket: WebSocket) -> None:
             except RemoteProtocolError as error:
                 await _turn_away(websocket, error)
                 return
-            await Connection(state, who, wire, _Socket(websocket), token=token).run()
+            await Connection(state, who, wire, Socket(websocket), token=token).run()
     except Refused as refusal:
         state.metrics.refused.labels("no_room").inc()
         await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
@@ -120,7 +122,8 @@ async def _bridged(state: ServerState, who: str, websocket: WebSocket, dialect: 
     voices = models.partner.profile.voices if models.partner else ()
     with state.admit(who):
         opening = Opening(model=websocket.query_params.get("model", ""))
-        wire = dialect(opening, state.partners, voices, random_id, state.settings.audio.max_append_bytes)
+        most = state.settings.audio.max_append_bytes
+        wire = dialect(opening, state.partners, voices, random_id, most, time.monotonic)
         protocols = websocket.scope.get("subprotocols", [])
         await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in protocols else None)
         try:
@@ -128,14 +131,19 @@ async def _bridged(state: ServerState, who: str, websocket: WebSocket, dialect: 
         except RemoteProtocolError as error:
             await _turn_away(websocket, error)
             return
-        await Connection(state, who, wire, _Socket(websocket)).run()
+        await Connection(state, who, wire, Socket(websocket)).run()
+
+
+async def by_resume(state: ServerState, who: str, websocket: WebSocket) -> None:
+    """A connection that takes up a session: its first frame says which."""
+    await _by_first_frame(state, who, websocket, duplex=False)
 
 
 async def _by_first_frame(state: ServerState, who: str, websocket: WebSocket, *, duplex: bool) -> None:
     """A connection that may take up a session that is there: its first frame says."""
     asked = websocket.query_params
     await _accept(websocket)
-    socket = _Socket(websocket)
+    socket = Socket(websocket)
     autostart = duplex and bool(asked.get("model")) and asked.get("autostart", "1") in YES
     first: str | bytes | None = None
     if not autostart:
@@ -157,10 +165,12 @@ async def _by_first_frame(state: ServerState, who: str, websocket: WebSocket, *,
     try:
         with state.admit(who):
             token = ResumeToken()
-            opening = Opening(model=asked.get("model", ""), duplex=True)
+            secret = state.secret(bearer(websocket.headers))
+            preset = secret.session if secret else None
+            opening = Opening(model=asked.get("model", ""), duplex=True, session=preset)
             wire = duplex_for(state, opening, resume_token=token.renew(), autostart=autostart)
             wire.open()
-            await Connection(state, who, wire, _Socket(websocket, first), token=token).run()
+            await Connection(state, who, wire, Socket(websocket, first), token=token).run()
     except RemoteProtocolError as error:
         await _turn_away(websocket, error)
     except Refused as refusal:
@@ -171,12 +181,14 @@ async def _by_first_frame(state: ServerState, who: str, websocket: WebSocket, *,
 async def _resume(state: ServerState, who: str, websocket: WebSocket, event: dict[str, object]) -> None:
     try:
         asked = resume_from(event)
-        connection = state.resumable.get(asked.session_id)
-        if connection is None and await _restore(state, who, asked, _Socket(websocket)):
+        if asked.session_id in state.forgone:
+            raise JournalGap("journal_overflow")
+        if asked.session_id not in state.resumable and await _restore(state, who, asked, Socket(websocket)):
             return
-        if not isinstance(connection, Connection) or connection.who != who:
+        connection = state.resumable.get(asked.session_id)
+        if connection is None or connection.who != who:
             raise RemoteProtocolError("unknown_session", "There is no such session to resume.", "session_id")
-        await connection.resume(asked.token, asked.last_received, _Socket(websocket))
+        await connection.line.resume(asked.token, asked.last_received, Socket(websocket))
     except Refused as refusal:
         await _turn_away(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
     except JournalGap as gap:
@@ -187,20 +199,32 @@ async def _resume(state: ServerState, who: str, websocket: WebSocket, event: dic
         await _say(websocket, frame, error.code)
 
 
-async def _restore(state: ServerState, who: str, asked: Resume, socket: _Socket) -> bool:
+async def _restore(state: ServerState, who: str, asked: Resume, socket: Socket) -> bool:
     """Take up a conversation of before a restart; False where there is none. Raises RemoteProtocolError, Refused."""
-    row = await anyio.to_thread.run_sync(state.kept.get, asked.session_id) if state.kept else None
-    if row is None or row.who != who:
+    if state.kept is None or asked.session_id in state.restoring:
         return False
+    state.restoring.add(asked.session_id)
+    try:
+        row = await anyio.to_thread.run_sync(state.kept.get, asked.session_id)
+        if row is None or row.who != owner(who) or asked.session_id in state.resumable:
+            return False
+        return await _take_up(state, who, asked, socket, row)
+    finally:
+        state.restoring.discard(asked.session_id)
+
+
+async def _take_up(state: ServerState, who: str, asked: Resume, socket: Socket, row: Kept) -> bool:
     token = ResumeToken.stored(row.token)
     if not token.fits(asked.token):
         raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
     with state.admit(who):
         wire, items = restored(state, row)
         connection = Connection(state, who, wire, socket, token=token, items=items)
-        journal = connection.outbox.journal
+        journal = connection.line.outbox.journal
         journal.continue_from(asked.last_received)
         journal.push(wire.resumed(token.renew(), restored=True, num_items=len(items)))
+        await connection.keep()
+        state.restoring.discard(asked.session_id)
         await connection.run()
     return True
 

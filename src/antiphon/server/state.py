@@ -67,6 +67,10 @@ class ServerState:
     kept: SessionStore | None = None
     # Sessions that can be resumed, by their id.
     resumable: dict[str, Any] = field(default_factory=dict)
+    # Those that ended because what nobody took was too much.
+    forgone: dict[str, None] = field(default_factory=dict)
+    # Those that are being taken up from what is kept.
+    restoring: set[str] = field(default_factory=set)
 
     @property
     def voices(self) -> VoiceStore:
@@ -92,6 +96,12 @@ class ServerState:
         if self.models is None:
             raise Refused("the models are still loading", 5.0)
         return self.models
+
+    def forgo(self, session_id: str) -> None:
+        """Remember that this session cannot be resumed any more. Bound: MAX_SECRETS, the oldest go."""
+        self.forgone[session_id] = None
+        while len(self.forgone) > MAX_SECRETS:
+            del self.forgone[next(iter(self.forgone))]
 
     def keep_secret(self, value: str, secret: Secret) -> None:
         """Let a short-lived key open sessions until it expires. Bound: MAX_SECRETS, the oldest go."""

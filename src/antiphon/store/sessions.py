@@ -22,7 +22,7 @@ FILE = "sessions.sqlite3"
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One conversation. `who`: its caller's key. `token`: the hash of what resumes it. `kept`: JSON."""
+    """One conversation. `who`: a hash of its caller's key. `token`: the hash of what resumes it. `kept`: JSON."""
 
     id: str
     who: str
@@ -35,8 +35,10 @@ class SessionStore:
 
     def __init__(self, folder: Path, max_age_s: float) -> None:
         self._path = folder / FILE
+        self._max_age_s = max_age_s
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._path.touch(mode=0o600)
             with self._open() as db:
                 db.execute("pragma journal_mode=wal")
                 db.execute(
@@ -69,7 +71,10 @@ class SessionStore:
                 return self._waiting[session_id]
         try:
             db = self._open()
-            row = db.execute("select id, who, token, kept from sessions where id = ?", (session_id,)).fetchone()
+            row = db.execute(
+                "select id, who, token, kept from sessions where id = ? and at >= ?",
+                (session_id, time.time() - self._max_age_s),
+            ).fetchone()
             db.close()
         except sqlite3.Error as error:
             log.error("a session could not be read: %s", error)

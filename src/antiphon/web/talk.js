@@ -223,7 +223,9 @@ export class Talk {
 
   /** The user speaks, or asks for silence: stop what sounds, and tell the server how much of it was heard. */
   async silence() {
-    if (!this.player || !this.playing) return;
+    // What waits is dropped too, and a voice that was held is held no more.
+    if (!this.playing) { this.player?.flush(); return; }
+    if (!this.player) return;
     const id = this.playing;
     this.timeline.mark("interrupted");
     const heard = await this.player.flush();

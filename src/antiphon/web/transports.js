@@ -33,7 +33,7 @@ export class SocketTransport {
 }
 
 // How many sent events are kept for a server that may not have had them: 40 s of sound.
-const KEPT = 2000, RETRIES = 5;
+const KEPT = 2000, RETRIES = 7;
 
 /** A full-duplex session: it outlives its socket. What the server had not taken is sent again; what was missed comes again. */
 export class DuplexTransport {
@@ -77,8 +77,10 @@ export class DuplexTransport {
     this.live = false;
     for (let k = 0; k < RETRIES; k++) {
       await new Promise((resolve) => setTimeout(resolve, 250 * 2 ** k));
+      if (this.closing) return;
       try {
         await this.connect({ type: "session.resume", session_id: this.id, resume_token: this.token, last_received_server_event_seq: this.seq });
+        if (this.closing) this.close();
         return;
       } catch { /* it is not back yet */ }
     }

@@ -60,11 +60,13 @@ class Player extends AudioWorkletProcessor {
       this.played.set(item, (this.played.get(item) || 0) + step);
       if (this.at >= head.pcm.length) { this.at -= head.pcm.length; this.queue.shift(); }
     }
+    // Held, it has not ended.
+    if (item === null && this.held && this.queue.length) item = this.queue[0].item;
     for (let c = 1; c < output.length; c++) output[c].set(out);
     const sounding = item !== null;
     if (sounding !== this.sounding || (sounding && currentTime - this.sent > 0.05)) {
       this.sent = currentTime;
-      this.port.postMessage({ sounding, item, heard: item === null ? 0 : this.played.get(item) / RATE });
+      this.port.postMessage({ sounding, item, heard: item === null ? 0 : (this.played.get(item) || 0) / RATE });
       this.sounding = sounding;
     }
     return true;
