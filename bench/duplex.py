@@ -124,6 +124,11 @@ class DuplexSpeaker(Speaker):
         await asyncio.sleep(LEAD_S)
         return since
 
+    def goes_on(self, since: int) -> bool:
+        """An answer is still being made, or has a while to sound."""
+        done = any(e["type"] == "response.done" for _, e in self.events[since:])
+        return not done or len(self._playing) * CHUNK_S >= LEFT_S
+
     async def settle(self) -> None:
         """End what is said, and wait for quiet."""
         for _ in range(40):
@@ -157,7 +162,7 @@ async def bargein(srv: Server, clips: list[Clip], trials: int) -> dict[str, Any]
             before = len(speaker.events)
             onset = await speaker.say(clip.pcm) + clip.speech_start
             await asyncio.sleep(max(0.0, onset - time.monotonic()))
-            if len(speaker._playing) * CHUNK_S < LEFT_S:
+            if not speaker.goes_on(since):
                 # The answer is over, or nearly, when somebody speaks.
                 continue
             tried += 1
@@ -197,7 +202,7 @@ async def backchannels(srv: Server, data: Path, repeats: int) -> dict[str, Any]:
                 await asyncio.sleep(0.3)
                 since = await speaker.story()
                 before = len(speaker.events)
-                if since is None or len(speaker._playing) * CHUNK_S < clip.seconds + LEFT_S:
+                if since is None or not speaker.goes_on(since):
                     continue
                 await speaker.say(clip.pcm)
                 await asyncio.sleep(clip.seconds + 2.0)

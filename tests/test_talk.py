@@ -588,6 +588,16 @@ async def _reads() -> None:
         assert not [o for o in scene.out if isinstance(o, Rejected)]
 
 
+def test_a_conversation_holds_so_much_of_images() -> None:
+    async def main() -> list[str]:
+        async with Scene(speaks=False) as scene:
+            for name in "abc":
+                await scene.session.handle(shown(name, "A" * (25 << 20)))
+            return [o.code for o in scene.out if isinstance(o, Rejected)]
+
+    assert play(main()) == ["image_limit_exceeded"]
+
+
 def test_an_image_that_cannot_be_read_is_told_and_answered_over() -> None:
     play(_does_not_read())
 

@@ -73,6 +73,8 @@ from antiphon.turn.echo import EchoGuard
 
 # How long a client's word that what is said takes no floor holds: it says so with each piece of sound.
 DISMISSED_S = 0.6
+# Characters of data URIs that one conversation may hold.
+MAX_IMAGES = 64 << 20
 # How often it is looked whether somebody still speaks.
 FRAME_S = 0.05
 
@@ -223,6 +225,7 @@ class TalkSession:
                 self.config = self._responder.config = config
                 await self._listener.configure(config.listening)
             case ItemCreated(new, after):
+                self._bound_images(new)
                 previous = conversation.add(new, after)
                 await self._emit(ItemAdded(new, previous))
                 await self._emit(ItemDone(new, previous))
@@ -380,6 +383,13 @@ class TalkSession:
         """A turn that is an item already has no transcript yet, or an image has not been read."""
         waiting = {id(item) for item in self._turns.values()}
         return bool(self._unread) or any(id(item) in waiting for item in self.conversation.items)
+
+    def _bound_images(self, new: Item) -> None:
+        shown = sum(len(p.image) for i in (*self.conversation.items, new) for p in i.parts)
+        if shown > MAX_IMAGES:
+            raise RemoteProtocolError(
+                "image_limit_exceeded", f"A conversation's images may have {MAX_IMAGES >> 20} MiB.", "item.content"
+            )
 
     def _look_at(self, item: Item, event_id: str | None) -> None:
         if self._reader and any(p.kind == "input_image" and not p.text for p in item.parts):

@@ -75,12 +75,13 @@ def test_the_demos_worker(recorded: tuple[str, ServerState, Echo]) -> None:
         async with connect(f"{recorded[0]}/ws/duplex") as socket:
             await socket.send(json.dumps({"type": "prepare", "system_prompt": "Say it back."}))
             assert json.loads(await socket.recv())["type"] == "prepared"
-            sound = np.concatenate((speech(1, 3), np.zeros(16_000 * 6, np.float32)))
-            for at in range(0, len(sound) // 16_000 * 16_000, 16_000):
-                await socket.send(json.dumps({"type": "audio_chunk", "audio_base64": f32(sound[at : at + 16_000])}))
+            said, silence = speech(1, 3), np.zeros(16_000, np.float32)
+            while not out or not out[-1]["end_of_turn"]:
+                second = said if not out else silence
+                await socket.send(json.dumps({"type": "audio_chunk", "audio_base64": f32(second)}))
                 out.append(json.loads(await socket.recv()))
-                # What is said is made meanwhile.
-                await asyncio.sleep(0.3)
+                # What is said is made meanwhile; the silence that goes on is as long as that takes.
+                await asyncio.sleep(0.05)
             await socket.send(json.dumps({"type": "stop"}))
             assert json.loads(await socket.recv())["type"] == "stopped"
         return out
