@@ -33,6 +33,7 @@ async def root(request: Request) -> Response:
         "",
         "GET  /                             in a browser: talk to it, captions, speech",
         "WS   /v1/realtime                  conversations (OpenAI Realtime), streaming transcription (vLLM dialect, OpenAI)",
+        "WS   /v1/realtime?duplex=1         full duplex; also /v1/duplex, /v1/omni",
         "POST /v1/realtime/calls            the same over WebRTC",
         "POST /v1/realtime/client_secrets   a short-lived key for a browser",
         "POST /v1/audio/transcriptions      a file to text, streamed or whole",
