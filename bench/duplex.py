@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from asr import Clip, loaded, read_manifest
 from common import HERE, RESULTS, Server, machine, percentile, save, server, table
-from talk import CHUNK_S, INSTRUCTIONS, QUIETEST_DBFS, STEP, STORY, TELLER, WIRE_HZ, Speaker, shared
+from talk import CHUNK_S, INSTRUCTIONS, STEP, STORY, TELLER, WIRE_HZ, Speaker, shared, whole_turns
 
 from antiphon.audio.containers import decode_all
 
@@ -311,16 +311,7 @@ async def schedules(count: int) -> dict[str, Any]:
 
 async def measure(srv: Server, args: argparse.Namespace, document: dict[str, Any]) -> None:
     wanted = set(args.sections.split(","))
-    clips = [
-        c
-        for c in read_manifest(args.data)
-        if c.language == "en"
-        and c.text
-        and c.kind.startswith("asr_")
-        and 2 < c.seconds < 7
-        and c.active_dbfs > QUIETEST_DBFS
-    ]
-    clips = loaded(sorted(clips, key=lambda c: c.id)[:: max(1, len(clips) // 40)])
+    clips = whole_turns(args.data)
     sections = {
         "bargein": lambda: bargein(srv, clips, args.turns),
         "backchannels": lambda: backchannels(srv, args.data, 4),

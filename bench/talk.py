@@ -512,15 +512,11 @@ async def heard(srv: Server, count: int) -> dict[str, Any]:
     return out
 
 
-def numbers(text: str) -> list[int]:
-    return [int(n) for n in text.split(",")]
-
-
-async def measure(srv: Server, args: argparse.Namespace, document: dict[str, Any]) -> None:
-    wanted = set(args.sections.split(","))
+def whole_turns(data: Path) -> list[Clip]:
+    """Read and spoken English of 2 to 7 s, whose bounds of speech are known; every so many of them, forty or more."""
     clips = [
         c
-        for c in read_manifest(args.data)
+        for c in read_manifest(data)
         if c.language == "en"
         and c.text
         and c.kind.startswith("asr_")
@@ -528,7 +524,16 @@ async def measure(srv: Server, args: argparse.Namespace, document: dict[str, Any
         # The bounds of speech are by energy, with a floor at -62 dBFS: of a recording near it they are wrong by half a second.
         and c.active_dbfs > QUIETEST_DBFS
     ]
-    clips = loaded(sorted(clips, key=lambda c: c.id)[:: max(1, len(clips) // 40)])
+    return loaded(sorted(clips, key=lambda c: c.id)[:: max(1, len(clips) // 40)])
+
+
+def numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",")]
+
+
+async def measure(srv: Server, args: argparse.Namespace, document: dict[str, Any]) -> None:
+    wanted = set(args.sections.split(","))
+    clips = whole_turns(args.data)
     sections = {
         "latency": lambda: latency(srv, clips, numbers(args.conversations), numbers(args.endpoints), args.turns),
         "interrupt": lambda: interrupt(srv, clips, args.turns),

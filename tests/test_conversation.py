@@ -43,7 +43,7 @@ def test_items_go_where_they_are_asked_to() -> None:
     conversation.delete("a")
     assert ids(conversation) == ["c", "d", "b"]
     assert conversation.before("b") == "d"
-    assert conversation.last_id == "b"
+    assert conversation.items[-1].id == "b"
 
 
 def test_what_cannot_be_is_refused_by_its_code() -> None:

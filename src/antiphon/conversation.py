@@ -26,15 +26,6 @@ class Conversation:
     def items(self) -> Sequence[Item]:
         return self._items
 
-    @property
-    def last_id(self) -> str | None:
-        return self._items[-1].id if self._items else None
-
-    @property
-    def has_assistant_sound(self) -> bool:
-        """An answer has been spoken: the voice is settled."""
-        return any(p.kind == "output_audio" for i in self._items for p in i.parts)
-
     def add(self, item: Item, after: str | None = None) -> str | None:
         """Put an item at the end, at the front (`root`) or behind another; returns the id before it."""
         if any(i.id == item.id for i in self._items):

@@ -416,14 +416,17 @@ def test_a_client_that_does_not_read_is_replaced_all_the_same(scripted: tuple[st
         client = await opened(scripted[0], session={"modalities": ["audio"], "turn_detection": {"type": "server_vad"}})
         line = scripted[1].resumable[client.session_id].line
         await client.say(LONG)
-        for _ in range(200):
-            # Its reader waits for room too.
-            await client.say(json.dumps({"type": "session.heartbeat"}))
         for _ in range(500):
             await asyncio.sleep(0.01)
             if len(line.outbox.journal) > 256:
                 break
         assert len(line.outbox.journal) > 256
+        # Its reader waits for room too, in the middle of taking a frame.
+        await client.say(json.dumps({"type": "session.heartbeat"}))
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if line.num_received == len(client.sent):
+                break
         assert (await client.come_back())["type"] == "session.resumed"
         assert client.resumed[0]["received_events"] <= len(client.sent)
         await until(client, "response.done")

@@ -58,11 +58,6 @@ class Journal:
         return len(self._waiting)
 
     @property
-    def waiting_bytes(self) -> int:
-        """Of what waits to be sent."""
-        return self._waiting_bytes
-
-    @property
     def last_seq(self) -> int:
         """The number of the last frame that was sent."""
         return self._seq
