@@ -21,6 +21,10 @@ class Memory:
     def copy(self, source: list[Any], target: list[Any], rows: int) -> None:
         target[:rows] = source[:rows]
 
+    def evict(self, handle: list[Any], first: int, end: int, stop: int) -> bool:
+        handle[first : first + stop - end] = handle[end:stop]
+        return True
+
     def to_host(self, source: list[Any], rows: int) -> list[Any]:
         return source[:rows]
 

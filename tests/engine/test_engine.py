@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from antiphon.engine.engine import Engine, EngineSettings, Session
 from antiphon.engine.runner import Runner
 from antiphon.engine.sequence import Sampling
-from antiphon.errors import ModelError, Refused
+from antiphon.errors import EngineError, ModelError, Refused
 from tests.engine import tiny
 from tests.engine.tiny import FAMILIES, VOCABULARY, Embedded, Shadow
 
@@ -197,6 +198,63 @@ def test_a_cut_context_equals_a_full_forward_of_what_stayed() -> None:
         assert session.length == 5 + 9 * 20
         assert len(rows) < 128
         assert (await e.state()).context_cuts >= 1
+        e.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_evicted_rows_leave_and_the_keys_of_the_rest_are_moved_not_computed(family: str) -> None:
+    """Of a decoder of one layer, whose keys and values know nothing of other rows, what stays is what a fresh session would hold."""
+
+    config = copy.deepcopy(tiny.CONFIGS[family])
+    config.num_hidden_layers = 1
+    torch.manual_seed(7)
+    shallow = AutoModelForCausalLM.from_config(config).eval()
+
+    async def main() -> None:
+        e = Engine(Runner(copy.deepcopy(shallow), keys_turn_by_halves=True), EngineSettings(kv_bytes=4 << 20))
+        reference, seed = shallow, random.Random(5)
+        session = await e.open()
+        system = [seed.randrange(VOCABULARY) for _ in range(7)]
+        rows: Shadow = [seed.randrange(VOCABULARY) for _ in range(90)]
+        session.append(system)
+        session.pin()
+        session.append(rows)  # type: ignore[arg-type]
+        for count in (20, 33):
+            before = e._runner.stats.rows
+            await session.settle(whole=True)
+            session.evict(count)
+            del rows[:count]
+            first, *more = await tokens(session, 4)
+            assert [first, *more] == greedy(reference, [*system, *rows], 4)
+            rows += [first, *more]
+            assert e._runner.stats.rows - before <= (97 + 4 if count == 20 else 6)
+        twin = await e.open()
+        twin.append([*system, *rows])  # type: ignore[list-item]
+        assert await tokens(twin, 4) == greedy(reference, [*system, *rows], 4)
+        assert twin.cached <= len(system)
+        with pytest.raises(EngineError, match="cannot evict"):
+            await e.ask(lambda: e.scheduler.evict(session._seat, 500))
+        await integrity(e)
+        e.close()
+
+    asyncio.run(main())
+
+
+def test_where_keys_cannot_be_moved_what_stays_is_computed_anew() -> None:
+    async def main() -> None:
+        e = engine("gemma2")
+        reference, seed = tiny.model("gemma2"), random.Random(5)
+        session = await e.open()
+        rows: Shadow = [seed.randrange(VOCABULARY) for _ in range(60)]
+        session.append(rows[:5])  # type: ignore[arg-type]
+        session.pin()
+        session.append(rows[5:])  # type: ignore[arg-type]
+        await session.settle(whole=True)
+        session.evict(30)
+        assert await tokens(session, 4) == greedy(reference, [*rows[:5], *rows[35:]], 4)
+        await integrity(e)
         e.close()
 
     asyncio.run(main())

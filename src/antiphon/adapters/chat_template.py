@@ -22,6 +22,13 @@ from antiphon.adapters.base import Message, Tool
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
 
 
+def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer without its control tokens."""
+    spec = json.loads(tokenizer.to_str())
+    spec["added_tokens"], spec["post_processor"] = [], None
+    return Tokenizer.from_str(json.dumps(spec))
+
+
 class ChatTemplate:
     """`tokenizer`: a fast tokenizer of `transformers` with a chat template."""
 
@@ -33,10 +40,8 @@ class ChatTemplate:
 
     @cached_property
     def _plain(self) -> Tokenizer:
-        """The tokenizer without its control tokens. Made when it is first needed: it takes a second."""
-        spec = json.loads(self._tokenizer.backend_tokenizer.to_str())
-        spec["added_tokens"], spec["post_processor"] = [], None
-        return Tokenizer.from_str(json.dumps(spec))
+        """Made when it is first needed: it takes a second."""
+        return plain_tokenizer(self._tokenizer.backend_tokenizer)
 
     @property
     def stop_tokens(self) -> frozenset[int]:

@@ -33,8 +33,11 @@ class KvTensors:
         dtype: torch.dtype,
         device: torch.device,
         folder: Path | None = None,
+        frequencies: torch.Tensor | None = None,
     ) -> None:
         self._layers, self._kv_heads, self._head_dim = layers, kv_heads, head_dim
+        # Radians a position, float32 [head_dim / 2], by which the halves of a key are turned; None where that is not how this model's are.
+        self._frequencies = frequencies
         self._dtype, self._device, self._folder = dtype, device, folder
 
     @property
@@ -50,6 +53,19 @@ class KvTensors:
     def copy(self, source: torch.Tensor, target: torch.Tensor, rows: int) -> None:
         """The first `rows` rows of `source` into `target`."""
         target[:, :, :rows].copy_(source[:, :, :rows])
+
+    def evict(self, handle: torch.Tensor, first: int, end: int, stop: int) -> bool:
+        """See Storage. Turning a rotary key back by as many positions as it moves is computing it there (arXiv:2104.09864, section 3.2)."""
+        if self._frequencies is None:
+            return False
+        into = slice(first, first + stop - end)
+        angles = self._frequencies * (first - end)
+        cos, sin = torch.cos(angles), torch.sin(angles)
+        for layer in handle:
+            low, high = layer[0, end:stop].float().chunk(2, dim=-1)
+            layer[0, into] = torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(layer.dtype)
+            layer[1, into] = layer[1, end:stop].clone()
+        return True
 
     def to_host(self, source: torch.Tensor, rows: int) -> torch.Tensor:
         """A copy of the first `rows` rows in host memory."""

@@ -305,6 +305,15 @@ class Session:
         self._engine.post(lambda: self._engine.scheduler.rollback(self._seat, position))
         self._length = position
 
+    def evict(self, count: int) -> None:
+        """Drop the `count` oldest rows after the pinned ones; the KV of what follows them stays. Raises EngineError while it generates.
+
+        Unlike a context cut, what stays goes on knowing of what went: its keys and values were computed with it. Where the keys cannot be
+        moved (`Runner.keys_turn_by_halves`), they are computed anew without it.
+        """
+        self._free()
+        self._engine.post(lambda: self._engine.scheduler.evict(self._seat, count))
+
     def resume(self, ids: Sequence[int]) -> None:
         """The next input of a resumable request: the newest sampled token is taken back, `ids` follow what is left.
 
@@ -316,15 +325,15 @@ class Session:
             self.finish = None
         self.append(ids)
 
-    async def settle(self) -> None:
-        """Wait until the rows given so far are in the KV (the newest one may be left for the next step). Raises ModelError."""
+    async def settle(self, *, whole: bool = False) -> None:
+        """Wait until the rows given so far are in the KV (but for `whole` the newest is left for the next step). Raises ModelError."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
         def told(error: Exception | None) -> None:
             self._engine.deliver(loop, lambda: _resolve(done, error))
 
-        self._engine.post(lambda: self._engine.scheduler.settle(self._seat, told))
+        self._engine.post(lambda: self._engine.scheduler.settle(self._seat, told, whole=whole))
         await done
 
     async def generate(self, params: Sampling) -> AsyncGenerator[Token, None]:

@@ -29,6 +29,10 @@ class Storage(Protocol):
         """The first `rows` rows of `source` into `target`."""
         ...
 
+    def evict(self, handle: Any, first: int, end: int, stop: int) -> bool:
+        """Move rows end..stop to `first`, as if they had been computed there. False where this model's keys cannot be moved."""
+        ...
+
     def to_host(self, source: Any, rows: int) -> Any:
         """The first `rows` rows, outside the budgeted memory."""
         ...
@@ -156,6 +160,12 @@ class KvCache:
         self._let_go(lease)
         lease.extent = extent
         return True
+
+    def evict(self, lease: Lease, first: int, end: int, stop: int) -> bool:
+        """Rows first..end of the lease's own extent go, those up to `stop` move down. False where they cannot be moved."""
+        assert lease.extent
+        assert lease.extent.holders == 1
+        return self.storage.evict(lease.extent.handle, first, end, stop)
 
     def share(self, source: Extent, lease: Lease) -> None:
         """`lease`, which holds nothing yet, holds `source` too."""

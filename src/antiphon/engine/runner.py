@@ -42,7 +42,8 @@ class Runner:
     """`model`: a causal language model of `transformers`, in eval mode, on `device`.
 
     `dtype` it computes in, `kv_dtype` its keys and values are kept in. `position_axes`: 1, or 3 where positions are (time,
-    height, width). `kv_folder`: where parked sessions' files go.
+    height, width). `kv_folder`: where parked sessions' files go. `keys_turn_by_halves`: its rotary embedding turns the first half of a key
+    against the second, by its `inv_freq` alone, so that keys can be moved (Llama, Qwen).
     """
 
     model: Any
@@ -51,6 +52,7 @@ class Runner:
     kv_dtype: torch.dtype = torch.float32
     position_axes: int = 1
     kv_folder: Path | None = None
+    keys_turn_by_halves: bool = False
     stats: RunnerStats = field(default_factory=RunnerStats)
     _embed: Any = None
     _hidden: torch.Tensor | None = None
@@ -86,7 +88,14 @@ class Runner:
             dtype=self.kv_dtype,
             device=self.device,
             folder=self.kv_folder,
+            frequencies=self._frequencies(),
         )
+
+    def _frequencies(self) -> torch.Tensor | None:
+        if not self.keys_turn_by_halves:
+            return None
+        frequencies: torch.Tensor = self.model.get_decoder().rotary_emb.inv_freq
+        return frequencies.float().to(self.device)
 
     def embeddings(self, rows: Any) -> torch.Tensor:
         """`rows`, float [n, width], as the decoder takes them. Raises ValueError for another shape."""

@@ -34,6 +34,9 @@ def sample(
     `recent`: the newest rows, as many as the penalties look back on. Returns the token and its log-probability (natural, under
     the model's own distribution), if asked for. Raises ModelError for logits that are not numbers or allow no token.
     """
+    if params.chooser is not None:
+        token = params.chooser(logits)
+        return token, _logprob(logits, token) if params.logprobs else None
     shaped = _shaped(logits, params, recent, produced)
     token = _choose(shaped, params, random)
     if not math.isfinite(float(shaped[token])):
@@ -45,7 +48,11 @@ def sample(
             params.constraint.accept(token)
         except ValueError as error:
             raise ModelError(f"the grammar does not go on: {error}") from error
-    return token, float(logits[token] - torch.logsumexp(logits, 0)) if params.logprobs else None
+    return token, _logprob(logits, token) if params.logprobs else None
+
+
+def _logprob(logits: torch.Tensor, token: int) -> float:
+    return float(logits[token] - torch.logsumexp(logits, 0))
 
 
 def _shaped(logits: torch.Tensor, params: Sampling, recent: Sequence[Row], produced: int) -> torch.Tensor:

@@ -181,8 +181,22 @@ class Scheduler:
         if not seat.rows.busy:
             _tell(seat, None)
 
-    def settle(self, seat: Seat, told: Callable[[Exception | None], None]) -> None:
-        """Call `told` once nothing but the newest row is pending, or with the error that came in the way."""
+    def evict(self, seat: Seat, count: int) -> None:
+        """Drop the `count` oldest rows after the pinned ones; what follows them keeps its KV, moved down, where the model's keys can be
+        moved, and is computed anew where not. Raises EngineError for a generating session, or fewer rows.
+        """
+        rows, lease = seat.rows, seat.lease
+        if rows.generation:
+            raise EngineError("the session is generating: end that first")
+        first, end = rows.pinned, rows.pinned + count
+        whole = rows.positions is None and end <= rows.computed and lease.extent is not None
+        moved = whole and self._room(seat, rows.computed) and self.cache.evict(lease, first, end, rows.computed)
+        rows.evict(count, moved=moved)
+        self.cache.forget(lease, rows.computed)
+
+    def settle(self, seat: Seat, told: Callable[[Exception | None], None], *, whole: bool = False) -> None:
+        """Call `told` once nothing but the newest row is pending (`whole`: nothing), or with the error that came in the way."""
+        seat.rows.whole = seat.rows.whole or (whole and bool(seat.rows.pending))
         if seat.failed or seat.stalled or not seat.rows.busy:
             told(seat.failed or (EngineError("its last step failed") if seat.stalled else None))
         else:
@@ -220,7 +234,7 @@ class Scheduler:
                 ready.append(seat)
         ready.sort(key=lambda s: s.served)
         decoding = [s for s in ready if s.rows.generation and s.rows.pending == 1][: self.limits.decode_rows]
-        prefilling = [s for s in ready if s.rows.pending > 1]
+        prefilling = [s for s in ready if s.rows.due and not (s.rows.generation and s.rows.pending == 1)]
         # Whoever waits for an answer goes before whoever only prefills.
         prefilling.sort(key=lambda s: s.rows.generation is None)
         chunks = [c for s in decoding if (c := self._chunk(s, 1))]
@@ -247,6 +261,7 @@ class Scheduler:
                 self._fail(seat, result)
                 continue
             rows.computed = chunk.stop
+            rows.whole = rows.whole and bool(rows.pending)
             if not rows.busy:
                 _tell(seat, None)
             if chunk.sampled and rows.generation is chunk.sampled and isinstance(result, Token):
@@ -319,10 +334,7 @@ class Scheduler:
         )
 
     def _stop(self, seat: Seat, most: int) -> int:
-        # The newest row is left for the generation to come: its logits are owed then, and it is not computed twice.
-        rows = seat.rows
-        end = len(rows.ids) if rows.generation else len(rows.ids) - 1
-        return min(end, rows.computed + most)
+        return seat.rows.computed + min(most, seat.rows.due)
 
     def _room(self, seat: Seat, rows: int) -> bool:
         while not self.cache.ensure(seat.lease, rows, seat.rows.computed):

@@ -39,6 +39,14 @@ class Constraint(Protocol):
         ...
 
 
+class Chooser(Protocol):
+    """A model's own way from logits to a token. Called in the engine's thread, between steps; it may keep count of what it chose."""
+
+    def __call__(self, logits: Any) -> int:
+        """The next token, of float32 logits [vocabulary] that it may not change. Raises ModelError where there is none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How to choose tokens. Greedy at temperature 0.
@@ -48,6 +56,7 @@ class Sampling:
     `frequency_penalty` count the tokens of this generation (OpenAI). `seed` None draws one. `forbid` tokens are never
     sampled; of `allow`, where given, nothing else is. `stop` tokens end the generation and stay its last row.
     `logprobs`, `hidden`: tokens come with their log-probability, with the last hidden state they were sampled from.
+    `chooser`, where given, chooses, and nothing of the rest shapes the logits.
     """
 
     max_tokens: int = 256
@@ -67,6 +76,7 @@ class Sampling:
     constraint: Constraint | None = None
     logprobs: bool = False
     hidden: bool = False
+    chooser: Chooser | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +115,8 @@ class Rows:
     """The rows of one session. Indices here are *local*: what a context cut dropped is not counted.
 
     `computed` rows from the head are in the KV; the others are pending. `epoch` changes when rows are taken back, so that a
-    step that was under way then can be told from one that still counts.
+    step that was under way then can be told from one that still counts. `exact`: rows at the head whose KV is what a fresh session of these
+    rows would hold; what follows them was computed after rows that have been evicted. None: all are.
     """
 
     ids: list[Row] = field(default_factory=list)
@@ -114,10 +125,13 @@ class Rows:
     positions: list[Position] | None = None
     computed: int = 0
     dropped: int = 0
+    exact: int | None = None
     # Rows at the head that a cut keeps (the system prompt), and where turns start.
     pinned: int = 0
     turns: list[int] = field(default_factory=list)
     epoch: int = 0
+    # All rows are wanted in the KV, the newest too.
+    whole: bool = False
     generation: Generation | None = None
     # Seconds on the engine's clock when it last had something to do.
     used_s: float = 0.0
@@ -135,7 +149,12 @@ class Rows:
     @property
     def busy(self) -> bool:
         """The engine has something to do for it."""
-        return self.pending > 1 or self.generation is not None
+        return self.due > 0 or self.generation is not None
+
+    @property
+    def due(self) -> int:
+        """Rows whose KV is to be computed now. The newest is left for the generation to come, whose logits it gives, but where all are wanted."""
+        return self.pending if self.whole or self.generation else max(0, self.pending - 1)
 
     def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
         """Add tokens at the end."""
@@ -183,16 +202,20 @@ class Rows:
         # A turn is kept whole where that still leaves half of what may stay.
         reach = len(self.ids) - (keep - self.pinned) // 2
         end = next((t for t in self.turns if first <= t <= reach), first)
-        gone = end - self.pinned
-        if self.positions is not None:
-            self._close_gap(end)
-        del self.ids[self.pinned : end]
-        self.spans = [s for span in self.spans for s in _without(span, self.pinned, end)]
-        self.turns = [t if t <= self.pinned else t - gone for t in self.turns if t <= self.pinned or t >= end]
-        self.dropped += gone
+        self._drop(end)
         self.computed = min(self.computed, self.pinned)
-        self.epoch += 1
-        return gone
+        return end - self.pinned
+
+    def evict(self, count: int, *, moved: bool) -> None:
+        """Drop `count` rows after the pinned ones. `moved`: the KV of what follows them was moved; else it is pending again."""
+        end = self.pinned + count
+        if not 0 < count <= len(self.ids) - self.pinned:
+            raise EngineError(f"cannot evict {count} of {len(self.ids) - self.pinned} rows")
+        computed = self.computed - count if moved else min(self.computed, self.pinned)
+        self._drop(end)
+        self.computed = computed
+        if moved:
+            self.exact = self.pinned
 
     def embeddings(self, start: int, stop: int) -> list[tuple[int, Any]]:
         """(row, embeddings from that row on) of the spans in start..stop, cut to fit."""
@@ -207,7 +230,7 @@ class Rows:
         """How many rows from the head are the same tokens at the same positions as the first `among` of `other`."""
         if (self.positions is None) != (other.positions is None):
             return 0
-        limit = min(len(self.ids), among)
+        limit = min(len(self.ids), among, among if other.exact is None else other.exact)
         for i in range(limit):
             if self.ids[i] is EMBEDDED or self.ids[i] != other.ids[i]:
                 return i
@@ -224,6 +247,17 @@ class Rows:
             first = max(self.positions[-1]) + 1 if self.positions else 0
             self.positions.extend(positions or [(first + i,) * 3 for i in range(count)])
 
+    def _drop(self, end: int) -> None:
+        """Rows from the pinned ones up to `end` are no more."""
+        gone = end - self.pinned
+        if self.positions is not None:
+            self._close_gap(end)
+        del self.ids[self.pinned : end]
+        self.spans = [s for span in self.spans for s in _without(span, self.pinned, end)]
+        self.turns = [t if t <= self.pinned else t - gone for t in self.turns if t <= self.pinned or t >= end]
+        self.dropped += gone
+        self.epoch += 1
+
     def _truncate(self, local: int) -> None:
         del self.ids[local:]
         if self.positions is not None:
@@ -232,6 +266,8 @@ class Rows:
         self.turns = [t for t in self.turns if t <= local]
         self.pinned = min(self.pinned, local)
         self.computed = min(self.computed, local)
+        if self.exact is not None and local <= self.exact:
+            self.exact = None
         self.epoch += 1
 
     def _close_gap(self, end: int) -> None:

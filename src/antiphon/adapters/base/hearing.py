@@ -1,0 +1,183 @@
+"""What hears: transcribers, speech detectors, judges of turns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from antiphon.audio import Pcm
+from antiphon.events import Word
+
+Task = Literal["transcribe", "translate"]
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriberProfile:
+    """Facts of a transcriber that its sessions follow. Seconds of audio, counts of tokens.
+
+    `step_s`: new audio before the next partial. `first_step_s`: the same while nothing of a turn has been sent.
+    `agreement_s`: how much audio must have come since a word first stood at its place before it is sent;
+    `first_agreement_s`: the same for the first words of a turn. `rollback_tokens`: tokens at the end of a hypothesis that
+    are neither sent nor forced as the next one's prefix. `min_probability`: of a word's least likely token.
+    `unfixed_chunks`: partials at the head of a window that send nothing and force nothing.
+    `settle_s`: a silence that ends a window under server VAD, `pause_s` where the client
+    commits. `context_pause_s`: speech that comes within it after a window has that window's sound as context. `long_s` and `long_pause_s`: a window longer than the first ends at the
+    second. `max_window_s`: a window is cut between two words here. `context_tokens`: text before the window given to
+    the model. `max_tokens`: most one decode may add. `max_prefix_tokens`: a window whose forced prefix is longer is cut. `languages`: ISO-639-1.
+    """
+
+    id: str
+    languages: tuple[str, ...]
+    step_s: float
+    first_step_s: float
+    agreement_s: float
+    first_agreement_s: float
+    rollback_tokens: int
+    min_probability: float
+    unfixed_chunks: int
+    settle_s: float
+    context_pause_s: float
+    pause_s: float
+    long_s: float
+    long_pause_s: float
+    max_window_s: float
+    context_tokens: int
+    max_tokens: int
+    max_prefix_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One word of a hypothesis, as the model spelled it (with its leading space), and its least likely token."""
+
+    text: str
+    tokens: tuple[int, ...]
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What is to be decoded. pcm: float32 [num_samples], mono, 16 kHz, at most the profile's longest window.
+
+    `prefix`: tokens the hypothesis must begin with. `context`: text spoken before the window. `prompt`: the user's hint.
+    Neither text can become a control token. `language` None: detect. `final`: the whole window, as well as can be;
+    else quickly. `words`: with word times.
+    """
+
+    pcm: Pcm
+    prefix: tuple[int, ...] = ()
+    context: str = ""
+    prompt: str = ""
+    language: str | None = None
+    final: bool = False
+    words: bool = False
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """The decoder's answer for a window: its pieces after the prefix. Times in `words` are seconds from its start.
+
+    `heard` is False where the model takes the window for noise: the pieces are to be dropped.
+    """
+
+    pieces: tuple[Piece, ...]
+    language: str
+    language_probability: float
+    heard: bool
+    prompt_tokens: int
+    completion_tokens: int
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment of a file's transcript; the fields of OpenAI's verbose_json. Times in seconds."""
+
+    id: int
+    seek: int
+    start_s: float
+    end_s: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FileOptions:
+    """How to transcribe a file. `language` None: detect."""
+
+    language: str | None = None
+    prompt: str = ""
+    temperature: float = 0.0
+    task: Task = "transcribe"
+    words: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileInfo:
+    """What is known once a file's first window is decoded."""
+
+    language: str
+    duration_s: float
+
+
+class Transcriber(Protocol):
+    """One loaded speech-recognition model, shared by all sessions."""
+
+    @property
+    def profile(self) -> TranscriberProfile: ...
+
+    async def decode(self, window: Window) -> Hypothesis:
+        """Decode one window. Waits in the model's lane. Raises Refused, ModelError."""
+        ...
+
+    async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
+        """Where words that are known lie in sound that is known to say them. pcm: float32 [num_samples], mono, 16 kHz.
+
+        Empty where they are too many or too long for one window. Raises Refused, ModelError.
+        """
+        ...
+
+    def busy(self) -> bool:
+        """Somebody waits for a worker: work that nobody may need would delay them."""
+        ...
+
+    def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
+        """A whole file, any length: one FileInfo, then its segments in order. Raises Refused, ModelError."""
+        ...
+
+
+class SpeechStream(Protocol):
+    """One session's speech detection. Frames are `FRAME_SAMPLES` long."""
+
+    async def feed(self, pcm: Pcm) -> list[float]:
+        """Probabilities of speech, in [0, 1], of the frames that `pcm` completes. Waits in the model's lane."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything heard."""
+        ...
+
+
+class SpeechDetector(Protocol):
+    """One loaded voice-activity model, shared by all sessions."""
+
+    @property
+    def frame_samples(self) -> int: ...
+
+    def open(self) -> SpeechStream: ...
+
+
+class TurnJudge(Protocol):
+    """One loaded model that says whether a turn is complete, shared by all sessions."""
+
+    async def complete(self, pcm: Pcm) -> float:
+        """The probability that who has paused has finished. pcm: float32 [num_samples], 16 kHz: the turn, pause included; its last
+        seconds count. Raises Refused, ModelError."""
+        ...

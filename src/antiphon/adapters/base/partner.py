@@ -1,0 +1,76 @@
+"""Whoever answers in a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from antiphon.adapters.base.language import (
+    Message,
+    ReplyDone,
+    ReplyOptions,
+    TextDelta,
+    Tool,
+    ToolCallDelta,
+    ToolCallStarted,
+)
+from antiphon.adapters.base.speaking import VoiceOptions
+from antiphon.audio import Pcm
+from antiphon.events import Word
+
+
+@dataclass(frozen=True, slots=True)
+class PartnerProfile:
+    """Facts of a conversation partner. `voices`: the first is the default; empty: it does not speak."""
+
+    id: str
+    sample_rate_hz: int
+    voices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Speaking:
+    """More of the answer's sound. pcm: float32 [num_samples], mono, at the profile's rate.
+
+    `words`: words that begin in it, with their places in the answer's sound so far, in seconds.
+    """
+
+    pcm: Pcm
+    words: tuple[Word, ...] = ()
+
+
+Answer = TextDelta | ToolCallStarted | ToolCallDelta | Speaking | ReplyDone
+
+
+class Talk(Protocol):
+    """One conversation with a partner."""
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        """Make ready to answer these messages, which may still go on. Does not wait for it. Raises ModelError."""
+        ...
+
+    def respond(
+        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[Answer, None]:
+        """Answer the last message: text as it is made, its sound as soon as there is a clause of it. `voice` None: in text only.
+
+        All of the text comes as TextDelta, and all that is spoken of it as Speaking; ReplyDone is last. Closing the generator ends it
+        within a step: that is barge-in. Raises Refused, ModelError, RemoteProtocolError.
+        """
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class Partner(Protocol):
+    """Whoever answers, shared by all sessions: a cascade of models, or one that hears and speaks by itself."""
+
+    @property
+    def profile(self) -> PartnerProfile: ...
+
+    async def open(self) -> Talk:
+        """A new conversation. Raises Refused where there is no room."""
+        ...

@@ -1,0 +1,169 @@
+"""The released checkpoint's files: its parts, each built empty and filled from the tensors of its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from torch import nn
+from transformers import (
+    Idefics2VisionConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    WhisperConfig,
+)
+
+from antiphon.adapters.minicpmo.deciding import Ids
+from antiphon.adapters.minicpmo.hearing import Hearing
+from antiphon.adapters.minicpmo.seeing import Seeing
+from antiphon.adapters.minicpmo.voicing import Conditions
+from antiphon.errors import ModelError
+
+# Of the vision encoder where config.json says nothing.
+VISION = {
+    "hidden_size": 1152,
+    "image_size": 980,
+    "intermediate_size": 4304,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "patch_size": 14,
+}
+CODES = "tts.head_code.0.parametrizations.weight."
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The model's parts on one device. `forbidden`: tokens that are never spoken."""
+
+    tokenizer: Tokenizer
+    ids: Ids
+    forbidden: tuple[int, ...]
+    decoder: Qwen3ForCausalLM
+    hearing: Hearing
+    seeing: Seeing
+    conditions: Conditions
+    codes: LlamaForCausalLM
+    max_slices: int
+
+    @property
+    def code_end(self) -> int:
+        """The code that ends a sound."""
+        return int(self.codes.config.vocab_size) - 1
+
+
+def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
+    """Raises ModelError for a folder that is no such checkpoint, or lacks a part."""
+    try:
+        return _read(folder, device, dtype)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"{folder} is no MiniCPM-o 4.5 checkpoint: {error}") from error
+
+
+def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
+    config = json.loads((folder / "config.json").read_text())
+    if config.get("model_type") != "minicpmo":
+        raise ValueError(f"its model_type is {config.get('model_type')!r}")
+    tts, vision, slicing = config["tts_config"], config.get("vision_config") or VISION, config.get("slice_config") or {}
+    if tts.get("projector_type", "mlp") != "mlp" or tts.get("num_vq", 1) != 1 or tts.get("backbone_model") != "llama":
+        raise ValueError("its speech decoder is of another kind")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = Ids.of(tokenizer.token_to_id)
+    about = json.loads((folder / "tokenizer_config.json").read_text())
+    width = int(config["hidden_size"])
+    audio = WhisperConfig(**_plain(config["audio_config"]))
+    with init_empty_weights(include_buffers=False):
+        decoder = Qwen3ForCausalLM(Qwen3Config(**_plain(config, "audio_config", "vision_config", "tts_config")))
+        hearing = Hearing(audio, width, config.get("audio_pool_step", 5), config.get("audio_chunk_length", 1.0))
+        seeing = Seeing(
+            Idefics2VisionConfig(**_plain(vision)),
+            width,
+            int(config.get("query_num", 64)),
+            int(slicing.get("scale_resolution", 448)),
+            drop_last=bool(config.get("drop_vision_last_layer", True)),
+        )
+        conditions = Conditions(tts["num_text_tokens"], tts["llm_dim"], tts["hidden_size"], tts["audio_bos_token_id"])
+        codes = LlamaForCausalLM(_codes_config(tts))
+    with ExitStack() as files:
+        tensors = _Tensors(folder, files, device, dtype)
+        _fill(decoder, tensors, {"": "llm."})
+        _fill(hearing, tensors, {"": ""})
+        _fill(seeing, tensors, {"": ""})
+        _fill(conditions, tensors, {"": "tts."})
+        gain, direction = tensors[CODES + "original0"], tensors[CODES + "original1"]
+        made = {"lm_head.weight": gain * torch.nn.functional.normalize(direction.float(), dim=1).to(dtype)}
+        _fill(codes, tensors, {"model.embed_tokens.": "tts.emb_code.0.", "": "tts."}, made)
+    forbidden = (ids.tts_pad, *map(int, about.get("bad_token_ids", ())), ids.chunk_eos)
+    max_slices = int(slicing.get("max_slice_nums", 1))
+    return Parts(tokenizer, ids, forbidden, decoder, hearing, seeing, conditions, codes, max_slices)
+
+
+def _codes_config(tts: dict[str, Any]) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=tts["num_audio_tokens"],
+        hidden_size=tts["hidden_size"],
+        intermediate_size=tts["intermediate_size"],
+        num_attention_heads=tts["num_attention_heads"],
+        num_key_value_heads=tts["num_key_value_heads"],
+        num_hidden_layers=tts["num_hidden_layers"],
+        max_position_embeddings=tts["max_position_embeddings"],
+        tie_word_embeddings=False,
+    )
+
+
+def _plain(config: dict[str, Any], *but: str) -> dict[str, Any]:
+    """A part's own facts: what names its class, or is another part's, is ours to know."""
+    out = {"model_type", "architectures", "auto_map", "torch_dtype", "transformers_version", "version", *but}
+    return {k: v for k, v in config.items() if k not in out and not k.startswith("_")}
+
+
+class _Tensors:
+    """A checkpoint's tensors by name, in one file or several."""
+
+    def __init__(self, folder: Path, files: ExitStack, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._where: dict[str, Any] = {}
+        for path in _files(folder):
+            file = files.enter_context(safe_open(path, framework="pt"))
+            self._where |= dict.fromkeys(file.keys(), file)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._where:
+            raise ValueError(f"it lacks {name}")
+        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        return tensor.to(self._device, self._dtype)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = json.loads(index.read_text())["weight_map"].values()
+        yield from (folder / name for name in dict.fromkeys(names))
+    else:
+        yield folder / "model.safetensors"
+
+
+def _fill(
+    module: nn.Module, tensors: _Tensors, prefixes: dict[str, str], made: dict[str, torch.Tensor] | None = None
+) -> None:
+    """Give a module its parameters; `prefixes`: of its own names, the first that fits, to the checkpoint's."""
+    made = made or {}
+    for name, _ in list(module.named_parameters()):
+        own = next(p for p in prefixes if name.startswith(p))
+        tensor = made[name] if name in made else tensors[prefixes[own] + name.removeprefix(own)]
+        owner, _, leaf = name.rpartition(".")
+        at = module.get_submodule(owner)
+        shape = at._parameters[leaf].shape  # type: ignore[union-attr]
+        if tensor.shape != shape:
+            raise ValueError(f"{name} is {list(tensor.shape)}, not {list(shape)}")
+        at._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    module.to(tensors._device).eval()

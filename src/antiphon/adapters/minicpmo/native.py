@@ -1,0 +1,230 @@
+"""MiniCPM-o 4.5 as a model that converses in units of a second, on the engine: one long-lived KV a conversation."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from antiphon.adapters.base import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
+from antiphon.adapters.chat_template import plain_tokenizer
+from antiphon.adapters.minicpmo.checkpoint import Parts, read
+from antiphon.adapters.minicpmo.deciding import MAX_TOKENS, Decider, Manner
+from antiphon.adapters.minicpmo.hearing import Heard
+from antiphon.adapters.minicpmo.voicing import SAMPLE_RATE_HZ, Speaker, Vocoder, Voice
+from antiphon.adapters.text_stream import TextStream
+from antiphon.engine.engine import Engine, EngineSettings, Session
+from antiphon.engine.runner import Runner
+from antiphon.engine.sequence import Sampling, Token
+from antiphon.engine.weights import best_kind
+from antiphon.images import decode
+
+UNIT_S = 1.0
+MAX_FRAMES = 4
+# Rows of context at which the oldest units leave, and down to which (the released window "basic").
+WINDOW = (8000, 6000)
+PROMPT = "Streaming Omni Conversation."
+# Rows a conversation is promised: the system prompt with a voice of 30 s, and two minutes of units.
+RESERVE_ROWS = 2560
+VOICE_RESERVE_ROWS = 512
+
+
+class MiniCpmO:
+    """The loaded model: `folder` holds the released checkpoint."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model_id: str,
+        *,
+        settings: EngineSettings | None = None,
+        device: str = "cpu",
+        weights: str = "auto",
+        threads: int = 0,
+        observe: Callable[[int, int, float], None] | None = None,
+        window: tuple[int, int] = WINDOW,
+        vocoder: Vocoder | None = None,
+    ) -> None:
+        """Raises ModelError for a folder that is no such checkpoint."""
+        kind = best_kind(device) if weights == "auto" else weights
+        dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+        where = torch.device(device)
+        if threads and device == "cpu":
+            torch.set_num_threads(threads)
+        self.parts: Parts = read(folder, where, dtype)
+        self.vocoder = vocoder
+        decoder = Runner(self.parts.decoder, where, dtype, dtype, keys_turn_by_halves=True)
+        self.engine = Engine(decoder, settings, observe=observe)
+        self.voices = Engine(Runner(self.parts.codes, where, dtype, dtype), settings, observe=observe)
+        context = self.engine.scheduler.limits.context_rows
+        high = min(window[0], context - MAX_TOKENS)
+        self.profile = NativeProfile(
+            model_id,
+            UNIT_S,
+            SAMPLE_RATE_HZ if vocoder else 0,
+            ("default",) if vocoder else (),
+            MAX_FRAMES,
+            self.parts.max_slices,
+            (high, min(window[1], high * 3 // 4)),
+            Manner().listen_first,
+        )
+        self._plain = plain_tokenizer(self.parts.tokenizer)
+
+    def encode(self, text: str, *, control: bool = False) -> list[int]:
+        """Tokens of a text; without `control` none of them is a control token."""
+        tokenizer = self.parts.tokenizer if control else self._plain
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    async def open(self, options: NativeOptions) -> Conversing:
+        """See NativeModel."""
+        given = Manner()
+        manner = Manner(
+            temperature=given.temperature if options.temperature is None else options.temperature,
+            listen_first=given.listen_first if options.listens_first is None else options.listens_first,
+            seed=options.seed,
+        )
+        session = await self.engine.open(RESERVE_ROWS)
+        try:
+            voice = Voice(
+                self.voices,
+                await self.voices.open(VOICE_RESERVE_ROWS),
+                self.parts.conditions,
+                manner,
+                self.parts.code_end,
+            )
+        except Exception:
+            session.close()
+            raise
+        talk = Conversing(self, session, Speaker(voice, self.vocoder, options.reference), manner)
+        try:
+            await talk.begin(options)
+        except Exception:
+            talk.close()
+            raise
+        return talk
+
+    def close(self) -> None:
+        """Stop both engines."""
+        self.engine.close()
+        self.voices.close()
+
+
+class Conversing:
+    """One conversation: see NativeTalk."""
+
+    def __init__(self, model: MiniCpmO, session: Session, speaker: Speaker, manner: Manner) -> None:
+        self._model, self._session, self._speaker = model, session, speaker
+        parts = model.parts
+        self.decider = Decider(
+            parts.ids, manner, parts.forbidden, lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=True)
+        )
+        if manner.seed is None:
+            self.decider.random.seed()
+        else:
+            self.decider.random.manual_seed(manner.seed)
+        self._heard: Heard = parts.hearing.open()
+        self._text = TextStream(parts.tokenizer)
+        # Rows of each unit that is in the context, the oldest first.
+        self._units: deque[int] = deque()
+        self._system = self._started = 0
+        self._interrupted = False
+
+    async def begin(self, options: NativeOptions) -> None:
+        """The system prompt, with the voice to speak with."""
+        model, session = self._model, self._session
+        session.append(model.encode("<|im_start|>system\n", control=True))
+        session.append(model.encode(f"{options.instructions or PROMPT}\n"))
+        session.append(model.encode("<|audio_start|>", control=True))
+        if options.reference is not None:
+            pcm = options.reference
+            session.append_embeddings(await model.engine.ask(lambda: model.parts.hearing.whole(pcm)))
+        session.append(model.encode("<|audio_end|><|im_end|>", control=True))
+        session.pin()
+        self._system = session.length
+
+    @property
+    def context_rows(self) -> int:
+        """Rows in the context now."""
+        return self._system + sum(self._units)
+
+    async def append(self, unit: Unit) -> None:
+        """See NativeTalk."""
+        images = [Image.fromarray(decode(frame)) for frame in unit.frames[-self._model.profile.max_frames :]]
+        parts, ids, session = self._model.parts, self._model.parts.ids, self._session
+        seen, heard = await self._model.engine.ask(
+            lambda: (
+                [parts.seeing.look(image, unit.max_slices) for image in images],
+                parts.hearing.take(self._heard, unit.pcm),
+            )
+        )
+        self._started = session.length
+        session.start_turn()
+        session.append([ids.unit])
+        for looks in seen:
+            for i, look in enumerate(looks):
+                opening, closing = (ids.image, ids.image_end) if i == 0 else (ids.slice, ids.slice_end)
+                session.append([opening])
+                session.append_embeddings(look)
+                session.append([closing])
+        session.append_embeddings(heard)
+
+    async def step(self) -> NativeStep:
+        """See NativeTalk."""
+        ids, session, decider = self._model.parts.ids, self._session, self.decider
+        interrupted, self._interrupted = self._interrupted, False
+        if decider.begin(listen=interrupted):
+            session.append([ids.turn_eos])
+        if interrupted:
+            self._speaker.end_turn()
+            self._text = TextStream(self._model.parts.tokenizer)
+        tokens: list[Token] = []
+        sampling = Sampling(max_tokens=MAX_TOKENS, stop=ids.terminators, chooser=decider, hidden=True)
+        async with aclosing(session.generate(sampling)) as stream:
+            async for token in stream:
+                tokens.append(token)
+        session.append([ids.unit_end])
+        await self._keep_window()
+        return await self._said(tokens)
+
+    async def _said(self, tokens: Sequence[Token]) -> NativeStep:
+        """`tokens` of a unit, its terminator last. Each comes with the state it was drawn from: the one its forerunner left."""
+        ids = self._model.parts.ids
+        spoken = [t.id for t in tokens[:-1]]
+        if not spoken:
+            if tokens[-1].id == ids.listen:
+                return Listens()
+            return Speaks("", await self._speaker.speak((), (), last=False), end_of_turn=False)
+        over = spoken[-1] == ids.turn_eos
+        words, thoughts = spoken[1:], [t.hidden for t in tokens[2:]]
+        pcm = await self._speaker.speak(words, thoughts, last=over)
+        text = "".join(self._text.feed(token) for token in words)
+        if over:
+            text += self._text.flush()
+            self._text = TextStream(self._model.parts.tokenizer)
+        return Speaks(text, pcm, over)
+
+    async def _keep_window(self) -> None:
+        """Let the oldest units leave once there are too many rows: what stays keeps its KV."""
+        high, low = self._model.profile.window
+        self._units.append(self._session.length - self._started)
+        if self.context_rows <= high:
+            return
+        gone = 0
+        while self.context_rows > low and len(self._units) > 1:
+            gone += self._units.popleft()
+        # What stays was computed beside what goes, the last row too.
+        await self._session.settle(whole=True)
+        self._session.evict(gone)
+
+    def interrupt(self) -> None:
+        """See NativeTalk."""
+        self._interrupted = True
+
+    def close(self) -> None:
+        """See NativeTalk."""
+        self._session.close()
+        self._speaker.close()

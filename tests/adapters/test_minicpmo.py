@@ -1,0 +1,115 @@
+"""MiniCPM-o 4.5 against the released code, on tiny random weights (see tiny_minicpmo.py).
+
+The golden numbers are of OpenBMB's MiniCPM-o-Demo (`MiniCPMO45/modeling_minicpmo_unified.py`, `DuplexCapability`, transformers 4.51), fed the same
+sound and pictures, decoding greedily, its draws of codes made greedy too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from antiphon.adapters.base import NativeOptions, Unit
+from antiphon.adapters.minicpmo.native import Conversing, MiniCpmO
+from tests.adapters import tiny_minicpmo as tiny
+
+GOLDEN = json.loads((tiny.GOLDEN / "minicpmo.json").read_text())
+FLOATS = np.load(tiny.GOLDEN / "minicpmo.npz")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("minicpmo"))
+
+
+@pytest.fixture
+def model(folder: Path) -> Any:
+    made = MiniCpmO(folder, "tiny", weights="fp32", threads=1, window=tiny.WINDOW)
+    yield made
+    made.close()
+
+
+def unit(number: int) -> Unit:
+    frames = []
+    for i in range(tiny.FRAMES.get(number, 0)):
+        file = io.BytesIO()
+        tiny.picture(10 * number + i).save(file, "PNG")
+        frames.append(file.getvalue())
+    return Unit(tiny.sound(number), tuple(frames), tiny.SLICES.get(number, 1))
+
+
+OPTIONS = NativeOptions(
+    instructions=tiny.PROMPT, reference=tiny.reference(), listens_first=tiny.FORCED_FIRST, temperature=0.0
+)
+
+
+def test_embeddings_of_sound_are_the_released_ones(model: MiniCpmO) -> None:
+    hearing = model.parts.hearing
+    np.testing.assert_allclose(hearing.whole(tiny.reference()), FLOATS["reference"], atol=2e-4)
+    heard = hearing.open()
+    for number in range(tiny.NUM_UNITS):
+        np.testing.assert_allclose(hearing.take(heard, tiny.sound(number)), FLOATS[f"audio{number}"], atol=5e-4)
+
+
+def test_embeddings_of_frames_are_the_released_ones(model: MiniCpmO) -> None:
+    for number, count in tiny.FRAMES.items():
+        pictures = [tiny.picture(10 * number + i) for i in range(count)]
+        looks = [x for p in pictures for x in model.parts.seeing.look(p, tiny.SLICES.get(number, 1))]
+        np.testing.assert_allclose(np.stack(looks), FLOATS[f"image{number}"], atol=5e-4)
+
+
+class Recorder:
+    """In the place of token2wav, whose weights are not to be had here: takes codes as it would, and makes ten samples of each."""
+
+    lookahead = 3
+
+    def __init__(self) -> None:
+        self.windows: list[list[Any]] = []
+
+    def open(self, reference: Any) -> None:
+        return None
+
+    def sound(self, state: None, codes: Any, *, last: bool) -> tuple[Any, None]:
+        self.windows.append([list(codes), last])
+        return np.zeros(10 * (len(codes) - (0 if last else self.lookahead)), np.float32), None
+
+
+def converse(model: MiniCpmO, options: NativeOptions, told: Callable[[int, Conversing, Any], None]) -> None:
+    async def main() -> None:
+        talk = await model.open(options)
+        for number in range(tiny.NUM_UNITS):
+            if number in tiny.FORCED:
+                talk.interrupt()
+            await talk.append(unit(number))
+            told(number, talk, await talk.step())
+        talk.close()
+
+    asyncio.run(main())
+
+
+def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
+    recorder = Recorder()
+    model = MiniCpmO(folder, "tiny", weights="fp32", threads=1, window=tiny.WINDOW, vocoder=recorder)
+    ids = model.parts.ids
+
+    def compare(number: int, talk: Conversing, step: Any) -> None:
+        golden = GOLDEN["units"][number]
+        closing = [ids.turn_eos] if golden["ids"][0] == ids.turn_eos and number in tiny.FORCED else []
+        assert [*closing, *talk.decider.chosen, ids.unit_end] == golden["ids"], number
+        assert (type(step).__name__ == "Listens") == golden["listen"]
+        assert talk.context_rows == golden["cache"]
+        assert recorder.windows == golden["windows"]
+        if not golden["listen"]:
+            assert step.end_of_turn == golden["end_of_turn"]
+            assert len(step.pcm) == 10 * sum(len(w) - (0 if last else 3) for w, last in golden["windows"])
+        recorder.windows.clear()
+
+    converse(model, OPTIONS, compare)
+    model.close()
