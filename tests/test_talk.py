@@ -67,6 +67,8 @@ RATE_HZ = 24_000
 class Partner:
     """Says a word when `go` is set, then the rest; remembers what it was asked."""
 
+    native = None
+
     def __init__(self, fails: bool = False) -> None:
         self.profile = PartnerProfile("scripted", RATE_HZ, ("one",))
         self.asked: list[tuple[Message, ...]] = []

@@ -102,6 +102,18 @@ class Playback(Protocol):
         ...
 
 
+class Made(Protocol):
+    """An answer that somebody makes."""
+
+    def stream(self) -> AsyncGenerator[Answer, None]:
+        """Take what is made, once. Raises Refused, ModelError, EngineError, RemoteProtocolError."""
+        ...
+
+    async def drop(self) -> None:
+        """Nobody takes any more of it. It ends, if it has not."""
+        ...
+
+
 class Making:
     """An answer as it is made, by a task of its own: begun when it is asked for, or before, on the chance that just it will be.
 
@@ -164,7 +176,7 @@ class Answering:
     def __init__(
         self,
         response: Response,
-        make: Callable[[Response], Awaitable[Making]],
+        make: Callable[[Response], Awaitable[Made]],
         conversation: Conversation,
         rate_hz: int,
         emit: Emit,
@@ -185,6 +197,8 @@ class Answering:
         self._rate_hz = rate_hz
         self._sounded = False
         self._began_s = time.monotonic()
+        # It is closed.
+        self.over = anyio.Event()
 
     def cancel(self, reason: str) -> None:
         """End it within a step; it is closed in order."""
@@ -214,6 +228,7 @@ class Answering:
             response.status = "cancelled"
         await self._close()
         await emit(ResponseDone(response))
+        self.over.set()
 
     async def _stream(self) -> None:
         making = await self._make(self.response)

@@ -17,13 +17,16 @@ class Duplex:
 
     `auto`: the voice is ducked at once, and within DECIDE_S (overlap.py) the speech is taken for an acknowledgement, or stops the voice:
     what was no longer than `short_ack_ms` is one until its words say otherwise; what sounds like one and goes on for `barge_in_ms` is none.
-    `acks_only`: of an answer that was played to its end too, only what was acknowledged was heard.
+    `acks_only`: of an answer that was played to its end too, only what was acknowledged was heard. `listens_first` and `temperature` are for
+    a partner that takes turns by itself: units at the start in which it only listens, and how freely it chooses.
     """
 
     policy: OverlapPolicy = "auto"
     short_ack_ms: int = 700
     barge_in_ms: int = 1200
     acks_only: bool = False
+    listens_first: int | None = None
+    temperature: float | None = None
 
 
 # --- from the client --------------------------------------------------------------------------------------------------
@@ -79,7 +82,15 @@ class TurnSignalled:
     event_id: str | None = None
 
 
-DuplexInput = PlaybackAcked | BargeInAsked | ListenAsked | InputCancelled | Unanswered | TurnSignalled
+@dataclass(frozen=True, slots=True)
+class FramesShown:
+    """What the user's camera sees now: encoded images, the oldest first."""
+
+    frames: tuple[bytes, ...]
+    event_id: str | None = None
+
+
+DuplexInput = PlaybackAcked | BargeInAsked | ListenAsked | InputCancelled | Unanswered | TurnSignalled | FramesShown
 
 # --- to the client ----------------------------------------------------------------------------------------------------
 

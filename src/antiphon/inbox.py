@@ -7,6 +7,7 @@ from collections import deque
 import anyio
 
 from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.duplex_events import FramesShown
 from antiphon.errors import Refused
 from antiphon.events import AudioAppended, Input
 from antiphon.talk_events import ItemCreated, TalkInput
@@ -76,4 +77,6 @@ def _weight(item: Input | TalkInput) -> int:
         return len(item.pcm)
     if isinstance(item, ItemCreated):
         return CONTROL_SAMPLES + sum(len(p.text) + len(p.image) for p in item.item.parts) // BYTES_A_SAMPLE
+    if isinstance(item, FramesShown):
+        return CONTROL_SAMPLES + sum(map(len, item.frames)) // BYTES_A_SAMPLE
     return CONTROL_SAMPLES

@@ -17,6 +17,7 @@ from antiphon.adapters import ADAPTERS, PREPARERS
 from antiphon.adapters.base import (
     LanguageModel,
     Message,
+    NativeModel,
     Partner,
     Reader,
     ReplyOptions,
@@ -30,6 +31,7 @@ from antiphon.adapters.base import (
 )
 from antiphon.adapters.cascade import Cascade
 from antiphon.adapters.rapid_ocr import RapidOcr
+from antiphon.adapters.self_turning import SelfTurning
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.engine.engine import EngineSettings
 from antiphon.errors import SettingsError, StoreError
@@ -44,12 +46,13 @@ HEARING: tuple[Role, ...] = ("transcriber", "vad")
 TALKING: tuple[Role, ...] = ("language",)
 SPEAKING: tuple[Role, ...] = ("synthesizer",)
 JUDGING: tuple[Role, ...] = ("turn",)
-EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING
+CONVERSING: tuple[Role, ...] = ("partner",)
+EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING + CONVERSING
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A language model of the user's own: a checkpoint's folder or a .gguf file."""
+    """A model of the user's own: a checkpoint's folder or a .gguf file."""
 
     id: str
     path: Path
@@ -67,6 +70,7 @@ class LoadedModels:
     language: LanguageModel | None
     speaks: Synthesizer | None
     reads: Reader | None
+    converses: NativeModel | None
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
 
@@ -93,7 +97,9 @@ class LoadedModels:
 
     @property
     def partner(self) -> Partner | None:
-        """Whoever answers in a conversation; None without a language model."""
+        """Whoever answers in a conversation; None without a language model, or a model that converses by itself."""
+        if self.converses:
+            return SelfTurning(self.converses)
         return Cascade(self.language, self.speaks) if self.language else None
 
     async def warm(self) -> None:
@@ -115,8 +121,9 @@ class LoadedModels:
         """Stop the workers; running steps finish."""
         for lane in self.lanes:
             lane.close()
-        if self.language:
-            self.language.close()
+        for model in (self.language, self.converses):
+            if model:
+                model.close()
 
 
 async def _warm_language(language: LanguageModel) -> None:
@@ -158,7 +165,16 @@ def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Mo
             found = others + ([] if synthesizer == "none" else [_synthesizer(synthesizer, "--synthesizer")])
         if synthesizer != "none":
             found += [_synthesizer(f"hibari-{voice}", "--voice") for voice in settings.speech.voices]
+    if settings.engine.partner and "partner" in roles:
+        found.append(_partner(settings.engine.partner))
     return tuple(dict.fromkeys(found))
+
+
+def _partner(name: str) -> LocalModel:
+    path = Path(name).expanduser().resolve()
+    if not (path / "config.json").is_file():
+        raise SettingsError(f"--partner {name}: no checkpoint's folder (it has no config.json)")
+    return LocalModel(path.name, path, "partner", "minicpmo")
 
 
 def _synthesizer(name: str, flag: str) -> Model:
@@ -211,7 +227,9 @@ def load(
             continue
         make = _named(_adapter(model.id, model.adapter))
         options = _options(settings, model.role)
-        options["observe"] = _engine_steps(observe) if model.role == "language" else watch(model.role)
+        options["observe"] = (
+            _engine_steps(observe, model.role) if model.role in ("language", "partner") else watch(model.role)
+        )
         if model.role == "synthesizer":
             options["more"] = {
                 m.id: prepare(settings, store, m) for m in wanted if m.role == model.role and m is not model
@@ -219,7 +237,7 @@ def load(
         by_role[model.role] = make(prepare(settings, store, model), model.id, **options)
         if model.role not in ("vad", "turn"):
             names.append(model.id)
-    lanes = [m.lane for role, m in by_role.items() if role != "language"]
+    lanes = [m.lane for role, m in by_role.items() if role not in ("language", "partner")]
     reader = None
     if "language" in by_role:
         # A library with its models inside: nothing of it is loaded before the first image.
@@ -232,6 +250,7 @@ def load(
         by_role.get("language"),
         by_role.get("synthesizer"),
         reader,
+        by_role.get("partner"),
         tuple(names),
         tuple(lanes),
     )
@@ -253,7 +272,7 @@ def _options(settings: Settings, role: Role) -> dict[str, Any]:
             return {"workers": num_workers(models), "max_queue": max(1024, models.max_queue)}
         case "vad":
             return {"max_queue": max(1024, models.max_queue)}
-        case "language":
+        case "language" | "partner":
             kv = EngineSettings(
                 kv_bytes=engine.kv_mb << 20,
                 host_bytes=engine.kv_host_mb << 20,
@@ -271,8 +290,8 @@ def _options(settings: Settings, role: Role) -> dict[str, Any]:
             }
 
 
-def _engine_steps(observe: ObserveStep | None) -> Callable[[int, int, float], None] | None:
-    return None if observe is None else lambda rows, sessions, took: observe("language", 0, 0.0, took)
+def _engine_steps(observe: ObserveStep | None, lane: str) -> Callable[[int, int, float], None] | None:
+    return None if observe is None else lambda rows, sessions, took: observe(lane, 0, 0.0, took)
 
 
 def _adapter(model_id: str, adapter: str) -> str:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 
+import anyio
 import anyio.abc
+import anyio.lowlevel
 
 from antiphon.adapters.base import Partner, Talk
 from antiphon.ahead import Ahead
-from antiphon.answering import FAILURES, Answering, Emit, Making, Playback, Wanted, speaks, wanted
+from antiphon.answering import FAILURES, Answering, Emit, Made, Making, Playback, Wanted, speaks, wanted
 from antiphon.conversation import Conversation
 from antiphon.errors import RemoteProtocolError
 from antiphon.events import Output
@@ -107,6 +109,20 @@ class Responder:
                 "conversation_already_has_active_response",
                 f"Conversation already has an active response in progress: {self.active.response.id}.",
             )
+        self._start(asked, lambda response: self._make(response, asked))
+
+    async def tell(self, made: Made) -> None:
+        """An answer that nobody asked for is being said. Waits until the one before is closed."""
+        while self.active:
+            await self.active.over.wait()
+            await anyio.lowlevel.checkpoint()
+
+        async def made_already(_: Response) -> Made:
+            return made
+
+        self._start(ResponseAsked(), made_already)
+
+    def _start(self, asked: ResponseAsked, make: Callable[[Response], Awaitable[Made]]) -> None:
         config = self.config
         response = Response(
             self._new_id("resp_"),
@@ -118,7 +134,7 @@ class Responder:
         )
         answering = Answering(
             response,
-            lambda response: self._make(response, asked),
+            make,
             self._conversation,
             self._partner.profile.sample_rate_hz,
             self._said,

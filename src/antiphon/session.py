@@ -65,7 +65,7 @@ class TranscriptionSession:
     """Run with `run()`; feed with `put()`; `inbox.close()` lets it finish what it has and return.
 
     `emit` is awaited for every output and may hold the session back. `min_commit_ms`: a client's commit with less new
-    audio is refused. `echo` knows what the server says aloud: it is not speech. `aside` gets, in its place among the sound, what is not about sound. `measure(kind, seconds)` gets "partial", "final" (end of turn decided to transcript) and "vad".
+    audio is refused. `echo` knows what the server says aloud: it is not speech. `tap` gets all sound as it is heard, and may hold it back. `aside` gets, in its place among the sound, what is not about sound. `measure(kind, seconds)` gets "partial", "final" (end of turn decided to transcript) and "vad".
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class TranscriptionSession:
         aside: Aside | None = None,
         judge: TurnJudge | None = None,
         echo: EchoGuard | None = None,
+        tap: Callable[[Pcm], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -94,6 +95,7 @@ class TranscriptionSession:
         self._aside = aside
         self._judge = judge
         self._echo = echo
+        self._tap = tap
         # Sound whose frame is not complete, for the echo guard.
         self._rest: Pcm = np.zeros(0, np.float32)
         # When how much had been heard, over the last PACE_S.
@@ -169,6 +171,8 @@ class TranscriptionSession:
     async def _hear(self, pcm: Pcm) -> None:
         while self._decoding.behind:
             await self._decoding.changed()
+        if self._tap:
+            await self._tap(pcm)
         started = self._clock()
         probabilities = await self._speech.feed(pcm)
         if probabilities:

@@ -93,6 +93,10 @@ class EngineOptions:
     language_model: str = option(
         "", "Language model: a name from `antiphon pull --list`, a checkpoint's folder, a .gguf file, or `none`."
     )
+    partner: str = option(
+        "",
+        "Who converses, in place of the language model and the voice: the folder of a MiniCPM-o 4.5 checkpoint, which takes turns by itself.",
+    )
     weights: str = option(
         "auto",
         "Type of the language model's weights; `auto` takes what the device multiplies fastest.",

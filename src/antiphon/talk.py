@@ -22,7 +22,7 @@ from antiphon.adapters.base import (
 )
 from antiphon.answering import FAILURES, Answering, Emit, Playback
 from antiphon.conversation import Conversation
-from antiphon.duplex_events import Unanswered
+from antiphon.duplex_events import FramesShown, Unanswered
 from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events import (
     CommitRefused,
@@ -70,11 +70,14 @@ from antiphon.talk_events import (
     UserTurn,
 )
 from antiphon.turn.echo import EchoGuard
+from antiphon.units import Units
 
 # How long a client's word that what is said takes no floor holds: it says so with each piece of sound.
 DISMISSED_S = 0.6
 # Characters of data URIs that one conversation may hold.
 MAX_IMAGES = 64 << 20
+# A partner that takes turns by itself is asked for an answer.
+UNASKED = "response_create_unsupported"
 # How often it is looked whether somebody still speaks.
 FRAME_S = 0.05
 
@@ -115,6 +118,8 @@ class TalkSession:
         self._new_id = new_id
         echo = EchoGuard()
         self._sounding = Sounding(echo, clock)
+        native = partner.native
+        self._units = Units(native, lambda turn: self._responder.tell(turn), emit, clock) if native else None
         self._left_s = left_s or (lambda: self._sounding.left_s)
         self._listener = TranscriptionSession(
             config.listening,
@@ -127,6 +132,7 @@ class TalkSession:
             aside=aside or self.handle,
             judge=judge,
             echo=echo,
+            tap=self._units.hear if self._units else None,
         )
         self._responder = Responder(
             config,
@@ -174,8 +180,13 @@ class TalkSession:
         try:
             async with anyio.create_task_group() as self._group:
                 await self._responder.open(self._group)
+                if self._units:
+                    await self._units.open(self.config)
+                    self._group.start_soon(self._units.run)
                 await self._listener.run()
                 self._closing = True
+                if self._units:
+                    self._units.close()
                 self._idling.cancel()
                 self._deciding.cancel()
                 self._responder.cancel_all()
@@ -196,12 +207,20 @@ class TalkSession:
     async def speech_over_answer(self, *, takes_floor: bool, reason: str) -> None:
         """Whether what is being said over an answer takes the floor: the client knows."""
         self._dismissed_until_s = 0.0 if takes_floor else self.audio_s + DISMISSED_S
+        if takes_floor and self._units and not self.answering:
+            # What it would begin to say is not said; an answer under way is ended as any other.
+            self._units.interrupt()
         overlap = self._overlap
         await self._tell_all(overlap.release(reason) if takes_floor else overlap.dismiss(reason))
 
     def _dismissed(self) -> bool:
         """The client has just said that what is said now does not take the floor."""
         return self.audio_s < self._dismissed_until_s
+
+    @property
+    def _answers(self) -> bool:
+        """The end of a turn is answered: not where the partner takes turns by itself."""
+        return self.config.create_response and self._units is None
 
     @property
     def interruptible(self) -> bool:
@@ -242,6 +261,8 @@ class TalkSession:
             case ResponseAsked(items=items):
                 if self.config.duplex and not (conversation.items or items or item.instructions):
                     raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
+                if self._units:
+                    raise RemoteProtocolError(UNASKED, "This model decides by itself when to speak.")
                 for given in items or ():
                     if isinstance(given, Item):
                         self._look_at(given, item.event_id)
@@ -254,6 +275,9 @@ class TalkSession:
                 self._responder.stop(response_id)
             case SilenceAsked():
                 await self._responder.silence()
+            case FramesShown(frames):
+                if self._units:
+                    self._units.show(frames)
             case Unanswered():
                 self._unanswered_next = True
             case _:
@@ -314,7 +338,7 @@ class TalkSession:
                     self._yielded.add(turn)
                 if (answer := self._responder.active) and interrupts:
                     # If it was a noise, what had not begun to be answered is still to be.
-                    self._owed = self._owed or not answer.response.output
+                    self._owed = self._answers and (self._owed or not answer.response.output)
                     answer.cancel("turn_detected")
                 if interrupts:
                     await self._responder.silence()
@@ -333,7 +357,7 @@ class TalkSession:
                     await self._emit(output)
                 unanswered = turn in self._unanswered
                 self._unanswered.discard(turn)
-                if text.strip() and self.config.create_response and self.config.listening.turn and not unanswered:
+                if text.strip() and self._answers and self.config.listening.turn and not unanswered:
                     self._owed = True
                 await self._answer_turn(cancels=turn not in self._yielded)
                 self._yielded.discard(turn)
@@ -458,10 +482,10 @@ class TalkSession:
         free = responder.active is None and not self._later and text.strip()
         others = {id(i) for t, i in self._turns.items() if t != turn}
         known = all(id(i) not in others for i in self.conversation.items)
-        if free and known and self.config.create_response and self.config.listening.turn:
+        if free and known and self._answers and self.config.listening.turn:
             await responder.expect(text, self._turns.get(turn))
 
     async def _prefill(self, turn: int, text: str) -> None:
         self._running[turn] = self._running.get(turn, "") + text
-        if not (self._responder.active or self._responder.ahead or self._unknown()):
+        if not (self._units or self._responder.active or self._responder.ahead or self._unknown()):
             await self._responder.prefill(self._running[turn].strip())

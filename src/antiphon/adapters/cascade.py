@@ -47,6 +47,8 @@ MAX_WAITING = 64
 class Cascade:
     """A language model that speaks with a synthesizer's voice; without one it writes."""
 
+    native = None
+
     def __init__(
         self,
         language: LanguageModel,

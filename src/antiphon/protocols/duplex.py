@@ -17,8 +17,8 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import Resampler
 from antiphon.duplex_events import (
     BargeInAsked,
-    Duplex,
     EpochRaised,
+    FramesShown,
     InputCancelled,
     ListenAsked,
     Listened,
@@ -41,6 +41,7 @@ from antiphon.protocols.duplex_session import (
     duplex_fields,
     input_format,
     output_format,
+    overlap_of,
     own_update,
     sound_format,
     video_frames,
@@ -156,7 +157,9 @@ class DuplexDialect(OpenAIRealtime):
             "max_response_output_tokens": f["max_output_tokens"],
             **{k: v for k, v in self.own.items() if k != "ref_audio"},
             "epoch": self.epoch,
-            "capabilities": capabilities(speaks=bool(self.voices), resumes=self.resume_token is not None),
+            "capabilities": capabilities(
+                unit_ms=self.models.unit_ms, speaks=bool(self.voices), resumes=self.resume_token is not None
+            ),
         }
 
     def configured(self) -> Any:
@@ -168,20 +171,18 @@ class DuplexDialect(OpenAIRealtime):
             # Null: the partner decides, which a cascade does by meaning.
             listening = replace(listening, turn=ServerVad(0.5, 300, COMPLETE_MS, EAGERNESS_MS["medium"]))
         policy = own["overlap_policy"]
+        ends = vad.get("interrupt_response") is not False and policy != "listen_only"
+        # A partner that takes turns by itself hears who speaks over it.
+        ends = ends and bool(vad or not self.models.unit_ms)
         return TalkConfigured(
             replace(
                 config,
                 listening=replace(listening, partials=True),
                 create_response=self._auto_response,
-                interrupt_response=vad.get("interrupt_response") is not False and policy != "listen_only",
+                interrupt_response=ends,
                 transcribes=True,
                 weighs_overlap=policy == "auto",
-                duplex=Duplex(
-                    policy,
-                    int(own["overlap_short_ack_ms"]),
-                    int(own["overlap_barge_in_ms"]),
-                    acks_only=own["playback_commit_policy"] == "ack_only",
-                ),
+                duplex=overlap_of(own),
             )
         )
 
@@ -313,7 +314,7 @@ class DuplexDialect(OpenAIRealtime):
             self._flush()
             self._set_sound(form)
         if event.get("video_frames") is not None:
-            video_frames(event["video_frames"])
+            self._ask(FramesShown(video_frames(event["video_frames"])))
         pcm = self._pcm(require(event, "audio", str, "audio"))
         if self._overlap(event):
             pcm = np.zeros_like(pcm)

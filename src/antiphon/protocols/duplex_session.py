@@ -6,6 +6,7 @@ from base64 import b64decode
 from binascii import Error as NoBase64
 from typing import Any
 
+from antiphon.duplex_events import Duplex
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.wire import number, typed
 
@@ -56,14 +57,14 @@ def duplex_fields() -> dict[str, Any]:
     }
 
 
-def capabilities(*, speaks: bool, resumes: bool) -> dict[str, Any]:
-    """What a cascade of models can do as a duplex partner."""
+def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> dict[str, Any]:
+    """What the partner can do: a cascade of models, or one that takes turns by itself every `unit_ms`."""
     return {
-        "implementation_level": "turn_based_duplex",
-        "input_modes": ["audio", "text"],
-        "chunk_period_ms": CHUNK_PERIOD_MS,
+        "implementation_level": "model_native_duplex" if unit_ms else "turn_based_duplex",
+        "input_modes": ["audio", "video"] if unit_ms else ["audio", "text"],
+        "chunk_period_ms": unit_ms or CHUNK_PERIOD_MS,
         "required_modalities": ["audio"],
-        "optional_modalities": ["text"],
+        "optional_modalities": ["video"] if unit_ms else ["text"],
         "output_modalities": ["audio", "text"] if speaks else ["text"],
         "supports_barge_in": True,
         "supports_session_resume": resumes,
@@ -95,7 +96,22 @@ def own_update(session: dict[str, Any]) -> dict[str, Any]:
     for key, kinds in (("ref_audio", (str, dict)), ("metadata", (dict,)), ("extra_body", (dict,))):
         if session.get(key) is not None:
             out[key] = typed(session[key], kinds, f"session.{key}")
+    if given := out.get("extra_body", {}).get("force_listen_count"):
+        number(given, "session.extra_body.force_listen_count", 0, 3600)
     return out
+
+
+def overlap_of(own: dict[str, Any]) -> Duplex:
+    """What of these fields the conversation goes by."""
+    first = own["extra_body"].get("force_listen_count")
+    return Duplex(
+        own["overlap_policy"],
+        int(own["overlap_short_ack_ms"]),
+        int(own["overlap_barge_in_ms"]),
+        acks_only=own["playback_commit_policy"] == "ack_only",
+        listens_first=None if first is None else int(first),
+        temperature=own["temperature"],
+    )
 
 
 def conversation_update(session: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:

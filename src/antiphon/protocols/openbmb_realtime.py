@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from antiphon.audio import Pcm
-from antiphon.duplex_events import BargeInAsked, Listened
+from antiphon.duplex_events import BargeInAsked, FramesShown, Listened
 from antiphon.errors import RemoteProtocolError
 from antiphon.events import AudioAppended, Output, SessionEnding, TranscriptDone
 from antiphon.protocols.bridge import Bridge, f32_base64
@@ -41,7 +41,7 @@ class OpenbmbRealtime(Bridge):
                     raise RemoteProtocolError("bad_event", "input.append needs an input.", "input")
                 pcm = self._f32(sent.get("audio"))
                 if sent.get("video_frames") is not None:
-                    video_frames(sent["video_frames"])
+                    self._inputs.append(FramesShown(video_frames(sent["video_frames"])))
                 if sent.get("force_listen") is True:
                     self._inputs.append(BargeInAsked("client_force_listen"))
                 if len(pcm):

@@ -77,11 +77,13 @@ def decode_base64(text: str) -> bytes:
 class Models:
     """The names a client may use for a model. `loaded`: ids as /v1/models lists them, the first is `default`.
 
-    In the OpenAI dialects the hosted service's own names are served by the loaded model, unless `strict`.
+    In the OpenAI dialects the hosted service's own names are served by the loaded model, unless `strict`. `unit_ms`: it takes turns by itself, once
+    in so many milliseconds; 0: turns are taken for it.
     """
 
     loaded: tuple[str, ...]
     strict: bool = False
+    unit_ms: int = 0
 
     def exact(self, name: str) -> str | None:
         """The loaded model of that name (`default` is always one), or None."""

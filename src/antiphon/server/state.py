@@ -87,7 +87,10 @@ class ServerState:
     def partners(self) -> Models | None:
         """Names a client may use for whoever answers in a conversation; None where nobody does."""
         partner = self.models.partner if self.models else None
-        return Models((partner.profile.id,), strict=self.settings.server.strict_models) if partner else None
+        if partner is None:
+            return None
+        unit_ms = round(partner.native.profile.unit_s * 1000) if partner.native else 0
+        return Models((partner.profile.id,), strict=self.settings.server.strict_models, unit_ms=unit_ms)
 
     def loaded(self) -> LoadedModels:
         """The models. Raises Refused while they load or the server drains."""

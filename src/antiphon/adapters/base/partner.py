@@ -15,6 +15,7 @@ from antiphon.adapters.base.language import (
     ToolCallDelta,
     ToolCallStarted,
 )
+from antiphon.adapters.base.native import NativeModel
 from antiphon.adapters.base.speaking import VoiceOptions
 from antiphon.audio import Pcm
 from antiphon.events import Word
@@ -70,6 +71,11 @@ class Partner(Protocol):
 
     @property
     def profile(self) -> PartnerProfile: ...
+
+    @property
+    def native(self) -> NativeModel | None:
+        """What it is, if it takes turns by itself: it is fed units, and nobody asks it for answers."""
+        ...
 
     async def open(self) -> Talk:
         """A new conversation. Raises Refused where there is no room."""

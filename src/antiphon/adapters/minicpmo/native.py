@@ -12,6 +12,7 @@ from PIL import Image
 
 from antiphon.adapters.base import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
 from antiphon.adapters.chat_template import plain_tokenizer
+from antiphon.adapters.minicpmo import token2wav
 from antiphon.adapters.minicpmo.checkpoint import Parts, read
 from antiphon.adapters.minicpmo.deciding import MAX_TOKENS, Decider, Manner
 from antiphon.adapters.minicpmo.hearing import Heard
@@ -56,7 +57,7 @@ class MiniCpmO:
         if threads and device == "cpu":
             torch.set_num_threads(threads)
         self.parts: Parts = read(folder, where, dtype)
-        self.vocoder = vocoder
+        self.vocoder = vocoder = vocoder or token2wav.load(folder)
         decoder = Runner(self.parts.decoder, where, dtype, dtype, keys_turn_by_halves=True)
         self.engine = Engine(decoder, settings, observe=observe)
         self.voices = Engine(Runner(self.parts.codes, where, dtype, dtype), settings, observe=observe)

@@ -5,6 +5,7 @@ The decoder runs on an engine of its own: its keys and values stay for as long a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -92,7 +93,7 @@ class Voice:
 
 
 class Vocoder(Protocol):
-    """token2wav, shared by all sessions: codes to sound with a state that each stream keeps."""
+    """token2wav, shared by all sessions: codes to sound with a state that each stream keeps. Called in threads."""
 
     @property
     def lookahead(self) -> int:
@@ -138,18 +139,21 @@ class Speaker:
         self._begin()
 
     def _begin(self) -> None:
+        self._state: Any = None
         if self._vocoder:
             self._buffer = CodeBuffer(self._vocoder.lookahead)
-            self._state = self._vocoder.open(self._reference)
+            self._fresh = True
 
     async def speak(self, words: Sequence[int], thoughts: Sequence[torch.Tensor], *, last: bool) -> Pcm:
         """float32 [num_samples], 24 kHz. Raises ModelError, EngineError."""
         if not self._vocoder:
             return np.zeros(0, np.float32)
+        if self._fresh:
+            self._state, self._fresh = await asyncio.to_thread(self._vocoder.open, self._reference), False
         codes = await self._voice.codes(words, thoughts, last=last)
         made = []
         for window, ends in self._buffer.take(codes, last=last):
-            pcm, self._state = self._vocoder.sound(self._state, window, last=ends)
+            pcm, self._state = await asyncio.to_thread(self._vocoder.sound, self._state, window, last=ends)
             made.append(pcm)
         if last:
             self._begin()

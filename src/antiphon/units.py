@@ -1,0 +1,222 @@
+"""A natively duplex model's side of a conversation: what is heard goes to it unit by unit, what it says becomes answers.
+
+One task appends and steps. While it speaks and nothing comes in, it is fed silence, so that its clock goes on; interrupting it makes its next step listen.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import anyio
+import numpy as np
+
+from antiphon.adapters.base import (
+    Answer,
+    Listens,
+    NativeModel,
+    NativeOptions,
+    NativeStep,
+    NativeTalk,
+    ReplyDone,
+    Speaking,
+    Speaks,
+    TextDelta,
+    Unit,
+)
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.duplex_events import Duplex, Listened
+from antiphon.errors import MediaError
+from antiphon.events import Word
+from antiphon.talk_events import Rejected, TalkConfig, TalkOutput
+
+# Bounds: units of sound that wait for the model, before whoever hears is held back; parts of a turn that nobody has taken.
+MAX_WAITING_UNITS = 4
+MAX_WAITING = 64
+
+
+class SpokenTurn:
+    """One turn the model speaks: an answer that is made whether it is asked for or not (see answering.Made)."""
+
+    def __init__(self, dropped: Callable[[], None]) -> None:
+        self._send, self._receive = anyio.create_memory_object_stream[Answer](MAX_WAITING)
+        self._dropped = dropped
+        self._over = False
+        self.sound_s = 0.0
+        self.num_units = 0
+
+    async def put(self, answer: Answer) -> None:
+        """More of it. Waits for the reader; once nobody reads it is dropped."""
+        try:
+            await self._send.send(answer)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            self._over = True
+
+    def end(self) -> None:
+        """The model has finished it."""
+        self._over = True
+        self._send.close()
+
+    async def stream(self) -> AsyncGenerator[Answer, None]:
+        """Take what is said."""
+        async for answer in self._receive:
+            yield answer
+
+    async def drop(self) -> None:
+        """Nobody takes any more of it."""
+        self._receive.close()
+        if not self._over:
+            self._over = True
+            self._dropped()
+
+
+class Units:
+    """`open` it, then run it in the session's task group. `begins` gets each turn the model begins to speak; `emit` is told of each unit in which it
+    says nothing, and of frames that cannot be seen.
+    """
+
+    def __init__(
+        self,
+        model: NativeModel,
+        begins: Callable[[SpokenTurn], Awaitable[None]],
+        emit: Callable[[TalkOutput], Awaitable[None]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._begins, self._emit = begins, emit
+        self._clock = clock
+        self._size = int(model.profile.unit_s * SAMPLE_RATE_HZ)
+        self._talk: NativeTalk | None = None
+        self._heard: deque[Pcm] = deque()
+        self._samples = 0
+        self._frames: deque[bytes] = deque(maxlen=max(1, model.profile.max_frames))
+        self._max_slices = 1
+        self._changed = anyio.Event()
+        self._closed = False
+        self._began_s = 0.0
+        self._turn: SpokenTurn | None = None
+        # Interrupted while a step was under way: what that step says is not said.
+        self._void = False
+
+    async def open(self, config: TalkConfig) -> None:
+        """Raises Refused where the model has no room, ModelError."""
+        duplex = config.duplex or Duplex()
+        options = NativeOptions(
+            config.instructions, config.voice, listens_first=duplex.listens_first, temperature=duplex.temperature
+        )
+        self._talk = await self._model.open(options)
+        if self._void:
+            self._talk.interrupt()
+
+    async def hear(self, pcm: Pcm) -> None:
+        """More sound, float32 [num_samples], 16 kHz. Waits while the model is behind."""
+        while self._samples >= MAX_WAITING_UNITS * self._size and not self._closed:
+            await self._changed.wait()
+        self._heard.append(pcm)
+        self._samples += len(pcm)
+        self._notify()
+
+    def show(self, frames: tuple[bytes, ...]) -> None:
+        """Images that the next unit shows; of too many the newest."""
+        self._frames.extend(frames)
+
+    def interrupt(self) -> None:
+        """The user has the floor: the model listens."""
+        self._void = True
+        if self._turn:
+            self._turn.end()
+            self._turn = None
+        if self._talk:
+            self._talk.interrupt()
+
+    def close(self) -> None:
+        """No more sound. What it says is not waited for."""
+        self._closed = True
+        self._notify()
+
+    async def run(self) -> None:
+        """Until it is closed. Raises ModelError, EngineError."""
+        assert self._talk
+        talk = self._talk
+        try:
+            while (pcm := await self._next()) is not None:
+                self._began_s = self._clock()
+                frames, self._frames = tuple(self._frames), deque(maxlen=self._frames.maxlen)
+                try:
+                    await talk.append(Unit(pcm, frames, self._max_slices))
+                except MediaError as error:
+                    await self._emit(Rejected("invalid_video_frames", str(error), "video_frames"))
+                    await talk.append(Unit(pcm))
+                self._void = False
+                step = await talk.step()
+                if not self._void:
+                    await self._take(step)
+        finally:
+            if self._turn:
+                self._turn.end()
+            talk.close()
+
+    async def _next(self) -> Pcm | None:
+        """The next unit's sound; None when there is no more. What is missing of it is silence, if the model speaks and its time has come."""
+        while self._samples < self._size and not self._closed:
+            left_s = self._began_s + self._model.profile.unit_s - self._clock() if self._turn else None
+            with anyio.move_on_after(left_s) as waiting:
+                await self._changed.wait()
+            if waiting.cancelled_caught:
+                break
+        if self._closed:
+            return None
+        pcm = np.zeros(self._size, np.float32)
+        at = 0
+        while self._heard and at < self._size:
+            piece = self._heard.popleft()
+            taken = piece[: self._size - at]
+            pcm[at : at + len(taken)] = taken
+            at += len(taken)
+            if len(taken) < len(piece):
+                self._heard.appendleft(piece[len(taken) :])
+        self._samples -= at
+        self._notify()
+        return pcm
+
+    async def _take(self, step: NativeStep) -> None:
+        match step:
+            case Listens():
+                self._end_turn()
+                await self._emit(Listened("model"))
+            case Speaks(text, pcm, end_of_turn):
+                turn = self._turn
+                if turn is None:
+                    turn = self._turn = SpokenTurn(self.interrupt)
+                    await self._begins(turn)
+                turn.num_units += 1
+                if text:
+                    await turn.put(TextDelta(text))
+                if len(pcm):
+                    length_s = len(pcm) / self._model.profile.sample_rate_hz
+                    await turn.put(Speaking(pcm, tuple(_spread(text, turn.sound_s, length_s))))
+                    turn.sound_s += length_s
+                if end_of_turn:
+                    await turn.put(ReplyDone("stop", 0, 0, turn.num_units))
+                    self._end_turn()
+
+    def _end_turn(self) -> None:
+        if self._turn:
+            self._turn.end()
+            self._turn = None
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+
+def _spread(text: str, start_s: float, length_s: float) -> list[Word]:
+    """The words of a unit's text, spread over its sound by their letters: the model does not say where they lie."""
+    words, whole, at = text.split(), max(1, len("".join(text.split()))), start_s
+    out = []
+    for word in words:
+        end = at + length_s * len(word) / whole
+        out.append(Word(word, at, end, 1.0))
+        at = end
+    return out

@@ -1,0 +1,326 @@
+"""A partner that takes turns by itself: what it hears, when it is fed silence, how its turns become answers and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from antiphon.adapters.base import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
+from antiphon.adapters.self_turning import SelfTurning
+from antiphon.duplex import DuplexSession
+from antiphon.duplex_events import BargeInAsked, Duplex, EpochRaised, FramesShown, Listened, PlaybackAcked, Spoke
+from antiphon.errors import MediaError, ModelError, RemoteProtocolError
+from antiphon.events import AudioAppended, ServerVad, TranscriptionConfig
+from antiphon.inbox import Inbox
+from antiphon.talk import TalkSession
+from antiphon.talk_events import Rejected, ResponseAsked, ResponseCreated, ResponseDone, SoundSaid, TalkConfig, TextSaid
+from antiphon.units import MAX_WAITING_UNITS, Units
+from tests.scripted import ScriptedDetector, ScriptedTranscriber
+
+UNIT = 800
+RATE_HZ = 8000
+# Sound, and no speech.
+QUIET = 1e-4
+
+
+class Native:
+    """Does what it is told, a unit at a time; with `held` each step waits for a `go`."""
+
+    def __init__(self, *steps: NativeStep | Exception, voice: bool = True, held: bool = False) -> None:
+        self.profile = NativeProfile(
+            "native", UNIT / 16_000, RATE_HZ if voice else 0, ("one",) if voice else (), 2, 1, (100, 50), 0
+        )
+        self.steps = list(steps)
+        self.units: list[Unit] = []
+        self.options: NativeOptions | None = None
+        self.held, self.go = held, asyncio.Semaphore(0)
+        self.interrupts = self.closes = 0
+        self.refuses: bytes | None = None
+        self.obeys = False
+
+    async def open(self, options: NativeOptions) -> Native:
+        self.options = options
+        return self
+
+    async def append(self, unit: Unit) -> None:
+        if self.refuses in unit.frames:
+            raise MediaError("no image")
+        self.units.append(unit)
+
+    async def step(self) -> NativeStep:
+        if self.held:
+            await self.go.acquire()
+        step = self.steps.pop(0) if self.steps else Listens()
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def interrupt(self) -> None:
+        self.interrupts += 1
+        if self.obeys:
+            self.steps.clear()
+
+    def close(self) -> None:
+        self.closes += 1
+
+
+def says(text: str, *, last: bool = False, samples: int = 400) -> Speaks:
+    return Speaks(text, np.full(samples, 0.1, np.float32), last)
+
+
+class Scene:
+    """A duplex session with a native partner."""
+
+    def __init__(self, native: Native, duplex: Duplex | None = None, **config: Any) -> None:
+        self.native, self.out = native, []  # type: ignore[var-annotated]
+        self.inbox = Inbox(10)
+        count = itertools.count()
+        duplex = duplex or Duplex()
+        # The model itself hears who speaks over it.
+        config.setdefault("interrupt_response", False)
+        talk = TalkConfig(TranscriptionConfig(turn=ServerVad()), transcribes=True, duplex=duplex, **config)
+        make = partial(
+            TalkSession, talk, ScriptedTranscriber(), ScriptedDetector(), SelfTurning(native), self.inbox,
+            new_id=lambda prefix: f"{prefix}{next(count)}",
+        )  # fmt: skip
+        self.session = DuplexSession(duplex, make, self.emit)
+
+    async def emit(self, output: Any) -> None:
+        self.out.append(output)
+
+    def of(self, *kinds: type) -> list[Any]:
+        return [o for o in self.out if isinstance(o, kinds)]
+
+    @property
+    def listened(self) -> list[Any]:
+        return [o for o in self.of(Listened) if o.reason == "model"]
+
+    @property
+    def text(self) -> str:
+        return "".join(o.text for o in self.of(TextSaid))
+
+    async def hears(self, units: float = 1) -> None:
+        await self.inbox.put(AudioAppended(np.full(int(units * UNIT), QUIET, np.float32)))
+
+    async def until(self, done: Any) -> None:
+        async with asyncio.timeout(10):
+            while not done():  # noqa: ASYNC110
+                await asyncio.sleep(0.002)
+
+
+def run(native: Native, act: Any, duplex: Duplex | None = None, **config: Any) -> Scene:
+    async def main() -> Scene:
+        scene = Scene(native, duplex, **config)
+        task = asyncio.create_task(scene.session.run())
+        try:
+            async with asyncio.timeout(20):
+                await act(scene)
+                scene.inbox.close()
+                await task
+        finally:
+            task.cancel()
+        return scene
+
+    return asyncio.run(main())
+
+
+def test_it_hears_whole_units_in_order_and_listens() -> None:
+    async def act(scene: Scene) -> None:
+        for part in (0.5, 1.0, 1.75):
+            await scene.hears(part)
+        await scene.until(lambda: len(scene.listened) == 3)
+
+    native = Native()
+    scene = run(native, act, Duplex(listens_first=7, temperature=0.0), instructions="Be kind.")
+    assert native.options == NativeOptions("Be kind.", None, listens_first=7, temperature=0.0)
+    assert [len(u.pcm) for u in native.units] == [UNIT] * 3
+    assert all((u.pcm == np.float32(QUIET)).all() for u in native.units)
+    assert len(scene.listened) == 3
+    assert not scene.of(ResponseCreated)
+    assert native.closes == 1
+
+
+def test_while_it_speaks_and_nothing_comes_in_it_is_fed_silence() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears(1.25)
+        await scene.until(lambda: scene.of(ResponseDone))
+
+    native = Native(says("One two"), says(" three,"), says(" four.", last=True))
+    scene = run(native, act)
+    (done,) = scene.of(ResponseDone)
+    assert done.response.status == "completed"
+    assert scene.text == "One two three, four."
+    assert len(native.units) == 3
+    # What had come of a second unit is heard in it.
+    assert (native.units[1].pcm[: UNIT // 4] == np.float32(QUIET)).all()
+    assert not native.units[1].pcm[UNIT // 4 :].any()
+    assert not native.units[2].pcm.any()
+    assert sum(len(o.pcm) for o in scene.of(SoundSaid)) == 1200
+    (part,) = done.response.output[0].parts
+    # Where words lie is spread over each unit's sound.
+    assert [(w.text, round(w.start_s, 3)) for w in part.words] == [
+        ("One", 0.0), ("two", 0.025), ("three,", 0.05), ("four.", 0.1),
+    ]  # fmt: skip
+    assert len(scene.of(Spoke)) == 1
+
+
+def test_without_a_turn_it_waits_for_sound() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears()
+        await scene.until(lambda: scene.listened)
+        await asyncio.sleep(4 * UNIT / 16_000)
+
+    native = Native()
+    run(native, act)
+    assert len(native.units) == 1
+
+
+def test_interrupted_in_a_step_it_says_nothing_of_that_step_and_is_told() -> None:
+    async def act(scene: Scene) -> None:
+        native.go.release()
+        await scene.hears(2)
+        await scene.until(lambda: scene.of(SoundSaid) and len(native.units) == 2)
+        await scene.session.handle(BargeInAsked())
+        await scene.until(lambda: scene.of(ResponseDone))
+        native.go.release()
+        native.go.release()
+        native.go.release()
+        await scene.hears(2)
+        await scene.until(lambda: len(scene.of(ResponseDone)) == 2)
+
+    native = Native(says("One"), says(" two"), Listens(), says("Yes?", last=True), held=True)
+    scene = run(native, act)
+    assert native.interrupts == 1
+    assert scene.text == "OneYes?"
+    first, second = (o.response for o in scene.of(ResponseDone))
+    assert (first.status, first.reason) == ("cancelled", "turn_detected")
+    assert second.status == "completed"
+    raised = scene.out.index(EpochRaised(1))
+    assert not [o for o in scene.out[raised : scene.out.index(scene.listened[0])] if isinstance(o, TextSaid)]
+
+
+def test_speech_over_it_takes_the_floor_where_the_client_wants_that() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears()
+        await scene.until(lambda: scene.of(SoundSaid))
+        await scene.inbox.put(AudioAppended(np.full(16_000, 0.5, np.float32)))
+        await scene.until(lambda: scene.of(ResponseDone))
+
+    native = Native(says("One"), *[says(" more")] * 50)
+    native.obeys = True
+    scene = run(native, act, interrupt_response=True)
+    assert scene.of(ResponseDone)[0].response.reason == "turn_detected"
+    assert native.interrupts == 1
+
+
+def test_force_listen_reaches_a_model_that_is_silent() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.session.handle(BargeInAsked("client_force_listen"))
+
+    native = Native()
+    run(native, act)
+    assert native.interrupts == 1
+
+
+def test_an_answer_that_was_heard_in_part_is_kept_so() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears()
+        await scene.until(lambda: len(scene.of(SoundSaid)) == 2)
+        await scene.session.handle(PlaybackAcked(60, 60))
+        await scene.session.handle(BargeInAsked())
+        await scene.until(lambda: scene.of(ResponseDone))
+
+    scene = run(Native(says("One two"), says(" three four"), held=False), act)
+    (item,) = [i for i in scene.session.conversation.items if i.role == "assistant"]
+    assert item.text == "One two"
+
+
+def test_frames_go_with_the_next_unit_and_one_that_is_none_is_named() -> None:
+    async def act(scene: Scene) -> None:
+        for frames in ((b"a", b"b"), (b"c",)):
+            await scene.inbox.put(FramesShown(frames))
+        await scene.hears()
+        await scene.until(lambda: len(native.units) == 1)
+        await scene.inbox.put(FramesShown((b"x",)))
+        await scene.hears(2)
+        await scene.until(lambda: len(native.units) == 3)
+
+    native = Native()
+    native.refuses = b"x"
+    scene = run(native, act)
+    assert [u.frames for u in native.units] == [(b"b", b"c"), (), ()]
+    assert [o.code for o in scene.of(Rejected)] == ["invalid_video_frames"]
+
+
+def test_it_is_not_asked_for_answers() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.session.handle(ResponseAsked(instructions="Speak!"))
+
+    scene = run(Native(), act)
+    assert [o.code for o in scene.of(Rejected)] == ["response_create_unsupported"]
+    assert not scene.of(ResponseCreated)
+
+    async def respond() -> None:
+        async for _ in (await SelfTurning(Native()).open()).respond((), None, None):  # type: ignore[arg-type]
+            pass
+
+    with pytest.raises(RemoteProtocolError):
+        asyncio.run(respond())
+
+
+def test_a_model_without_a_voice_writes() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears()
+        await scene.until(lambda: scene.of(ResponseDone))
+
+    scene = run(Native(says("Hello.", last=True, samples=0), voice=False), act)
+    assert scene.text == "Hello."
+    assert scene.of(ResponseDone)[0].response.output[0].parts[0].kind == "output_text"
+
+
+def test_a_step_that_fails_ends_its_session() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears()
+        await asyncio.sleep(5)
+
+    native = Native(ModelError("no"))
+    with pytest.raises(ExceptionGroup) as raised:
+        run(native, act)
+    assert raised.group_contains(ModelError)
+    assert native.closes == 1
+
+
+def test_whoever_hears_is_held_back_by_a_model_that_is_behind() -> None:
+    async def main() -> int:
+        native = Native(held=True)
+        units = Units(native, lambda turn: asyncio.sleep(0), lambda output: asyncio.sleep(0))
+        await units.open(TalkConfig(TranscriptionConfig()))
+        task = asyncio.create_task(units.run())
+        heard = 0
+
+        async def hear() -> None:
+            nonlocal heard
+            for _ in range(20):
+                await units.hear(np.zeros(UNIT, np.float32))
+                heard += 1
+
+        hearing = asyncio.create_task(hear())
+        for _ in range(200):
+            await asyncio.sleep(0)
+        behind = heard
+        for _ in range(20):
+            native.go.release()
+        await hearing
+        await asyncio.wait_for(asyncio.sleep(0.05), 5)
+        units.close()
+        await task
+        assert len(native.units) == 20
+        return behind
+
+    # One is in its step.
+    assert asyncio.run(main()) == MAX_WAITING_UNITS + 1
