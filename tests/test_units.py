@@ -249,11 +249,22 @@ def test_frames_go_with_the_next_unit_and_one_that_is_none_is_named() -> None:
         await scene.inbox.put(FramesShown((b"x",)))
         await scene.hears(2)
         await scene.until(lambda: len(native.units) == 3)
+        native.held = True
+        await scene.hears()
+        await scene.until(lambda: len(native.units) == 4)
+        await scene.inbox.put(FramesShown((b"d",)))
+        await scene.hears(2)
+        await asyncio.sleep(0.02)
+        for _ in range(3):
+            native.go.release()
+        await scene.until(lambda: len(native.units) == 6)
 
     native = Native()
     native.refuses = b"x"
     scene = run(native, act)
-    assert [u.frames for u in native.units] == [(b"b", b"c"), (), ()]
+    assert [u.frames for u in native.units[:3]] == [(b"b", b"c"), (), ()]
+    # However much waits: a frame belongs to the sound that came after it.
+    assert [u.frames for u in native.units[3:]] == [(), (b"d",), ()]
     assert [o.code for o in scene.of(Rejected)] == ["invalid_video_frames"]
 
 

@@ -90,7 +90,11 @@ class Units:
         self._talk: NativeTalk | None = None
         self._heard: deque[Pcm] = deque()
         self._samples = 0
-        self._frames: deque[bytes] = deque(maxlen=max(1, model.profile.max_frames))
+        # Samples that came and that were taken, and images with how much had come before them.
+        self._came = self._taken = 0
+        self._frames: deque[tuple[int, bytes]] = deque(
+            maxlen=max(1, model.profile.max_frames) * (MAX_WAITING_UNITS + 1)
+        )
         self._max_slices = 1
         self._changed = anyio.Event()
         self._closed = False
@@ -115,11 +119,12 @@ class Units:
             await self._changed.wait()
         self._heard.append(pcm)
         self._samples += len(pcm)
+        self._came += len(pcm)
         self._notify()
 
     def show(self, frames: tuple[bytes, ...]) -> None:
-        """Images that the next unit shows; of too many the newest."""
-        self._frames.extend(frames)
+        """Images; they belong to the sound that follows. Of too many in a unit the newest are seen."""
+        self._frames.extend((self._came, frame) for frame in frames)
 
     def interrupt(self) -> None:
         """The user has the floor: the model listens."""
@@ -142,9 +147,8 @@ class Units:
         try:
             while (pcm := await self._next()) is not None:
                 self._began_s = self._clock()
-                frames, self._frames = tuple(self._frames), deque(maxlen=self._frames.maxlen)
                 try:
-                    await talk.append(Unit(pcm, frames, self._max_slices))
+                    await talk.append(Unit(pcm, self._shown(), self._max_slices))
                 except MediaError as error:
                     await self._emit(Rejected("invalid_video_frames", str(error), "video_frames"))
                     await talk.append(Unit(pcm))
@@ -177,8 +181,16 @@ class Units:
             if len(taken) < len(piece):
                 self._heard.appendleft(piece[len(taken) :])
         self._samples -= at
+        self._taken += at
         self._notify()
         return pcm
+
+    def _shown(self) -> tuple[bytes, ...]:
+        """The images of the unit that was taken last."""
+        shown = []
+        while self._frames and (self._frames[0][0] < self._taken or not self._samples):
+            shown.append(self._frames.popleft()[1])
+        return tuple(shown[-self._model.profile.max_frames :]) if self._model.profile.max_frames else ()
 
     async def _take(self, step: NativeStep) -> None:
         match step:

@@ -27,8 +27,8 @@ from antiphon.duplex_events import (
     Unanswered,
 )
 from antiphon.events import AudioAppended, AudioCleared, AudioCommitted, CommitRefused, SessionEnding, Word
-from antiphon.protocols.duplex import ALIASES
 from antiphon.protocols.duplex_connection import DuplexConnection
+from antiphon.protocols.duplex_session import ALIASES
 from antiphon.protocols.openai_realtime import EVENTS
 from antiphon.protocols.realtime import Opening
 from antiphon.protocols.wire import MediaFrame, Models

@@ -42,6 +42,8 @@ WORD_S = 0.3
 class Echo:
     """A partner that says back what was said to it, a word and its sound at a time; "fail" makes it fail, "crash" raises what nobody expects."""
 
+    native = None
+
     def __init__(self) -> None:
         self.profile = PartnerProfile("echo", RATE_HZ, ("one",))
         self.asked: list[tuple[str, ...]] = []
@@ -92,7 +94,7 @@ def serving(
 ) -> Iterator[tuple[str, ServerState, Echo]]:
     """A server's ws:// URL, its state, and its partner."""
     models = Scripted(
-        transcriber or ScriptedTranscriber(), ScriptedDetector(), None, None, None, None, ("scripted",), ()
+        transcriber or ScriptedTranscriber(), ScriptedDetector(), None, None, None, None, None, ("scripted",), ()
     )
     object.__setattr__(models, "echo", Echo())
     state = ServerState(settings or Settings(), Metrics(), models)

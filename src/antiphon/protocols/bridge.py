@@ -173,6 +173,8 @@ class Bridge:
             speaks=bool(self._voices),
             voice=voice if voice in self._voices else None,
             transcribes=True,
+            # A partner that takes turns by itself hears who speaks over it.
+            interrupt_response=not (self._partners and self._partners.unit_ms),
             weighs_overlap=True,
             duplex=Duplex(),
         )

@@ -33,6 +33,7 @@ from antiphon.duplex_events import (
 from antiphon.errors import RemoteProtocolError
 from antiphon.events import AudioAppended, AudioCleared, AudioCommitted, Output, ServerVad, SessionEnding
 from antiphon.protocols.duplex_session import (
+    ALIASES,
     CODES,
     RETRYABLE,
     Form,
@@ -68,27 +69,19 @@ from antiphon.talk_events import (
 )
 from antiphon.turn.backchannel import is_backchannel
 
-ALIASES = {
-    "input.audio.append": "input_audio_buffer.append",
-    "push_chunk": "input_audio_buffer.append",
-    "input.text.append": "push_text",
-    "input_text.append": "push_text",
-    "signal_turn": "turn.signal",
-    "audio.playback_ack": "playback.ack",
-    "close_session": "session.close",
-    "close": "session.close",
-    "session.create": "session.update",
-}
 _INTERRUPTS, _LISTENS = ("barge_in", "interrupt", "cancel"), ("listen", "continue", "continue_output", "ack")
 _DROPS = ("drop", "ignore", "silence")
 
 
 @dataclass(slots=True)
 class DuplexDialect(OpenAIRealtime):
-    """One connection. `own`: the session's fields that a conversation does not have. `resume_token`: what resumes it, if anything does."""
+    """One connection. `own`: the session's fields that a conversation does not have. `resume_token`: what resumes it, if anything does.
+    `unit_ms`: see Models.
+    """
 
     own: dict[str, Any] = field(default_factory=duplex_fields)
     resume_token: str | None = None
+    unit_ms: int = 0
     epoch: int = 0
     # Why the client wants to leave, once it has said so.
     closing: str | None = None
@@ -158,7 +151,7 @@ class DuplexDialect(OpenAIRealtime):
             **{k: v for k, v in self.own.items() if k != "ref_audio"},
             "epoch": self.epoch,
             "capabilities": capabilities(
-                unit_ms=self.models.unit_ms, speaks=bool(self.voices), resumes=self.resume_token is not None
+                unit_ms=self.unit_ms, speaks=bool(self.voices), resumes=self.resume_token is not None
             ),
         }
 
@@ -173,7 +166,7 @@ class DuplexDialect(OpenAIRealtime):
         policy = own["overlap_policy"]
         ends = vad.get("interrupt_response") is not False and policy != "listen_only"
         # A partner that takes turns by itself hears who speaks over it.
-        ends = ends and bool(vad or not self.models.unit_ms)
+        ends = ends and bool(vad or not self.unit_ms)
         return TalkConfigured(
             replace(
                 config,

@@ -9,7 +9,8 @@ import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events import Input, Output, SessionEnding
-from antiphon.protocols.duplex import ALIASES, DuplexDialect
+from antiphon.protocols.duplex import DuplexDialect
+from antiphon.protocols.duplex_session import ALIASES
 from antiphon.protocols.realtime import Opening
 from antiphon.protocols.resuming import control, replaced_frame, resumed_frame
 from antiphon.protocols.wire import Models, NewId
@@ -52,6 +53,7 @@ class DuplexConnection:
             stand_in=stand_in,
             voices=voices,
             resume_token=resume_token,
+            unit_ms=partners.unit_ms if partners else 0,
         )
 
     def open(self) -> None:

@@ -11,6 +11,18 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.wire import number, typed
 
 Form = dict[str, Any]
+# Other names of events.
+ALIASES = {
+    "input.audio.append": "input_audio_buffer.append",
+    "push_chunk": "input_audio_buffer.append",
+    "input.text.append": "push_text",
+    "input_text.append": "push_text",
+    "signal_turn": "turn.signal",
+    "audio.playback_ack": "playback.ack",
+    "close_session": "session.close",
+    "close": "session.close",
+    "session.create": "session.update",
+}
 # What a conversation calls an error, and what it is called here.
 CODES = {
     "invalid_type": "bad_event",

@@ -91,12 +91,14 @@ class MinicpmoWorker(Bridge):
         over = not self._speaking
         sound = waiting[:OUT_HZ] if over or len(waiting) >= OUT_HZ else waiting[:0]
         self._sound = [waiting[len(sound) :]]
-        last = over and len(sound) > 0 and len(waiting) == len(sound)
-        text, self._text = (self._text, "") if len(sound) else ("", self._text)
+        said = len(sound) > 0 or (bool(self._text) and not self._voices)
+        last = over and said and len(waiting) == len(sound)
+        # Words come with the second they are said in; where nothing sounds, as they are written.
+        text, self._text = (self._text, "") if len(sound) or not self._voices else ("", self._text)
         took_ms = round((self._now_s() - begun) * 1000, 1)
         self._say(
             type="result",
-            is_listen=not len(sound),
+            is_listen=not (len(sound) or text),
             text=text,
             audio_data=f32_base64(sound) if len(sound) else None,
             end_of_turn=last,

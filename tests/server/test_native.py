@@ -1,0 +1,164 @@
+"""MiniCPM-o of tiny random weights behind a real server: units over real sockets, sessions side by side, frames, the demo's worker."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from websockets.asyncio.client import ClientConnection, connect
+
+from antiphon.adapters.base import NativeOptions, Speaks, Unit
+from antiphon.adapters.minicpmo.native import MiniCpmO
+from tests.adapters import tiny_minicpmo as tiny
+from tests.conftest import Process, Serve
+
+LIMIT_S = 60
+NUM_UNITS = 9
+SESSION = {
+    "instructions": tiny.PROMPT,
+    "temperature": 0,
+    "turn_detection": None,
+    "extra_body": {"force_listen_count": tiny.FORCED_FIRST},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("minicpmo"))
+
+
+@pytest.fixture(scope="module")
+def native(serve: Serve, folder: Path) -> Process:
+    return serve("--partner", str(folder), "--weights", "fp32")
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
+
+
+def append(unit: int, first: int, **more: Any) -> str:
+    pcm = (tiny.sound(first + unit) * 32768).clip(-32768, 32767).astype("<i2").tobytes()
+    return json.dumps({"type": "input_audio_buffer.append", "audio": b64encode(pcm).decode(), **more})
+
+
+def picture(number: int) -> str:
+    file = io.BytesIO()
+    tiny.picture(number).save(file, "PNG")
+    return b64encode(file.getvalue()).decode()
+
+
+async def units(socket: ClientConnection, first: int, frames: bool, count: int) -> list[str]:
+    """What the first units gave: "" where the model listened. All are there from the start, so that none is silence the server fed."""
+    for unit in range(NUM_UNITS):
+        await socket.send(append(unit, first, **({"video_frames": [picture(unit)]} if frames and unit == 2 else {})))
+    out: list[str] = []
+    while len(out) < count:
+        event = json.loads(await socket.recv())
+        assert event["type"] != "error", event
+        if event["type"] == "response.output_text.delta":
+            out.append(event["delta"])
+        elif event["type"] == "response.listen" and event["response"]["metadata"]["reason"] == "model":
+            out.append("")
+    return out
+
+
+async def session(url: str, first: int, count: int, frames: bool = False) -> list[str]:
+    async with connect(f"{url}/v1/duplex") as socket:
+        await socket.send(json.dumps({"type": "session.update", "session": SESSION}))
+        created = json.loads(await socket.recv())
+        facts = created["session"]["capabilities"]
+        assert facts["implementation_level"] == "model_native_duplex"
+        assert facts["chunk_period_ms"] == 1000
+        assert facts["optional_modalities"] == ["video"]
+        return await units(socket, first, frames, count)
+
+
+def alone(folder: Path, first: int, frames: bool = False) -> list[str]:
+    """The same without a server."""
+
+    async def main() -> list[str]:
+        model = MiniCpmO(folder, "tiny", weights="fp32", threads=1)
+        talk = await model.open(NativeOptions(tiny.PROMPT, listens_first=tiny.FORCED_FIRST, temperature=0.0))
+        out = []
+        for unit in range(NUM_UNITS):
+            pcm = np.frombuffer((tiny.sound(first + unit) * 32768).clip(-32768, 32767).astype("<i2").tobytes(), "<i2")
+            file = io.BytesIO()
+            tiny.picture(unit).save(file, "PNG")
+            shown = (file.getvalue(),) if frames and unit == 2 else ()
+            await talk.append(Unit(pcm.astype(np.float32) / 32768, shown))
+            step = await talk.step()
+            if not isinstance(step, Speaks):
+                out.append("")
+            elif step.text:
+                out.append(step.text)
+        model.close()
+        return out
+
+    return run(main())  # type: ignore[no-any-return]
+
+
+def test_sessions_side_by_side_say_what_each_would_alone(native: Process, folder: Path) -> None:
+    wanted = [alone(folder, 0), alone(folder, 30), alone(folder, 60, frames=True)]
+
+    async def main() -> list[list[str]]:
+        url = native.url.replace("http", "ws")
+        firsts = ((0, False), (30, False), (60, True))
+        return await asyncio.gather(
+            *(session(url, first, len(w), frames) for (first, frames), w in zip(firsts, wanted, strict=True))
+        )
+
+    assert run(main()) == wanted
+    # They do speak, and not all the same.
+    assert any(wanted[0])
+    assert wanted[0] != wanted[1]
+    assert wanted[2] != alone(folder, 60)
+
+
+def test_the_demos_worker_forces_it_to_listen(native: Process) -> None:
+    async def main() -> list[dict[str, Any]]:
+        out = []
+        async with connect(native.url.replace("http", "ws") + "/ws/duplex") as socket:
+            await socket.send(json.dumps({"type": "prepare", "system_prompt": tiny.PROMPT}))
+            assert json.loads(await socket.recv())["type"] == "prepared"
+            for unit in range(4):
+                sound = b64encode(tiny.sound(unit).astype("<f4").tobytes()).decode()
+                await socket.send(json.dumps({"type": "audio_chunk", "audio_base64": sound, "force_listen": True}))
+                out.append(json.loads(await socket.recv()))
+        return out
+
+    for result in run(main()):
+        assert result["type"] == "result"
+        assert result["is_listen"]
+
+
+def test_an_answer_cannot_be_asked_for(native: Process) -> None:
+    async def main() -> dict[str, Any]:
+        async with connect(native.url.replace("http", "ws") + "/v1/duplex") as socket:
+            await socket.send(json.dumps({"type": "session.update", "session": SESSION}))
+            await socket.recv()
+            await socket.send(json.dumps({"type": "response.create", "response": {"instructions": "Speak!"}}))
+            event: dict[str, Any] = json.loads(await socket.recv())
+            return event
+
+    event = run(main())
+    assert event["error"]["code"] == "response_create_unsupported"
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path, folder: Path) -> None:
+    from antiphon.errors import ModelError
+
+    with pytest.raises(ModelError, match="no MiniCPM-o"):
+        MiniCpmO(tmp_path, "none")
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(ModelError, match="no MiniCPM-o"):
+        MiniCpmO(tmp_path, "none", weights="fp32")
+    (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIG | {"model_type": "qwen3"}))
+    with pytest.raises(ModelError, match="qwen3"):
+        MiniCpmO(tmp_path, "none", weights="fp32")
