@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     serve = commands.add_parser("serve", help="start the server")
-    _add_settings(serve, ("server", "resume", "audio", "models", "engine", "speech"))
+    _add_settings(serve, ("server", "resume", "audio", "models", "engine", "speech", "video"))
     serve.add_argument(
         "--no-pull", action="store_true", help="fail if model files are missing instead of fetching them"
     )
@@ -132,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench", help="measure (from a checkout); arguments go to bench/NAME.py", add_help=False
     )
-    bench.add_argument("name", choices=("asr", "engine", "tts", "talk", "duplex"))
+    bench.add_argument("name", choices=("asr", "engine", "tts", "talk", "duplex", "native"))
     return parser
 
 

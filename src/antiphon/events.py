@@ -30,7 +30,7 @@ class ServerVad:
 
 @dataclass(frozen=True, slots=True)
 class StreamTuning:
-    """How a transcript is streamed; None leaves the model's own measured default (adapters/base.py, Profile)."""
+    """How a transcript is streamed; None leaves the model's own measured default (adapters/base/hearing.py, TranscriberProfile)."""
 
     segment_duration_s: float | None = None
     rollback_tokens: int | None = None

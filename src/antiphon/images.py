@@ -9,7 +9,7 @@ from binascii import Error as NoBase64
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from antiphon.errors import MediaError
 
@@ -53,6 +53,8 @@ def decode(data: bytes, max_side: int | None = None) -> Pixels:
         return _rgb(upright)
     except MediaError:
         raise
+    except UnidentifiedImageError:
+        raise MediaError("the image is of no format that is known here, or broken") from None
     except Image.DecompressionBombError:
         raise MediaError(f"the image has over {MAX_PIXELS // 1_000_000} million pixels") from None
     except Exception as error:

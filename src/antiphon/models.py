@@ -27,9 +27,11 @@ from antiphon.adapters.base import (
     TurnJudge,
     Urgency,
     VoiceOptions,
+    Watcher,
     Window,
 )
 from antiphon.adapters.cascade import Cascade
+from antiphon.adapters.observer import Observer
 from antiphon.adapters.rapid_ocr import RapidOcr
 from antiphon.adapters.self_turning import SelfTurning
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -101,6 +103,13 @@ class LoadedModels:
         if self.converses:
             return SelfTurning(self.converses)
         return Cascade(self.language, self.speaks) if self.language else None
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """Whoever answers questions about what is seen; None without a language model."""
+        if self.language is None or self.reads is None:
+            return None
+        return Observer(Cascade(self.language, self.speaks), self.reads, self.hears)
 
     async def warm(self) -> None:
         """One small step of each, side by side: the first is slow (pages come in, kernels are chosen), and no user should wait for it.

@@ -17,7 +17,7 @@ from antiphon.errors import SettingsError
 
 
 def option(default: Any, help: str, **check: Any) -> Any:
-    """A field with its help and its check: `low`, `high` (inclusive), `choices`; `flag` where the flag's name differs."""
+    """A field with its help and its check: `low`, `high` (inclusive), `choices`; `flag` and `variable` where those names differ."""
     return field(default=default, metadata={"help": help, **check})
 
 
@@ -129,6 +129,28 @@ class SpeechSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class VideoSettings:
+    async_chunk: str = option(
+        "on",
+        "Video answers as they are made (`on`), or in one piece of text and one of sound (`off`).",
+        choices=("on", "off"),
+        variable="VLLM_VIDEO_ASYNC_CHUNK",
+        flag="video-async-chunk",
+    )
+    audio_delta_mode: str = option(
+        "fast",
+        "Accepted for clients of others; both are the same here.",
+        choices=("fast", "slow"),
+        variable="VLLM_VIDEO_AUDIO_DELTA_MODE",
+        flag="video-audio-delta-mode",
+    )
+    video_config_timeout_s: float = option(
+        10.0, "Seconds a video session may take to send its session.config.", low=0.1
+    )
+    video_idle_timeout_s: float = option(60.0, "Seconds without a message after which a video session ends.", low=0.1)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     server: ServerSettings = field(default_factory=ServerSettings)
     resume: ResumeSettings = field(default_factory=ResumeSettings)
@@ -136,6 +158,7 @@ class Settings:
     models: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineOptions = field(default_factory=EngineOptions)
     speech: SpeechSettings = field(default_factory=SpeechSettings)
+    video: VideoSettings = field(default_factory=VideoSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +178,7 @@ class Option:
 
     @property
     def variable(self) -> str:
-        return "ANTIPHON_" + self.name.upper()
+        return str(self.check.get("variable", "ANTIPHON_" + self.name.upper()))
 
 
 def options() -> tuple[Option, ...]:

@@ -69,7 +69,7 @@ class Omni(Bridge):
                     {"prompt_tokens": used.prompt_tokens, "completion_tokens": used.completion_tokens} if used else None
                 )
                 self._say(type="turn.done", text=self._text, status=response.status, usage=usage)
-            case Listened():
+            case Listened(reason) if reason != "model":
                 self._say(type="turn.done", text="", status="listening", usage=None)
             case _:
                 return

@@ -25,6 +25,7 @@ from antiphon.server.speech import batch, speech, voice, voices
 from antiphon.server.speech_stream import speech_stream
 from antiphon.server.state import ServerState
 from antiphon.server.transcriptions import transcriptions, translations
+from antiphon.server.video_stream import video_stream
 
 # Probes and scrapers come without a key, and so does the page, which asks for one; a call may come with a short-lived one.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/v1/realtime/calls"})
@@ -54,6 +55,7 @@ def build(state: ServerState) -> Starlette:
             Route("/v1/audio/voices", voices, methods=["GET", "POST"]),
             Route("/v1/audio/voices/{name:path}", voice, methods=["DELETE"]),
             WebSocketRoute("/v1/audio/speech/stream", speech_stream),
+            WebSocketRoute("/v1/video/chat/stream", video_stream),
             Route("/v1/realtime/calls", calls, methods=["POST"]),
             Route("/v1/realtime/calls/{id}/hangup", hang_up, methods=["POST"]),
             Route("/v1/realtime/client_secrets", client_secrets, methods=["POST"]),

@@ -46,6 +46,7 @@ from antiphon.adapters.base.native import (
 )
 from antiphon.adapters.base.partner import Answer, Partner, PartnerProfile, Speaking, Talk
 from antiphon.adapters.base.speaking import Sound, Synthesizer, SynthesizerProfile, Urgency, VoiceOptions
+from antiphon.adapters.base.watching import Question, Seen, Watcher, WatcherProfile, Watching
 
 __all__ = [
     "Answer",
@@ -66,11 +67,13 @@ __all__ = [
     "Partner",
     "PartnerProfile",
     "Piece",
+    "Question",
     "Reader",
     "Reply",
     "ReplyDone",
     "ReplyOptions",
     "Role",
+    "Seen",
     "Segment",
     "Sound",
     "Speaking",
@@ -92,5 +95,8 @@ __all__ = [
     "Unit",
     "Urgency",
     "VoiceOptions",
+    "Watcher",
+    "WatcherProfile",
+    "Watching",
     "Window",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,15 +70,29 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
 
 
 def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
-    config = json.loads((folder / "config.json").read_text())
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    about = json.loads((folder / "tokenizer_config.json").read_text())
+    parts = build(json.loads((folder / "config.json").read_text()), tokenizer, about.get("bad_token_ids", ()))
+    with ExitStack() as files:
+        tensors = _Tensors(folder, files, device, dtype)
+        _fill(parts.decoder, tensors, {"": "llm."})
+        _fill(parts.hearing, tensors, {"": ""})
+        _fill(parts.seeing, tensors, {"": ""})
+        _fill(parts.conditions, tensors, {"": "tts."})
+        gain, direction = tensors[CODES + "original0"], tensors[CODES + "original1"]
+        made = {"lm_head.weight": gain * torch.nn.functional.normalize(direction.float(), dim=1).to(dtype)}
+        _fill(parts.codes, tensors, {"model.embed_tokens.": "tts.emb_code.0.", "": "tts."}, made)
+    return parts
+
+
+def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int] = ()) -> Parts:
+    """The parts that a config.json describes, on no device yet. Raises ValueError, KeyError for another model's."""
     if config.get("model_type") != "minicpmo":
         raise ValueError(f"its model_type is {config.get('model_type')!r}")
     tts, vision, slicing = config["tts_config"], config.get("vision_config") or VISION, config.get("slice_config") or {}
     if tts.get("projector_type", "mlp") != "mlp" or tts.get("num_vq", 1) != 1 or tts.get("backbone_model") != "llama":
         raise ValueError("its speech decoder is of another kind")
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = Ids.of(tokenizer.token_to_id)
-    about = json.loads((folder / "tokenizer_config.json").read_text())
     width = int(config["hidden_size"])
     audio = WhisperConfig(**_plain(config["audio_config"]))
     with init_empty_weights(include_buffers=False):
@@ -93,18 +107,9 @@ def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
         )
         conditions = Conditions(tts["num_text_tokens"], tts["llm_dim"], tts["hidden_size"], tts["audio_bos_token_id"])
         codes = LlamaForCausalLM(_codes_config(tts))
-    with ExitStack() as files:
-        tensors = _Tensors(folder, files, device, dtype)
-        _fill(decoder, tensors, {"": "llm."})
-        _fill(hearing, tensors, {"": ""})
-        _fill(seeing, tensors, {"": ""})
-        _fill(conditions, tensors, {"": "tts."})
-        gain, direction = tensors[CODES + "original0"], tensors[CODES + "original1"]
-        made = {"lm_head.weight": gain * torch.nn.functional.normalize(direction.float(), dim=1).to(dtype)}
-        _fill(codes, tensors, {"model.embed_tokens.": "tts.emb_code.0.", "": "tts."}, made)
-    forbidden = (ids.tts_pad, *map(int, about.get("bad_token_ids", ())), ids.chunk_eos)
+    never = (ids.tts_pad, *map(int, forbidden), ids.chunk_eos)
     max_slices = int(slicing.get("max_slice_nums", 1))
-    return Parts(tokenizer, ids, forbidden, decoder, hearing, seeing, conditions, codes, max_slices)
+    return Parts(tokenizer, ids, never, decoder, hearing, seeing, conditions, codes, max_slices)
 
 
 def _codes_config(tts: dict[str, Any]) -> LlamaConfig:

@@ -35,11 +35,11 @@ VOICE_RESERVE_ROWS = 512
 
 
 class MiniCpmO:
-    """The loaded model: `folder` holds the released checkpoint."""
+    """The loaded model: `source` is the released checkpoint's folder, or its parts on `device` in the type that `weights` says."""
 
     def __init__(
         self,
-        folder: Path,
+        source: Path | Parts,
         model_id: str,
         *,
         settings: EngineSettings | None = None,
@@ -56,8 +56,12 @@ class MiniCpmO:
         where = torch.device(device)
         if threads and device == "cpu":
             torch.set_num_threads(threads)
-        self.parts: Parts = read(folder, where, dtype)
-        self.vocoder = vocoder = vocoder or token2wav.load(folder)
+        if isinstance(source, Parts):
+            self.parts = source
+        else:
+            self.parts = read(source, where, dtype)
+            vocoder = vocoder or token2wav.load(source)
+        self.vocoder = vocoder
         decoder = Runner(self.parts.decoder, where, dtype, dtype, keys_turn_by_halves=True)
         self.engine = Engine(decoder, settings, observe=observe)
         self.voices = Engine(Runner(self.parts.codes, where, dtype, dtype), settings, observe=observe)

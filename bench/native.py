@@ -1,0 +1,207 @@
+"""A model that takes turns by itself: a session of hours, and what a unit costs with MiniCPM-o 4.5's real dimensions.
+
+    antiphon bench native [--sections hours,released] [--units N] [--sessions 1,2,4,8]
+
+`hours`: one session of the tiny random model of the tests, fed as fast as it goes, its window cutting the oldest units: does a step late in it cost what
+one early did, and does memory stay. `released`: the released dimensions with random weights on a GPU, every unit spoken to its last token (the most a
+unit can cost), by several sessions at once: a unit's step against the second it may take. Without a GPU it says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from common import RESULTS, machine, percentile, save, table
+from tests.adapters import tiny_minicpmo as tiny
+from tokenizers import Tokenizer
+
+from antiphon.adapters.base import NativeOptions, Unit
+from antiphon.adapters.minicpmo.checkpoint import VISION, build
+from antiphon.adapters.minicpmo.native import MiniCpmO
+from antiphon.engine.engine import EngineSettings
+
+# openbmb/MiniCPM-o-4_5, config.json.
+RELEASED: dict[str, Any] = tiny.CONFIG | {
+    "vocab_size": 151748,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "query_num": 64,
+    "drop_vision_last_layer": False,
+    "vision_config": VISION,
+    "audio_config": tiny.CONFIG["audio_config"]
+    | {
+        "d_model": 1024,
+        "encoder_layers": 24,
+        "encoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "max_source_positions": 1500,
+    },
+    "tts_config": tiny.CONFIG["tts_config"]
+    | {
+        "llm_dim": 4096,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "num_hidden_layers": 20,
+        "max_position_embeddings": 4096,
+        "num_audio_tokens": 6562,
+        "num_text_tokens": 152064,
+        "audio_bos_token_id": 151687,
+    },
+}
+
+
+class Silent:
+    """In the place of token2wav: its codes are made, its sound is not."""
+
+    lookahead = 3
+
+    def open(self, reference: Any) -> None:
+        return None
+
+    def sound(self, state: None, codes: Any, *, last: bool) -> tuple[Any, None]:
+        return np.zeros(960 * len(codes), np.float32), None
+
+
+def filled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Random weights, in place."""
+    for name, parameter in list(module.named_parameters()):
+        owner, _, leaf = name.rpartition(".")
+        tensor = torch.empty(parameter.shape, device=device, dtype=dtype)
+        if tensor.dim() > 1:
+            tensor.normal_(std=0.02)
+        else:
+            tensor.fill_(1.0 if "norm" in name and leaf == "weight" else 0.0)
+        module.get_submodule(owner)._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+    module.to(device).eval()
+
+
+async def hours(count: int) -> dict[str, Any]:
+    """`count` units of one session, the default window's rows scaled to the tiny model's 4,096."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = MiniCpmO(
+            tiny.write(Path(folder)), "tiny", weights="fp32", threads=1, window=(1600, 1200), vocoder=Silent()
+        )
+        talk = await model.open(NativeOptions(tiny.PROMPT, temperature=0.7, seed=1))
+        sounds = [tiny.sound(i) for i in range(64)]
+        took, rss, rows = [], [], []
+        process = psutil.Process()
+        for number in range(count):
+            started = time.perf_counter()
+            await talk.append(Unit(sounds[number % 64]))
+            await talk.step()
+            took.append((time.perf_counter() - started) * 1000)
+            rows.append(talk.context_rows)
+            if number % 100 == 99:
+                rss.append(process.memory_info().rss / 1e6)
+        talk.close()
+        held = (await model.engine.state()).kv_bytes
+        model.close()
+    tenth = count // 10
+    early, late = took[tenth : 2 * tenth], took[-tenth:]
+    found = {
+        "units": count,
+        "hours": round(count / 3600, 2),
+        "step_ms_early": round(percentile(early, 50), 2),
+        "step_ms_late": round(percentile(late, 50), 2),
+        "rss_mb_early": round(rss[len(rss) // 10], 1),
+        "rss_mb_late": round(rss[-1], 1),
+        "rows_most": max(rows),
+        "kv_bytes_after_close": held,
+    }
+    table(
+        "One session (tiny random model)",
+        ["units", "step early / late", "RSS early / late", "rows at most"],
+        [
+            [
+                count,
+                f"{found['step_ms_early']} / {found['step_ms_late']} ms",
+                f"{found['rss_mb_early']} / {found['rss_mb_late']} MB",
+                found["rows_most"],
+            ]
+        ],
+    )
+    return found
+
+
+async def released(sessions: list[int], units: int = 30) -> dict[str, Any] | None:
+    """Unit steps of the real dimensions on a GPU."""
+    if not torch.cuda.is_available():
+        print("\nreleased dimensions: no GPU here, not measured")
+        return None
+    device, dtype = torch.device("cuda"), torch.bfloat16
+    with tempfile.TemporaryDirectory() as folder:
+        tiny.write(Path(folder))
+        tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    parts = build(RELEASED, tokenizer)
+    for module in (parts.decoder, parts.hearing, parts.seeing, parts.conditions, parts.codes):
+        filled(module, device, dtype)
+    settings = EngineSettings(kv_bytes=16 << 30)
+    model = MiniCpmO(parts, "released", settings=settings, device="cuda", weights="bf16", vocoder=Silent())
+    rows = []
+    for count in sessions:
+        talks = [await model.open(NativeOptions(tiny.PROMPT, listens_first=0, seed=i)) for i in range(count)]
+        took: list[float] = []
+
+        async def hold(talk: Any, took: list[float] = took) -> None:
+            for number in range(units):
+                started = time.perf_counter()
+                await talk.append(Unit(tiny.sound(number)))
+                await talk.step()
+                if number >= 5:
+                    took.append(time.perf_counter() - started)
+
+        await asyncio.gather(*(hold(t) for t in talks))
+        for talk in talks:
+            talk.close()
+        rows.append({"sessions": count, "p50_s": percentile(took, 50), "p95_s": percentile(took, 95)})
+    model.close()
+    gc.collect()
+    table(
+        f"Unit of 1 s, released dimensions, {torch.cuda.get_device_name()}",
+        ["sessions", "p50 s", "p95 s"],
+        [[r["sessions"], round(r["p50_s"], 3), round(r["p95_s"], 3)] for r in rows],
+    )
+    return {"device": torch.cuda.get_device_name(), "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="antiphon bench native", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--sections", default="hours,released")
+    parser.add_argument("--units", type=int, default=7200)
+    parser.add_argument("--sessions", default="1,2,4,8")
+    args = parser.parse_args()
+    document: dict[str, Any] = {"machine": machine()}
+    if (before := RESULTS / "native.json").is_file():
+        document = json.loads(before.read_text()) | document
+    wanted = set(args.sections.split(","))
+    if "hours" in wanted:
+        document["hours"] = asyncio.run(hours(args.units))
+    if "released" in wanted and (found := asyncio.run(released([int(n) for n in args.sessions.split(",")]))):
+        document["released"] = found
+    print(f"\nwritten: {save('native', document)}")
+
+
+if __name__ == "__main__":
+    main()

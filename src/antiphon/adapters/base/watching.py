@@ -1,0 +1,79 @@
+"""What answers questions about what is seen: models that see pictures, or that are told what can be read on them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from antiphon.adapters.base.language import ReplyOptions
+from antiphon.adapters.base.partner import Answer
+from antiphon.adapters.base.speaking import VoiceOptions
+from antiphon.audio import Pcm
+
+
+@dataclass(frozen=True, slots=True)
+class WatcherProfile:
+    """Facts of a watcher. `sees`: pictures, or only the text on them and plain facts (brightness, colours, motion). `sample_rate_hz` of its voice;
+    `voices`: the first is the default; empty: it does not speak."""
+
+    id: str
+    sees: Literal["pictures", "text"]
+    sample_rate_hz: int
+    voices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A frame that was kept: `number` counts them, `at_s` on the session's clock, `image` encoded."""
+
+    number: int
+    at_s: float
+    image: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """`frames`: those it is to be answered from, by number. `pcm`: what was heard since the last question, float32 [num_samples], 16 kHz."""
+
+    text: str
+    at_s: float
+    frames: tuple[int, ...]
+    pcm: Pcm | None = None
+
+
+class Watching(Protocol):
+    """One session with a watcher."""
+
+    async def run(self) -> None:
+        """Its own work, beside the session's, until it is cancelled."""
+        ...
+
+    async def see(self, frame: Seen) -> None:
+        """A frame was kept. Does not wait for what takes long. Raises MediaError where it is no image, or is cut off."""
+        ...
+
+    def forget(self, before_s: float) -> None:
+        """What was seen before is to be known no more."""
+        ...
+
+    def answer(
+        self, question: Question, options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[Answer, None]:
+        """As Talk.respond. Closing the generator ends it within a step. Raises Refused, ModelError, RemoteProtocolError."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+class Watcher(Protocol):
+    """Whoever watches, shared by all sessions."""
+
+    @property
+    def profile(self) -> WatcherProfile: ...
+
+    async def open(self, instructions: str) -> Watching:
+        """A new session. Raises Refused where there is no room."""
+        ...

@@ -1,0 +1,245 @@
+"""Questions about a stream of frames, answered where no model that sees is at hand: from the text read on the frames and plain facts about them.
+
+Frames are read as they come, the newest first, and one that looks like the last that was read is not read again. At a question the language model gets
+what is new since the last one, with its times, so that its KV is appended to; questions about a time get what was seen then put before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+
+from antiphon.adapters.base import (
+    Answer,
+    FileOptions,
+    Message,
+    Partner,
+    Question,
+    Reader,
+    ReplyOptions,
+    Seen,
+    Segment,
+    Talk,
+    TextDelta,
+    Transcriber,
+    VoiceOptions,
+    WatcherProfile,
+)
+from antiphon.errors import MediaError, ModelError, Refused
+from antiphon.frames import EvsFilter, Look, look
+from antiphon.images import decode
+
+# Frames are looked at at this size; text is read at the image's own.
+LOOK_SIDE = 256
+# A frame as like as this to one that was read says the same.
+SAME = 0.999
+# A question waits so long for the newest frame to be read, and for those of the moment it asks about.
+READING_S = 4.0
+# Frames whose text is still to be read: the oldest of more are not.
+MAX_UNREAD = 16
+# Moments that are told of a question's time: the nearest, within so many seconds.
+NEAR_S = 3.0
+# Of more that is new at one question the newest is told.
+MAX_NOTES = 24
+# Lines of text that one moment is told with.
+MAX_LINES = 20
+
+PROMPT = """You answer questions about what a camera or a screen shows. You cannot see pictures. You are given notes: the text that was read on it, what was said, brightness, main colours and motion, \
+each with the seconds at which it was so. Answer from the notes in one or two short sentences. If the notes do not say it, say that you can only read text and notice motion, light and colours."""
+AGO = re.compile(
+    r"\b(\d+(?:\.\d+)?|an?|one|two|three|five|ten|twenty|thirty)\s*(s|sec|secs|seconds?|m|min|mins|minutes?)\s+ago\b",
+    re.I,
+)
+AT = re.compile(r"\bat\s+(?:(\d+):(\d{2})|(?:second\s+)?(\d+(?:\.\d+)?)\s*(?:s|sec|secs|seconds?)?)\b", re.I)
+NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "five": 5, "ten": 10, "twenty": 20, "thirty": 30}
+
+
+@dataclass(slots=True, eq=False)
+class Reading:
+    """The text of one frame, and of those after it that look the same. `lines` None: not read yet."""
+
+    lines: tuple[str, ...] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Moment:
+    """One kept frame."""
+
+    number: int
+    at_s: float
+    look: Look
+    reading: Reading
+
+    def told(self) -> str:
+        """For the language model."""
+        facts = [
+            self.look.light,
+            self.look.moves,
+            "mostly " + " and ".join(self.look.colours[:2] or ("mixed colours",)),
+        ]
+        if self.look.new_scene:
+            facts.insert(0, "a new scene")
+        text = " / ".join((self.reading.lines or ())[:MAX_LINES])
+        return f"{', '.join(facts)}; " + (f'text on it: "{text}"' if text else "no text on it")
+
+
+class Observer:
+    """See Watcher. `partner` writes and speaks the answers."""
+
+    def __init__(self, partner: Partner, reader: Reader, transcriber: Transcriber | None) -> None:
+        self._partner, self._reader, self._transcriber = partner, reader, transcriber
+        facts = partner.profile
+        self.profile = WatcherProfile(facts.id, "text", facts.sample_rate_hz, facts.voices)
+
+    async def open(self, instructions: str) -> Observing:
+        """See Watcher."""
+        return Observing(await self._partner.open(), self._reader, self._transcriber, instructions)
+
+
+class Observing:
+    """See Watching."""
+
+    def __init__(self, talk: Talk, reader: Reader, transcriber: Transcriber | None, instructions: str) -> None:
+        self._talk, self._reader, self._transcriber = talk, reader, transcriber
+        system = f"{PROMPT} {instructions}".strip()
+        self._messages: list[Message] = [Message("system", system)]
+        self._moments: list[Moment] = []
+        self._told = -1
+        self._unread: list[tuple[Reading, bytes]] = []
+        self._changed = asyncio.Event()
+        self._thumbnail: np.ndarray | None = None
+        self._alike = EvsFilter(SAME)
+        self._reading = Reading()
+        # How many frames were read, for measuring.
+        self.num_read = 0
+
+    async def run(self) -> None:
+        """Read what is on the frames, the newest first."""
+        while True:
+            while self._unread:
+                reading, image = self._unread.pop()
+                try:
+                    reading.lines = await self._reader.read(image)
+                except (ModelError, Refused, MediaError):
+                    reading.lines = ()
+                self.num_read += 1
+                self._notify()
+            await self._changed.wait()
+
+    async def see(self, frame: Seen) -> None:
+        """See Watching."""
+        pixels = await asyncio.to_thread(decode, frame.image, LOOK_SIDE)
+        seen, self._thumbnail = look(pixels, self._thumbnail)
+        if self._alike.keeps(pixels):
+            self._reading = Reading()
+            self._unread.append((self._reading, frame.image))
+            for late, _ in self._unread[:-MAX_UNREAD]:
+                late.lines = ()
+            del self._unread[:-MAX_UNREAD]
+        self._moments.append(Moment(frame.number, frame.at_s, seen, self._reading))
+        self._notify()
+
+    def forget(self, before_s: float) -> None:
+        """See Watching. What the language model was told stays told; nothing of it is told again."""
+        self._moments = [m for m in self._moments if m.at_s >= before_s]
+        alive = {id(m.reading) for m in self._moments}
+        self._unread = [(r, i) for r, i in self._unread if id(r) in alive]
+
+    async def answer(
+        self, question: Question, options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[Answer, None]:
+        """See Watching."""
+        asked_s = time_of(question.text, question.at_s)
+        await self._read_for(question, asked_s)
+        heard = await self._heard(question)
+        message = Message("user", self._notes(question, asked_s, heard))
+        said: list[str] = []
+        messages = [*self._messages, message]
+        async with aclosing(self._talk.respond(tuple(messages), options, voice)) as answers:
+            async for answer in answers:
+                if isinstance(answer, TextDelta):
+                    said.append(answer.text)
+                yield answer
+        # An answer that was cut is not remembered: the model's KV goes back to the question before.
+        self._messages = [*messages, Message("assistant", "".join(said))]
+        self._told = max([self._told, *(m.number for m in self._moments)])
+
+    async def _read_for(self, question: Question, asked_s: float | None) -> None:
+        """Wait a little for what the question is about to be read."""
+        at_s = question.at_s if asked_s is None else asked_s
+        wanted = [m for m in self._moments if m.number in question.frames or abs(m.at_s - at_s) <= NEAR_S]
+        wanted = sorted(wanted, key=lambda m: abs(m.at_s - at_s))[:2]
+        try:
+            async with asyncio.timeout(READING_S):
+                while any(m.reading.lines is None for m in wanted):
+                    await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _heard(self, question: Question) -> str:
+        if question.pcm is None or self._transcriber is None:
+            return ""
+        words = []
+        try:
+            async for part in self._transcriber.transcribe(question.pcm, FileOptions()):
+                if isinstance(part, Segment):
+                    words.append(part.text.strip())
+        except (ModelError, Refused):
+            return ""
+        return " ".join(w for w in words if w)
+
+    def _notes(self, question: Question, asked_s: float | None, heard: str) -> str:
+        """What is new since the last question, and the question."""
+        new = [m for m in self._moments if m.number > self._told]
+        lines = [f"At {_span(group)}: {group[-1].told()}." for group in _alike(new)[-MAX_NOTES:]]
+        if heard:
+            lines.append(f'Somebody said: "{heard}".')
+        if not lines:
+            lines.append("Nothing new.")
+        if asked_s is not None:
+            near = sorted(self._moments, key=lambda m: abs(m.at_s - asked_s))[:1]
+            near = [m for m in near if abs(m.at_s - asked_s) <= NEAR_S]
+            told = near[0].told() if near else "nothing is known of it"
+            lines.append(f"The question is about {asked_s:.0f} s: {told}.")
+        text = question.text.strip() or heard or "What do you see?"
+        return "Notes:\n" + "\n".join(lines) + f"\nIt is {question.at_s:.0f} s now. Question: {text}"
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def close(self) -> None:
+        """See Watching."""
+        self._talk.close()
+
+
+def _alike(moments: Sequence[Moment]) -> list[list[Moment]]:
+    """Neighbours that would be told alike, together."""
+    groups: list[list[Moment]] = []
+    for moment in moments:
+        if groups and not moment.look.new_scene and groups[-1][-1].told() == moment.told():
+            groups[-1].append(moment)
+        else:
+            groups.append([moment])
+    return groups
+
+
+def _span(group: Sequence[Moment]) -> str:
+    first, last = group[0].at_s, group[-1].at_s
+    return f"{first:.1f} s" if last - first < 0.5 else f"{first:.1f} to {last:.1f} s"
+
+
+def time_of(text: str, now_s: float) -> float | None:
+    """The moment a question asks about, on the session's clock; None where it names none."""
+    if found := AGO.search(text):
+        word = found[1].lower()
+        amount = float(NUMBERS[word]) if word in NUMBERS else float(word)
+        return max(0.0, now_s - amount * (60 if found[2].lower().startswith("m") else 1))
+    if found := AT.search(text):
+        return int(found[1]) * 60 + int(found[2]) if found[1] else float(found[3])
+    return None

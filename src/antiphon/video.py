@@ -1,0 +1,256 @@
+"""One session of frames and sound in, answers out. Frames are looked at as they come; a question is answered from what is there, and interrupts the answer before.
+
+One task takes what comes, in order; an answer is a task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+
+import anyio
+import anyio.abc
+import numpy as np
+
+from antiphon.adapters.base import (
+    Question,
+    ReplyDone,
+    ReplyOptions,
+    Seen,
+    Speaking,
+    TextDelta,
+    VoiceOptions,
+    Watcher,
+    Watching,
+)
+from antiphon.audio import Pcm
+from antiphon.errors import EngineError, MediaError, ModelError, Refused, RemoteProtocolError
+from antiphon.frames import BlockFilter, EvsFilter, Filter, sample
+from antiphon.images import decode
+from antiphon.video_events import (
+    AnswerBegan,
+    AnswerDone,
+    AnswerSound,
+    AnswerText,
+    Asked,
+    Finished,
+    FrameCame,
+    FrameFacts,
+    FrameTaken,
+    SoundCame,
+    VideoConfig,
+    VideoInput,
+    VideoOutput,
+    VideoOver,
+    WentWrong,
+)
+
+log = logging.getLogger(__name__)
+
+# Inputs that wait to be taken; then the socket is not read.
+MAX_WAITING = 32
+# Sound that may wait for a question: 4 MiB of PCM16.
+MAX_SOUND_SAMPLES = (4 << 20) // 2
+# What the filter looks at.
+FILTER_SIDE = 256
+FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
+Emit = Callable[[VideoOutput], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A frame that questions may be about."""
+
+    number: int
+    facts: FrameFacts
+
+
+class VideoSession:
+    """Run with `run()`; `put` what comes, `close` when no more does. `emit` is awaited for every output and may hold the session back."""
+
+    def __init__(
+        self,
+        config: VideoConfig,
+        watcher: Watcher,
+        emit: Emit,
+        *,
+        new_id: Callable[[str], str],
+        measure: Callable[[str, float], None] = lambda kind, seconds: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._watcher = watcher
+        self._emit = emit
+        self._new_id = new_id
+        self._measure = measure
+        self._clock = clock
+        self._send, self._receive = anyio.create_memory_object_stream[VideoInput](MAX_WAITING)
+        self._watching: Watching | None = None
+        self._kept: deque[Kept] = deque()
+        self._filter: Filter | None = None
+        if config.filter:
+            self._filter = (BlockFilter if config.filter == "blocks" else EvsFilter)(config.threshold)
+        self._count = 0
+        self._began_s: float | None = None
+        self._first_pts_ms: float | None = None
+        self._now_s = 0.0
+        self._sound: list[Pcm] = []
+        self._num_samples = 0
+        self._answering = anyio.CancelScope()
+        self._answered = anyio.Event()
+        self._answered.set()
+        # Frames that came, and that were kept.
+        self.num_frames = self.num_kept = 0
+
+    async def put(self, item: VideoInput) -> None:
+        """One input. Waits while many wait; once the session is over it is nobody's."""
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            await self._send.send(item)
+
+    def close(self) -> None:
+        """Nothing more comes, and nobody waits for an answer."""
+        self._send.close()
+
+    @property
+    def idle(self) -> bool:
+        """No answer is under way."""
+        return self._answered.is_set()
+
+    async def run(self) -> None:
+        """Until `Finished` was taken, or it is closed. Raises Refused where the watcher has no room."""
+        try:
+            await self._run()
+        finally:
+            self._send.close()
+            self._receive.close()
+
+    async def _run(self) -> None:
+        self._watching = await self._watcher.open(self._config.instructions)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._watching.run)
+                async for item in self._receive:
+                    await self._take(item, group)
+                    if isinstance(item, Finished):
+                        break
+                group.cancel_scope.cancel()
+        finally:
+            self._watching.close()
+
+    async def _take(self, item: VideoInput, group: anyio.abc.TaskGroup) -> None:
+        match item:
+            case FrameCame(image, facts):
+                await self._see(image, facts)
+            case SoundCame(pcm):
+                await self._hear(pcm)
+            case Asked(text):
+                await self._interrupt()
+                if not self._kept:
+                    await self._emit(WentWrong("No frames buffered"))
+                    return
+                self._answered = anyio.Event()
+                group.start_soon(self._answer, self._question(text))
+            case Finished():
+                await self._answered.wait()
+                await self._emit(VideoOver())
+
+    # --- frames and sound -------------------------------------------------------------------------------------------------
+
+    async def _see(self, image: bytes, facts: FrameFacts) -> None:
+        assert self._watching
+        self.num_frames += 1
+        at_s = self._place(facts)
+        try:
+            if self._filter:
+                pixels = await asyncio.to_thread(decode, image, FILTER_SIDE)
+                if not self._filter.keeps(pixels):
+                    await self._emit(FrameTaken(facts, False, len(self._kept), "filtered"))
+                    return
+            await self._watching.see(Seen(self._count, at_s, image))
+        except MediaError as error:
+            await self._emit(WentWrong("Frame decode failed", str(error)))
+            return
+        dropped = self._kept.popleft().facts if len(self._kept) >= self._config.max_frames else None
+        self._kept.append(Kept(self._count, facts))
+        self._count += 1
+        self.num_kept += 1
+        if self._config.max_memory_s is not None:
+            self._watching.forget(at_s - self._config.max_memory_s)
+        await self._emit(FrameTaken(facts, True, len(self._kept), None, dropped))
+
+    def _place(self, facts: FrameFacts) -> float:
+        """Where a frame lies on the session's clock, which its times tell, or when it came."""
+        now_s = self._clock()
+        if self._began_s is None:
+            self._began_s, self._first_pts_ms = now_s, facts.pts_ms
+        if facts.pts_ms is not None and self._first_pts_ms is not None:
+            at_s = (facts.pts_ms - self._first_pts_ms) / 1000
+        else:
+            at_s = now_s - self._began_s
+        self._now_s = max(self._now_s, at_s)
+        return at_s
+
+    async def _hear(self, pcm: Pcm) -> None:
+        if self._num_samples + len(pcm) > MAX_SOUND_SAMPLES:
+            self._sound, self._num_samples = [], 0
+            await self._emit(WentWrong("Audio buffer overflow"))
+            return
+        if self._config.hears:
+            self._sound.append(pcm)
+            self._num_samples += len(pcm)
+
+    # --- answers ----------------------------------------------------------------------------------------------------------
+
+    def _question(self, text: str) -> tuple[Question, tuple[FrameFacts, ...]]:
+        kept = list(self._kept)
+        used = [kept[i] for i in sample(len(kept), self._config.num_frames)]
+        pcm = np.concatenate(self._sound) if self._sound else None
+        self._sound, self._num_samples = [], 0
+        return Question(text, self._now_s, tuple(k.number for k in used), pcm), tuple(k.facts for k in used)
+
+    async def _interrupt(self) -> None:
+        """End the answer under way: nothing more of it is said."""
+        self._answering.cancel()
+        await self._answered.wait()
+
+    async def _answer(self, asked: tuple[Question, tuple[FrameFacts, ...]]) -> None:
+        with anyio.CancelScope() as self._answering:
+            await self._say(*asked)
+        self._answered.set()
+
+    async def _say(self, question: Question, frames: tuple[FrameFacts, ...]) -> None:
+        assert self._watching
+        config, profile = self._config, self._watcher.profile
+        voice = None
+        if config.speaks and profile.voices:
+            voice = VoiceOptions(config.voice if config.voice in profile.voices else profile.voices[0])
+        began_s, said, sounded = self._clock(), "", False
+        counts: dict[str, int] = {}
+        await self._emit(AnswerBegan(self._new_id("video-"), frames))
+        try:
+            async with aclosing(self._watching.answer(question, ReplyOptions(), voice)) as answers:
+                async for answer in answers:
+                    match answer:
+                        case TextDelta(text):
+                            if not said:
+                                self._measure("first_video_text", self._clock() - began_s)
+                            said += text
+                            if config.writes:
+                                await self._emit(AnswerText(text))
+                        case Speaking(pcm):
+                            sounded = True
+                            await self._emit(AnswerSound(pcm, profile.sample_rate_hz))
+                        case ReplyDone(_, prompt, cached, completion):
+                            counts = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion}
+                        case _:
+                            continue
+        except FAILURES as error:
+            log.error("a question about a video failed: %s", error)
+            await self._emit(WentWrong("Query processing failed", str(error), answer=True, said=said))
+            return
+        await self._emit(AnswerDone(said, sounded, counts))

@@ -1,0 +1,137 @@
+"""The vocabulary of video sessions: what a client may send of frames, sound and questions, and what it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from antiphon.audio import Pcm
+
+FrameFilter = Literal["evs", "blocks"]
+
+
+@dataclass(frozen=True, slots=True)
+class VideoConfig:
+    """One session. `speaks`, `writes`: what answers are made of. `num_frames`: most a question is answered from; `max_frames`: most that are kept.
+
+    `filter` None keeps every frame; else one at or above `threshold` in likeness to the last that was kept is dropped. `hears`: sound that came belongs
+    to the next question. `max_memory_s`: what was seen longer ago is forgotten; None: nothing is.
+    """
+
+    speaks: bool = True
+    writes: bool = True
+    num_frames: int = 4
+    max_frames: int = 50
+    instructions: str = ""
+    filter: FrameFilter | None = "evs"
+    threshold: float = 0.95
+    hears: bool = True
+    voice: str | None = None
+    max_memory_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FrameFacts:
+    """What the client says of a frame. Milliseconds; `received_ms` by the server's clock."""
+
+    received_ms: float
+    id: str | None = None
+    pts_ms: float | None = None
+    source_pts_ms: float | None = None
+    capture_ts_ms: float | None = None
+    quality_profile: str | None = None
+
+
+# --- from the client --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FrameCame:
+    """An encoded image."""
+
+    image: bytes
+    facts: FrameFacts
+
+
+@dataclass(frozen=True, slots=True)
+class SoundCame:
+    """float32 [num_samples], mono, 16 kHz."""
+
+    pcm: Pcm
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question about what was seen and heard; it interrupts the answer under way."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """No more comes: the answer under way is completed."""
+
+
+VideoInput = FrameCame | SoundCame | Asked | Finished
+
+# --- to the client ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTaken:
+    """A frame was kept, or not: `reason`. `dropped`: the facts of one that had to leave for it."""
+
+    facts: FrameFacts
+    accepted: bool
+    buffered: int
+    reason: str | None = None
+    dropped: FrameFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBegan:
+    """An answer is being made from these frames."""
+
+    request_id: str
+    frames: tuple[FrameFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerText:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSound:
+    """More of the answer's sound: float32 [num_samples]."""
+
+    pcm: Pcm
+    rate_hz: int
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerDone:
+    """All of it. `counts`: prompt_tokens, cached_tokens, completion_tokens, where the partner knows."""
+
+    text: str
+    sounded: bool
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WentWrong:
+    """`message` in the words clients know; `detail`: what just went wrong. `answer`: it ends the answer under way, of which `said` was said."""
+
+    message: str
+    detail: str = ""
+    answer: bool = False
+    said: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoOver:
+    """All that was asked is answered."""
+
+
+VideoOutput = FrameTaken | AnswerBegan | AnswerText | AnswerSound | AnswerDone | WentWrong | VideoOver
+Facts = dict[str, Any]

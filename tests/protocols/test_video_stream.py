@@ -1,0 +1,254 @@
+"""The video dialect, frame by frame: every default, limit, older name, event and error."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from typing import Any
+
+import numpy as np
+import pytest
+
+from antiphon.protocols.video_stream import JPEG, MAX_FRAME_CHARS, PNG, VideoStream
+from antiphon.video_events import (
+    AnswerBegan,
+    AnswerDone,
+    AnswerSound,
+    AnswerText,
+    Asked,
+    Finished,
+    FrameCame,
+    FrameFacts,
+    FrameTaken,
+    SoundCame,
+    VideoConfig,
+    VideoOver,
+    WentWrong,
+)
+
+IMAGE = b64encode(JPEG + b"...").decode()
+
+
+def stream(config: dict[str, Any] | None = None, **options: Any) -> VideoStream:
+    wire = VideoStream(lambda: 5.0, **options)
+    wire.receive(json.dumps({"type": "session.config"} | (config or {})))
+    wire.inputs()
+    return wire
+
+
+def said(wire: VideoStream) -> list[dict[str, Any]]:
+    return [json.loads(f) for f in wire.frames()]
+
+
+def test_the_defaults() -> None:
+    wire = VideoStream(lambda: 0.0)
+    wire.receive('{"type":"session.config"}')
+    assert wire.inputs() == [VideoConfig(True, True, 4, 50, "", "evs", 0.95, True, None, None)]
+    assert not wire.frames()
+
+
+def test_all_that_can_be_configured_and_older_names() -> None:
+    wire = VideoStream(lambda: 0.0)
+    wire.receive(
+        json.dumps(
+            {"type": "session.config", "model": "m", "modalities": ["text"], "num_sample_frames": 8, "max_frames": 256, "system_prompt": "Be brief.",
+             "use_audio_in_video": False, "sampling_params_list": [{}], "evs_threshold": 0.5, "frame_filter": "blocks", "voice": "v", "max_memory_s": 60}
+        )
+    )  # fmt: skip
+    assert wire.inputs() == [VideoConfig(False, True, 8, 256, "Be brief.", "blocks", 0.5, False, "v", 60.0)]
+    assert wire.model == "m"
+    both = stream({})
+    wire = VideoStream(lambda: 0.0)
+    # The canonical name wins, wherever it stands.
+    wire.receive('{"type":"session.config","num_frames":3,"num_sample_frames":9,"evs_enabled":false}')
+    (config,) = wire.inputs()
+    assert isinstance(config, VideoConfig)
+    assert (config.num_frames, config.filter) == (3, None)
+    assert both.configured
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ("{", "Invalid JSON in session.config"),
+        ("[]", "Expected session.config, got: list"),
+        ('{"type":"video.frame"}', "Expected session.config, got: video.frame"),
+        ('{"type":"session.config","num_frames":0}', "Invalid session config: num_frames is from 1 to 128"),
+        ('{"type":"session.config","num_frames":1.5}', "Invalid session config: num_frames is a whole number"),
+        ('{"type":"session.config","max_frames":257}', "Invalid session config: max_frames is from 1 to 256"),
+        ('{"type":"session.config","max_frames":true}', "Invalid session config: max_frames is a whole number"),
+        (
+            '{"type":"session.config","frame_filter_threshold":2}',
+            "Invalid session config: frame_filter_threshold is from 0 to 1",
+        ),
+        (
+            '{"type":"session.config","modalities":["video"]}',
+            "Invalid session config: modalities is a list of text and audio",
+        ),
+        ('{"type":"session.config","modalities":[]}', "Invalid session config: modalities is a list of text and audio"),
+        (
+            '{"type":"session.config","enable_frame_filter":"yes"}',
+            "Invalid session config: enable_frame_filter is true or false",
+        ),
+        ('{"type":"session.config","frame_filter":"best"}', "Invalid session config: frame_filter is evs or blocks"),
+        ('{"type":"session.config","system_prompt":7}', "Invalid session config: system_prompt and voice are text"),
+        ('{"type":"session.config","max_memory_s":0}', "Invalid session config: max_memory_s is from 1 to 86400"),
+    ],
+)
+def test_what_no_session_begins_with(first: str, message: str) -> None:
+    wire = VideoStream(lambda: 0.0)
+    wire.receive(first)
+    assert said(wire) == [{"type": "error", "message": message}]
+    assert wire.closing
+    assert not wire.inputs()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "Invalid JSON"),
+        ("3", "Messages must be JSON objects"),
+        ('{"type":"nonsense"}', "Unknown type: nonsense"),
+        ("{}", "Unknown type: None"),
+        ('{"type":"session.config"}', "Unknown type: session.config"),
+        ('{"type":"video.frame"}', "Invalid image data"),
+        ('{"type":"video.frame","data":"%%%"}', "Invalid image data"),
+        ('{"type":"video.frame","data":"AAAA"}', "Invalid image data"),
+        (json.dumps({"type": "video.frame", "data": "A" * (MAX_FRAME_CHARS + 4)}), "Frame too large"),
+        ("x" * (MAX_FRAME_CHARS + (70 << 10)), "Frame too large"),
+        ('{"type":"audio.chunk","data":"%"}', "Invalid audio data"),
+        ('{"type":"audio.chunk","data":7}', "Invalid audio data"),
+    ],
+)
+def test_errors_leave_the_session_as_it_was(text: str, message: str) -> None:
+    wire = stream()
+    wire.receive(text)
+    assert said(wire) == [{"type": "error", "message": message}]
+    assert not wire.inputs()
+    assert not wire.closing
+
+
+def test_what_a_client_sends() -> None:
+    wire = stream()
+    sound = np.array([100, -100], "<i2").tobytes()
+    wire.receive(
+        json.dumps(
+            {"type": "video.frame", "data": IMAGE, "frame_id": "a", "pts_ms": 40, "source_pts_ms": 41, "quality_profile": "low", "capture_ts_ms": 42.5}
+        )
+    )  # fmt: skip
+    wire.receive(json.dumps({"type": "video.frame", "data": b64encode(PNG).decode(), "frame_id": 7, "pts_ms": "x"}))
+    wire.receive(json.dumps({"type": "audio.chunk", "data": b64encode(sound + b"odd").decode()}))
+    wire.receive(json.dumps({"type": "video.query", "text": "What?", "audio_data": b64encode(sound).decode()}))
+    wire.receive('{"type":"video.query","text":null}')
+    wire.receive('{"type":"ping"}')
+    wire.receive('{"type":"video.done"}')
+    frame, bare, heard, with_it, asked, nothing, over = wire.inputs()
+    assert frame == FrameCame(JPEG + b"...", FrameFacts(5.0, "a", 40, 41, 42.5, "low"))
+    assert isinstance(bare, FrameCame)
+    assert bare.facts == FrameFacts(5.0)
+    assert isinstance(heard, SoundCame)
+    assert isinstance(with_it, SoundCame)
+    assert len(heard.pcm) == 3
+    assert with_it.pcm.tolist() == [100 / 32768, -100 / 32768]
+    assert (asked, nothing, over) == (Asked("What?"), Asked(""), Finished())
+    assert said(wire) == [{"type": "pong"}]
+
+
+def test_acks_only_for_frames_with_a_name() -> None:
+    wire = stream()
+    facts = FrameFacts(9.0, "b", 80, None, 81)
+    wire.send(FrameTaken(FrameFacts(1.0), True, 1))
+    wire.send(FrameTaken(facts, True, 50, None, FrameFacts(1.0, "a")))
+    wire.send(FrameTaken(facts, False, 50, "filtered"))
+    kept, filtered = said(wire)
+    base = {"type": "video.frame.ack", "frame_id": "b", "pts_ms": 80, "capture_ts_ms": 81, "buffered_frames": 50, "server_receive_ts_ms": 9.0}  # fmt: skip
+    assert kept == base | {"accepted": True, "dropped_frame_id": "a"}
+    assert filtered == base | {"accepted": False, "reason": "filtered"}
+
+
+@pytest.mark.parametrize("ga", [False, True])
+def test_an_answer_as_it_is_made(ga: bool) -> None:
+    wire = stream(ga=ga)
+    pcm = np.full(240, 0.25, np.float32)
+    for output in (
+        AnswerBegan("video-1", (FrameFacts(1.0, "a", 0), FrameFacts(2.0, None, 500))),
+        AnswerText("A "), AnswerSound(pcm, 24_000), AnswerText("dog."), AnswerSound(pcm, 24_000),
+        AnswerDone("A dog.", True), VideoOver(),
+    ):  # fmt: skip
+        wire.send(output)
+    events = said(wire)
+    name = "response.output_audio" if ga else "response.audio"
+    assert [e["type"] for e in events] == [
+        "response.start", "video.frames.consumed", "response.text.delta", f"{name}.delta", "response.text.delta", f"{name}.delta",
+        "response.text.done", f"{name}.done", "session.done",
+    ]  # fmt: skip
+    consumed = events[1]
+    assert consumed["request_id"] == "video-1"
+    assert consumed["frame_ids"] == ["a"]
+    assert [f["pts_ms"] for f in consumed["frames"]] == [0, 500]
+    assert consumed["latest_pts_ms"] == 500
+    wav = b64decode(events[3]["data"])
+    assert events[3]["format"] == "wav"
+    assert wav[:4] == b"RIFF"
+    assert len(wav) == 44 + 480
+    assert int.from_bytes(wav[40:44], "little") == 480
+    assert events[6]["text"] == "A dog."
+    assert wire.closing
+
+
+def test_an_answer_in_one_piece() -> None:
+    wire = stream(whole=True)
+    pcm = np.zeros(240, np.float32)
+    for output in (AnswerBegan("r", (FrameFacts(1.0),)), AnswerText("A "), AnswerSound(pcm, 8000), AnswerText("dog."), AnswerSound(pcm, 8000), AnswerDone("A dog.", True)):  # fmt: skip
+        wire.send(output)
+    events = said(wire)
+    assert [e["type"] for e in events] == [
+        "response.start",
+        "response.text.done",
+        "response.audio.delta",
+        "response.audio.done",
+    ]
+    assert len(b64decode(events[2]["data"])) == 44 + 960
+
+
+def test_an_interrupted_answers_sound_is_not_the_nexts() -> None:
+    wire = stream(whole=True)
+    for output in (AnswerBegan("r", ()), AnswerSound(np.zeros(240, np.float32), 8000), AnswerBegan("s", ()), AnswerDone("No.", False)):  # fmt: skip
+        wire.send(output)
+    assert [e["type"] for e in said(wire)] == ["response.start", "response.start", "response.text.done"]
+
+
+def test_a_failed_answer_still_ends() -> None:
+    wire = stream()
+    wire.send(AnswerBegan("r", ()))
+    wire.send(AnswerText("A"))
+    wire.send(WentWrong("Query processing failed", "no room", answer=True, said="A"))
+    assert said(wire)[2:] == [
+        {"type": "error", "message": "Query processing failed", "detail": "no room"},
+        {"type": "response.text.done", "text": "A"},
+    ]
+    assert not wire.closing
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_a_client_sends_raises(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    wire = stream() if seed % 2 else VideoStream(lambda: 0.0)
+    kinds = ["session.config", "video.frame", "audio.chunk", "video.query", "video.done", "ping", 7, None, ["x"]]
+    values = [None, 7, -1e300, "x", IMAGE, "A" * 99, [1], {"a": 1}, True, "", "\ud83d"]
+    keys = [
+        "data",
+        "text",
+        "frame_id",
+        "pts_ms",
+        "modalities",
+        "num_frames",
+        "audio_data",
+        "max_frames",
+        "evs_threshold",
+    ]
+    for _ in range(200):
+        event = {"type": kinds[rng.integers(len(kinds))]} | {keys[rng.integers(len(keys))]: values[rng.integers(len(values))] for _ in range(3)}  # fmt: skip
+        wire.receive(json.dumps(event))
+        wire.receive(rng.bytes(int(rng.integers(40))))
+    assert all(isinstance(json.loads(f), dict) for f in wire.frames())

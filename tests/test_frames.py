@@ -1,0 +1,77 @@
+"""Which frames are kept, which a question is answered from, and what is said of one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from antiphon.frames import BlockFilter, EvsFilter, look, sample, thumbnail
+
+
+def scene(ball: tuple[int, int] | None = None, *, light: int = 0, seed: int = 0) -> np.ndarray:
+    """A textured room of 360 x 480 pixels, noisy as a camera is; a ball of 24 pixels in it, or none."""
+    y, x = np.mgrid[0:360, 0:480]
+    base = 90 + 40 * np.sin(x / 37) + 30 * np.cos(y / 23)
+    picture = np.stack([base, base * 0.9, base * 0.8], -1) + light
+    picture += np.random.default_rng(seed).normal(0, 3, picture.shape)
+    if ball:
+        picture[(x - ball[0]) ** 2 + (y - ball[1]) ** 2 < 24**2] = (230, 40, 40)
+    return np.clip(picture, 0, 255).astype(np.uint8)
+
+
+@pytest.mark.parametrize("kind", [EvsFilter, BlockFilter])
+def test_the_first_is_kept_and_what_is_static_is_not(kind: type[EvsFilter]) -> None:
+    it = kind(0.95)
+    assert it.keeps(scene(seed=1))
+    assert not any(it.keeps(scene(seed=s)) for s in range(2, 12))
+    assert it.keeps(255 - scene())
+
+
+def test_a_small_thing_that_moves_is_seen_by_blocks_only() -> None:
+    evs, blocks = EvsFilter(0.95), BlockFilter(0.95)
+    places: list[tuple[int, int] | None] = [None, (100, 100), (300, 200), (300, 200), None]
+    pictures = [scene(p, seed=i) for i, p in enumerate(places)]
+    assert [evs.keeps(p) for p in pictures] == [True, False, False, False, False]
+    assert [blocks.keeps(p) for p in pictures] == [True, True, True, False, True]
+
+
+def test_blocks_do_not_mind_the_cameras_exposure() -> None:
+    blocks = BlockFilter(0.95)
+    assert blocks.keeps(scene())
+    assert not blocks.keeps(scene(light=60, seed=1))
+
+
+def test_a_frame_is_compared_with_the_last_that_was_kept() -> None:
+    it = EvsFilter(0.99)
+    it.keeps(np.full((64, 64, 3), 100, np.uint8))
+    # Each is like the one before it; the drift as a whole is not like the first.
+    assert [it.keeps(np.full((64, 64, 3), 100 + 10 * k, np.uint8)) for k in (1, 2, 3)] == [False, False, True]
+
+
+def test_likeness_is_the_specified_one() -> None:
+    difference = 0.2 * 255
+    it = EvsFilter(0.96)
+    it.keeps(np.zeros((100, 80, 3), np.uint8))
+    # 1 - 0.2 ** 2 = 0.96: at the threshold it is dropped.
+    assert not it.keeps(np.full((100, 80, 3), difference, np.uint8))
+    assert it.keeps(np.full((100, 80, 3), difference + 1, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("count", "most", "chosen"),
+    [(3, 4, [0, 1, 2]), (4, 4, [0, 1, 2, 3]), (10, 4, [0, 2, 4, 9]), (50, 4, [0, 12, 24, 49]), (9, 1, [8]), (5, 4, [0, 1, 2, 4])],
+)  # fmt: skip
+def test_sampling(count: int, most: int, chosen: list[int]) -> None:
+    assert sample(count, most) == chosen
+
+
+def test_what_is_said_of_a_frame() -> None:
+    dark, thumb = look(np.full((90, 120, 3), (20, 20, 30), np.uint8), None)
+    assert (dark.light, dark.moves, dark.colours, dark.new_scene) == ("dark", "still", ("black",), False)
+    half = np.full((90, 120, 3), (40, 70, 200), np.uint8)
+    half[:, 60:] = (240, 240, 240)
+    bright, _ = look(half, thumb)
+    assert set(bright.colours) == {"blue", "white"}
+    assert bright.new_scene
+    assert bright.moves == "much motion"
+    assert look(half, thumbnail(half))[0].moves == "still"

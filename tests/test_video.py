@@ -1,0 +1,368 @@
+"""One video session over a scripted watcher: frames in order, questions that interrupt, memory, sound, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import zlib
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from antiphon.adapters.base import (
+    Answer,
+    Question,
+    ReplyDone,
+    ReplyOptions,
+    Seen,
+    Speaking,
+    TextDelta,
+    VoiceOptions,
+    WatcherProfile,
+)
+from antiphon.errors import MediaError, ModelError, Refused
+from antiphon.images import decode
+from antiphon.video import MAX_SOUND_SAMPLES, VideoSession
+from antiphon.video_events import (
+    AnswerBegan,
+    AnswerDone,
+    AnswerSound,
+    AnswerText,
+    Asked,
+    Finished,
+    FrameCame,
+    FrameFacts,
+    FrameTaken,
+    SoundCame,
+    VideoConfig,
+    VideoOver,
+    WentWrong,
+)
+
+
+def png(value: int, side: int = 64) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((side, side, 3), value, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+class Watcher:
+    """Answers with what it was asked, a word at a time; each after the first waits for a `go` where it is held."""
+
+    def __init__(self, *, voice: bool = True, held: bool = False, fails: Exception | None = None) -> None:
+        self.profile = WatcherProfile("scripted", "text", 8000, ("one", "two") if voice else ())
+        self.held, self.fails, self.go = held, fails, asyncio.Event()
+        self.seen: list[Seen] = []
+        self.asked: list[Question] = []
+        self.voices: list[VoiceOptions | None] = []
+        self.forgotten: list[float] = []
+        self.instructions = ""
+        self.left = self.closed = self.running = 0
+
+    async def open(self, instructions: str) -> Watcher:
+        self.instructions = instructions
+        return self
+
+    async def run(self) -> None:
+        self.running += 1
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            self.running -= 1
+
+    async def see(self, frame: Seen) -> None:
+        await asyncio.to_thread(decode, frame.image)
+        self.seen.append(frame)
+
+    def forget(self, before_s: float) -> None:
+        self.forgotten.append(before_s)
+
+    async def answer(
+        self, question: Question, options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[Answer, None]:
+        self.asked.append(question)
+        self.voices.append(voice)
+        try:
+            for i, word in enumerate(question.text.split()):
+                if i and self.held:
+                    await self.go.wait()
+                if i and self.fails:
+                    raise self.fails
+                yield TextDelta(f" {word}" if i else word)
+                if voice:
+                    yield Speaking(np.full(80, 0.1, np.float32))
+            yield ReplyDone("stop", 5, 4, 3)
+        finally:
+            self.left += 1
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Scene:
+    def __init__(self, watcher: Watcher, **config: Any) -> None:
+        self.watcher, self.out = watcher, []  # type: ignore[var-annotated]
+        self.clock = 100.0
+        count = itertools.count()
+        config.setdefault("filter", None)
+        self.session = VideoSession(
+            VideoConfig(**config), watcher, self.emit, new_id=lambda p: f"{p}{next(count)}", clock=lambda: self.clock
+        )
+
+    async def emit(self, output: Any) -> None:
+        self.out.append(output)
+
+    def of(self, *kinds: type) -> list[Any]:
+        return [o for o in self.out if isinstance(o, kinds)]
+
+    async def frame(self, name: str, value: int = 0, pts_ms: float | None = None, image: bytes | None = None) -> None:
+        await self.session.put(FrameCame(image or png(value), FrameFacts(self.clock * 1000, name, pts_ms)))
+
+    async def until(self, done: Callable[[], Any]) -> None:
+        async with asyncio.timeout(10):
+            while not done():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+    async def ask(self, text: str) -> None:
+        count = len(self.of(AnswerDone, WentWrong))
+        await self.session.put(Asked(text))
+        await self.until(lambda: len(self.of(AnswerDone, WentWrong)) > count)
+
+
+def run(watcher: Watcher, act: Any, **config: Any) -> Scene:
+    async def main() -> Scene:
+        scene = Scene(watcher, **config)
+        task = asyncio.create_task(scene.session.run())
+        try:
+            async with asyncio.timeout(20):
+                await act(scene)
+                scene.session.close()
+                await task
+        finally:
+            task.cancel()
+        return scene
+
+    return asyncio.run(main())
+
+
+def test_a_question_is_answered_from_the_sampled_frames_in_text_and_sound() -> None:
+    async def act(scene: Scene) -> None:
+        for i in range(6):
+            await scene.frame(f"f{i}", pts_ms=1000 + 500 * i)
+        await scene.session.put(SoundCame(np.ones(160, np.float32)))
+        await scene.session.put(SoundCame(np.zeros(160, np.float32)))
+        await scene.ask("What is this?")
+        await scene.ask("And now?")
+
+    watcher = Watcher()
+    scene = run(watcher, act, num_frames=3, instructions="Be brief.", voice="two")
+    first, second = watcher.asked
+    assert (first.text, first.at_s, first.frames) == ("What is this?", 2.5, (0, 2, 5))
+    assert first.pcm is not None
+    assert len(first.pcm) == 320
+    # Sound belongs to the question after it, and to no other; frames stay.
+    assert second.pcm is None
+    assert second.frames == (0, 2, 5)
+    assert watcher.instructions == "Be brief."
+    assert [v.voice for v in watcher.voices if v] == ["two", "two"]
+    began = scene.of(AnswerBegan)
+    assert [f.id for f in began[0].frames] == ["f0", "f2", "f5"]
+    assert began[0].request_id != began[1].request_id
+    assert "".join(o.text for o in scene.of(AnswerText)) == "What is this?And now?"
+    assert len(scene.of(AnswerSound)) == 5
+    done = scene.of(AnswerDone)[0]
+    assert (done.text, done.sounded) == ("What is this?", True)
+    assert done.counts == {"prompt_tokens": 5, "cached_tokens": 4, "completion_tokens": 3}
+    assert (watcher.closed, watcher.running) == (1, 0)
+
+
+def test_what_an_answer_is_made_of() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.frame("a")
+        await scene.ask("One two")
+
+    silent = run(Watcher(), act, speaks=False)
+    assert not silent.of(AnswerSound)
+    assert len(silent.of(AnswerText)) == 2
+    spoken = run(Watcher(), act, writes=False)
+    assert not spoken.of(AnswerText)
+    assert spoken.of(AnswerDone)[0].text == "One two"
+    voiceless = run(Watcher(voice=False), act)
+    assert not voiceless.of(AnswerDone)[0].sounded
+
+
+def test_a_question_interrupts_the_answer_before() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.frame("a")
+        await scene.session.put(Asked("first never said"))
+        await scene.until(lambda: scene.of(AnswerText))
+        await scene.session.put(Asked("second"))
+        await scene.until(lambda: scene.of(AnswerDone))
+        watcher.go.set()
+
+    watcher = Watcher(held=True)
+    scene = run(watcher, act)
+    assert [o.text for o in scene.of(AnswerText)] == ["first", "second"]
+    assert [o.text for o in scene.of(AnswerDone)] == ["second"]
+    assert watcher.left == 2
+    # The first had ended before the second began.
+    assert scene.out.index(scene.of(AnswerBegan)[1]) > scene.out.index(scene.of(AnswerText)[0])
+
+
+def test_done_waits_for_the_answer_under_way() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.frame("a")
+        await scene.session.put(Asked("one two"))
+        await scene.session.put(Finished())
+        await scene.until(lambda: scene.of(AnswerText))
+        await asyncio.sleep(0.02)
+        assert not scene.of(VideoOver)
+        watcher.go.set()
+        await scene.until(lambda: scene.of(VideoOver))
+
+    watcher = Watcher(held=True)
+    scene = run(watcher, act)
+    assert isinstance(scene.out[-1], VideoOver)
+    assert scene.of(AnswerDone)[0].text == "one two"
+
+
+def test_a_client_that_is_gone_ends_the_answer() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.frame("a")
+        await scene.session.put(Asked("one two"))
+        await scene.until(lambda: scene.of(AnswerText))
+
+    watcher = Watcher(held=True)
+    scene = run(watcher, act)
+    assert (watcher.left, watcher.closed) == (1, 1)
+    assert not scene.of(AnswerDone)
+
+
+def test_frames_are_filtered_and_the_oldest_leaves() -> None:
+    async def act(scene: Scene) -> None:
+        for name, value in (("a", 0), ("b", 5), ("c", 100), ("d", 200), ("e", 50)):
+            await scene.frame(name, value)
+        await scene.ask("What?")
+
+    watcher = Watcher()
+    scene = run(watcher, act, filter="evs", max_frames=2)
+    taken = scene.of(FrameTaken)
+    assert [(t.facts.id, t.accepted, t.buffered, t.reason) for t in taken] == [
+        ("a", True, 1, None), ("b", False, 1, "filtered"), ("c", True, 2, None), ("d", True, 2, None), ("e", True, 2, None),
+    ]  # fmt: skip
+    assert [t.dropped.id if t.dropped else None for t in taken] == [None, None, None, "a", "c"]
+    assert [f.id for f in scene.of(AnswerBegan)[0].frames] == ["d", "e"]
+    assert len(watcher.seen) == 4
+    assert scene.session.num_frames == 5
+    assert scene.session.num_kept == 4
+
+
+def test_time_is_the_clients_where_it_tells_it_else_the_servers() -> None:
+    async def told(scene: Scene) -> None:
+        await scene.frame("a", pts_ms=7000)
+        await scene.frame("b", pts_ms=9500)
+
+    async def untold(scene: Scene) -> None:
+        await scene.frame("a")
+        await scene.until(lambda: scene.of(FrameTaken))
+        scene.clock = 101.5
+        await scene.frame("b")
+
+    for act, second in ((told, 2.5), (untold, 1.5)):
+
+        async def whole(scene: Scene, act: Any = act) -> None:
+            await act(scene)
+            await scene.until(lambda: len(scene.of(FrameTaken)) == 2)
+
+        watcher = Watcher()
+        run(watcher, whole, max_memory_s=1.0)
+        assert [s.at_s for s in watcher.seen] == [0.0, second]
+        assert watcher.forgotten == [-1.0, second - 1.0]
+
+
+@pytest.mark.parametrize("filtered", ["evs", None])
+def test_what_is_no_image_is_named_and_the_rest_goes_on(filtered: Any) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.ask("Anything?")
+        await scene.frame("broken", image=png(0)[:60])
+        await scene.frame("bomb", image=_bomb())
+        await scene.frame("good")
+        await scene.ask("And now?")
+
+    scene = run(Watcher(), act, filter=filtered)
+    wrong = scene.of(WentWrong)
+    assert [w.message for w in wrong] == ["No frames buffered", "Frame decode failed", "Frame decode failed"]
+    assert "million" in wrong[2].detail
+    assert scene.of(AnswerDone)[0].text == "And now?"
+    assert [t.facts.id for t in scene.of(FrameTaken)] == ["good"]
+
+
+def _bomb() -> bytes:
+    """A PNG that says it has 50 megapixels."""
+    data = bytearray(png(0))
+    data[16:24] = (10_000).to_bytes(4, "big") + (5_000).to_bytes(4, "big")
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    return bytes(data)
+
+
+def test_too_much_sound_is_cleared() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.frame("a")
+        await scene.session.put(SoundCame(np.zeros(MAX_SOUND_SAMPLES, np.float32)))
+        await scene.session.put(SoundCame(np.zeros(1, np.float32)))
+        await scene.session.put(SoundCame(np.zeros(7, np.float32)))
+        await scene.ask("Heard?")
+
+    watcher = Watcher()
+    scene = run(watcher, act)
+    assert [w.message for w in scene.of(WentWrong)] == ["Audio buffer overflow"]
+    (question,) = watcher.asked
+    assert question.pcm is not None
+    assert len(question.pcm) == 7
+
+
+def test_sound_is_not_for_who_does_not_want_it() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.frame("a")
+        await scene.session.put(SoundCame(np.zeros(7, np.float32)))
+        await scene.ask("Heard?")
+
+    watcher = Watcher()
+    run(watcher, act, hears=False)
+    assert watcher.asked[0].pcm is None
+
+
+@pytest.mark.parametrize("error", [ModelError("no"), Refused("full", 1.0)])
+def test_a_failed_answer_is_named_and_the_session_goes_on(error: Exception) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.frame("a")
+        await scene.ask("one two")
+        watcher.fails = None
+        await scene.ask("three four")
+
+    watcher = Watcher(fails=error)
+    scene = run(watcher, act)
+    (wrong,) = scene.of(WentWrong)
+    assert (wrong.message, wrong.answer, wrong.said) == ("Query processing failed", True, "one")
+    assert scene.of(AnswerDone)[0].text == "three four"
+
+
+def test_a_watcher_without_room_is_the_sessions_end() -> None:
+    class Full(Watcher):
+        async def open(self, instructions: str) -> Watcher:
+            raise Refused("no room", 1.0)
+
+    async def main() -> None:
+        with pytest.raises(Refused):
+            await Scene(Full()).session.run()
+
+    asyncio.run(main())
+
+
+def test_frames_are_bounded_before_they_are_decoded() -> None:
+    with pytest.raises(MediaError, match="million"):
+        decode(_bomb())
