@@ -75,3 +75,13 @@ def test_what_is_said_of_a_frame() -> None:
     assert bright.new_scene
     assert bright.moves == "much motion"
     assert look(half, thumbnail(half))[0].moves == "still"
+
+
+@pytest.mark.parametrize(
+    ("rgb", "name"),
+    [((200, 200, 200), "white"), ((120, 120, 125), "grey"), ((15, 15, 20), "black"), ((200, 30, 30), "red"), ((230, 140, 30), "orange"),
+     ((225, 205, 50), "yellow"), ((50, 150, 60), "green"), ((40, 70, 190), "blue"), ((120, 50, 160), "purple"), ((240, 160, 180), "pink"),
+     ((110, 75, 45), "brown")],
+)  # fmt: skip
+def test_colours_by_name(rgb: tuple[int, int, int], name: str) -> None:
+    assert look(np.full((30, 30, 3), rgb, np.uint8), None)[0].colours == (name,)

@@ -106,6 +106,7 @@ MAY_IMPORT = {
         "video_events",
         "",
     },
+    "watch": {"errors", "models", "settings", "video", "video_events"},
     "say": {"adapters.base", "audio", "errors", "events", "models", "settings", "speech", "splitter"},
     "transcribe": {"adapters.base", "audio", "errors", "events", "inbox", "models", "protocols", "session", "settings"},
     "blackbox": {"audio", "errors"},

@@ -78,6 +78,9 @@ class Watcher:
         await asyncio.to_thread(decode, frame.image)
         self.seen.append(frame)
 
+    async def settled(self) -> None:
+        return
+
     def forget(self, before_s: float) -> None:
         self.forgotten.append(before_s)
 

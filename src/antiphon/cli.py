@@ -107,6 +107,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_settings(say, ("models", "speech"))
     say.set_defaults(run=_say)
 
+    watch = commands.add_parser("watch", help="ask about a clip, a camera or a stream")
+    watch.add_argument("source", help="a file, a URL, or a camera (/dev/video0)")
+    watch.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be given several times")
+    watch.add_argument("--fps", type=float, default=1.0, help="frames looked at a second")
+    watch.add_argument("--seconds", type=float, default=None, help="how much is watched; all of a file if not given")
+    _add_settings(watch, ("models", "engine"))
+    watch.set_defaults(run=_watch)
+
     chat = commands.add_parser("chat", help="talk to the language model in the terminal, or answer standard input")
     chat.add_argument("--system", default="", help="what the model is told first")
     chat.add_argument("--max-tokens", type=int, default=None, help="most tokens of an answer")
@@ -132,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench", help="measure (from a checkout); arguments go to bench/NAME.py", add_help=False
     )
-    bench.add_argument("name", choices=("asr", "engine", "tts", "talk", "duplex", "native"))
+    bench.add_argument("name", choices=("asr", "engine", "tts", "talk", "duplex", "native", "video"))
     return parser
 
 
@@ -246,6 +254,17 @@ def _say(settings: Settings, args: argparse.Namespace) -> int:
     _fetch(settings, SPEAKING)
     request = Request(args.text, args.output, args.play, args.speak_as, args.speed, args.seed, args.words)
     anyio.run(say, settings, request)
+    return 0
+
+
+def _watch(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.models import TALKING
+    from antiphon.watch import Request, watch
+
+    if args.fps <= 0:
+        raise SettingsError("--fps: above 0")
+    _fetch(settings, (*TALKING, "transcriber"))
+    anyio.run(watch, settings, Request(args.source, tuple(args.ask), args.fps, args.seconds))
     return 0
 
 

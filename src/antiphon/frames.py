@@ -21,11 +21,22 @@ BLOCKS = 16
 SCENE = 0.18
 # Mean difference to the frame before: much motion from here on, some from there.
 MUCH, SOME = 0.05, 0.012
-COLOURS = {
-    "black": (20, 20, 20), "white": (240, 240, 240), "grey": (128, 128, 128), "red": (200, 40, 40), "green": (60, 150, 60),
-    "blue": (50, 80, 190), "yellow": (225, 200, 60), "orange": (230, 130, 40), "brown": (120, 80, 50), "pink": (230, 150, 175),
-    "purple": (120, 60, 150),
-}  # fmt: skip
+# Hues by name, each up to so many degrees; what is less coloured than GREY is no hue.
+HUES = (
+    (15, "red"),
+    (40, "orange"),
+    (68, "yellow"),
+    (165, "green"),
+    (200, "turquoise"),
+    (260, "blue"),
+    (300, "purple"),
+    (340, "pink"),
+    (361, "red"),
+)
+NAMES = ("black", "grey", "white", "brown", *dict.fromkeys(name for _, name in HUES))
+GREY, DARK, LIGHT = 0.18, 0.18, 0.78
+# A colour is told if it covers this much.
+SHARE = 0.12
 
 
 class Filter(Protocol):
@@ -103,12 +114,35 @@ class Look:
 def look(pixels: Pixels, before: np.ndarray | None) -> tuple[Look, np.ndarray]:
     """Of a frame and the thumbnail of the one before; and its own thumbnail."""
     now = thumbnail(pixels)
-    names = list(COLOURS)
-    table = np.array([COLOURS[n] for n in names], np.float32)
-    flat = now.reshape(-1, 3)
-    nearest = np.argmin(((flat[:, None] - table[None]) ** 2).sum(-1), axis=1)
-    shares = np.bincount(nearest, minlength=len(names)) / len(flat)
-    colours = tuple(names[i] for i in np.argsort(-shares)[:3] if shares[i] >= 0.12)
+    shares = np.bincount(_named(now), minlength=len(NAMES)) / SIDE**2
+    colours = tuple(NAMES[i] for i in np.argsort(-shares, kind="stable")[:3] if shares[i] >= SHARE)
     motion = float(np.abs(now - before).mean()) / 255 if before is not None else 0.0
     brightness = float((now @ np.array([0.299, 0.587, 0.114], np.float32)).mean()) / 255
     return Look(brightness, colours, motion, before is not None and motion >= SCENE), now
+
+
+def _named(picture: np.ndarray) -> np.ndarray:
+    """The place in NAMES of each pixel's colour: int [pixels]."""
+    flat = picture.reshape(-1, 3) / 255.0
+    high, low = flat.max(1), flat.min(1)
+    spread = high - low
+    red, green, blue = flat.T
+    safe = np.where(spread > 0, spread, 1.0)
+    hue = np.where(
+        high == red,
+        (green - blue) / safe % 6,
+        np.where(high == green, (blue - red) / safe + 2, (red - green) / safe + 4),
+    )
+    degrees = hue * 60
+    out = np.full(len(flat), NAMES.index("grey"))
+    for upto, name in reversed(HUES):
+        out[degrees < upto] = NAMES.index(name)
+    warm = (degrees >= 10) & (degrees < 45)
+    out[warm & (high < 0.6)] = NAMES.index("brown")
+    saturation = spread / np.where(high > 0, high, 1.0)
+    out[(saturation < 0.45) & (high > 0.75) & ((degrees < 15) | (degrees >= 300))] = NAMES.index("pink")
+    grey = saturation < GREY
+    out[grey] = NAMES.index("grey")
+    out[grey & (high > LIGHT)] = NAMES.index("white")
+    out[high < DARK] = NAMES.index("black")
+    return out

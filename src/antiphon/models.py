@@ -109,7 +109,7 @@ class LoadedModels:
         """Whoever answers questions about what is seen; None without a language model."""
         if self.language is None or self.reads is None:
             return None
-        return Observer(Cascade(self.language, self.speaks), self.reads, self.hears)
+        return Observer(Cascade(self.language, self.speaks), self.reads, self.hears, self.speaks)
 
     async def warm(self) -> None:
         """One small step of each, side by side: the first is slow (pages come in, kernels are chosen), and no user should wait for it.

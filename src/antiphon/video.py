@@ -104,13 +104,23 @@ class VideoSession:
         self._answering = anyio.CancelScope()
         self._answered = anyio.Event()
         self._answered.set()
+        self._num_put = self._num_taken = 0
+        self._took = anyio.Event()
         # Frames that came, and that were kept.
         self.num_frames = self.num_kept = 0
 
     async def put(self, item: VideoInput) -> None:
         """One input. Waits while many wait; once the session is over it is nobody's."""
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            self._num_put += 1
             await self._send.send(item)
+
+    async def settled(self) -> None:
+        """Wait until all frames that were put are taken and known."""
+        while self._num_taken < self._num_put:
+            await self._took.wait()
+        if self._watching:
+            await self._watching.settled()
 
     def close(self) -> None:
         """Nothing more comes, and nobody waits for an answer."""
@@ -136,6 +146,9 @@ class VideoSession:
                 group.start_soon(self._watching.run)
                 async for item in self._receive:
                     await self._take(item, group)
+                    self._num_taken += 1
+                    self._took.set()
+                    self._took = anyio.Event()
                     if isinstance(item, Finished):
                         break
                 group.cancel_scope.cancel()

@@ -7,6 +7,7 @@ what is new since the last one, with its times, so that its KV is appended to; q
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -21,25 +22,32 @@ from antiphon.adapters.base import (
     Partner,
     Question,
     Reader,
+    ReplyDone,
     ReplyOptions,
     Seen,
     Segment,
+    Speaking,
+    Synthesizer,
     Talk,
     TextDelta,
     Transcriber,
+    Urgency,
     VoiceOptions,
     WatcherProfile,
 )
-from antiphon.errors import MediaError, ModelError, Refused
+from antiphon.adapters.grounding import Grounding
+from antiphon.errors import EngineError, MediaError, ModelError, Refused
 from antiphon.frames import EvsFilter, Look, look
 from antiphon.images import decode
+
+log = logging.getLogger(__name__)
 
 # Frames are looked at at this size; text is read at the image's own.
 LOOK_SIDE = 256
 # A frame as like as this to one that was read says the same.
 SAME = 0.999
 # A question waits so long for the newest frame to be read, and for those of the moment it asks about.
-READING_S = 4.0
+READING_S = 2.0
 # Frames whose text is still to be read: the oldest of more are not.
 MAX_UNREAD = 16
 # Moments that are told of a question's time: the nearest, within so many seconds.
@@ -49,8 +57,17 @@ MAX_NOTES = 24
 # Lines of text that one moment is told with.
 MAX_LINES = 20
 
-PROMPT = """You answer questions about what a camera or a screen shows. You cannot see pictures. You are given notes: the text that was read on it, what was said, brightness, main colours and motion, \
-each with the seconds at which it was so. Answer from the notes in one or two short sentences. If the notes do not say it, say that you can only read text and notice motion, light and colours."""
+PROMPT = """You answer questions about what a camera or a screen shows, in one or two short sentences. You cannot see pictures. You only have notes: the text that was read on the picture, what was said, brightness, main \
+colours and motion, each with the seconds at which it was so."""
+# What is said where the notes do not say it, and how the picture is right now.
+UNSEEN = "I cannot see that: I only read text and notice motion, light and colours. Right now it is {look}, and {text}."
+# Questions that the plain facts answer.
+PLAIN = re.compile(
+    r"\b(bright|brightness|dark|light|lit|motion|moving|moves?|still|chang\w*|scenes?|colou?rs?)\b", re.I
+)
+OF_ALL = re.compile(
+    r"\b(screen|picture|scene|image|background|frame|it|overall|camera|anything|something|everything)\b", re.I
+)
 AGO = re.compile(
     r"\b(\d+(?:\.\d+)?|an?|one|two|three|five|ten|twenty|thirty)\s*(s|sec|secs|seconds?|m|min|mins|minutes?)\s+ago\b",
     re.I,
@@ -75,37 +92,51 @@ class Moment:
     look: Look
     reading: Reading
 
+    def facts(self) -> str:
+        """The picture in a few words."""
+        colours = " and ".join(self.look.colours[:2] or ("mixed colours",))
+        return f"{self.look.light}, {self.look.moves}, mostly {colours}"
+
+    @property
+    def text(self) -> str:
+        """What is written on it."""
+        return " / ".join((self.reading.lines or ())[:MAX_LINES])
+
     def told(self) -> str:
         """For the language model."""
-        facts = [
-            self.look.light,
-            self.look.moves,
-            "mostly " + " and ".join(self.look.colours[:2] or ("mixed colours",)),
-        ]
-        if self.look.new_scene:
-            facts.insert(0, "a new scene")
-        text = " / ".join((self.reading.lines or ())[:MAX_LINES])
-        return f"{', '.join(facts)}; " + (f'text on it: "{text}"' if text else "no text on it")
+        said = f'it says "{self.text}"' if self.text else "no text"
+        return f"{said} ({'a new scene, ' if self.look.new_scene else ''}{self.facts()})"
 
 
 class Observer:
-    """See Watcher. `partner` writes and speaks the answers."""
+    """See Watcher. `partner` writes and speaks the answers, `synthesizer` says what it does not."""
 
-    def __init__(self, partner: Partner, reader: Reader, transcriber: Transcriber | None) -> None:
+    def __init__(
+        self, partner: Partner, reader: Reader, transcriber: Transcriber | None, synthesizer: Synthesizer | None = None
+    ) -> None:
         self._partner, self._reader, self._transcriber = partner, reader, transcriber
+        self._synthesizer = synthesizer
         facts = partner.profile
         self.profile = WatcherProfile(facts.id, "text", facts.sample_rate_hz, facts.voices)
 
     async def open(self, instructions: str) -> Observing:
         """See Watcher."""
-        return Observing(await self._partner.open(), self._reader, self._transcriber, instructions)
+        return Observing(await self._partner.open(), self._reader, self._transcriber, self._synthesizer, instructions)
 
 
 class Observing:
     """See Watching."""
 
-    def __init__(self, talk: Talk, reader: Reader, transcriber: Transcriber | None, instructions: str) -> None:
+    def __init__(
+        self,
+        talk: Talk,
+        reader: Reader,
+        transcriber: Transcriber | None,
+        synthesizer: Synthesizer | None,
+        instructions: str,
+    ) -> None:
         self._talk, self._reader, self._transcriber = talk, reader, transcriber
+        self._synthesizer = synthesizer
         system = f"{PROMPT} {instructions}".strip()
         self._messages: list[Message] = [Message("system", system)]
         self._moments: list[Moment] = []
@@ -115,6 +146,7 @@ class Observing:
         self._thumbnail: np.ndarray | None = None
         self._alike = EvsFilter(SAME)
         self._reading = Reading()
+        self._answering = self._grounded_last = False
         # How many frames were read, for measuring.
         self.num_read = 0
 
@@ -129,7 +161,20 @@ class Observing:
                     reading.lines = ()
                 self.num_read += 1
                 self._notify()
+            await self._prefill()
             await self._changed.wait()
+
+    async def _prefill(self) -> None:
+        """The language model takes in what is new before it is asked."""
+        new = [m for m in self._moments if m.number > self._told]
+        if self._answering or not new or any(m.reading.lines is None for m in new):
+            return
+        message = Message("user", "Notes:\n" + "\n".join(_lines(new)) + "\n")
+        try:
+            await self._talk.prefill((*self._messages, message))
+        except (ModelError, EngineError, Refused) as error:
+            # The answer to come will say it, if it is not for now only.
+            log.warning("notes were not prefilled: %s", error)
 
     async def see(self, frame: Seen) -> None:
         """See Watching."""
@@ -143,6 +188,11 @@ class Observing:
             del self._unread[:-MAX_UNREAD]
         self._moments.append(Moment(frame.number, frame.at_s, seen, self._reading))
         self._notify()
+
+    async def settled(self) -> None:
+        """See Watching."""
+        while any(m.reading.lines is None for m in self._moments):
+            await self._changed.wait()
 
     def forget(self, before_s: float) -> None:
         """See Watching. What the language model was told stays told; nothing of it is told again."""
@@ -160,14 +210,68 @@ class Observing:
         message = Message("user", self._notes(question, asked_s, heard))
         said: list[str] = []
         messages = [*self._messages, message]
+        self._answering = True
+        try:
+            async with aclosing(self._grounded(messages, question, heard, options, voice)) as answers:
+                async for answer in answers:
+                    if isinstance(answer, TextDelta):
+                        said.append(answer.text)
+                    yield answer
+        finally:
+            self._answering = False
+        # An answer that was cut is not remembered: the model's KV goes back to the question before. Nor is one that was made up, which would be
+        # what the next is made like.
+        if self._grounded_last:
+            self._messages = [*messages, Message("assistant", "".join(said))]
+            self._told = max([self._told, *(m.number for m in self._moments)])
+
+    async def _grounded(
+        self,
+        messages: list[Message],
+        question: Question,
+        heard: str,
+        options: ReplyOptions,
+        voice: VoiceOptions | None,
+    ) -> AsyncGenerator[Answer, None]:
+        """The language model's answer, if it says what the notes say; else that nobody can see that here."""
+        known = [line for m in self._moments for line in m.reading.lines or ()]
+        text = question.text.strip() or heard
+        if PLAIN.search(text) and OF_ALL.search(text):
+            known += [m.told() for m in self._moments]
+        check, held = Grounding(text, [*known, heard]), list[Answer]()
+        done = ReplyDone("stop", 0, 0, 0)
         async with aclosing(self._talk.respond(tuple(messages), options, voice)) as answers:
             async for answer in answers:
-                if isinstance(answer, TextDelta):
-                    said.append(answer.text)
+                if isinstance(answer, ReplyDone):
+                    done = answer
+                elif not isinstance(answer, TextDelta):
+                    held.append(answer)
+                elif out := check.feed(answer.text):
+                    yield TextDelta(out)
+                if check.grounded is False:
+                    break
+                while check.grounded and held:
+                    yield held.pop(0)
+        if check.grounded is None and (out := check.end()):
+            yield TextDelta(out)
+            for answer in held:
                 yield answer
-        # An answer that was cut is not remembered: the model's KV goes back to the question before.
-        self._messages = [*messages, Message("assistant", "".join(said))]
-        self._told = max([self._told, *(m.number for m in self._moments)])
+        self._grounded_last = bool(check.grounded)
+        if not check.grounded:
+            async for answer in self._unseen(voice):
+                yield answer
+        yield done
+
+    async def _unseen(self, voice: VoiceOptions | None) -> AsyncGenerator[Answer, None]:
+        last = self._moments[-1] if self._moments else None
+        lines = (last.reading.lines or ()) if last else ()
+        shown = f'the text on it is "{" / ".join(lines[:3])}"' if lines else "there is no text on it"
+        text = UNSEEN.format(look=last.facts() if last else "dark", text=shown)
+        yield TextDelta(text)
+        if voice and self._synthesizer:
+            async with aclosing(self._synthesizer.speak(text, voice, lambda: Urgency.FINAL)) as sounds:
+                async for sound in sounds:
+                    yield Speaking(sound.pcm, sound.words)
 
     async def _read_for(self, question: Question, asked_s: float | None) -> None:
         """Wait a little for what the question is about to be read."""
@@ -196,7 +300,7 @@ class Observing:
     def _notes(self, question: Question, asked_s: float | None, heard: str) -> str:
         """What is new since the last question, and the question."""
         new = [m for m in self._moments if m.number > self._told]
-        lines = [f"At {_span(group)}: {group[-1].told()}." for group in _alike(new)[-MAX_NOTES:]]
+        lines = _lines(new)
         if heard:
             lines.append(f'Somebody said: "{heard}".')
         if not lines:
@@ -205,7 +309,7 @@ class Observing:
             near = sorted(self._moments, key=lambda m: abs(m.at_s - asked_s))[:1]
             near = [m for m in near if abs(m.at_s - asked_s) <= NEAR_S]
             told = near[0].told() if near else "nothing is known of it"
-            lines.append(f"The question is about {asked_s:.0f} s: {told}.")
+            lines.append(f"The time asked about is {asked_s:.0f} s; then {told}.")
         text = question.text.strip() or heard or "What do you see?"
         return "Notes:\n" + "\n".join(lines) + f"\nIt is {question.at_s:.0f} s now. Question: {text}"
 
@@ -218,15 +322,20 @@ class Observing:
         self._talk.close()
 
 
-def _alike(moments: Sequence[Moment]) -> list[list[Moment]]:
-    """Neighbours that would be told alike, together."""
+def _lines(moments: Sequence[Moment]) -> list[str]:
+    """Notes, a line for each stretch that says the same; as it was at its end."""
     groups: list[list[Moment]] = []
     for moment in moments:
-        if groups and not moment.look.new_scene and groups[-1][-1].told() == moment.told():
+        if groups and groups[-1][-1].text == moment.text:
             groups[-1].append(moment)
         else:
             groups.append([moment])
-    return groups
+    out = []
+    for group in groups[-MAX_NOTES:]:
+        cuts = sum(m.look.new_scene for m in group)
+        more = f", {cuts} scene changes" if cuts > 1 else ""
+        out.append(f"At {_span(group)}: {group[-1].told()}{more}.")
+    return out
 
 
 def _span(group: Sequence[Moment]) -> str:

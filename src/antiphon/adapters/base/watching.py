@@ -53,6 +53,10 @@ class Watching(Protocol):
         """A frame was kept. Does not wait for what takes long. Raises MediaError where it is no image, or is cut off."""
         ...
 
+    async def settled(self) -> None:
+        """Wait until all that was seen is known."""
+        ...
+
     def forget(self, before_s: float) -> None:
         """What was seen before is to be known no more."""
         ...

@@ -1,0 +1,114 @@
+"""`antiphon watch`: a clip, or what a camera or a stream shows, and questions about it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import av
+from av.error import FFmpegError
+
+from antiphon.errors import MediaError
+from antiphon.models import TALKING, load, store_of
+from antiphon.settings import Settings
+from antiphon.video import VideoSession
+from antiphon.video_events import (
+    AnswerDone,
+    AnswerText,
+    Asked,
+    Finished,
+    FrameCame,
+    FrameFacts,
+    VideoConfig,
+    VideoOutput,
+    WentWrong,
+)
+
+# What an image loses by being kept as JPEG is nothing anyone reads.
+QUALITY = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`source`: a file, a URL, or a camera's device (`/dev/video0`). `seconds`: how much of it is watched; None: all of a file."""
+
+    source: str
+    questions: tuple[str, ...]
+    fps: float = 1.0
+    seconds: float | None = None
+
+
+async def watch(settings: Settings, request: Request) -> None:
+    """Print the answers. Raises MediaError for what cannot be opened, StoreError, ModelError, Refused."""
+    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, (*TALKING, "transcriber"))
+    try:
+        watcher = models.watcher
+        if watcher is None:
+            raise MediaError("--language-model none: there is nobody to answer")
+        told = _Told()
+        session = VideoSession(
+            VideoConfig(speaks=False, max_frames=256, filter="blocks"), watcher, told.emit, new_id=lambda p: p
+        )
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run)
+            frames = _frames(request)
+            while (found := await anyio.to_thread.run_sync(next, frames, None)) is not None:
+                at_s, image = found
+                await session.put(FrameCame(image, FrameFacts(0.0, None, at_s * 1000)))
+            await session.settled()
+            for question in request.questions:
+                print(f"{question}\n  ", end="", flush=True)
+                told.done = anyio.Event()
+                await session.put(Asked(question))
+                await told.done.wait()
+                print()
+            await session.put(Finished())
+    finally:
+        models.close()
+
+
+class _Told:
+    """Prints what a session says."""
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+
+    async def emit(self, output: VideoOutput) -> None:
+        match output:
+            case AnswerText(text):
+                print(text, end="", flush=True)
+            case AnswerDone():
+                self.done.set()
+            case WentWrong(message, detail):
+                print(f"{message}: {detail}" if detail else message, end="", flush=True)
+                self.done.set()
+            case _:
+                return
+
+
+def _frames(request: Request) -> Iterator[tuple[float, bytes]]:
+    """JPEG images at the wanted rate, with their seconds from the first. Raises MediaError."""
+    options: dict[str, Any] = {"format": "v4l2"} if request.source.startswith("/dev/") else {}
+    try:
+        with av.open(request.source, **options) as container:
+            if not container.streams.video:
+                raise MediaError(f"{request.source} has no pictures")
+            first: float | None = None
+            due = 0.0
+            for frame in container.decode(video=0):
+                first = frame.time if first is None else first
+                at_s = frame.time - first
+                if request.seconds is not None and at_s > request.seconds:
+                    return
+                if at_s + 1e-3 < due:
+                    continue
+                due = at_s + 1 / request.fps
+                file = io.BytesIO()
+                frame.to_image().save(file, "JPEG", quality=QUALITY)
+                yield at_s, file.getvalue()
+    except (FFmpegError, OSError) as error:
+        raise MediaError(f"{request.source} cannot be opened: {error}") from None

@@ -1,0 +1,293 @@
+"""`/v1/video/chat/stream` on a real server with its real default models but a small language model: frames in, what is written on them out."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import time
+from base64 import b64decode, b64encode
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from antiphon.audio.pcm import to_pcm16
+from tests.conftest import SMALL, Process, Recording, Serve
+
+LIMIT_S = 90
+
+
+@pytest.fixture(scope="module")
+def server(serve: Serve) -> Process:
+    return serve("--language-model", SMALL, "--synthesizer", "hibari-heart", "--video-idle-timeout-s", "20")
+
+
+def run(coroutine: Any) -> Any:
+    return asyncio.run(asyncio.wait_for(coroutine, LIMIT_S))
+
+
+def screen(text: str, colour: str = "white", kind: str = "JPEG") -> str:
+    """A screen of 640 x 360 pixels that says something, in base64."""
+    image = Image.new("RGB", (640, 360), colour)
+    ImageDraw.Draw(image).text((60, 140), text, "black", ImageFont.load_default(64))
+    file = io.BytesIO()
+    image.save(file, kind)
+    return b64encode(file.getvalue()).decode()
+
+
+def url(server: Process) -> str:
+    return server.url.replace("http", "ws") + "/v1/video/chat/stream"
+
+
+async def opened(socket: ClientConnection, **config: Any) -> None:
+    await socket.send(json.dumps({"type": "session.config", "modalities": ["text"]} | config))
+
+
+async def say(socket: ClientConnection, kind: str, **fields: Any) -> None:
+    await socket.send(json.dumps({"type": kind} | fields))
+
+
+async def until(socket: ClientConnection, kind: str) -> list[dict[str, Any]]:
+    """Events up to the first of a kind."""
+    out: list[dict[str, Any]] = []
+    while not out or out[-1]["type"] != kind:
+        out.append(json.loads(await socket.recv()))
+    return out
+
+
+def test_what_is_written_on_the_screen_is_answered_in_text_and_sound(server: Process) -> None:
+    async def main() -> list[dict[str, Any]]:
+        async with connect(url(server), max_size=None) as socket:
+            # The other filter does not see that other words are written.
+            await opened(socket, modalities=["text", "audio"], frame_filter="blocks")
+            for i, text in enumerate(("WELCOME", "WELCOME", "EXIT 42")):
+                await say(socket, "video.frame", data=screen(text), frame_id=f"f{i}", pts_ms=1000 * i)
+            events = await until(socket, "video.frame.ack")
+            await asyncio.sleep(3)
+            await say(socket, "video.query", text="What does the screen say?")
+            await say(socket, "video.done")
+            events += await until(socket, "session.done")
+            with pytest.raises(ConnectionClosed):
+                await socket.recv()
+            return events
+
+    events = run(main())
+    acks = [e for e in events if e["type"] == "video.frame.ack"]
+    assert [(a["frame_id"], a["accepted"]) for a in acks] == [("f0", True), ("f1", False), ("f2", True)]
+    (consumed,) = (e for e in events if e["type"] == "video.frames.consumed")
+    assert consumed["frame_ids"] == ["f0", "f2"]
+    (done,) = (e for e in events if e["type"] == "response.text.done")
+    assert done["text"] == "".join(e["delta"] for e in events if e["type"] == "response.text.delta")
+    # A model this small may say it badly; that it was read is sure.
+    assert "EXIT" in done["text"] or "WELCOME" in done["text"] or "cannot see" in done["text"]
+    wavs = [b64decode(e["data"]) for e in events if e["type"] == "response.audio.delta"]
+    assert wavs
+    assert all(w[:4] == b"RIFF" for w in wavs)
+    kinds = [e["type"] for e in events]
+    assert kinds.index("response.start") < kinds.index("response.text.done") < kinds.index("response.audio.done")
+
+
+def test_a_spoken_question_is_heard(server: Process, recordings: dict[str, Recording]) -> None:
+    async def main() -> str:
+        pcm = to_pcm16(recordings["jfk"].pcm)
+        async with connect(url(server), max_size=None) as socket:
+            await opened(socket)
+            await say(socket, "video.frame", data=screen("OPEN"))
+            for at in range(0, len(pcm), 32_000):
+                await say(socket, "audio.chunk", data=b64encode(pcm[at : at + 32_000]).decode())
+            await say(socket, "video.query", text="What was said?")
+            events = await until(socket, "response.text.done")
+            return str(events[-1]["text"])
+
+    assert run(main())
+
+
+def test_every_bad_frame_is_named_and_the_session_goes_on(server: Process) -> None:
+    async def main() -> list[str]:
+        broken = b64encode(b64decode(screen("X"))[:2000]).decode()
+        async with connect(url(server), max_size=None) as socket:
+            await opened(socket)
+            await say(socket, "video.query", text="Anything?")
+            await say(socket, "video.frame", data="AAAA")
+            await say(socket, "video.frame", data=broken)
+            await say(socket, "video.frame", data="A" * ((10 << 20) + 4))
+            await socket.send("{")
+            await socket.send(b"\xff\xfe")
+            await say(socket, "audio.chunk", data=b64encode(bytes(3 << 20)).decode())
+            await say(socket, "audio.chunk", data=b64encode(bytes(3 << 20)).decode())
+            await say(socket, "video.frame", data=screen("GOOD", kind="PNG"), frame_id="good")
+            events = await until(socket, "video.frame.ack")
+            await say(socket, "ping")
+            assert (await until(socket, "pong"))[-1] == {"type": "pong"}
+            return sorted(e["message"] for e in events if e["type"] == "error")
+
+    assert run(main()) == sorted(
+        ["No frames buffered", "Invalid image data", "Frame decode failed", "Frame too large", "Invalid JSON", "Invalid JSON", "Audio buffer overflow"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("first", "message"),
+    [
+        ('{"type":"video.frame","data":"AAAA"}', "Expected session.config, got: video.frame"),
+        ("no", "Invalid JSON in session.config"),
+        ('{"type":"session.config","num_frames":0}', "Invalid session config: num_frames is from 1 to 128"),
+    ],
+)
+def test_a_session_that_does_not_begin_ends(server: Process, first: str, message: str) -> None:
+    async def main() -> str:
+        async with connect(url(server)) as socket:
+            await socket.send(first)
+            found = json.loads(await socket.recv())["message"]
+            with pytest.raises(ConnectionClosed):
+                await socket.recv()
+            return str(found)
+
+    assert run(main()) == message
+
+
+def test_a_thousand_frames_at_once(server: Process) -> None:
+    """All are taken in order, none is lost without a word, and the server lives."""
+
+    async def main() -> list[dict[str, Any]]:
+        frames = [screen(str(i), kind="JPEG") for i in range(10)]
+        acks: list[dict[str, Any]] = []
+        async with connect(url(server), max_size=None) as socket:
+            await opened(socket, max_frames=8, frame_filter="blocks")
+
+            async def send() -> None:
+                for i in range(1000):
+                    await say(socket, "video.frame", data=frames[i % 10], frame_id=str(i), pts_ms=i)
+
+            sending = asyncio.create_task(send())
+            while len(acks) < 1000:
+                acks.append(json.loads(await socket.recv()))
+            await sending
+        return acks
+
+    acks = run(main())
+    assert [a["frame_id"] for a in acks] == [str(i) for i in range(1000)]
+    assert max(a["buffered_frames"] for a in acks) == 8
+
+
+def test_a_client_gone_in_an_answer_leaves_nothing_behind(server: Process) -> None:
+    async def main() -> None:
+        async with connect(url(server), max_size=None) as socket:
+            await opened(socket)
+            await say(socket, "video.frame", data=screen("LONG STORY"))
+            await say(socket, "video.query", text="Tell me a very long story about it.")
+            await until(socket, "response.start")
+            socket.transport.abort()
+        async with httpx.AsyncClient() as client:
+            async with asyncio.timeout(20):
+                while True:
+                    text = (await client.get(f"{server.url}/metrics")).text
+                    open_now = [
+                        line for line in text.splitlines() if line.startswith("antiphon_sessions{") and "video" in line
+                    ]
+                    if all(line.endswith(" 0.0") for line in open_now):
+                        break
+                    await asyncio.sleep(0.1)
+
+    run(main())
+
+
+def test_idleness_and_resume(server: Process) -> None:
+    async def main() -> tuple[list[str], str]:
+        async with connect(url(server) + "?resume=1", max_size=None) as socket:
+            created = json.loads(await socket.recv())
+            assert created["type"] == "session.created"
+            await opened(socket)
+            await say(socket, "video.frame", data=screen("STAY"), frame_id="a")
+            await until(socket, "video.frame.ack")
+            socket.transport.abort()
+        resume = {"session_id": created["session_id"], "resume_token": created["resume_token"]}
+        async with connect(url(server) + f"?resume={created['session_id']}", max_size=None) as socket:
+            await say(socket, "session.resume", last_received_server_event_seq=1, **resume)
+            first = json.loads(await socket.recv())
+            assert first["type"] == "session.resumed", first
+            # The configuration and the frame: what had not been taken would be sent again.
+            assert first["received_events"] == 2
+            await say(socket, "video.query", text="What is written?")
+            events = await until(socket, "response.text.done")
+            began = time.monotonic()
+            error = (await until(socket, "error"))[-1]["message"]
+            assert time.monotonic() - began > 10
+            return [e["type"] for e in events], error
+
+    kinds, error = run(main())
+    assert "response.start" in kinds
+    assert error == "Idle timeout"
+
+
+def test_without_a_language_model_there_is_nobody_to_answer(serve: Serve) -> None:
+    bare = serve()
+
+    async def main() -> int:
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(url(bare)):
+                pass
+        return refused.value.response.status_code
+
+    assert run(main()) == 404
+
+
+def test_one_piece_for_those_who_want_it(serve: Serve) -> None:
+    whole = serve("--language-model", SMALL, "--synthesizer", "hibari-heart", "--video-async-chunk", "off")
+
+    async def main() -> list[str]:
+        async with connect(url(whole) + "?events=ga", max_size=None) as socket:
+            await opened(socket, modalities=["text", "audio"])
+            await say(socket, "video.frame", data=screen("DONE"))
+            await say(socket, "video.query", text="What is this?")
+            await say(socket, "video.done")
+            return [e["type"] for e in await until(socket, "session.done")]
+
+    assert run(main()) == [
+        "response.start",
+        "response.text.done",
+        "response.output_audio.delta",
+        "response.output_audio.done",
+        "session.done",
+    ]
+
+
+def test_memory_of_pixels_is_not_asked_for(server: Process) -> None:
+    """A PNG that says it has 50 megapixels is refused before it is decoded."""
+    import zlib
+
+    data = bytearray(b64decode(screen("X", kind="PNG")))
+    data[16:24] = (10_000).to_bytes(4, "big") + (5_000).to_bytes(4, "big")
+    data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+
+    async def main() -> dict[str, Any]:
+        async with connect(url(server), max_size=None) as socket:
+            await opened(socket)
+            await say(socket, "video.frame", data=b64encode(bytes(data)).decode())
+            return (await until(socket, "error"))[-1]
+
+    error = run(main())
+    assert error["message"] == "Frame decode failed"
+    assert "million" in error["detail"]
+
+
+@pytest.mark.parametrize("mode", ["CMYK", "RGBA", "L", "I;16", "P", "1"])
+def test_every_kind_of_image_is_taken(server: Process, mode: str) -> None:
+    file = io.BytesIO()
+    if mode == "I;16":
+        Image.fromarray((np.arange(64 * 64).reshape(64, 64) * 16).astype(np.uint16)).save(file, "PNG")
+    else:
+        Image.new("RGB", (64, 64), "teal").convert(mode).save(file, "JPEG" if mode == "CMYK" else "PNG")
+
+    async def main() -> dict[str, Any]:
+        async with connect(url(server), max_size=None) as socket:
+            await opened(socket)
+            await say(socket, "video.frame", data=b64encode(file.getvalue()).decode(), frame_id="x")
+            return (await until(socket, "video.frame.ack"))[-1]
+
+    assert run(main())["accepted"]
