@@ -1,4 +1,4 @@
-"""A person at the page, played by headless Chromium with a recording for a microphone: `drive_page.py URL RECORDING.wav FOLDER`.
+"""A person at the page, played by headless Chromium with a recording for a microphone: `drive_page.py URL RECORDING.wav CAMERA.y4m FOLDER`.
 
 Talks, hears the answer, interrupts a long one by the button, over WebSocket and WebRTC; captions; speech; keyboard. Screenshots go to FOLDER.
 """
@@ -51,8 +51,23 @@ def talk(page: Page, transport: str, folder: Path) -> None:
     page.locator("#stages tbody").evaluate("node => node.replaceChildren()")
 
 
+def watch(page: Page, folder: Path) -> None:
+    page.get_by_role("tab", name="Camera").click()
+    page.locator("#watch-camera").click()
+    expect(page.locator("#watch-state")).to_contain_text(
+        re.compile(r"[4-9] frames shown, 1 of them new"), timeout=SLOW_MS
+    )
+    page.wait_for_timeout(3000)
+    page.locator("#question").fill("What does the sign say?")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#watch-log .them").first).to_contain_text(re.compile("EXIT.*42"), timeout=SLOW_MS)
+    page.screenshot(path=folder / "camera.png", full_page=True)
+    page.get_by_role("button", name="Stop watching").click()
+    expect(page.locator("#watch-state")).to_have_text("not watching")
+
+
 def main() -> None:
-    url, recording, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
+    url, recording, sign, folder = *sys.argv[1:4], Path(sys.argv[4])
     folder.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
@@ -63,6 +78,7 @@ def main() -> None:
                 "--use-fake-ui-for-media-stream",
                 "--use-fake-device-for-media-stream",
                 f"--use-file-for-fake-audio-capture={recording}%noloop",
+                f"--use-file-for-fake-video-capture={sign}",
                 "--autoplay-policy=no-user-gesture-required",
             ],
         )
@@ -85,13 +101,14 @@ def main() -> None:
         page.get_by_role("tab", name="Captions").press("ArrowRight")
         page.get_by_role("button", name="Speak").press("Enter")
         expect(page.locator("#speech-state")).to_contain_text("made in", timeout=SLOW_MS)
+        watch(page, folder)
         page.set_viewport_size({"width": 390, "height": 844})
         page.get_by_role("tab", name="Talk").click()
         assert page.evaluate("document.documentElement.scrollWidth <= 390"), "it is wider than a phone"
         page.screenshot(path=folder / "phone.png", full_page=True)
         assert not errors, errors
         browser.close()
-    print("the page talks over WebSocket, WebRTC and in full duplex, is interrupted, captions and speaks")
+    print("the page talks over WebSocket, WebRTC and in full duplex, is interrupted, captions, speaks and watches")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import wave
 from pathlib import Path
 
 import numpy as np
+from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "clients"))
 from run import environment, server
@@ -22,6 +23,7 @@ from antiphon.audio.pcm import Resampler, to_pcm16
 HERE = Path(__file__).resolve().parent
 RECORDING = HERE.parent / "data" / "audio" / "lj-LJ001-0004.flac"
 MICROPHONE_HZ, LEAD_S = 48_000, 1.5
+SIGN = "EXIT 42"
 LIMIT_S = 300
 
 
@@ -36,13 +38,24 @@ def microphone(path: Path) -> None:
         file.writeframes(to_pcm16(np.concatenate((resampler.feed(pcm), resampler.flush()))))
 
 
+def camera(path: Path) -> None:
+    """What Chromium takes for a camera: a door's sign, as YUV4MPEG2."""
+    image = Image.new("RGB", (640, 360), "white")
+    ImageDraw.Draw(image).text((60, 140), SIGN, "black", ImageFont.load_default(72))
+    luma, *chroma = (np.asarray(plane) for plane in image.convert("YCbCr").split())
+    frame = luma.tobytes() + b"".join(plane[::2, ::2].tobytes() for plane in chroma)
+    path.write_bytes(b"YUV4MPEG2 W640 H360 F5:1 Ip C420\n" + (b"FRAME\n" + frame) * 10)
+
+
 def main() -> int:
     python = environment("browser", HERE)
     with tempfile.TemporaryDirectory() as folder, server() as url:
         path = Path(folder) / "microphone.wav"
         microphone(path)
+        sign = Path(folder) / "camera.y4m"
+        camera(sign)
         return subprocess.run(
-            [python, HERE / "drive_page.py", url, path, HERE / "out"], timeout=LIMIT_S, check=False
+            [python, HERE / "drive_page.py", url, path, sign, HERE / "out"], timeout=LIMIT_S, check=False
         ).returncode
 
 

@@ -104,7 +104,7 @@ async def realtime(websocket: WebSocket) -> None:
             )
             token = ResumeToken() if resume else None
             wire = connection_for(state, opening, resume_token=token.renew() if token else None)
-            await _accept(websocket)
+            await accept(websocket)
             try:
                 wire.open()
             except RemoteProtocolError as error:
@@ -142,7 +142,7 @@ async def by_resume(state: ServerState, who: str, websocket: WebSocket) -> None:
 async def _by_first_frame(state: ServerState, who: str, websocket: WebSocket, *, duplex: bool) -> None:
     """A connection that may take up a session that is there: its first frame says."""
     asked = websocket.query_params
-    await _accept(websocket)
+    await accept(websocket)
     socket = Socket(websocket)
     autostart = duplex and bool(asked.get("model")) and asked.get("autostart", "1") in YES
     first: str | bytes | None = None
@@ -229,7 +229,8 @@ async def _take_up(state: ServerState, who: str, asked: Resume, socket: Socket, 
     return True
 
 
-async def _accept(websocket: WebSocket) -> None:
+async def accept(websocket: WebSocket) -> None:
+    """Accept it, as a browser wants that offers subprotocols."""
     protocols = websocket.scope.get("subprotocols", [])
     await websocket.accept(subprotocol="realtime" if "realtime" in protocols else None)
 

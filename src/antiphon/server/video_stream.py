@@ -20,7 +20,7 @@ from antiphon.server.auth import bearer
 from antiphon.server.errors import deny
 from antiphon.server.line import Line
 from antiphon.server.outbox import Outbox
-from antiphon.server.realtime import YES, Socket, by_resume
+from antiphon.server.realtime import YES, Socket, accept, by_resume
 from antiphon.server.state import Live, ServerState
 from antiphon.video import VideoSession
 from antiphon.video_events import VideoConfig, VideoOutput
@@ -51,7 +51,7 @@ async def video_stream(websocket: WebSocket) -> None:
             await by_resume(state, who, websocket)
             return
         with state.admit(who):
-            await websocket.accept()
+            await accept(websocket)
             token = ResumeToken() if resume else None
             ga = websocket.query_params.get("events") == "ga"
             await _Stream(Socket(websocket), state, who, watcher, token, ga=ga).run()

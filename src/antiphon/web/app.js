@@ -1,5 +1,6 @@
 // The page: tabs, the key, what the server has; each tab is a file of its own.
 
+import { Camera } from "./camera.js";
 import { Captions } from "./captions.js";
 import { Speech } from "./speech.js";
 import { Talk } from "./talk.js";
@@ -62,5 +63,5 @@ tabs.forEach((tab, k) => {
 $("key").value = sessionStorage.getItem("antiphon-key") || "";
 $("key").onchange = () => { sessionStorage.setItem("antiphon-key", page.key); look(); };
 if (!navigator.mediaDevices) page.fail(new Error("A browser gives the microphone only to https pages and to localhost."));
-new Talk(page); new Captions(page); new Speech(page);
+new Talk(page); new Captions(page); new Speech(page); new Camera(page);
 look();
