@@ -322,3 +322,23 @@ def test_plain_facts_may_be_said_of_the_whole_picture() -> None:
     whole, mug = run(act, partner)
     assert whole == "It is mostly white. "
     assert mug.startswith("I cannot see that")
+
+
+def test_what_a_question_is_about_is_read_before_all_else() -> None:
+    partner, reader = Partner(), Reader(held=True)
+
+    async def act(watching: Observing) -> None:
+        await see(watching, 50, 80, 120, 160, 200, read=False)
+        await asyncio.sleep(0.02)
+        asking = asyncio.create_task(ask(watching, "What is it?", 4.0, frames=(1, 3)))
+        await asyncio.sleep(0.02)
+        for _ in range(3):
+            reader.go.release()
+            await asyncio.sleep(0.02)
+        await asking
+
+    run(act, partner, reader)
+    assert reader.read_levels[1:3] == [160, 80]
+    (asked,) = partner.asked
+    assert "level 80" in asked[1].text
+    assert "level 160" in asked[1].text

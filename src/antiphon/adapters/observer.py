@@ -46,8 +46,8 @@ log = logging.getLogger(__name__)
 LOOK_SIDE = 256
 # A frame as like as this to one that was read says the same.
 SAME = 0.999
-# A question waits so long for the newest frame to be read, and for those of the moment it asks about.
-READING_S = 2.0
+# A question waits so long for the frames it is to be answered from to be read; they are read before all others.
+READING_S = 4.0
 # Frames whose text is still to be read: the oldest of more are not.
 MAX_UNREAD = 16
 # Moments that are told of a question's time: the nearest, within so many seconds.
@@ -275,9 +275,12 @@ class Observing:
 
     async def _read_for(self, question: Question, asked_s: float | None) -> None:
         """Wait a little for what the question is about to be read."""
-        at_s = question.at_s if asked_s is None else asked_s
-        wanted = [m for m in self._moments if m.number in question.frames or abs(m.at_s - at_s) <= NEAR_S]
-        wanted = sorted(wanted, key=lambda m: abs(m.at_s - at_s))[:2]
+        wanted = [m for m in self._moments if m.number in question.frames]
+        if asked_s is not None:
+            near = [m for m in self._moments if abs(m.at_s - asked_s) <= NEAR_S]
+            wanted = sorted(near, key=lambda m: abs(m.at_s - asked_s))[:2]
+        first = {id(m.reading) for m in wanted}
+        self._unread.sort(key=lambda unread: id(unread[0]) in first)
         try:
             async with asyncio.timeout(READING_S):
                 while any(m.reading.lines is None for m in wanted):
