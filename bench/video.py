@@ -1,6 +1,6 @@
 """Video sessions: what is read and answered without a model that sees, how soon, which frames the filters keep, and half an hour of frames.
 
-    antiphon bench video [--data DIR] [--sections filters,answers,intake,long] [--minutes N]
+    antiphon bench video [--data DIR] [--sections filters,seeing,answers,intake,long] [--minutes N]
 
 A real server with the default models, real clips, frames as JPEG over /v1/video/chat/stream.
 """
@@ -13,6 +13,7 @@ import base64
 import io
 import json
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,13 @@ import av
 import numpy as np
 import websockets
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import RESULTS, Server, machine, percentile, save, server, table
+from tests.adapters import tiny_smolvlm
 
+from antiphon.adapters.base import Question, ReplyDone, ReplyOptions, Seen
+from antiphon.adapters.smolvlm import SmolVlm
 from antiphon.frames import BlockFilter, EvsFilter
 
 FRAMES_A_S = 2.0
@@ -262,10 +267,63 @@ async def long(srv: Server, all_clips: list[Clip], minutes: float) -> dict[str, 
     return found
 
 
+async def seeing(questions: int = 20) -> dict[str, Any]:
+    """SmolVLM-256M's dimensions, random weights: first token of each question, two frames between questions, against everything given anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_smolvlm.write(
+            Path(folder),
+            text={"vocab_size": 49280, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+                  "num_key_value_heads": 3, "max_position_embeddings": 8192},
+            vision={"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 512, "patch_size": 16},
+        )  # fmt: skip
+        model = SmolVlm(Path(folder), "smolvlm-256m", weights="bf16")
+    rng = np.random.default_rng(0)
+    frames = [base64.b64decode(jpeg(rng.integers(0, 255, (360, 640, 3)).astype(np.uint8))) for _ in range(8)]
+    options = ReplyOptions(max_tokens=4)
+
+    async def first(watching: Any, question: Question) -> float:
+        began, took = time.perf_counter(), 0.0
+        async for token in watching.written(question, options):
+            if not took and not isinstance(token, ReplyDone):
+                took = time.perf_counter() - began
+        return took or time.perf_counter() - began
+
+    watching = await model.open("")
+    kept_s, anew_s, rows = [], [], []
+    stats = model.engine._runner.stats
+    for number in range(questions):
+        for k in (2 * number, 2 * number + 1):
+            await watching.see(Seen(k, k / 2, frames[k % 8]))
+        before, length = stats.rows, watching._session.length
+        kept_s.append(await first(watching, Question("What is on the screen now?", 0.0, tuple(range(2 * questions)))))
+        rows.append((stats.rows - before, watching._session.length - length))
+        fresh = await model.open("")
+        for k in range(2 * number + 2):
+            await fresh.see(Seen(k, k / 2, frames[k % 8]))
+        anew_s.append(await first(fresh, Question("What is on the screen now?", 0.0, tuple(range(2 * questions)))))
+        fresh.close()
+    model.close()
+    # What was computed for a question is what was new, and the row a generation had left.
+    assert all(computed <= new + 1 for computed, new in rows), rows
+    found = {
+        "first_token_s": [round(s, 3) for s in kept_s],
+        "first_token_anew_s": [round(s, 3) for s in anew_s],
+        "ratio_20_to_2": kept_s[-1] / kept_s[1],
+        "rows_computed": [r for r, _ in rows],
+    }
+    table(
+        "SmolVLM-256M dimensions, random weights, 2 frames a question",
+        ["question", "first token", "given anew"],
+        [[n + 1, f"{kept_s[n]:.2f} s", f"{anew_s[n]:.2f} s"] for n in (1, 4, 9, questions - 1)],
+    )
+    print(f"first token of question {questions} to that of question 2: {found['ratio_20_to_2']:.2f}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="antiphon bench video", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="folder with a manifest.jsonl and clips")
-    parser.add_argument("--sections", default="filters,answers,intake,long")
+    parser.add_argument("--sections", default="filters,seeing,answers,intake,long")
     parser.add_argument("--minutes", type=float, default=30)
     args = parser.parse_args()
     wanted = set(args.sections.split(","))
@@ -275,7 +333,9 @@ def main() -> None:
     all_clips = clips(args.data)
     if "filters" in wanted:
         document["filters"] = filters(all_clips)
-    if wanted - {"filters"}:
+    if "seeing" in wanted:
+        document["seeing"] = asyncio.run(seeing())
+    if wanted - {"filters", "seeing"}:
         with server() as srv:
             if "answers" in wanted:
                 document["answers"] = asyncio.run(answers(srv, all_clips))

@@ -33,7 +33,7 @@ class Native:
 
     def __init__(self, *steps: NativeStep | Exception, voice: bool = True, held: bool = False) -> None:
         self.profile = NativeProfile(
-            "native", UNIT / 16_000, RATE_HZ if voice else 0, ("one",) if voice else (), 2, 1, (100, 50), 0
+            "native", UNIT / 16_000, RATE_HZ if voice else 0, ("one",) if voice else (), 2, 1, (100, 50)
         )
         self.steps = list(steps)
         self.units: list[Unit] = []

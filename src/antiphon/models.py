@@ -49,7 +49,10 @@ TALKING: tuple[Role, ...] = ("language",)
 SPEAKING: tuple[Role, ...] = ("synthesizer",)
 JUDGING: tuple[Role, ...] = ("turn",)
 CONVERSING: tuple[Role, ...] = ("partner",)
-EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING + CONVERSING
+SEEING: tuple[Role, ...] = ("watcher",)
+EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING + CONVERSING + SEEING
+# Whose work is an engine's, not a lane's.
+STEPPED = ("language", "partner", "watcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class LoadedModels:
     speaks: Synthesizer | None
     reads: Reader | None
     converses: NativeModel | None
+    sees: Watcher | None
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
 
@@ -106,7 +110,9 @@ class LoadedModels:
 
     @property
     def watcher(self) -> Watcher | None:
-        """Whoever answers questions about what is seen; None without a language model."""
+        """Whoever answers questions about what is seen; None without a language model, or a model that sees."""
+        if self.sees:
+            return self.sees
         if self.language is None or self.reads is None:
             return None
         return Observer(Cascade(self.language, self.speaks), self.reads, self.hears, self.speaks)
@@ -130,7 +136,7 @@ class LoadedModels:
         """Stop the workers; running steps finish."""
         for lane in self.lanes:
             lane.close()
-        for model in (self.language, self.converses):
+        for model in (self.language, self.converses, self.sees):
             if model:
                 model.close()
 
@@ -175,15 +181,17 @@ def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Mo
         if synthesizer != "none":
             found += [_synthesizer(f"hibari-{voice}", "--voice") for voice in settings.speech.voices]
     if settings.engine.partner and "partner" in roles:
-        found.append(_partner(settings.engine.partner))
+        found.append(_own("partner", settings.engine.partner, "minicpmo"))
+    if settings.engine.watcher and "watcher" in roles:
+        found.append(_own("watcher", settings.engine.watcher, "smolvlm"))
     return tuple(dict.fromkeys(found))
 
 
-def _partner(name: str) -> LocalModel:
+def _own(role: Role, name: str, adapter: str) -> LocalModel:
     path = Path(name).expanduser().resolve()
     if not (path / "config.json").is_file():
-        raise SettingsError(f"--partner {name}: no checkpoint's folder (it has no config.json)")
-    return LocalModel(path.name, path, "partner", "minicpmo")
+        raise SettingsError(f"--{role} {name}: no checkpoint's folder (it has no config.json)")
+    return LocalModel(path.name, path, role, adapter)
 
 
 def _synthesizer(name: str, flag: str) -> Model:
@@ -236,9 +244,7 @@ def load(
             continue
         make = _named(_adapter(model.id, model.adapter))
         options = _options(settings, model.role)
-        options["observe"] = (
-            _engine_steps(observe, model.role) if model.role in ("language", "partner") else watch(model.role)
-        )
+        options["observe"] = _engine_steps(observe, model.role) if model.role in STEPPED else watch(model.role)
         if model.role == "synthesizer":
             options["more"] = {
                 m.id: prepare(settings, store, m) for m in wanted if m.role == model.role and m is not model
@@ -246,7 +252,9 @@ def load(
         by_role[model.role] = make(prepare(settings, store, model), model.id, **options)
         if model.role not in ("vad", "turn"):
             names.append(model.id)
-    lanes = [m.lane for role, m in by_role.items() if role not in ("language", "partner")]
+    lanes = [m.lane for role, m in by_role.items() if role not in STEPPED]
+    if seeing := by_role.get("watcher"):
+        seeing.synthesizer, seeing.transcriber = by_role.get("synthesizer"), by_role.get("transcriber")
     reader = None
     if "language" in by_role:
         # A library with its models inside: nothing of it is loaded before the first image.
@@ -260,6 +268,7 @@ def load(
         by_role.get("synthesizer"),
         reader,
         by_role.get("partner"),
+        by_role.get("watcher"),
         tuple(names),
         tuple(lanes),
     )
@@ -281,7 +290,7 @@ def _options(settings: Settings, role: Role) -> dict[str, Any]:
             return {"workers": num_workers(models), "max_queue": max(1024, models.max_queue)}
         case "vad":
             return {"max_queue": max(1024, models.max_queue)}
-        case "language" | "partner":
+        case "language" | "partner" | "watcher":
             kv = EngineSettings(
                 kv_bytes=engine.kv_mb << 20,
                 host_bytes=engine.kv_host_mb << 20,

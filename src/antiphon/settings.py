@@ -97,6 +97,10 @@ class EngineOptions:
         "",
         "Who converses, in place of the language model and the voice: the folder of a MiniCPM-o 4.5 checkpoint, which takes turns by itself.",
     )
+    watcher: str = option(
+        "",
+        "Who answers questions about video, in place of the language model: the folder of a SmolVLM checkpoint, which sees pictures.",
+    )
     weights: str = option(
         "auto",
         "Type of the language model's weights; `auto` takes what the device multiplies fastest.",

@@ -95,7 +95,6 @@ class Units:
         self._frames: deque[tuple[int, bytes]] = deque(
             maxlen=max(1, model.profile.max_frames) * (MAX_WAITING_UNITS + 1)
         )
-        self._max_slices = 1
         self._changed = anyio.Event()
         self._closed = False
         self._began_s = 0.0
@@ -148,7 +147,7 @@ class Units:
             while (pcm := await self._next()) is not None:
                 self._began_s = self._clock()
                 try:
-                    await talk.append(Unit(pcm, self._shown(), self._max_slices))
+                    await talk.append(Unit(pcm, self._shown()))
                 except MediaError as error:
                     await self._emit(Rejected("invalid_video_frames", str(error), "video_frames"))
                     await talk.append(Unit(pcm))

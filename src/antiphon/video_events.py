@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from antiphon.audio import Pcm
 
@@ -134,4 +134,3 @@ class VideoOver:
 
 
 VideoOutput = FrameTaken | AnswerBegan | AnswerText | AnswerSound | AnswerDone | WentWrong | VideoOver
-Facts = dict[str, Any]

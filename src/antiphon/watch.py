@@ -13,7 +13,7 @@ import av
 from av.error import FFmpegError
 
 from antiphon.errors import MediaError
-from antiphon.models import TALKING, load, store_of
+from antiphon.models import SEEING, TALKING, load, store_of
 from antiphon.settings import Settings
 from antiphon.video import VideoSession
 from antiphon.video_events import (
@@ -44,7 +44,9 @@ class Request:
 
 async def watch(settings: Settings, request: Request) -> None:
     """Print the answers. Raises MediaError for what cannot be opened, StoreError, ModelError, Refused."""
-    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, (*TALKING, "transcriber"))
+    models = await anyio.to_thread.run_sync(
+        load, settings, store_of(settings.models), None, (*TALKING, *SEEING, "transcriber")
+    )
     try:
         watcher = models.watcher
         if watcher is None:

@@ -94,7 +94,7 @@ def serving(
 ) -> Iterator[tuple[str, ServerState, Echo]]:
     """A server's ws:// URL, its state, and its partner."""
     models = Scripted(
-        transcriber or ScriptedTranscriber(), ScriptedDetector(), None, None, None, None, None, ("scripted",), ()
+        transcriber or ScriptedTranscriber(), ScriptedDetector(), None, None, None, None, None, None, ("scripted",), ()
     )
     object.__setattr__(models, "echo", Echo())
     state = ServerState(settings or Settings(), Metrics(), models)

@@ -17,6 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from antiphon.audio.pcm import to_pcm16
+from tests.adapters import tiny_smolvlm
 from tests.conftest import SMALL, Process, Recording, Serve
 
 LIMIT_S = 90
@@ -291,3 +292,29 @@ def test_every_kind_of_image_is_taken(server: Process, mode: str) -> None:
             return (await until(socket, "video.frame.ack"))[-1]
 
     assert run(main())["accepted"]
+
+
+def test_a_model_that_sees_answers_on_its_own_kv(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tiny_smolvlm.write(tmp_path_factory.mktemp("smolvlm"))
+    seeing = serve("--watcher", str(folder), "--weights", "fp32")
+
+    async def main() -> tuple[list[str], list[dict[str, Any]]]:
+        async with connect(url(seeing), max_size=None) as socket:
+            await opened(socket)
+            said = []
+            for turn in range(3):
+                await say(socket, "video.frame", data=screen(str(turn)), frame_id=str(turn))
+                await say(socket, "video.query", text="What is it?")
+                said.append((await until(socket, "response.text.done"))[-1]["text"])
+        async with httpx.AsyncClient() as client:
+            models = (await client.get(f"{seeing.url}/v1/models")).json()["data"]
+        return said, models
+
+    said, models = run(main())
+    assert all(said)
+    assert [m.get("video") for m in models if m["id"] == folder.name] == ["pictures"]
+
+
+def test_what_is_seen_by_default_is_text(server: Process) -> None:
+    models = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert [m["video"] for m in models if "video" in m] == ["text"]

@@ -68,6 +68,17 @@ class Cascade:
         return _Talk(await self._language.open(), self.synthesizer, self._clock)
 
 
+def spoken(
+    dialogue: Dialogue,
+    synthesizer: Synthesizer | None,
+    options: ReplyOptions,
+    voice: VoiceOptions | None,
+    clock: Callable[[], float] = time.monotonic,
+) -> AsyncGenerator[Answer, None]:
+    """What a dialogue answers, spoken as it is written; see Talk.respond."""
+    return _Talk(dialogue, synthesizer, clock).respond((), options, voice)
+
+
 class _Pace:
     """How much is left of the sound made so far, were it heard from the first on without a break."""
 

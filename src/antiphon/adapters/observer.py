@@ -50,6 +50,8 @@ SAME = 0.999
 READING_S = 4.0
 # Frames whose text is still to be read: the oldest of more are not.
 MAX_UNREAD = 16
+# Bound: kept frames whose notes are remembered, an hour of two a second.
+MAX_MOMENTS = 7200
 # Moments that are told of a question's time: the nearest, within so many seconds.
 NEAR_S = 3.0
 # Of more that is new at one question the newest is told.
@@ -123,6 +125,9 @@ class Observer:
         """See Watcher."""
         return Observing(await self._partner.open(), self._reader, self._transcriber, self._synthesizer, instructions)
 
+    def close(self) -> None:
+        """See Watcher. The models it uses are others'."""
+
 
 class Observing:
     """See Watching."""
@@ -169,7 +174,11 @@ class Observing:
         new = [m for m in self._moments if m.number > self._told]
         if self._answering or not new or any(m.reading.lines is None for m in new):
             return
-        message = Message("user", "Notes:\n" + "\n".join(_lines(new)) + "\n")
+        lines = _lines(new)
+        if len(lines) >= MAX_NOTES:
+            # The first of them will not be told: what was taken in would be given up again.
+            return
+        message = Message("user", "Notes:\n" + "\n".join(lines) + "\n")
         try:
             await self._talk.prefill((*self._messages, message))
         except (ModelError, EngineError, Refused) as error:
@@ -187,6 +196,7 @@ class Observing:
                 late.lines = ()
             del self._unread[:-MAX_UNREAD]
         self._moments.append(Moment(frame.number, frame.at_s, seen, self._reading))
+        del self._moments[:-MAX_MOMENTS]
         self._notify()
 
     async def settled(self) -> None:
@@ -206,7 +216,7 @@ class Observing:
         """See Watching."""
         asked_s = time_of(question.text, question.at_s)
         await self._read_for(question, asked_s)
-        heard = await self._heard(question)
+        heard = await words_of(question, self._transcriber)
         message = Message("user", self._notes(question, asked_s, heard))
         said: list[str] = []
         messages = [*self._messages, message]
@@ -288,18 +298,6 @@ class Observing:
         except TimeoutError:
             return
 
-    async def _heard(self, question: Question) -> str:
-        if question.pcm is None or self._transcriber is None:
-            return ""
-        words = []
-        try:
-            async for part in self._transcriber.transcribe(question.pcm, FileOptions()):
-                if isinstance(part, Segment):
-                    words.append(part.text.strip())
-        except (ModelError, Refused):
-            return ""
-        return " ".join(w for w in words if w)
-
     def _notes(self, question: Question, asked_s: float | None, heard: str) -> str:
         """What is new since the last question, and the question."""
         new = [m for m in self._moments if m.number > self._told]
@@ -323,6 +321,20 @@ class Observing:
     def close(self) -> None:
         """See Watching."""
         self._talk.close()
+
+
+async def words_of(question: Question, transcriber: Transcriber | None) -> str:
+    """What was said since the last question; "" where nobody hears, or it cannot be told."""
+    if question.pcm is None or transcriber is None:
+        return ""
+    words = []
+    try:
+        async for part in transcriber.transcribe(question.pcm, FileOptions()):
+            if isinstance(part, Segment):
+                words.append(part.text.strip())
+    except (ModelError, Refused):
+        return ""
+    return " ".join(w for w in words if w)
 
 
 def _lines(moments: Sequence[Moment]) -> list[str]:

@@ -112,8 +112,16 @@ async def _metrics(request: Request) -> Response:
 
 
 def _listed(state: ServerState) -> list[dict[str, object]]:
-    names = (*state.models.names, "default") if state.models else ()
-    return [{"id": n, "object": "model", "created": state.started_s, "owned_by": "antiphon"} for n in names]
+    if state.models is None:
+        return []
+    listed: list[dict[str, object]] = [
+        {"id": n, "object": "model", "created": state.started_s, "owned_by": "antiphon"}
+        for n in (*state.models.names, "default")
+    ]
+    if watcher := state.models.watcher:
+        # Whether who answers about a video sees pictures, or is told what can be read on them.
+        listed = [m | ({"video": watcher.profile.sees} if m["id"] == watcher.profile.id else {}) for m in listed]
+    return listed
 
 
 async def _models(request: Request) -> Response:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Role = Literal["transcriber", "vad", "turn", "language", "synthesizer", "partner"]
+Role = Literal["transcriber", "vad", "turn", "language", "synthesizer", "partner", "watcher"]
 ProfileName = Literal["default", "light"]
 
 

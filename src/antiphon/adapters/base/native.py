@@ -14,7 +14,7 @@ class NativeProfile:
 
     `unit_s`: seconds of sound a unit takes, and the time its step may take. `sample_rate_hz`: of its voice; 0: it has none, and says
     what it speaks as text. `voices`: the first is the default. `max_frames`: images a unit may show, `max_slices`: parts a large one may be
-    cut into. `window`: rows of context at which the oldest units leave, and down to which. `listens_first`: units at the start in which it only listens.
+    cut into. `window`: rows of context at which the oldest units leave, and down to which.
     """
 
     id: str
@@ -24,14 +24,13 @@ class NativeProfile:
     max_frames: int
     max_slices: int
     window: tuple[int, int]
-    listens_first: int
 
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
     """How one conversation is held. None: as the model's makers have it. `reference`: float32 [num_samples], 16 kHz, the voice to speak with.
 
-    `listens_first`: see NativeProfile. `temperature` 0: the likeliest token.
+    `listens_first`: units at the start in which it only listens. `temperature` 0: the likeliest token.
     """
 
     instructions: str = ""

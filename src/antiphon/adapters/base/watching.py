@@ -81,3 +81,7 @@ class Watcher(Protocol):
     async def open(self, instructions: str) -> Watching:
         """A new session. Raises Refused where there is no room."""
         ...
+
+    def close(self) -> None:
+        """Stop its workers."""
+        ...

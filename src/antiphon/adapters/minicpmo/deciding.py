@@ -29,7 +29,6 @@ class Ids:
     slice: int
     slice_end: int
     listen: int
-    speak: int
     tts_bos: int
     tts_pad: int
     chunk_eos: int

@@ -75,7 +75,6 @@ class MiniCpmO:
             MAX_FRAMES,
             self.parts.max_slices,
             (high, min(window[1], high * 3 // 4)),
-            Manner().listen_first,
         )
         self._plain = plain_tokenizer(self.parts.tokenizer)
 
