@@ -26,7 +26,7 @@ from antiphon.adapters.base import (
 )
 from antiphon.errors import MediaError, ModelError, Refused
 from antiphon.images import decode
-from antiphon.video import MAX_SOUND_SAMPLES, VideoSession
+from antiphon.video import MAX_SOUND_SAMPLES, MAX_WAITING_BYTES, VideoSession
 from antiphon.video_events import (
     AnswerBegan,
     AnswerDone,
@@ -285,6 +285,44 @@ def test_time_is_the_clients_where_it_tells_it_else_the_servers() -> None:
         run(watcher, whole, max_memory_s=1.0)
         assert [s.at_s for s in watcher.seen] == [0.0, second]
         assert watcher.forgotten == [-1.0, second - 1.0]
+
+
+def test_what_was_seen_too_long_ago_answers_no_question() -> None:
+    async def act(scene: Scene) -> None:
+        for name, pts_ms in (("a", 0), ("b", 1000), ("c", 2500)):
+            await scene.frame(name, pts_ms=pts_ms)
+        # Nothing new is kept, and time goes on all the same.
+        await scene.ask("What?")
+
+    scene = run(Watcher(), act, max_memory_s=2.0)
+    assert [f.id for f in scene.of(AnswerBegan)[0].frames] == ["b", "c"]
+
+
+def test_what_waits_is_bounded_in_bytes() -> None:
+    async def act(scene: Scene) -> None:
+        big = np.zeros(MAX_WAITING_BYTES // 8, np.float32)
+        await scene.frame("a")
+        await scene.session.put(Asked("one two"))
+        await scene.until(lambda: scene.of(AnswerText))
+        # The session waits for its answer; what comes meanwhile is held back.
+        await scene.session.put(Finished())
+        put = 0
+
+        async def send() -> None:
+            nonlocal put
+            for _ in range(6):
+                await scene.session.put(SoundCame(big))
+                put += 1
+
+        sending = asyncio.create_task(send())
+        await asyncio.sleep(0.05)
+        assert put == 3
+        watcher.go.set()
+        await scene.until(lambda: scene.of(VideoOver))
+        await sending
+
+    watcher = Watcher(held=True)
+    run(watcher, act)
 
 
 @pytest.mark.parametrize("filtered", ["evs", None])

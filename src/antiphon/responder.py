@@ -111,11 +111,15 @@ class Responder:
             )
         self._start(asked, lambda response: self._make(response, asked))
 
-    async def tell(self, made: Made) -> None:
-        """An answer that nobody asked for is being said. Waits until the one before is closed."""
+    async def tell(self, made: Made, void: Callable[[], bool]) -> None:
+        """An answer that nobody asked for is being said. Waits until the one before is closed; if it is `void` by then, nobody is told."""
         while self.active:
             await self.active.over.wait()
             await anyio.lowlevel.checkpoint()
+
+        if void():
+            await made.drop()
+            return
 
         async def made_already(_: Response) -> Made:
             return made

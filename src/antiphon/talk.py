@@ -119,7 +119,9 @@ class TalkSession:
         echo = EchoGuard()
         self._sounding = Sounding(echo, clock)
         native = partner.native
-        self._units = Units(native, lambda turn: self._responder.tell(turn), emit, clock) if native else None
+        self._units = (
+            Units(native, lambda turn: self._responder.tell(turn, lambda: turn.void), emit, clock) if native else None
+        )
         self._left_s = left_s or (lambda: self._sounding.left_s)
         self._listener = TranscriptionSession(
             config.listening,
@@ -207,7 +209,7 @@ class TalkSession:
     async def speech_over_answer(self, *, takes_floor: bool, reason: str) -> None:
         """Whether what is being said over an answer takes the floor: the client knows."""
         self._dismissed_until_s = 0.0 if takes_floor else self.audio_s + DISMISSED_S
-        if takes_floor and self._units and not self.answering:
+        if takes_floor and self._units and (self._units.waiting or not self.answering):
             # What it would begin to say is not said; an answer under way is ended as any other.
             self._units.interrupt()
         overlap = self._overlap

@@ -43,6 +43,8 @@ class SpokenTurn:
         self._send, self._receive = anyio.create_memory_object_stream[Answer](MAX_WAITING)
         self._dropped = dropped
         self._over = False
+        # Interrupted before anybody was told of it: nobody is to be.
+        self.void = False
         self.sound_s = 0.0
         self.num_units = 0
 
@@ -100,10 +102,14 @@ class Units:
         self._began_s = 0.0
         self._turn: SpokenTurn | None = None
         # Interrupted while a step was under way: what that step says is not said.
-        self._void = False
+        self._void = self._tells = False
+        # A turn has begun that the one before still keeps from being told.
+        self.waiting = False
 
     async def open(self, config: TalkConfig) -> None:
         """Raises Refused where the model has no room, ModelError."""
+        # Only a duplex client is told of each unit.
+        self._tells = config.duplex is not None
         duplex = config.duplex or Duplex()
         options = NativeOptions(
             config.instructions, config.voice, listens_first=duplex.listens_first, temperature=duplex.temperature
@@ -129,6 +135,7 @@ class Units:
         """The user has the floor: the model listens."""
         self._void = True
         if self._turn:
+            self._turn.void = True
             self._turn.end()
             self._turn = None
         if self._talk:
@@ -195,12 +202,15 @@ class Units:
         match step:
             case Listens():
                 self._end_turn()
-                await self._emit(Listened("model"))
+                if self._tells:
+                    await self._emit(Listened("model"))
             case Speaks(text, pcm, end_of_turn):
                 turn = self._turn
                 if turn is None:
                     turn = self._turn = SpokenTurn(self.interrupt)
+                    self.waiting = True
                     await self._begins(turn)
+                    self.waiting = False
                 turn.num_units += 1
                 if text:
                     await turn.put(TextDelta(text))

@@ -52,8 +52,8 @@ from antiphon.video_events import (
 
 log = logging.getLogger(__name__)
 
-# Inputs that wait to be taken; then the socket is not read.
-MAX_WAITING = 32
+# Inputs that wait to be taken, and what they weigh; then the socket is not read.
+MAX_WAITING, MAX_WAITING_BYTES = 32, 16 << 20
 # Sound that may wait for a question: 4 MiB of PCM16.
 MAX_SOUND_SAMPLES = (4 << 20) // 2
 # What the filter looks at.
@@ -67,6 +67,7 @@ class Kept:
     """A frame that questions may be about."""
 
     number: int
+    at_s: float
     facts: FrameFacts
 
 
@@ -104,15 +105,19 @@ class VideoSession:
         self._answering = anyio.CancelScope()
         self._answered = anyio.Event()
         self._answered.set()
-        self._num_put = self._num_taken = 0
+        self._num_put = self._num_taken = self._waiting_bytes = 0
+        self._over = False
         self._took = anyio.Event()
         # Frames that came, and that were kept.
         self.num_frames = self.num_kept = 0
 
     async def put(self, item: VideoInput) -> None:
         """One input. Waits while many wait; once the session is over it is nobody's."""
+        while self._waiting_bytes > MAX_WAITING_BYTES and not self._over:
+            await self._took.wait()
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             self._num_put += 1
+            self._waiting_bytes += _weight(item)
             await self._send.send(item)
 
     async def settled(self) -> None:
@@ -138,6 +143,12 @@ class VideoSession:
         finally:
             self._send.close()
             self._receive.close()
+            self._over = True
+            self._notify()
+
+    def _notify(self) -> None:
+        self._took.set()
+        self._took = anyio.Event()
 
     async def _run(self) -> None:
         self._watching = await self._watcher.open(self._config.instructions)
@@ -147,8 +158,8 @@ class VideoSession:
                 async for item in self._receive:
                     await self._take(item, group)
                     self._num_taken += 1
-                    self._took.set()
-                    self._took = anyio.Event()
+                    self._waiting_bytes -= _weight(item)
+                    self._notify()
                     if isinstance(item, Finished):
                         break
                 group.cancel_scope.cancel()
@@ -178,6 +189,7 @@ class VideoSession:
         assert self._watching
         self.num_frames += 1
         at_s = self._place(facts)
+        self._forget()
         try:
             if self._filter:
                 pixels = await asyncio.to_thread(decode, image, FILTER_SIDE)
@@ -189,12 +201,19 @@ class VideoSession:
             await self._emit(WentWrong("Frame decode failed", str(error)))
             return
         dropped = self._kept.popleft().facts if len(self._kept) >= self._config.max_frames else None
-        self._kept.append(Kept(self._count, facts))
+        self._kept.append(Kept(self._count, at_s, facts))
         self._count += 1
         self.num_kept += 1
-        if self._config.max_memory_s is not None:
-            self._watching.forget(at_s - self._config.max_memory_s)
         await self._emit(FrameTaken(facts, True, len(self._kept), None, dropped))
+
+    def _forget(self) -> None:
+        """What was seen too long ago."""
+        assert self._watching
+        if self._config.max_memory_s is not None:
+            before_s = self._now_s - self._config.max_memory_s
+            self._watching.forget(before_s)
+            while self._kept and self._kept[0].at_s < before_s:
+                self._kept.popleft()
 
     def _place(self, facts: FrameFacts) -> float:
         """Where a frame lies on the session's clock, which its times tell, or when it came."""
@@ -267,3 +286,13 @@ class VideoSession:
             await self._emit(WentWrong("Query processing failed", str(error), answer=True, said=said))
             return
         await self._emit(AnswerDone(said, sounded, counts))
+
+
+def _weight(item: VideoInput) -> int:
+    match item:
+        case FrameCame(image):
+            return len(image)
+        case SoundCame(pcm):
+            return pcm.nbytes
+        case _:
+            return 0

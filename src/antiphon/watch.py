@@ -30,11 +30,13 @@ from antiphon.video_events import (
 
 # What an image loses by being kept as JPEG is nothing anyone reads.
 QUALITY = 90
+# What has no end is watched for so long, if nothing else is asked.
+LIVE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`source`: a file, a URL, or a camera's device (`/dev/video0`). `seconds`: how much of it is watched; None: all of a file."""
+    """`source`: a file, a URL, or a camera's device (`/dev/video0`). `seconds`: how much of it is watched; None: all of a file, LIVE_S of what has no end."""
 
     source: str
     questions: tuple[str, ...]
@@ -44,6 +46,13 @@ class Request:
 
 async def watch(settings: Settings, request: Request) -> None:
     """Print the answers. Raises MediaError for what cannot be opened, StoreError, ModelError, Refused."""
+    try:
+        await _watch(settings, request)
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+
+
+async def _watch(settings: Settings, request: Request) -> None:
     models = await anyio.to_thread.run_sync(
         load, settings, store_of(settings.models), None, (*TALKING, *SEEING, "transcriber")
     )
@@ -92,6 +101,10 @@ class _Told:
                 return
 
 
+def _is_live(source: str) -> bool:
+    return source.startswith("/dev/") or "://" in source
+
+
 def _frames(request: Request) -> Iterator[tuple[float, bytes]]:
     """JPEG images at the wanted rate, with their seconds from the first. Raises MediaError."""
     options: dict[str, Any] = {"format": "v4l2"} if request.source.startswith("/dev/") else {}
@@ -101,10 +114,13 @@ def _frames(request: Request) -> Iterator[tuple[float, bytes]]:
                 raise MediaError(f"{request.source} has no pictures")
             first: float | None = None
             due = 0.0
+            seconds = LIVE_S if request.seconds is None and _is_live(request.source) else request.seconds
             for frame in container.decode(video=0):
+                if frame.time is None:
+                    continue
                 first = frame.time if first is None else first
                 at_s = frame.time - first
-                if request.seconds is not None and at_s > request.seconds:
+                if seconds is not None and at_s > seconds:
                     return
                 if at_s + 1e-3 < due:
                     continue

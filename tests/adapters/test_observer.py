@@ -259,6 +259,30 @@ def test_an_answer_that_was_cut_is_not_remembered() -> None:
     assert "level 10" in second[1].text
 
 
+def test_a_frame_that_comes_while_notes_are_taken_in_is_read() -> None:
+    class Slow(Partner):
+        def __init__(self) -> None:
+            super().__init__()
+            self.go = asyncio.Event()
+
+        async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+            await super().prefill(messages, tools)
+            await self.go.wait()
+
+    partner = Slow()
+
+    async def act(watching: Observing) -> None:
+        await see(watching, 10)
+        while not partner.prefilled:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await see(watching, 200, first=1, read=False)
+        partner.go.set()
+        await watching.settled()
+        assert watching._moments[1].reading.lines == ("level 200",)
+
+    run(act, partner)
+
+
 def test_what_is_no_image_is_refused() -> None:
     async def act(watching: Observing) -> None:
         with pytest.raises(MediaError):

@@ -150,6 +150,29 @@ def test_an_answer_cannot_be_asked_for(native: Process) -> None:
     assert event["error"]["code"] == "response_create_unsupported"
 
 
+def test_it_converses_without_duplex_too(native: Process) -> None:
+    """A client of the plain conversation is told of its turns, and of nothing it does not know."""
+
+    async def main() -> list[str]:
+        async with connect(native.url.replace("http", "ws") + "/v1/realtime?model=default") as socket:
+            assert json.loads(await socket.recv())["type"] == "session.created"
+            sound = {"type": "audio/pcm", "rate": 24_000}
+            session = {"type": "realtime", "instructions": tiny.PROMPT, "output_modalities": ["text"], "audio": {"input": {"format": sound, "turn_detection": None}}}  # fmt: skip
+            await socket.send(json.dumps({"type": "session.update", "session": session}))
+            for unit in range(14):
+                pcm = np.repeat(tiny.sound(unit), 3)[::2]
+                data = (pcm * 32768).clip(-32768, 32767).astype("<i2").tobytes()
+                await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": b64encode(data).decode()}))
+            kinds: list[str] = []
+            while "response.output_text.delta" not in kinds:
+                kinds.append(json.loads(await socket.recv())["type"])
+            return kinds
+
+    kinds = run(main())
+    assert "error" not in kinds
+    assert "response.created" in kinds
+
+
 def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path, folder: Path) -> None:
     from antiphon.errors import ModelError
 

@@ -226,6 +226,49 @@ def test_idleness_and_resume(server: Process) -> None:
     assert error == "Idle timeout"
 
 
+def test_a_drained_server_completes_the_answer(serve: Serve) -> None:
+    leaving = serve("--language-model", SMALL)
+
+    async def main() -> tuple[list[str], int]:
+        async with connect(url(leaving), max_size=None) as socket:
+            await opened(socket)
+            await say(socket, "video.frame", data=screen("CLOSING"))
+            await say(socket, "video.query", text="What does it say?")
+            await until(socket, "response.start")
+            leaving.terminate()
+            kinds = [e["type"] for e in await until(socket, "session.done")]
+            with pytest.raises(ConnectionClosed) as closed:
+                await socket.recv()
+            assert closed.value.rcvd
+            return kinds, closed.value.rcvd.code
+
+    kinds, code = run(main())
+    assert "response.text.done" in kinds
+    assert code == 1001
+
+
+def test_a_client_that_reads_nothing_does_not_hold_the_server(serve: Serve) -> None:
+    """With a session that can be resumed, too: what it is told waits for nobody for ever."""
+    patient = serve("--language-model", SMALL, "--grace-s", "1", "--journal-mb", "1")
+
+    async def main() -> None:
+        async with connect(url(patient) + "?resume=1", max_size=None, max_queue=1) as socket:
+            await opened(socket, enable_frame_filter=False)
+            await say(socket, "video.frame", data=screen("X"), frame_id="n" * 1000)
+            await say(socket, "video.frame", data=screen("Y"), frame_id="n" * 200)
+            for _ in range(50):
+                await say(socket, "ping")
+            socket.transport.abort()
+        async with httpx.AsyncClient() as client:
+            while True:
+                text = (await client.get(f"{patient.url}/metrics")).text
+                if 'antiphon_sessions{dialect="video"} 0.0' in text:
+                    return
+                await asyncio.sleep(0.1)
+
+    run(main())
+
+
 def test_without_a_language_model_there_is_nobody_to_answer(serve: Serve) -> None:
     bare = serve()
 

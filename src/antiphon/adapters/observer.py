@@ -49,9 +49,11 @@ SAME = 0.999
 # A question waits so long for the frames it is to be answered from to be read; they are read before all others.
 READING_S = 4.0
 # Frames whose text is still to be read: the oldest of more are not.
-MAX_UNREAD = 16
+MAX_UNREAD, MAX_UNREAD_BYTES = 16, 32 << 20
 # Bound: kept frames whose notes are remembered, an hour of two a second.
 MAX_MOMENTS = 7200
+# The newest of them an answer may be about, unless it asks about a time, and that are taken in ahead.
+MAX_KNOWN = 500
 # Moments that are told of a question's time: the nearest, within so many seconds.
 NEAR_S = 3.0
 # Of more that is new at one question the newest is told.
@@ -166,13 +168,15 @@ class Observing:
                     reading.lines = ()
                 self.num_read += 1
                 self._notify()
+            changed = self._changed
             await self._prefill()
-            await self._changed.wait()
+            if not self._unread:
+                await changed.wait()
 
     async def _prefill(self) -> None:
         """The language model takes in what is new before it is asked."""
-        new = [m for m in self._moments if m.number > self._told]
-        if self._answering or not new or any(m.reading.lines is None for m in new):
+        new = [m for m in self._moments[-MAX_KNOWN:] if m.number > self._told]
+        if self._answering or not new or len(new) == MAX_KNOWN or any(m.reading.lines is None for m in new):
             return
         lines = _lines(new)
         if len(lines) >= MAX_NOTES:
@@ -192,9 +196,8 @@ class Observing:
         if self._alike.keeps(pixels):
             self._reading = Reading()
             self._unread.append((self._reading, frame.image))
-            for late, _ in self._unread[:-MAX_UNREAD]:
-                late.lines = ()
-            del self._unread[:-MAX_UNREAD]
+            while len(self._unread) > MAX_UNREAD or sum(len(i) for _, i in self._unread) > MAX_UNREAD_BYTES:
+                self._unread.pop(0)[0].lines = ()
         self._moments.append(Moment(frame.number, frame.at_s, seen, self._reading))
         del self._moments[:-MAX_MOMENTS]
         self._notify()
@@ -244,10 +247,11 @@ class Observing:
         voice: VoiceOptions | None,
     ) -> AsyncGenerator[Answer, None]:
         """The language model's answer, if it says what the notes say; else that nobody can see that here."""
-        known = [line for m in self._moments for line in m.reading.lines or ()]
+        readings = {id(m.reading): m.reading for m in self._moments[-MAX_KNOWN:]}
+        known = [line for reading in readings.values() for line in reading.lines or ()]
         text = question.text.strip() or heard
         if PLAIN.search(text) and OF_ALL.search(text):
-            known += [m.told() for m in self._moments]
+            known += [m.told() for m in self._moments[-MAX_KNOWN:]]
         check, held = Grounding(text, [*known, heard]), list[Answer]()
         done = ReplyDone("stop", 0, 0, 0)
         async with aclosing(self._talk.respond(tuple(messages), options, voice)) as answers:
@@ -300,7 +304,7 @@ class Observing:
 
     def _notes(self, question: Question, asked_s: float | None, heard: str) -> str:
         """What is new since the last question, and the question."""
-        new = [m for m in self._moments if m.number > self._told]
+        new = [m for m in self._moments[-MAX_KNOWN:] if m.number > self._told]
         lines = _lines(new)
         if heard:
             lines.append(f'Somebody said: "{heard}".')

@@ -141,6 +141,7 @@ class Scheduler:
             spans=list(old.spans),
             positions=None if old.positions is None else list(old.positions),
             dropped=old.dropped,
+            exact=old.exact,
             pinned=old.pinned,
             turns=list(old.turns),
             used_s=now_s,

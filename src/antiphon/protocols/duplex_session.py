@@ -108,7 +108,7 @@ def own_update(session: dict[str, Any]) -> dict[str, Any]:
     for key, kinds in (("ref_audio", (str, dict)), ("metadata", (dict,)), ("extra_body", (dict,))):
         if session.get(key) is not None:
             out[key] = typed(session[key], kinds, f"session.{key}")
-    if given := out.get("extra_body", {}).get("force_listen_count"):
+    if (given := out.get("extra_body", {}).get("force_listen_count")) is not None:
         number(given, "session.extra_body.force_listen_count", 0, 3600)
     return out
 

@@ -35,6 +35,9 @@ CONFIG_TIMEOUT, IDLE_TIMEOUT = "Timeout waiting for session.config", "Idle timeo
 MAX_FRAME_CHARS = 10 << 20
 # A message is a frame and a little more.
 MAX_MESSAGE_CHARS = MAX_FRAME_CHARS + (64 << 10)
+# Longer names and later times than these are taken for none.
+MAX_NAME_CHARS, MOST_MS = 256, 1e15
+MAX_SOUND_BYTES = 4 << 20
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 OLDER = {
     "num_sample_frames": "num_frames",
@@ -151,11 +154,11 @@ class VideoStream:
         name, quality = message.get("frame_id"), message.get("quality_profile")
         facts = FrameFacts(
             self._now_ms(),
-            name if isinstance(name, str) and name else None,
+            name if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS else None,
             _number(message.get("pts_ms")),
             _number(message.get("source_pts_ms")),
             _number(message.get("capture_ts_ms")),
-            quality if isinstance(quality, str) else None,
+            quality if isinstance(quality, str) and len(quality) <= MAX_NAME_CHARS else None,
         )
         self._inputs.append(FrameCame(image, facts))
 
@@ -164,6 +167,8 @@ class VideoStream:
             sound = b64decode(data, validate=True)
         except (NoBase64, ValueError, TypeError):
             raise _wrong("Invalid audio data") from None
+        if len(sound) > MAX_SOUND_BYTES:
+            raise _wrong("Audio buffer overflow")
         self._inputs.append(SoundCame(from_pcm16(sound[: len(sound) // 2 * 2])))
 
     # --- to the client ----------------------------------------------------------------------------------------------------
@@ -293,7 +298,8 @@ def _flag(given: dict[str, Any], key: str) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number and abs(value) < MOST_MS else None
 
 
 def _wrong(message: str) -> RemoteProtocolError:

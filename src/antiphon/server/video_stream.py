@@ -23,7 +23,7 @@ from antiphon.server.outbox import Outbox
 from antiphon.server.realtime import YES, Socket, accept, by_resume
 from antiphon.server.state import Live, ServerState
 from antiphon.video import VideoSession
-from antiphon.video_events import VideoConfig, VideoOutput
+from antiphon.video_events import Finished, VideoConfig, VideoOutput
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class _Stream:
         journal = Journal(
             time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
         )
-        self._outbox = Outbox(journal, MAX_WAITING_FRAMES, waits_detached=True)
+        self._outbox = Outbox(journal, MAX_WAITING_FRAMES, overflowed=self._overflowed)
         self.line = Line(self, self._outbox, token, resume.grace_s)
         self._active_s = time.monotonic()
         self._draining = False
@@ -153,10 +153,20 @@ class _Stream:
             await self._outbox.room()
 
     async def wind_up(self) -> None:
-        """See line.Session. Nothing that was asked is waited for: who is gone reads no answer."""
-        if self._session and not self._draining:
+        """See line.Session."""
+        if self._draining and self._session:
+            # The answer under way is completed; then the session ends, and the connection with it.
+            await self._session.put(Finished())
+            return
+        if self._session:
+            # Who is gone reads no answer.
             self._session.close()
         self._finish(self._code, self._reason)
+
+    def _overflowed(self) -> None:
+        """More was said while nobody was attached than is kept: who comes back is told so."""
+        self._state.forgo(self.id)
+        self.line.over.set()
 
     def control(self, data: str | bytes) -> dict[str, Any] | None:
         """See line.Session."""

@@ -10,24 +10,33 @@ export class Camera {
   constructor(page) {
     this.page = page;
     this.socket = this.stream = null;
+    this.starts = 0;
     for (const source of ["camera", "screen"]) $(`watch-${source}`).onclick = () => this.start(source);
     $("watch-stop").onclick = () => this.stop();
     $("ask").onsubmit = (event) => { event.preventDefault(); this.ask(); };
   }
   async start(source) {
     this.stop();
+    // A start that was overtaken by another, or by a stop, gives back what it was given.
+    const mine = this.starts;
+    const still = () => { if (mine !== this.starts) throw Object.assign(new Error("overtaken"), { overtaken: true }); };
+    let stream = null, socket = null;
     try {
       const media = navigator.mediaDevices;
-      this.stream = source === "camera" ? await media.getUserMedia({ video: { width: { ideal: 1280 } } }) : await media.getDisplayMedia({ video: true });
-      this.stream.getVideoTracks()[0].onended = () => this.stop();
-      $("seen").srcObject = this.stream;
-      await $("seen").play();
+      stream = source === "camera" ? await media.getUserMedia({ video: { width: { ideal: 1280 } } }) : await media.getDisplayMedia({ video: true });
+      still();
       this.player ??= await Player.open();
-      const socket = (this.socket = new WebSocket(socketUrl("v1/video/chat/stream"), protocols(this.page.key)));
+      socket = new WebSocket(socketUrl("v1/video/chat/stream"), protocols(this.page.key));
       await new Promise((resolve, reject) => {
         socket.onopen = resolve;
         socket.onerror = () => reject(new Error("The server did not accept the connection: is the key right, does it have a language model?"));
       });
+      still();
+      Object.assign(this, { stream, socket, answer: null });
+      stream.getVideoTracks()[0].onended = () => this.stop();
+      $("seen").srcObject = stream;
+      await $("seen").play();
+      still();
       socket.onmessage = ({ data }) => this.on(JSON.parse(data));
       socket.onclose = () => { if (this.socket === socket) this.stop(); };
       this.send({ type: "session.config", frame_filter: "blocks", max_frames: 120, max_memory_s: 600 });
@@ -35,10 +44,15 @@ export class Camera {
       this.shown = this.kept = 0;
       this.timer = setInterval(() => this.show(), EVERY_MS);
       this.show();
-    } catch (error) { this.stop(); this.page.fail(error); }
+    } catch (error) {
+      for (const track of stream?.getTracks() ?? []) track.stop();
+      socket?.close();
+      if (!error.overtaken) { this.stop(); this.page.fail(error); }
+    }
     this.paint();
   }
   stop() {
+    this.starts += 1;
     clearInterval(this.timer);
     for (const track of this.stream?.getTracks() ?? []) track.stop();
     const open = this.socket;
@@ -59,12 +73,14 @@ export class Camera {
     // A server that is behind is shown less, not later.
     if (!video.videoWidth || this.showing || this.socket?.bufferedAmount > 1 << 20) return;
     this.showing = true;
+    try { await this.shot(video); } catch (error) { this.page.fail(error); } finally { this.showing = false; }
+  }
+  async shot(video) {
     const canvas = new OffscreenCanvas(Math.min(WIDTH, video.videoWidth), 0);
     canvas.height = Math.round((canvas.width * video.videoHeight) / video.videoWidth);
     canvas.getContext("2d").drawImage(video, 0, 0, canvas.width, canvas.height);
     const blob = await canvas.convertToBlob({ type: "image/jpeg", quality: QUALITY });
     this.send({ type: "video.frame", frame_id: String(this.shown++), pts_ms: Math.round(performance.now() - this.began), data: toBase64(await blob.arrayBuffer()) });
-    this.showing = false;
   }
   ask() {
     const text = $("question").value.trim();
@@ -86,8 +102,10 @@ export class Camera {
   on(event) {
     if (event.type === "video.frame.ack") { this.kept += event.accepted; this.paint(); }
     else if (event.type === "response.start") this.answer = this.line("them", "it", "");
+    // What is still under way of an answer that was interrupted is not for the question after it.
+    else if (event.type.startsWith("response.") && !this.answer) return;
     else if (event.type === "response.text.delta") this.answer.textContent += event.delta;
-    else if (event.type === "response.text.done" && this.answer) this.answer.textContent = event.text;
+    else if (event.type === "response.text.done") this.answer.textContent = event.text;
     else if (event.type === "response.audio.delta") this.player.play("answer", fromPcm16(Uint8Array.from(atob(event.data), (c) => c.charCodeAt(0)).subarray(WAV_HEADER)));
     else if (event.type === "error") this.page.fail(new Error(event.detail ? `${event.message}: ${event.detail}` : event.message));
   }

@@ -70,9 +70,10 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
 
 
 def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "config.json").read_text())
+    tokenizer = _tokenizer(folder / "tokenizer.json")
     about = json.loads((folder / "tokenizer_config.json").read_text())
-    parts = build(json.loads((folder / "config.json").read_text()), tokenizer, about.get("bad_token_ids", ()))
+    parts = build(config, tokenizer, about.get("bad_token_ids", ()))
     with ExitStack() as files:
         tensors = _Tensors(folder, files, device, dtype)
         _fill(parts.decoder, tensors, {"": "llm."})
@@ -83,6 +84,14 @@ def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
         made = {"lm_head.weight": gain * torch.nn.functional.normalize(direction.float(), dim=1).to(dtype)}
         _fill(parts.codes, tensors, {"model.embed_tokens.": "tts.emb_code.0.", "": "tts."}, made)
     return parts
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        # The library raises nothing more of a kind.
+        raise ValueError(f"{path.name}: {error}") from None
 
 
 def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int] = ()) -> Parts:

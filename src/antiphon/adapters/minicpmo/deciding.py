@@ -16,6 +16,8 @@ import torch
 MAX_TOKENS = 20
 MAX_CHARACTERS = 28
 PENALTY_WINDOW = 512
+# From here on down only the likeliest is left.
+COLD = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +134,14 @@ class Decider:
             shaped[sorted(set(self._recent))] /= manner.repetition_penalty
         end = self.ids.turn_eos
         shaped[end] = shaped[end] / manner.turn_penalty if shaped[end] > 0 else shaped[end] * manner.turn_penalty
-        if manner.temperature > 0:
+        if manner.temperature > COLD:
             shaped = _filtered(shaped / manner.temperature, manner.top_k, manner.top_p)
         token = self._drawn(shaped)
         self._recent.append(token)
         return token
 
     def _drawn(self, logits: torch.Tensor) -> int:
-        if self.manner.temperature <= 0:
+        if self.manner.temperature <= COLD:
             return int(logits.argmax())
         return int(torch.multinomial(torch.softmax(logits, -1), 1, generator=self.random))
 

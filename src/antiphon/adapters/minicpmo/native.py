@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -26,6 +27,10 @@ from antiphon.images import decode
 
 UNIT_S = 1.0
 MAX_FRAMES = 4
+# Larger images are scaled down to this before they are looked at.
+MAX_SIDE = 2048
+# Rows of context that are left for the largest unit when the window is full.
+MARGIN_ROWS = 512
 # Rows of context at which the oldest units leave, and down to which (the released window "basic").
 WINDOW = (8000, 6000)
 PROMPT = "Streaming Omni Conversation."
@@ -66,7 +71,7 @@ class MiniCpmO:
         self.engine = Engine(decoder, settings, observe=observe)
         self.voices = Engine(Runner(self.parts.codes, where, dtype, dtype), settings, observe=observe)
         context = self.engine.scheduler.limits.context_rows
-        high = min(window[0], context - MAX_TOKENS)
+        high = min(window[0], max(context - MARGIN_ROWS, context // 2))
         self.profile = NativeProfile(
             model_id,
             UNIT_S,
@@ -100,13 +105,13 @@ class MiniCpmO:
                 manner,
                 self.parts.code_end,
             )
-        except Exception:
+        except BaseException:
             session.close()
             raise
         talk = Conversing(self, session, Speaker(voice, self.vocoder, options.reference), manner)
         try:
             await talk.begin(options)
-        except Exception:
+        except BaseException:
             talk.close()
             raise
         return talk
@@ -134,7 +139,7 @@ class Conversing:
         self._text = TextStream(parts.tokenizer)
         # Rows of each unit that is in the context, the oldest first.
         self._units: deque[int] = deque()
-        self._system = self._started = 0
+        self._system = self._started = self._gone = 0
         self._interrupted = False
 
     async def begin(self, options: NativeOptions) -> None:
@@ -157,7 +162,8 @@ class Conversing:
 
     async def append(self, unit: Unit) -> None:
         """See NativeTalk."""
-        images = [Image.fromarray(decode(frame)) for frame in unit.frames[-self._model.profile.max_frames :]]
+        frames = unit.frames[-self._model.profile.max_frames :]
+        images = [Image.fromarray(await asyncio.to_thread(decode, frame, MAX_SIDE)) for frame in frames]
         parts, ids, session = self._model.parts, self._model.parts.ids, self._session
         seen, heard = await self._model.engine.ask(
             lambda: (
@@ -217,12 +223,25 @@ class Conversing:
         self._units.append(self._session.length - self._started)
         if self.context_rows <= high:
             return
+        # What stays was computed beside what goes, the last row too.
+        await self._session.settle(whole=True)
+        self._see_cuts()
         gone = 0
         while self.context_rows > low and len(self._units) > 1:
             gone += self._units.popleft()
-        # What stays was computed beside what goes, the last row too.
-        await self._session.settle(whole=True)
-        self._session.evict(gone)
+        if gone:
+            self._gone += gone
+            self._session.evict(gone)
+
+    def _see_cuts(self) -> None:
+        """Where there was no room the engine has cut the oldest rows by itself: they are in no unit any more."""
+        cut = self._session.context_start - self._system - self._gone
+        self._gone += cut
+        while cut > 0 and self._units:
+            rows = self._units.popleft()
+            if rows > cut:
+                self._units.appendleft(rows - cut)
+            cut -= rows
 
     def interrupt(self) -> None:
         """See NativeTalk."""

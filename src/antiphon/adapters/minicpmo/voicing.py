@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from antiphon.adapters.minicpmo.deciding import CodeChooser, Manner
+from antiphon.adapters.minicpmo.deciding import COLD, CodeChooser, Manner
 from antiphon.audio import Pcm
 from antiphon.engine.engine import Engine, Session
 from antiphon.engine.sequence import Sampling
@@ -72,7 +72,7 @@ class Voice:
             manner.voice_repetition_penalty,
             least,
             self._random,
-            greedy=manner.temperature <= 0,
+            greedy=manner.temperature <= COLD,
         )
         sampling = Sampling(max_tokens=CODES_A_UNIT + 1, stop=frozenset((self._end,)), chooser=chooser)
         codes = [token.id async for token in session.generate(sampling)]
