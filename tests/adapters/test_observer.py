@@ -316,6 +316,17 @@ def test_what_is_made_up_is_not_said() -> None:
     assert partner.left == 1
 
 
+def test_what_is_written_is_said_as_it_was_read_if_need_be() -> None:
+    partner = Partner()
+    partner.says = "I do not know."
+
+    async def act(watching: Observing) -> str:
+        await see(watching, 90)
+        return await ask(watching, "What can be read there?", 0.0)
+
+    assert run(act, partner) == 'It says "level 90".'
+
+
 def test_what_was_made_up_is_not_what_the_next_is_made_like() -> None:
     partner = Partner()
     partner.says = "It is a cat."

@@ -65,6 +65,8 @@ PROMPT = """You answer questions about what a camera or a screen shows, in one o
 colours and motion, each with the seconds at which it was so."""
 # What is said where the notes do not say it, and how the picture is right now.
 UNSEEN = "I cannot see that: I only read text and notice motion, light and colours. Right now it is {look}, and {text}."
+# Questions about what is written: where the language model does not say it, it is said as it was read.
+READS = re.compile(r"\b(read|reads|say|says|written|writing|text|words)\b", re.I)
 # Questions that the plain facts answer.
 PLAIN = re.compile(
     r"\b(bright|brightness|dark|light|lit|motion|moving|moves?|still|chang\w*|scenes?|colou?rs?)\b", re.I
@@ -272,15 +274,17 @@ class Observing:
                 yield answer
         self._grounded_last = bool(check.grounded)
         if not check.grounded:
-            async for answer in self._unseen(voice):
+            async for answer in self._unseen(text, voice):
                 yield answer
         yield done
 
-    async def _unseen(self, voice: VoiceOptions | None) -> AsyncGenerator[Answer, None]:
+    async def _unseen(self, asked: str, voice: VoiceOptions | None) -> AsyncGenerator[Answer, None]:
         last = self._moments[-1] if self._moments else None
         lines = (last.reading.lines or ()) if last else ()
         shown = f'the text on it is "{" / ".join(lines[:3])}"' if lines else "there is no text on it"
         text = UNSEEN.format(look=last.facts() if last else "dark", text=shown)
+        if lines and READS.search(asked):
+            text = f'It says "{" / ".join(lines[:MAX_LINES])}".'
         yield TextDelta(text)
         if voice and self._synthesizer:
             async with aclosing(self._synthesizer.speak(text, voice, lambda: Urgency.FINAL)) as sounds:
