@@ -41,6 +41,7 @@ async def root(request: Request) -> Response:
         "POST /v1/chat/completions          a conversation's next turn, streamed or whole",
         "WS   /v1/audio/speech/stream       text in pieces to speech while it is made",
         "POST /v1/audio/speech  /batch      text to speech, streamed or whole; /v1/audio/voices",
+        "WS   /v1/video/chat/stream         frames and sound in, answers out",
         "GET  /v1/models  /health  /ready  /metrics",
         "",
         f"ready: {'yes' if state.models and not state.draining else 'no'}",

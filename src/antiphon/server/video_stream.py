@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
 
 import anyio
 from starlette.websockets import WebSocket
 
 from antiphon.adapters.base import Watcher
-from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.errors import Refused
 from antiphon.events import AudioAppended
-from antiphon.protocols.journal import Journal, ResumeToken
-from antiphon.protocols.resuming import control, refused_frame, replaced_frame, resumed_frame
+from antiphon.protocols.journal import ResumeToken
 from antiphon.protocols.video_stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, VideoStream
-from antiphon.protocols.wire import frame, random_id
+from antiphon.protocols.wire import random_id
 from antiphon.server.auth import bearer
 from antiphon.server.errors import deny
-from antiphon.server.line import Line
-from antiphon.server.outbox import Outbox
 from antiphon.server.realtime import YES, Socket, accept, by_resume
-from antiphon.server.state import Live, ServerState
+from antiphon.server.state import ServerState
+from antiphon.server.stream import CLOSE_INTERNAL, CLOSE_NORMAL, Stream
 from antiphon.video import VideoSession
 from antiphon.video_events import Finished, VideoConfig, VideoOutput
 
 log = logging.getLogger(__name__)
 
 LABEL = "video"
-CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_INTERNAL = 1000, 1001, 1011
 # Frames that may wait for the socket: what answers a new question does not wait behind an old answer.
 MAX_WAITING_FRAMES = 2
 
@@ -60,52 +56,29 @@ async def video_stream(websocket: WebSocket) -> None:
         await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
 
 
-class _Stream:
+class _Stream(Stream):
     """One session; see line.Session."""
 
     def __init__(
         self, socket: Socket, state: ServerState, who: str, watcher: Watcher, token: ResumeToken | None, *, ga: bool
     ) -> None:
-        self._socket = socket
-        self._state = state
+        super().__init__(socket, state, who, token, LABEL, MAX_WAITING_FRAMES)
         self._watcher = watcher
-        self.who = who
-        self.id = random_id("sess-")
         whole = state.settings.video.async_chunk == "off"
         self._wire = VideoStream(lambda: time.monotonic() * 1000, whole=whole, ga=ga)
         self._session: VideoSession | None = None
         self._group: anyio.abc.TaskGroup
-        resume = state.settings.resume
-        journal = Journal(
-            time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
-        )
-        self._outbox = Outbox(journal, MAX_WAITING_FRAMES, overflowed=self._overflowed)
-        self.line = Line(self, self._outbox, token, resume.grace_s)
-        self._active_s = time.monotonic()
-        self._draining = False
-        self._code, self._reason = CLOSE_NORMAL, ""
 
     async def run(self) -> None:
         """Until it is over."""
-        metrics, live = self._state.metrics, Live(self.who, lambda: 0.0, self._drain, self.id)
-        self._state.live.add(live)
-        if self.line.token:
-            self._state.resumable[self.id] = self
-            shown = {"session_id": self.id, "resume_token": self.line.token.renew()}
-            self._outbox.put(frame(type="session.created", **shown))
-        metrics.sessions.labels(LABEL).inc()
-        metrics.sessions_started.labels(LABEL).inc()
+        self._enter()
         log.info("a video session begins")
         try:
             async with anyio.create_task_group() as self._group:
                 await self.line.serve(self._socket, self._group)
                 self._group.cancel_scope.cancel()
         finally:
-            self.line.over.set()
-            if self._state.resumable.get(self.id) is self:
-                del self._state.resumable[self.id]
-            self._state.leave(live)
-            metrics.sessions.labels(LABEL).dec()
+            self._leave()
             seen = (self._session.num_frames, self._session.num_kept) if self._session else (0, 0)
             log.info("a video session ended after %d frames, %d kept", *seen)
 
@@ -115,12 +88,6 @@ class _Stream:
     def ending(self) -> bool:
         """See line.Session."""
         return self._draining or self._wire.closing
-
-    @property
-    def idle_s(self) -> float | None:
-        """See line.Session."""
-        limit_s = self._limit_s
-        return max(min(1.0, limit_s), self._active_s + limit_s - time.monotonic())
 
     @property
     def _limit_s(self) -> float:
@@ -163,33 +130,6 @@ class _Stream:
             self._session.close()
         self._finish(self._code, self._reason)
 
-    def _overflowed(self) -> None:
-        """More was said while nobody was attached than is kept: who comes back is told so."""
-        self._state.forgo(self.id)
-        self.line.over.set()
-
-    def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """See line.Session."""
-        return control(data)
-
-    async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """See line.Session."""
-        self._outbox.put(refused_frame(random_id, error, event_id if isinstance(event_id, str) else None))
-        await self._outbox.room()
-
-    async def resumed(self, token: str) -> str:
-        """See line.Session."""
-        return resumed_frame(random_id, self.id, {}, resume_token=token, received_events=self.line.num_received)
-
-    def replaced(self) -> str:
-        """See line.Session."""
-        return replaced_frame(random_id, self.id)
-
-    def _drain(self) -> None:
-        self._code, self._reason = CLOSE_GOING_AWAY, "server_shutting_down"
-        self._draining = True
-        self.line.stop_reading()
-
     # --- watching ---------------------------------------------------------------------------------------------------------
 
     async def _watch(self, session: VideoSession) -> None:
@@ -212,12 +152,4 @@ class _Stream:
         self._active_s = time.monotonic()
 
     def _push(self) -> bool:
-        frames = self._wire.frames()
-        for made in frames:
-            self._outbox.put(made)
-        return bool(frames)
-
-    def _finish(self, code: int, reason: str) -> None:
-        self._outbox.end(code, reason)
-        if not self.line.attached:
-            self.line.over.set()
+        return self._put(list(self._wire.frames()))
