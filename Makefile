@@ -17,12 +17,12 @@ unit: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest
 
 fmt: $(VENV)/dev.stamp
-	$(BIN)/ruff check --fix src tests bench
-	$(BIN)/ruff format src tests bench
+	$(BIN)/ruff check --fix src tests bench examples
+	$(BIN)/ruff format src tests bench examples
 
 lint: $(VENV)/dev.stamp
-	$(BIN)/ruff check src tests bench
-	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench examples
+	$(BIN)/ruff format --check src tests bench examples
 
 types: $(VENV)/dev.stamp
 	$(BIN)/mypy

@@ -78,6 +78,9 @@ class Watcher:
         await asyncio.to_thread(decode, frame.image)
         self.seen.append(frame)
 
+    def expect(self, frames: tuple[int, ...]) -> None:
+        self.expected = frames
+
     async def settled(self) -> None:
         return
 
@@ -165,6 +168,7 @@ def test_a_question_is_answered_from_the_sampled_frames_in_text_and_sound() -> N
     scene = run(watcher, act, num_frames=3, instructions="Be brief.", voice="two")
     first, second = watcher.asked
     assert (first.text, first.at_s, first.frames) == ("What is this?", 2.5, (0, 2, 5))
+    assert watcher.expected == first.frames
     assert first.pcm is not None
     assert len(first.pcm) == 320
     # Sound belongs to the question after it, and to no other; frames stay.

@@ -183,7 +183,7 @@ def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Mo
     if settings.engine.partner and "partner" in roles:
         found.append(_own("partner", settings.engine.partner, "minicpmo"))
     if settings.engine.watcher and "watcher" in roles:
-        found.append(_own("watcher", settings.engine.watcher, "smolvlm"))
+        found.append(_own("watcher", settings.engine.watcher, "pictures"))
     return tuple(dict.fromkeys(found))
 
 
@@ -300,7 +300,8 @@ def _options(settings: Settings, role: Role) -> dict[str, Any]:
                 prefill_rows=engine.prefill_tokens,
                 park_after_s=engine.park_after_s,
             )
-            return {
+            more = {"prefill": engine.watcher_prefill} if role == "watcher" else {}
+            return more | {
                 "settings": kv,
                 "device": models.device,
                 "weights": engine.weights,

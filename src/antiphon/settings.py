@@ -99,7 +99,12 @@ class EngineOptions:
     )
     watcher: str = option(
         "",
-        "Who answers questions about video, in place of the language model: the folder of a SmolVLM checkpoint, which sees pictures.",
+        "Who answers questions about video, in place of the language model: the folder of a SmolVLM, Qwen2.5-VL or Qwen3-VL checkpoint, which sees pictures.",
+    )
+    watcher_prefill: str = option(
+        "eager",
+        "When such a watcher takes frames into its KV: as they come, or when a question is asked.",
+        choices=("eager", "query"),
     )
     weights: str = option(
         "auto",

@@ -204,6 +204,7 @@ class VideoSession:
         self._kept.append(Kept(self._count, at_s, facts))
         self._count += 1
         self.num_kept += 1
+        self._watching.expect(tuple(k.number for k in self._sampled()))
         await self._emit(FrameTaken(facts, True, len(self._kept), None, dropped))
 
     def _forget(self) -> None:
@@ -238,9 +239,13 @@ class VideoSession:
 
     # --- answers ----------------------------------------------------------------------------------------------------------
 
-    def _question(self, text: str) -> tuple[Question, tuple[FrameFacts, ...]]:
+    def _sampled(self) -> list[Kept]:
+        """What a question asked now is answered from."""
         kept = list(self._kept)
-        used = [kept[i] for i in sample(len(kept), self._config.num_frames)]
+        return [kept[i] for i in sample(len(kept), self._config.num_frames)]
+
+    def _question(self, text: str) -> tuple[Question, tuple[FrameFacts, ...]]:
+        used = self._sampled()
         pcm = np.concatenate(self._sound) if self._sound else None
         self._sound, self._num_samples = [], 0
         return Question(text, self._now_s, tuple(k.number for k in used), pcm), tuple(k.facts for k in used)

@@ -367,7 +367,7 @@ def test_positions_in_three_axes() -> None:
         other.append([9, 8, 7])
         noise = asyncio.create_task(tokens(other, 10))
         session.append([1, 2, 3, 4])
-        session.append_embeddings(patches, places)
+        session.append_embeddings(patches, [(0, h, w) for h in range(2) for w in range(3)])
         session.append([5, 6])
         out, hidden = [], []
         async for token in session.generate(Sampling(max_tokens=4, hidden=True)):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import subprocess
+import sys
 import time
 from base64 import b64decode, b64encode
+from pathlib import Path
 from typing import Any
 
+import av
 import httpx
 import numpy as np
 import pytest
@@ -17,7 +21,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from antiphon.audio.pcm import to_pcm16
-from tests.adapters import tiny_smolvlm
+from antiphon.settings import EngineOptions, Settings, SpeechSettings
+from antiphon.watch import Request, watch
+from tests.adapters import tiny_pictures
 from tests.conftest import SMALL, Process, Recording, Serve
 
 LIMIT_S = 90
@@ -338,7 +344,7 @@ def test_every_kind_of_image_is_taken(server: Process, mode: str) -> None:
 
 
 def test_a_model_that_sees_answers_on_its_own_kv(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tiny_smolvlm.write(tmp_path_factory.mktemp("smolvlm"))
+    folder = tiny_pictures.write(tmp_path_factory.mktemp("smolvlm"))
     seeing = serve("--watcher", str(folder), "--weights", "fp32")
 
     async def main() -> tuple[list[str], list[dict[str, Any]]]:
@@ -361,3 +367,49 @@ def test_a_model_that_sees_answers_on_its_own_kv(serve: Serve, tmp_path_factory:
 def test_what_is_seen_by_default_is_text(server: Process) -> None:
     models = httpx.get(f"{server.url}/v1/models").json()["data"]
     assert [m["video"] for m in models if "video" in m] == ["text"]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three seconds of a screen."""
+    path = tmp_path_factory.mktemp("clip") / "clip.mp4"
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("mpeg4", rate=5)
+        stream.width, stream.height = 640, 360
+        for _ in range(15):
+            file.mux(stream.encode(av.VideoFrame.from_image(Image.open(io.BytesIO(b64decode(screen("EXIT 42")))))))
+        file.mux(stream.encode())
+    return path
+
+
+def test_the_example_asks_about_a_clip(server: Process, clip: Path) -> None:
+    script = Path(__file__).parents[2] / "examples" / "ask_what_is_seen.py"
+    given = [str(clip), "--url", url(server), "--ask", "What does the screen say?", "--ask", "What is written there?"]
+    done = subprocess.run(
+        [sys.executable, str(script), *given], capture_output=True, text=True, timeout=LIMIT_S, check=True
+    )
+    assert len(done.stdout.splitlines()) == 2
+    assert "42" in done.stdout.splitlines()[0]
+
+
+def test_the_example_asks_what_is_typed(server: Process, clip: Path) -> None:
+    script = Path(__file__).parents[2] / "examples" / "ask_what_is_seen.py"
+    with subprocess.Popen(
+        [sys.executable, str(script), str(clip), "--url", url(server)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write("What does the screen say?\n")
+        process.stdin.flush()
+        assert "42" in process.stdout.readline()
+        process.stdin.close()
+        assert process.wait(LIMIT_S) == 0
+
+
+def test_a_clip_is_watched_without_a_server(clip: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = Settings(engine=EngineOptions(language_model=SMALL), speech=SpeechSettings(synthesizer="none"))
+    asyncio.run(watch(settings, Request(str(clip), ("What does the screen say?",), fps=2.0)))
+    assert "42" in capsys.readouterr().out

@@ -13,7 +13,7 @@ ADAPTERS: Mapping[str, str] = MappingProxyType(
         "smart_turn": "antiphon.adapters.smart_turn:SmartTurn",
         "hibari": "antiphon.adapters.hibari:Hibari",
         "causal_lm": "antiphon.adapters.causal_lm:CausalLm",
-        "smolvlm": "antiphon.adapters.smolvlm:SmolVlm",
+        "pictures": "antiphon.adapters.pictures:PictureModel",
         "minicpmo": "antiphon.adapters.minicpmo.native:MiniCpmO",
     }
 )

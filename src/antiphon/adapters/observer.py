@@ -204,6 +204,9 @@ class Observing:
         del self._moments[:-MAX_MOMENTS]
         self._notify()
 
+    def expect(self, frames: tuple[int, ...]) -> None:
+        """See Watching. All that is read is taken in as it is read."""
+
     async def settled(self) -> None:
         """See Watching."""
         while any(m.reading.lines is None for m in self._moments):

@@ -269,7 +269,10 @@ class Session:
         return self._seat.rows.pinned + self._seat.rows.dropped
 
     def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
-        """Tokens at the end; their prefill starts at once. Raises ValueError, EngineError while it generates."""
+        """Tokens at the end; their prefill starts at once. `positions` count from the first free one; None: one after another.
+
+        Raises ValueError, EngineError while it generates.
+        """
         self._free()
         given = tuple(ids)
         _check(len(given), positions)

@@ -43,7 +43,8 @@ class Runner:
 
     `dtype` it computes in, `kv_dtype` its keys and values are kept in. `position_axes`: 1, or 3 where positions are (time,
     height, width). `kv_folder`: where parked sessions' files go. `keys_turn_by_halves`: its rotary embedding turns the first half of a key
-    against the second, by its `inv_freq` alone, so that keys can be moved (Llama, Qwen).
+    against the second, by its `inv_freq` alone, so that keys can be moved (Llama, Qwen). `input_width`: numbers in an embedding, where the decoder
+    takes more than its own width (features for its first layers); 0: its width.
     """
 
     model: Any
@@ -53,6 +54,7 @@ class Runner:
     position_axes: int = 1
     kv_folder: Path | None = None
     keys_turn_by_halves: bool = False
+    input_width: int = 0
     stats: RunnerStats = field(default_factory=RunnerStats)
     _embed: Any = None
     _hidden: torch.Tensor | None = None
@@ -70,7 +72,7 @@ class Runner:
     @property
     def width(self) -> int:
         """Numbers in an embedding."""
-        return int(self.config.hidden_size)
+        return self.input_width or int(self.config.hidden_size)
 
     @property
     def context_rows(self) -> int:

@@ -121,7 +121,7 @@ class Rows:
 
     ids: list[Row] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    # None: row i is at position i. Else one tuple a row (M-RoPE: time, height, width).
+    # None: row i is at position i. Else one tuple a row (M-RoPE: time, height, width); those that are given count from the first free one.
     positions: list[Position] | None = None
     computed: int = 0
     dropped: int = 0
@@ -228,15 +228,16 @@ class Rows:
 
     def shared(self, other: Rows, among: int) -> int:
         """How many rows from the head are the same tokens at the same positions as the first `among` of `other`."""
-        if (self.positions is None) != (other.positions is None):
-            return 0
         limit = min(len(self.ids), among, among if other.exact is None else other.exact)
         for i in range(limit):
             if self.ids[i] is EMBEDDED or self.ids[i] != other.ids[i]:
                 return i
-            if self.positions is not None and other.positions is not None and self.positions[i] != other.positions[i]:
+            if self._position(i) != other._position(i):
                 return i
         return limit
+
+    def _position(self, row: int) -> Position:
+        return (row,) * 3 if self.positions is None else self.positions[row]
 
     def _place(self, count: int, positions: Sequence[Position] | None) -> None:
         if positions is not None and len(positions) != count:
@@ -245,7 +246,7 @@ class Rows:
             self.positions = [(i, i, i) for i in range(len(self.ids))]
         if self.positions is not None:
             first = max(self.positions[-1]) + 1 if self.positions else 0
-            self.positions.extend(positions or [(first + i,) * 3 for i in range(count)])
+            self.positions.extend(tuple(first + i for i in p) for p in positions or [(i,) * 3 for i in range(count)])
 
     def _drop(self, end: int) -> None:
         """Rows from the pinned ones up to `end` are no more."""
@@ -254,7 +255,7 @@ class Rows:
             self._close_gap(end)
         del self.ids[self.pinned : end]
         self.spans = [s for span in self.spans for s in _without(span, self.pinned, end)]
-        self.turns = [t if t <= self.pinned else t - gone for t in self.turns if t <= self.pinned or t >= end]
+        self.turns = sorted({t if t <= self.pinned else t - gone for t in self.turns if t <= self.pinned or t >= end})
         self.dropped += gone
         self.epoch += 1
 

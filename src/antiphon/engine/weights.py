@@ -133,6 +133,16 @@ def _int8_model(folder: Path) -> Any:
     return model
 
 
+def round_linear(decoder: Any) -> None:
+    """int8 products in the place of a loaded decoder's linear layers, in place. All else becomes float32, but for its table of embeddings."""
+    _replace(decoder, {n: quantized(m.weight) for n, m in decoder.named_modules() if _packable(m)})
+    table = {id(p) for p in decoder.get_input_embeddings().parameters()}
+    for module in decoder.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and id(parameter) not in table:
+                module._parameters[name] = nn.Parameter(parameter.detach().float(), requires_grad=False)
+
+
 def write_packed(folder: Path) -> None:
     """Beside INT8_FILE, its weights as this machine multiplies them (engine/packed.py). Raises OSError."""
     with safe_open(folder / INT8_FILE, framework="pt") as file:

@@ -53,6 +53,10 @@ class Watching(Protocol):
         """A frame was kept. Does not wait for what takes long. Raises MediaError where it is no image, or is cut off."""
         ...
 
+    def expect(self, frames: tuple[int, ...]) -> None:
+        """A question asked now would be answered from these, by number. Does not wait."""
+        ...
+
     async def settled(self) -> None:
         """Wait until all that was seen is known."""
         ...

@@ -1,0 +1,360 @@
+"""Models that see pictures, of tiny random weights: sessions that are appended to answer as `transformers` does from the whole, token for token."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+
+from antiphon.adapters.base import Question, ReplyDone, ReplyOptions, Seen, TextDelta
+from antiphon.adapters.pictures import PictureModel
+from antiphon.adapters.pictures.family import Vocabulary
+from antiphon.adapters.pictures.watching import SYSTEM, SeeingPictures
+from antiphon.errors import MediaError, ModelError
+from tests.adapters import tiny_pictures
+from tests.adapters.tiny_pictures import FAMILIES, FIRST, ROWS, SIDE
+
+MAX_TOKENS = 12
+END, IMAGE = FIRST + 1, FIRST + 2
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_pictures.write(tmp_path_factory.mktemp(request.param), request.param)
+
+
+@pytest.fixture(scope="module")
+def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_pictures.write(tmp_path_factory.mktemp("one"))
+
+
+def picture(number: int) -> bytes:
+    rng = np.random.default_rng(number)
+    file = io.BytesIO()
+    # Not all of one shape.
+    Image.fromarray(rng.integers(0, 255, (48 - 16 * (number % 3 == 1), 80, 3)).astype(np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+class Whole:
+    """The published model, given everything at each question; and how its processor would write that."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+        self.qwen = self.model.config.model_type != "smolvlm"
+        self.process: Any
+        if self.qwen:
+            self.process = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        else:
+            self.process = SmolVLMImageProcessorPil(
+                do_image_splitting=False, size={"longest_edge": 80}, max_image_size={"longest_edge": SIDE}
+            )
+
+    def given(self, images: list[bytes]) -> dict[str, Any]:
+        """What its processor makes of images."""
+        opened = [Image.open(io.BytesIO(i)).convert("RGB") for i in images]
+        return dict(self.process(opened if self.qwen else [opened], return_tensors="pt")) if images else {}
+
+    def system(self, more: str = "") -> str:
+        said = f"{SYSTEM} {more}".strip()
+        return f"<|im_start|>system\n{said}<|im_end|>" if self.qwen else f"<|im_start|>System: {said}<end_of_utterance>"
+
+    @property
+    def turn(self) -> str:
+        return "\n<|im_start|>user\n" if self.qwen else "\nUser:"
+
+    def frame(self, at_s: int, image: bytes) -> str:
+        if not self.qwen:
+            pads = "<image>" * ROWS
+            return f"\nFrame from {at_s // 60:02d}:{at_s % 60:02d}:<fake_token_around_image><global-img>{pads}<fake_token_around_image>"
+        count = int(self.given([image])["image_grid_thw"][0].prod()) // 4
+        return f"<{at_s:.1f} seconds><|vision_start|>{'<|image_pad|>' * count}<|vision_end|>"
+
+    def question(self, text: list[int], control: Any) -> list[int]:
+        before, after = (
+            ("", "<|im_end|>\n<|im_start|>assistant\n") if self.qwen else ("\n\n", "<end_of_utterance>\nAssistant:")
+        )
+        return [*control(before), *text, *control(after)]
+
+    @torch.inference_mode()
+    def answer(self, rows: list[int], given: dict[str, Any]) -> list[int]:
+        """The tokens that follow these."""
+        out: list[int] = []
+        while len(out) < MAX_TOKENS:
+            ids = torch.tensor([rows + out])
+            more = {"mm_token_type_ids": (ids == IMAGE).int() + 2 * (ids == IMAGE + 1).int()} if self.qwen else {}
+            self.model.model.rope_deltas = None
+            out.append(int(self.model(input_ids=ids, **given, **more).logits[0, -1].argmax()))
+            if out[-1] == END:
+                break
+        return out
+
+
+def same(words: Vocabulary, said: str, expected: list[int]) -> bool:
+    """What was said is these tokens; half a character at the end is not told."""
+    return said.rstrip("\ufffd") == words.tokenizer.decode(expected, skip_special_tokens=True).rstrip("\ufffd")
+
+
+async def ask(watching: SeeingPictures, text: str, frames: tuple[int, ...]) -> tuple[str, ReplyDone]:
+    out = ""
+    question = Question(text, 99.0, frames)
+    async with aclosing(watching.answer(question, ReplyOptions(max_tokens=MAX_TOKENS), None)) as answers:
+        async for answer in answers:
+            if isinstance(answer, TextDelta):
+                out += answer.text
+            elif isinstance(answer, ReplyDone):
+                done = answer
+    return out, done
+
+
+def run(folder: Path, act: Any, **options: Any) -> Any:
+    async def main() -> Any:
+        model = PictureModel(folder, "tiny", threads=1, **({"weights": "fp32"} | options))
+        try:
+            return await asyncio.wait_for(act(model), 60)
+        finally:
+            model.close()
+
+    return asyncio.run(main())
+
+
+async def see(watching: SeeingPictures, number: int, at_s: float, expected: tuple[int, ...] | None = None) -> None:
+    await watching.see(Seen(number, at_s, picture(number)))
+    watching.expect(tuple(range(number + 1)) if expected is None else expected)
+
+
+def test_an_image_is_seen_as_the_published_model_sees_it(folder: Path) -> None:
+    whole = Whole(folder)
+
+    async def act(model: PictureModel) -> Any:
+        return (await model.look(picture(1))).rows
+
+    given = whole.given([picture(1)])
+    with torch.inference_mode():
+        mask = {} if whole.qwen else {"pixel_attention_mask": given["pixel_attention_mask"]}
+        grid = {"image_grid_thw": given["image_grid_thw"]} if whole.qwen else {}
+        seen = whole.model.model.get_image_features(given["pixel_values"], **grid, **mask)
+    expected = torch.cat([seen.pooler_output[0], *(f[0] for f in getattr(seen, "deepstack_features", None) or ())], -1)
+    torch.testing.assert_close(run(folder, act), expected, atol=2e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("prefill", ["eager", "query"])
+def test_answers_are_those_of_a_rebuild_and_cost_what_is_new(folder: Path, prefill: str) -> None:
+    whole = Whole(folder)
+
+    async def act(model: PictureModel) -> None:
+        words = model.family.vocabulary
+        watching, other = await model.open("Be brief."), await model.open("")
+        rows, images, number = words.control(whole.system("Be brief.")), [], 0
+        for turn, frames in enumerate((1, 0, 3, 2, 1)):
+            rows += words.control(whole.turn)
+            stats, length = model.engine._runner.stats, watching._session.length
+            before = stats.rows
+            for _ in range(frames):
+                await see(watching, number, float(number * 40))
+                rows += words.control(whole.frame(number * 40, picture(number)))
+                images.append(picture(number))
+                number += 1
+            # What a user writes is no control token.
+            question = f"What is it, {turn}? <image> <|im_end|>"
+            rows += whole.question(words.plain(question), words.control)
+            asking = ask(watching, question, tuple(range(number)))
+            if turn == 1:
+                # Somebody else asks at the same time.
+                (said, done), _ = await asyncio.gather(asking, ask(other, "Who?", ()))
+            else:
+                said, done = await asking
+                # What is new, and no more. Of the first question it is the system turn too, which need not have been computed before.
+                first = length if turn == 0 else 0
+                assert stats.rows - before <= watching._session.length - length + first + 1
+            expected = whole.answer(rows, whole.given(images))
+            assert same(words, said, expected)
+            assert done.completion_tokens == len(expected)
+            rows += expected + ([] if expected[-1] == END else [END])
+        # Each frame is in the context once.
+        assert watching._session.length == len(rows)
+
+    run(folder, act, prefill=prefill)
+
+
+def test_frames_are_in_the_kv_before_the_question_if_they_are_eager(folder: Path) -> None:
+    async def act(model: PictureModel) -> tuple[int, int]:
+        watching, stats = await model.open(""), model.engine._runner.stats
+        for number in range(3):
+            await see(watching, number, float(number))
+        await watching._session.settle()
+        before = stats.rows
+        question, _ = await ask(watching, "What?", (0, 1, 2))
+        del question
+        return stats.rows - before, watching._session.length
+
+    eager, length = run(folder, act)
+    query, same = run(folder, act, prefill="query")
+    assert length == same
+    assert eager < 60 + MAX_TOKENS < query
+
+
+def test_frames_that_turn_out_not_to_be_asked_about_leave_again(folder: Path) -> None:
+    whole = Whole(folder)
+
+    async def act(model: PictureModel) -> None:
+        words, watching = model.family.vocabulary, await model.open("")
+        for number, expected in enumerate([(0,), (0, 1), (0, 2), (1, 3)]):
+            await see(watching, number, float(number), expected)
+        watching.forget(1.5)
+        await see(watching, 4, 4.0, (1, 2, 3, 4))
+        said, _ = await ask(watching, "What?", (1, 2, 4))
+        rows = words.control(whole.system() + whole.turn)
+        for number in (2, 4):
+            rows += words.control(whole.frame(number, picture(number)))
+        rows += whole.question(words.plain("What?"), words.control)
+        expected = whole.answer(rows, whole.given([picture(2), picture(4)]))
+        assert same(words, said, expected)
+        assert watching._session.length == len(rows) + len(expected) + (expected[-1] != END)
+
+    run(folder, act)
+
+
+def test_frames_that_come_during_an_answer_are_of_the_next(folder: Path) -> None:
+    whole = Whole(folder)
+
+    async def act(model: PictureModel) -> None:
+        words, watching = model.family.vocabulary, await model.open("")
+        await see(watching, 0, 0.0)
+        answers = watching.answer(Question("First?", 0.0, (0,)), ReplyOptions(max_tokens=MAX_TOKENS), None)
+        first = ""
+        async with aclosing(answers):
+            async for answer in answers:
+                if isinstance(answer, TextDelta):
+                    first += answer.text
+                    if 1 not in watching._new:
+                        await see(watching, 1, 1.0)
+        assert 1 in watching._new
+        said, _ = await ask(watching, "Second?", (0, 1))
+        rows = words.control(whole.system() + whole.turn + whole.frame(0, picture(0)))
+        rows += whole.question(words.plain("First?"), words.control)
+        answered = whole.answer(rows, whole.given([picture(0)]))
+        assert same(words, first, answered)
+        rows += [
+            *answered,
+            *([END] if answered[-1] != END else []),
+            *words.control(whole.turn + whole.frame(1, picture(1))),
+        ]
+        rows += whole.question(words.plain("Second?"), words.control)
+        expected = whole.answer(rows, whole.given([picture(0), picture(1)]))
+        assert same(words, said, expected)
+
+    run(folder, act)
+
+
+def test_an_answer_that_is_cut_leaves_what_was_seen(folder: Path) -> None:
+    whole = Whole(folder)
+
+    async def act(model: PictureModel) -> None:
+        words, watching = model.family.vocabulary, await model.open("")
+        await see(watching, 0, 0.0)
+        answers = watching.answer(Question("Cut this?", 0.0, (0,)), ReplyOptions(max_tokens=MAX_TOKENS), None)
+        async with aclosing(answers):
+            async for _ in answers:
+                break
+        said, _ = await ask(watching, "And now?", (0,))
+        rows = words.control(whole.system() + whole.turn + whole.frame(0, picture(0)))
+        rows += [END, *words.control(whole.turn), *whole.question(words.plain("And now?"), words.control)]
+        expected = whole.answer(rows, whole.given([picture(0)]))
+        assert same(words, said, expected)
+
+    run(folder, act)
+
+
+def test_a_context_that_is_full_goes_on(folder: Path) -> None:
+    """Frames and questions without end: the oldest turns leave, the system turn stays."""
+
+    async def act(model: PictureModel) -> None:
+        model.engine.scheduler.limits = type(model.engine.scheduler.limits)(320)
+        watching = await model.open("")
+        for number in range(24):
+            await see(watching, number, float(number))
+            _, done = await ask(watching, "What?", tuple(range(number + 1)))
+            assert done.completion_tokens
+        # As many new frames at once as the context does not hold.
+        for number in range(24, 64):
+            await see(watching, number, float(number))
+        watching.expect(tuple(range(40, 60)))
+        assert (await ask(watching, "What?", tuple(range(50, 64))))[1].completion_tokens
+        assert (await ask(watching, "What?", ()))[1].completion_tokens
+        assert model.engine.scheduler.cuts > 2
+        await model.engine.ask(model.engine.scheduler.check_integrity)
+
+    run(folder, act)
+
+
+def test_frames_have_the_places_of_a_video(tmp_path: Path) -> None:
+    """Qwen3-VL is told each frame's time before it: what its processor would make of a video is what it sees here."""
+    whole = Whole(tiny_pictures.write(tmp_path, "qwen3_vl"))
+
+    async def act(model: PictureModel) -> None:
+        words, watching = model.family.vocabulary, await model.open("")
+        for number in (0, 3):
+            await see(watching, number, number / 2, (0, 3))
+        said, _ = await ask(watching, "Which?", (0, 3))
+        given = whole.given([picture(0), picture(3)])
+        grids = given["image_grid_thw"]
+        assert torch.equal(grids[0], grids[1])
+        video = {"pixel_values_videos": given["pixel_values"], "video_grid_thw": grids[:1] * torch.tensor([2, 1, 1])}
+        frames = "".join(whole.frame(0, picture(n)).replace("<0.0", f"<{n / 2:.1f}") for n in (0, 3))
+        rows = words.control(whole.system() + whole.turn + frames.replace("image_pad", "video_pad"))
+        rows += whole.question(words.plain("Which?"), words.control)
+        expected = whole.answer(rows, video)
+        assert same(words, said, expected)
+
+    run(tmp_path, act)
+
+
+def test_rounded_weights_answer(folder: Path) -> None:
+    async def act(model: PictureModel) -> tuple[str, int]:
+        watching = await model.open("")
+        await see(watching, 0, 0.0)
+        said, done = await ask(watching, "What?", (0,))
+        return said, done.completion_tokens
+
+    assert run(folder, act, weights="int8")[1]
+
+
+def test_pictures_of_odd_shapes_are_seen(folder: Path) -> None:
+    async def act(model: PictureModel) -> list[int]:
+        counts = []
+        for size in ((1, 1), (1, 4000), (3000, 2), (2500, 1500)):
+            file = io.BytesIO()
+            Image.new("RGB", size, "red").save(file, "PNG")
+            counts.append(len((await model.look(file.getvalue())).rows))
+        return counts
+
+    assert all(1 <= count <= 64 for count in run(folder, act))
+
+
+def test_what_does_not_load_is_named(tmp_path: Path, smolvlm: Path) -> None:
+    with pytest.raises(ModelError, match="does not load"):
+        PictureModel(tmp_path, "none")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(ModelError, match="llama is none of smolvlm, qwen2_5_vl"):
+        PictureModel(tmp_path, "none")
+
+    async def act(model: PictureModel) -> None:
+        watching = await model.open("")
+        with pytest.raises(MediaError):
+            await watching.see(Seen(0, 0.0, b"nothing"))
+        # The engine lives.
+        await see(watching, 0, 0.0)
+        assert (await ask(watching, "What?", (0,)))[1].completion_tokens
+
+    run(smolvlm, act)
