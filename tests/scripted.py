@@ -56,6 +56,7 @@ class ScriptedTranscriber:
         self.gate = gate
         self.windows: list[Window] = []
         self.longest_s = 0.0
+        self.opened = self.closed = 0
         self.running = 0
         self._profile = replace(PROFILE, first_agreement_s=0.6)
 
@@ -65,6 +66,13 @@ class ScriptedTranscriber:
 
     def busy(self) -> bool:
         return False
+
+    def open(self) -> ScriptedTranscriber:
+        self.opened += 1
+        return self
+
+    def close(self) -> None:
+        self.closed += 1
 
     async def decode(self, window: Window) -> Hypothesis:
         self.windows.append(window)

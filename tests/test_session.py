@@ -10,7 +10,7 @@ import anyio
 import numpy as np
 import pytest
 
-from antiphon.adapters.base import Hypothesis, Window
+from antiphon.adapters.base import Hypothesis, TranscriberProfile, Window
 from antiphon.audio import Pcm
 from antiphon.errors import Refused
 from antiphon.events import (
@@ -47,6 +47,7 @@ def play(
     min_commit_ms: int = 0,
     answered: bool = False,
     before_end: list[Output] | None = None,
+    words: bool = True,
 ) -> list[Output]:
     """All inputs, then the end; what came out. `before_end` gets what had come before the end."""
     out: list[Output] = []
@@ -57,7 +58,7 @@ def play(
 
         inbox = Inbox(3600)
         session = TranscriptionSession(
-            TranscriptionConfig(turn=turn, words=True, answered=answered),
+            TranscriptionConfig(turn=turn, words=words, answered=answered),
             transcriber or ScriptedTranscriber(),
             ScriptedDetector(),
             inbox,
@@ -100,6 +101,33 @@ def test_a_turn_in_order() -> None:
     assert final.streamed == joined(out, 0) == text(1, 12)
     first_delta = next(i for i, o in enumerate(out) if isinstance(o, TranscriptDelta))
     assert first_delta < next(i for i, o in enumerate(out) if isinstance(o, SpeechStopped))
+
+
+class Bound(ScriptedTranscriber):
+    """Its finals go on from what was sent."""
+
+    @property
+    def profile(self) -> TranscriberProfile:
+        return replace(self._profile, binds_final=True)
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_a_final_may_go_on_from_what_was_sent(answered: bool) -> None:
+    bound = Bound()
+    out = play(chunks(speech(1, 12, 30)), VAD, bound, words=False, answered=answered)
+    (final,) = done(out)
+    assert final.text == final.streamed == joined(out, 0) == text(1, 12)
+    finals = [w for w in bound.windows if w.final]
+    # What had been sent is not decoded again, and all windows of the turn begin where it did.
+    assert finals
+    assert all(len(w.prefix) >= 8 for w in finals)
+    assert len({w.start for w in bound.windows}) == 1
+    assert (bound.opened, bound.closed) == (1, 1)
+    # Where words have their times, all are decoded.
+    timed = Bound()
+    (final,) = done(play(chunks(speech(1, 12, 30)), VAD, timed))
+    assert [w.text for w in final.words] == text(1, 12).split()
+    assert not [w for w in timed.windows if w.final and w.prefix]
 
 
 def test_who_answers_is_told_at_the_pause_what_the_turn_will_be() -> None:

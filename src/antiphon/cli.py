@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser(
         "bench", help="measure (from a checkout); arguments go to bench/NAME.py", add_help=False
     )
-    bench.add_argument("name", choices=("asr", "engine", "tts", "talk", "duplex", "native", "video"))
+    bench.add_argument("name", choices=("asr", "engine", "tts", "talk", "duplex", "native", "video", "qwen3"))
     return parser
 
 

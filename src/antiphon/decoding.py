@@ -10,7 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 
@@ -101,6 +101,7 @@ class Decoding:
         self.profile = tuned(transcriber.profile, config.tuning)
         self.segmenter = Segmenter(self.profile, config.turn, frame_samples)
         self._transcriber = transcriber
+        self._hearing = transcriber.open()
         self._emit = emit
         self._measure = measure
         self._clock = clock
@@ -192,6 +193,12 @@ class Decoding:
 
     async def run(self) -> None:
         """Until `end`, and all that was handed over is decoded."""
+        try:
+            await self._run()
+        finally:
+            self._hearing.close()
+
+    async def _run(self) -> None:
         while True:
             if self._ended:
                 await self._finish(self._ended[0])
@@ -273,7 +280,7 @@ class Decoding:
             if guess and guess.window_id == window.id and guess.speech_end == ended.speech_end:
                 final = guess.hypothesis
             else:
-                final = await self._decode_final(self._window(window, ended.pcm, final=True))
+                final = await self._final(window, ended.pcm, patient=True)
         except (ModelError, Refused) as error:
             log.error("transcript failed: %s", error)
             self._fail(window, error)
@@ -316,19 +323,30 @@ class Decoding:
             turn.streamed += delta
             await self._emit(TranscriptDelta(turn_number, delta))
 
-    async def _decode_final(self, window: Window) -> Hypothesis:
-        """A final is worth waiting for: a full lane is asked again."""
+    async def _final(self, window: OpenWindow, pcm: Pcm, *, patient: bool, words: bool = False) -> Hypothesis:
+        """All words of a window. A final is worth waiting for: a full lane is asked again, but for a guess."""
+        text, asked = self._text_of(window), self._window(window, pcm, final=True, words=words)
+        # Where words have to be placed, those that were sent are to be placed too.
+        bound = self.profile.binds_final and not asked.words
+        if bound:
+            asked = replace(asked, prefix=text.prefix)
+        sent = tuple(p for _, p in text.sent) if bound else ()
+        final = await (self._patiently(asked) if patient else self._hearing.decode(asked))
+        return replace(final, pieces=(*sent, *final.pieces), heard=final.heard or bool(sent))
+
+    async def _patiently(self, window: Window) -> Hypothesis:
         for _ in range(FINAL_ATTEMPTS - 1):
             try:
-                return await self._transcriber.decode(window)
+                return await self._hearing.decode(window)
             except Refused as refusal:
                 await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
-        return await self._transcriber.decode(window)
+        return await self._hearing.decode(window)
 
     def _window(self, window: OpenWindow, pcm: Pcm, *, final: bool, words: bool = False) -> Window:
         text = self._text_of(window)
         return Window(
             pcm,
+            start=window.start,
             prefix=text.base_tokens if final else text.prefix,
             context=self._context if self.profile.context_tokens else "",
             prompt=self.config.prompt,
@@ -351,7 +369,7 @@ class Decoding:
         assert quiet is not None
         pcm = self.segmenter.sound(window.start)
         try:
-            final = await self._transcriber.decode(self._window(window, pcm, final=True))
+            final = await self._final(window, pcm, patient=False)
         except (ModelError, Refused):
             return
         turn = window.spans[-1].turn
@@ -391,7 +409,7 @@ class Decoding:
         started = self._clock()
         with anyio.CancelScope() as self._partial_scope:
             try:
-                hypothesis = await self._transcriber.decode(
+                hypothesis = await self._hearing.decode(
                     self._window(window, self.segmenter.sound(window.start), final=False)
                 )
             except Refused as refusal:
@@ -428,7 +446,7 @@ class Decoding:
         text = self._text_of(window)
         pcm = self.segmenter.sound(window.start)
         try:
-            final = await self._decode_final(self._window(window, pcm, final=True, words=True))
+            final = await self._final(window, pcm, patient=True, words=True)
         except (ModelError, Refused) as error:
             self._fail(window, error)
             final = None

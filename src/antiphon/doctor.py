@@ -99,7 +99,7 @@ async def _speed(settings: Settings) -> None:
             times = []
             for _ in range(TRIALS):
                 started = time.perf_counter()
-                await models.transcriber.decode(Window(sound, language="en", final=final))
+                await models.transcriber.open().decode(Window(sound, language="en", final=final))
                 times.append(time.perf_counter() - started)
             print(f"  {label:16} {sorted(times)[TRIALS // 2] * 1000:.0f} ms (median of {TRIALS})")
         stream = models.detector.open()

@@ -52,7 +52,7 @@ CONVERSING: tuple[Role, ...] = ("partner",)
 SEEING: tuple[Role, ...] = ("watcher",)
 EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING + CONVERSING + SEEING
 # Whose work is an engine's, not a lane's.
-STEPPED = ("language", "partner", "watcher")
+STEPPED = ("causal_lm", "minicpmo", "pictures", "qwen3_asr")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class LoadedModels:
         """
         async with anyio.create_task_group() as group:
             if self.hears:
-                group.start_soon(self.hears.decode, Window(np.zeros(SAMPLE_RATE_HZ, np.float32), final=True))
+                group.start_soon(_warm_ears, self.hears)
             if self.judges:
                 group.start_soon(self.judges.complete, np.zeros(SAMPLE_RATE_HZ, np.float32))
             if self.language:
@@ -150,6 +150,14 @@ async def _warm_language(language: LanguageModel) -> None:
             pass
     finally:
         dialogue.close()
+
+
+async def _warm_ears(transcriber: Transcriber) -> None:
+    hearing = transcriber.open()
+    try:
+        await hearing.decode(Window(np.zeros(SAMPLE_RATE_HZ, np.float32), final=True, max_tokens=1))
+    finally:
+        hearing.close()
 
 
 async def _warm_voice(voice: Synthesizer) -> None:
@@ -180,6 +188,8 @@ def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Mo
             found = others + ([] if synthesizer == "none" else [_synthesizer(synthesizer, "--synthesizer")])
         if synthesizer != "none":
             found += [_synthesizer(f"hibari-{voice}", "--voice") for voice in settings.speech.voices]
+    if settings.models.transcriber and "transcriber" in roles:
+        found = [m for m in found if m.role != "transcriber"] + [_transcriber(settings.models.transcriber)]
     if settings.engine.partner and "partner" in roles:
         found.append(_own("partner", settings.engine.partner, "minicpmo"))
     if settings.engine.watcher and "watcher" in roles:
@@ -192,6 +202,14 @@ def _own(role: Role, name: str, adapter: str) -> LocalModel:
     if not (path / "config.json").is_file():
         raise SettingsError(f"--{role} {name}: no checkpoint's folder (it has no config.json)")
     return LocalModel(path.name, path, role, adapter)
+
+
+def _transcriber(name: str) -> Model | LocalModel:
+    if name not in MODELS:
+        return _own("transcriber", name, "qwen3_asr")
+    if MODELS[name].role != "transcriber":
+        raise SettingsError(f"--transcriber {name}: that is a {MODELS[name].role}")
+    return MODELS[name]
 
 
 def _synthesizer(name: str, flag: str) -> Model:
@@ -237,14 +255,16 @@ def load(
 
     by_role: dict[str, Any] = {}
     names: list[str] = []
+    lanes: list[Lane[Any, Any]] = []
     wanted = chosen(settings, roles)
     for model in wanted:
         if model.role in by_role:
             # Another voice of the synthesizer that is there.
             continue
         make = _named(_adapter(model.id, model.adapter))
-        options = _options(settings, model.role)
-        options["observe"] = _engine_steps(observe, model.role) if model.role in STEPPED else watch(model.role)
+        stepped = model.adapter in STEPPED
+        options = _stepped_options(settings, model.role) if stepped else _options(settings, model.role)
+        options["observe"] = _engine_steps(observe, model.role) if stepped else watch(model.role)
         if model.role == "synthesizer":
             options["more"] = {
                 m.id: prepare(settings, store, m) for m in wanted if m.role == model.role and m is not model
@@ -252,7 +272,8 @@ def load(
         by_role[model.role] = make(prepare(settings, store, model), model.id, **options)
         if model.role not in ("vad", "turn"):
             names.append(model.id)
-    lanes = [m.lane for role, m in by_role.items() if role not in STEPPED]
+        if not stepped:
+            lanes.append(by_role[model.role].lane)
     if seeing := by_role.get("watcher"):
         seeing.synthesizer, seeing.transcriber = by_role.get("synthesizer"), by_role.get("transcriber")
     reader = None
@@ -275,7 +296,7 @@ def load(
 
 
 def _options(settings: Settings, role: Role) -> dict[str, Any]:
-    models, engine = settings.models, settings.engine
+    models = settings.models
     match role:
         case "transcriber":
             return {
@@ -290,23 +311,28 @@ def _options(settings: Settings, role: Role) -> dict[str, Any]:
             return {"workers": num_workers(models), "max_queue": max(1024, models.max_queue)}
         case "vad":
             return {"max_queue": max(1024, models.max_queue)}
-        case "language" | "partner" | "watcher":
-            kv = EngineSettings(
-                kv_bytes=engine.kv_mb << 20,
-                host_bytes=engine.kv_host_mb << 20,
-                disk_bytes=engine.kv_disk_mb << 20,
-                context_rows=engine.context_tokens,
-                reserve_rows=engine.reserve_tokens,
-                prefill_rows=engine.prefill_tokens,
-                park_after_s=engine.park_after_s,
-            )
-            more = {"prefill": engine.watcher_prefill} if role == "watcher" else {}
-            return more | {
-                "settings": kv,
-                "device": models.device,
-                "weights": engine.weights,
-                "threads": engine.engine_threads,
-            }
+        case _:
+            return {}
+
+
+def _stepped_options(settings: Settings, role: Role) -> dict[str, Any]:
+    models, engine = settings.models, settings.engine
+    more = {"prefill": engine.watcher_prefill} if role == "watcher" else {}
+    kv = EngineSettings(
+        kv_bytes=engine.kv_mb << 20,
+        host_bytes=engine.kv_host_mb << 20,
+        disk_bytes=engine.kv_disk_mb << 20,
+        context_rows=engine.context_tokens,
+        reserve_rows=engine.reserve_tokens,
+        prefill_rows=engine.prefill_tokens,
+        park_after_s=engine.park_after_s,
+    )
+    return more | {
+        "settings": kv,
+        "device": models.device,
+        "weights": engine.weights,
+        "threads": engine.engine_threads,
+    }
 
 
 def _engine_steps(observe: ObserveStep | None, lane: str) -> Callable[[int, int, float], None] | None:

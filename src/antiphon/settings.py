@@ -79,6 +79,9 @@ class AudioSettings:
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     profile: str = option("default", "Set of models to load.", choices=("default", "light"))
+    transcriber: str = option(
+        "", "Transcriber: a name from `antiphon pull --list`, or the folder of a Qwen3-ASR checkpoint."
+    )
     home: str = option("~/.cache/antiphon", "Where models are kept.")
     models_from: str = option("", "A local folder that is searched for model files first.")
     offline: bool = option(False, "Never touch the network; use what is there.")

@@ -12,7 +12,8 @@ import pytest
 
 from antiphon.adapters.base import FileInfo, FileOptions, Segment, Window
 from antiphon.adapters.silero import SileroDetector
-from antiphon.adapters.whisper import WhisperTranscriber, _repeats, _slabs
+from antiphon.adapters.slabs import slabs
+from antiphon.adapters.whisper import SLAB_S, SLAB_SLACK_S, WhisperTranscriber, _repeats
 from antiphon.models import HEARING, LoadedModels, load, store_of
 from antiphon.settings import load as load_settings
 from antiphon.store import MODELS
@@ -100,12 +101,12 @@ def test_noise_is_not_heard(whisper: WhisperTranscriber) -> None:
 def test_slabs_cover_a_long_file_once() -> None:
     pcm = np.random.default_rng(0).normal(0, 0.1, 500 * 16000).astype(np.float32)
     pcm[110 * 16000 : 110 * 16000 + 3200] = 0
-    slabs = list(_slabs(pcm))
-    assert slabs[0].start == 0
-    assert abs(slabs[0].stop - 110.05 * 16000) < 3200
-    assert all(a.stop == b.start for a, b in pairwise(slabs))
-    assert slabs[-1].stop == len(pcm)
-    assert max(s.stop - s.start for s in slabs) <= 135 * 16000
+    parts = list(slabs(pcm, SLAB_S, SLAB_SLACK_S))
+    assert parts[0].start == 0
+    assert abs(parts[0].stop - 110.05 * 16000) < 3200
+    assert all(a.stop == b.start for a, b in pairwise(parts))
+    assert parts[-1].stop == len(pcm)
+    assert max(s.stop - s.start for s in parts) <= 135 * 16000
 
 
 def test_a_long_file_has_rising_times_and_all_its_words(

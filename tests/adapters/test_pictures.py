@@ -18,8 +18,8 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from antiphon.adapters.base import Question, ReplyDone, ReplyOptions, Seen, TextDelta
 from antiphon.adapters.pictures import PictureModel
-from antiphon.adapters.pictures.family import Vocabulary
 from antiphon.adapters.pictures.watching import SYSTEM, SeeingPictures
+from antiphon.adapters.vocabulary import Vocabulary
 from antiphon.errors import MediaError, ModelError
 from tests.adapters import tiny_pictures
 from tests.adapters.tiny_pictures import FAMILIES, FIRST, ROWS, SIDE

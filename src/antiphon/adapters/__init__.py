@@ -9,6 +9,7 @@ from types import MappingProxyType
 ADAPTERS: Mapping[str, str] = MappingProxyType(
     {
         "whisper": "antiphon.adapters.whisper:WhisperTranscriber",
+        "qwen3_asr": "antiphon.adapters.qwen3_asr:Qwen3Asr",
         "silero": "antiphon.adapters.silero:SileroDetector",
         "smart_turn": "antiphon.adapters.smart_turn:SmartTurn",
         "hibari": "antiphon.adapters.hibari:Hibari",

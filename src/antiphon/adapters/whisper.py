@@ -36,6 +36,8 @@ from antiphon.adapters.base import (
     Urgency,
     Window,
 )
+from antiphon.adapters.pieces import words
+from antiphon.adapters.slabs import slabs
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.errors import ModelError
 from antiphon.events import Word
@@ -44,8 +46,6 @@ from antiphon.lanes import Lane
 FRAMES_PER_S = 100
 SAMPLES_PER_FRAME = 160
 MAX_FRAMES = 3000
-# Whisper's scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
-UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 # Most tokens a second of speech, against endless repetition. English speech has 4 on average and 7 in fast passages; a cap
 # of 7 cut the ends of long finals off. A partial of a second of sound says its two words again and again up to the cap.
 FINAL_TOKENS_PER_S, FINAL_SPARE_TOKENS = 12.0, 16
@@ -144,8 +144,12 @@ class WhisperTranscriber:
     def close(self) -> None:
         self.lane.close()
 
+    def open(self) -> Windows:
+        """See Transcriber. Nothing of a session is kept."""
+        return Windows(self)
+
     async def decode(self, window: Window) -> Hypothesis:
-        """One window; see Transcriber.decode."""
+        """One window; see Hearing.decode."""
         urgency = Urgency.FINAL if window.final else Urgency.PARTIAL
         result = await self.lane.run(window, urgency, self._key(window))
         assert isinstance(result, Hypothesis)
@@ -163,7 +167,7 @@ class WhisperTranscriber:
     async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
         """A file in slabs of two minutes, each window of a slab one lane job: live sessions get their turn between."""
         language, number, begun = options.language, 0, False
-        for slab in _slabs(pcm):
+        for slab in slabs(pcm, SLAB_S, SLAB_SLACK_S):
             segments, info = await self.lane.run(self._opener(pcm[slab], options, language), Urgency.BULK)
             language = info.language
             if not begun:
@@ -347,6 +351,20 @@ class WhisperTranscriber:
         return out
 
 
+class Windows:
+    """See Hearing."""
+
+    def __init__(self, model: WhisperTranscriber) -> None:
+        self._model = model
+
+    async def decode(self, window: Window) -> Hypothesis:
+        """See Hearing."""
+        return await self._model.decode(window)
+
+    def close(self) -> None:
+        """See Hearing."""
+
+
 def _repeats(text: str) -> bool:
     """The text says the same over and over: it compresses too well (whisper/transcribe.py, the same measure)."""
     data = text.encode()
@@ -379,19 +397,8 @@ def _probabilities(output: Any, count: int) -> list[float]:
 
 
 def _pieces(tokenizer: Tokenizer, ids: list[int], likely: list[float], language: str) -> tuple[Piece, ...]:
-    """Tokens grouped to words: at leading spaces, or at whole characters in scripts without spaces."""
     texts, groups = tokenizer.split_tokens_on_unicode(ids) if ids else ([], [])
-    pieces: list[Piece] = []
-    at = 0
-    for text, group in zip(texts, groups, strict=True):
-        probability = min(likely[at : at + len(group)], default=0.0)
-        at += len(group)
-        joins = pieces and not text.startswith(" ") and (language not in UNSPACED or not text.strip().isalnum())
-        if joins:
-            last = pieces.pop()
-            pieces.append(Piece(last.text + text, last.tokens + tuple(group), min(last.probability, probability)))
-        else:
-            pieces.append(Piece(text, tuple(group), probability))
+    pieces = words(texts, groups, likely, language)
     # Half a character at the end of a hypothesis is not text yet.
     if pieces and "\ufffd" in pieces[-1].text:
         pieces.pop()
@@ -431,18 +438,6 @@ def _words(pieces: Sequence[Piece], times: Sequence[tuple[float, float, float]])
         if after_pause and word.end_s - word.start_s > longest:
             words[k] = replace(word, start_s=word.end_s - longest)
     return tuple(words)
-
-
-def _slabs(pcm: Pcm) -> Iterator[slice]:
-    """Cut a long file at the quietest tenth of a second near each slab's end."""
-    start, tenth = 0, SAMPLE_RATE_HZ // 10
-    while len(pcm) - start > (SLAB_S + SLAB_SLACK_S) * SAMPLE_RATE_HZ:
-        near = pcm[start + (SLAB_S - SLAB_SLACK_S) * SAMPLE_RATE_HZ : start + SLAB_S * SAMPLE_RATE_HZ]
-        energy = np.square(near.reshape(-1, tenth)).sum(axis=1)
-        end = start + (SLAB_S - SLAB_SLACK_S) * SAMPLE_RATE_HZ + int(energy.argmin()) * tenth + tenth // 2
-        yield slice(start, end)
-        start = end
-    yield slice(start, len(pcm))
 
 
 def _segment(number: int, raw: Any, offset: int) -> Segment:

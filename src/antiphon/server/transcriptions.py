@@ -62,8 +62,8 @@ async def _answer(request: Request, task: Task) -> Response:
                 )
             source: BinaryIO = file.file
             pcm = await anyio.to_thread.run_sync(decode_all, source)
-        if task == "translate" and transcriber.profile.languages == ("en",):
-            raise RemoteProtocolError("invalid_value", "The loaded model knows English only.", "model")
+        if task == "translate" and (not transcriber.profile.translates or transcriber.profile.languages == ("en",)):
+            raise RemoteProtocolError("invalid_value", "The loaded model does not translate.", "model")
         state.metrics.audio_s.labels("file").inc(len(pcm) / 16000)
         options = FileOptions(asked.language, asked.prompt, asked.temperature, task, asked.words)
         return await _run(state, transcriber, pcm, asked, options)

@@ -6,6 +6,7 @@ Sessions see these types only; never a model's name or class.
 from antiphon.adapters.base.hearing import (
     FileInfo,
     FileOptions,
+    Hearing,
     Hypothesis,
     Piece,
     Segment,
@@ -53,6 +54,7 @@ __all__ = [
     "Dialogue",
     "FileInfo",
     "FileOptions",
+    "Hearing",
     "Hypothesis",
     "LanguageLoad",
     "LanguageModel",

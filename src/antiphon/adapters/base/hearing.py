@@ -25,6 +25,7 @@ class TranscriberProfile:
     commits. `context_pause_s`: speech that comes within it after a window has that window's sound as context. `long_s` and `long_pause_s`: a window longer than the first ends at the
     second. `max_window_s`: a window is cut between two words here. `context_tokens`: text before the window given to
     the model. `max_tokens`: most one decode may add. `max_prefix_tokens`: a window whose forced prefix is longer is cut. `languages`: ISO-639-1.
+    `translates`: into English too. `binds_final`: a final goes on from what was sent; else it is decoded without.
     """
 
     id: str
@@ -45,6 +46,8 @@ class TranscriberProfile:
     context_tokens: int
     max_tokens: int
     max_prefix_tokens: int
+    translates: bool = True
+    binds_final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ class Piece:
 class Window:
     """What is to be decoded. pcm: float32 [num_samples], mono, 16 kHz, at most the profile's longest window.
 
-    `prefix`: tokens the hypothesis must begin with. `context`: text spoken before the window. `prompt`: the user's hint.
+    `start`: where in the session it begins, in samples: a window with the same start begins with the same sound. `prefix`: tokens the hypothesis must begin with. `context`: text spoken before the window. `prompt`: the user's hint.
     Neither text can become a control token. `language` None: detect. `final`: the whole window, as well as can be;
     else quickly. `words`: with word times.
     """
@@ -73,6 +76,7 @@ class Window:
     final: bool = False
     words: bool = False
     max_tokens: int | None = None
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +131,26 @@ class FileInfo:
     duration_s: float
 
 
+class Hearing(Protocol):
+    """The windows of one session, decoded one at a time; a model may keep what it knows of the one it decoded last."""
+
+    async def decode(self, window: Window) -> Hypothesis:
+        """Decode one window. Waits in the model's lane. Raises Refused, ModelError."""
+        ...
+
+    def close(self) -> None:
+        """No more windows."""
+        ...
+
+
 class Transcriber(Protocol):
     """One loaded speech-recognition model, shared by all sessions."""
 
     @property
     def profile(self) -> TranscriberProfile: ...
 
-    async def decode(self, window: Window) -> Hypothesis:
-        """Decode one window. Waits in the model's lane. Raises Refused, ModelError."""
+    def open(self) -> Hearing:
+        """A new session's windows. Takes no room before the first."""
         ...
 
     async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:

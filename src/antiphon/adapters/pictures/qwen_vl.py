@@ -19,7 +19,9 @@ from transformers import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from antiphon.adapters.pictures.family import Decoder, Part, Picture, Vocabulary
+from antiphon.adapters.decoder import Decoder
+from antiphon.adapters.pictures.family import Part, Picture
+from antiphon.adapters.vocabulary import Vocabulary
 from antiphon.images import Pixels
 
 # Rows of a frame at most: what the models' makers give a frame of video.

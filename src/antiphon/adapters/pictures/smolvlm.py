@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 from transformers import SmolVLMForConditionalGeneration
 
-from antiphon.adapters.pictures.family import Decoder, Part, Picture, Vocabulary
+from antiphon.adapters.decoder import Decoder
+from antiphon.adapters.pictures.family import Part, Picture
+from antiphon.adapters.vocabulary import Vocabulary
 from antiphon.images import Pixels
 
 AROUND, WHOLE, END = "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"

@@ -1,0 +1,181 @@
+"""The Qwen3 voice family at its real dimensions with random weights: timing needs no training.
+
+    antiphon bench qwen3 [--sections asr] [--device cpu|cuda] [--weights auto|int8|bf16] [--streams 1,2,3,4]
+
+`asr`: Qwen3-ASR-0.6B, streams that grow by a second a step as a session grows them: five tokens rolled back and 3.5 a second of speech said anew, the
+prompt cut into tokens by Qwen's own tokenizer. A step alone, a final, steps of several streams at once, and tokens a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from common import RESULTS, machine, percentile, save, table
+from tests.adapters import tiny_qwen3_asr as tiny
+
+from antiphon.adapters.base import Window
+from antiphon.adapters.decoder import Decoder
+from antiphon.adapters.qwen3_asr import Qwen3Asr
+from antiphon.adapters.qwen3_asr.checkpoint import END, Parts
+from antiphon.adapters.qwen3_asr.ears import Ears
+from antiphon.adapters.vocabulary import Vocabulary
+from antiphon.engine.sequence import Sampling
+from antiphon.models import chosen, prepare, store_of
+from antiphon.settings import EngineOptions, Settings
+
+# Qwen/Qwen3-ASR-0.6B, config.json.
+ASR_06B = Qwen3ASRConfig(
+    audio_config={"num_mel_bins": 128, "encoder_layers": 18, "encoder_attention_heads": 14, "encoder_ffn_dim": 3584, "d_model": 896, "output_dim": 1024},
+    text_config={"vocab_size": 152064, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
+                 "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 65536, "tie_word_embeddings": True},
+)  # fmt: skip
+TOKENS_A_S = 3.5
+ROLLED_BACK = 5
+STEPS = 12
+
+
+def qwen_tokenizer() -> Path:
+    """The default language model's tokenizer, which is of the same family."""
+    settings = Settings(engine=EngineOptions(language_model="qwen2.5-coder-0.5b-instruct"))
+    return prepare(settings, store_of(settings.models), chosen(settings, ("language",))[0]) / "tokenizer.json"
+
+
+def asr(device: str, weights: str) -> Qwen3Asr:
+    """The model of released dimensions."""
+    torch.manual_seed(0)
+    dtype = torch.float32 if weights == "fp32" else torch.bfloat16
+    torch.set_default_dtype(dtype)
+    whole: Any = Qwen3ASRForConditionalGeneration
+    model = whole(ASR_06B).to(device).eval()
+    torch.set_default_dtype(torch.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        tiny.write(Path(folder))
+        shutil.copyfile(qwen_tokenizer(), f"{folder}/tokenizer.json")
+        words = Tokenizer.from_file(f"{folder}/tokenizer.json")
+        words.add_special_tokens(tiny.SPECIAL)
+        words.save(f"{folder}/tokenizer.json")
+        vocabulary = Vocabulary(Path(folder), END)
+    # Random weights say an end as seldom as anything else.
+    parts = Parts(vocabulary, Ears(model.model), Decoder(model.model.language_model, model.lm_head))
+    return Qwen3Asr(parts, "qwen3-asr-0.6b", device=device, weights=weights)
+
+
+class Stream:
+    """One session that grows by a second a step."""
+
+    def __init__(self, model: Qwen3Asr, sound: np.ndarray) -> None:
+        self.listening, self._sound = model.open(), sound
+        self._rng = np.random.default_rng(0)
+
+    async def decode(self, seconds: float, *, final: bool = False) -> float:
+        """Seconds that a partial or a final took."""
+        said = max(0, int(seconds * TOKENS_A_S) - ROLLED_BACK - int(TOKENS_A_S))
+        prefix = tuple(int(i) for i in self._rng.integers(1000, 100_000, said))
+        new = ROLLED_BACK + int(TOKENS_A_S) + 1
+        began = time.perf_counter()
+        window = Window(self._sound[: int(seconds * 16000)], prefix=prefix, language="en", final=final, max_tokens=new)
+        await self.listening.decode(window)
+        return time.perf_counter() - began
+
+
+async def asr_section(device: str, weights: str, streams: list[int]) -> dict[str, Any]:
+    """See the module's docstring."""
+    model, sound = asr(device, weights), tiny.sound(24)
+    alone: dict[str, list[float]] = {"partial": [], "final": []}
+    for _ in range(3):
+        one = Stream(model, sound)
+        for step in range(1, STEPS + 1):
+            took = await one.decode(step)
+            if step > 2:
+                alone["partial"].append(took)
+        alone["final"].append(await one.decode(STEPS + 0.3, final=True))
+        one.listening.close()
+    together = []
+    for count in streams:
+        those, took = [Stream(model, sound) for _ in range(count)], []
+        for step in range(1, STEPS + 1):
+            took += await asyncio.gather(*(s.decode(step) for s in those))
+        for s in those:
+            s.listening.close()
+        together.append({"streams": count, "p50_s": percentile(took, 50), "p95_s": percentile(took, 95)})
+    speeds = []
+    for count in (1, 4, 8):
+        sessions = [await model.engine.open() for _ in range(count)]
+        for n, s in enumerate(sessions):
+            s.append(list(range(1000 + n, 1150 + n)))
+            await s.settle()
+
+        async def say(session: Any) -> None:
+            async for _ in session.generate(Sampling(max_tokens=32)):
+                pass
+
+        began = time.perf_counter()
+        await asyncio.gather(*(say(s) for s in sessions))
+        speeds.append({"sessions": count, "tokens_a_s": 32 * count / (time.perf_counter() - began)})
+        for s in sessions:
+            s.close()
+    model.close()
+    found = {
+        "weights": weights,
+        "device": device,
+        "partial_s": {p: percentile(alone["partial"], p) for p in (50, 95)},
+        "final_s": percentile(alone["final"], 50),
+        "streams": together,
+        "decode": speeds,
+    }
+    table(
+        f"Qwen3-ASR-0.6B dimensions, random weights, {weights}, {device}",
+        ["partial p50 / p95", "final", "tokens a second at 1 / 4 / 8"],
+        [
+            [
+                f"{found['partial_s'][50]:.2f} / {found['partial_s'][95]:.2f} s",
+                f"{found['final_s']:.2f} s",
+                " / ".join(f"{s['tokens_a_s']:.0f}" for s in speeds),
+            ]
+        ],
+    )
+    table(
+        "streams at once, a step a second of sound",
+        ["streams", "step p50", "step p95"],
+        [[t["streams"], f"{t['p50_s']:.2f} s", f"{t['p95_s']:.2f} s"] for t in together],
+    )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="antiphon bench qwen3", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--sections", default="asr")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--weights", default="", help="types to measure, all that suit the device where none is given")
+    parser.add_argument("--streams", default="1,2,3,4")
+    args = parser.parse_args()
+    document: dict[str, Any] = {"machine": machine()}
+    if (before := RESULTS / "qwen3.json").is_file():
+        document = json.loads(before.read_text()) | document
+    wanted = set(args.sections.split(","))
+    kinds = args.weights.split(",") if args.weights else ["int8", "bf16"] if args.device == "cpu" else ["bf16"]
+    streams = [int(n) for n in args.streams.split(",")]
+    if "asr" in wanted:
+        document[f"asr-{args.device}"] = [asyncio.run(asr_section(args.device, kind, streams)) for kind in kinds]
+    if args.device == "cpu":
+        print("\nGPU figures: no GPU here, not measured")
+    print(f"\nwritten: {save('qwen3', document)}")
+
+
+if __name__ == "__main__":
+    main()

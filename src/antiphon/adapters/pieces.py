@@ -1,0 +1,64 @@
+"""Tokens of a transcript to words, as the model spelled them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from antiphon.adapters.base import Piece
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.events import Word
+
+# Scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
+UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+FRAME_SAMPLES = SAMPLE_RATE_HZ // 50
+
+
+def characters(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple[list[str], list[list[int]]]:
+    """Texts of whole characters and the tokens each takes. Half a character at the end is in neither."""
+    texts, groups, held = list[str](), list[list[int]](), list[int]()
+    for token in ids:
+        held.append(token)
+        text = decode(held)
+        if text and not text.endswith("\ufffd"):
+            texts.append(text)
+            groups.append(held)
+            held = []
+    return texts, groups
+
+
+def words(texts: Sequence[str], groups: Sequence[Sequence[int]], likely: Sequence[float], language: str) -> list[Piece]:
+    """Characters joined to words: at leading spaces, or each by itself in scripts without spaces. `likely`: of each token."""
+    pieces: list[Piece] = []
+    at = 0
+    for text, group in zip(texts, groups, strict=True):
+        probability = min(likely[at : at + len(group)], default=0.0)
+        at += len(group)
+        joins = pieces and not text.startswith(" ") and (language not in UNSPACED or not text.strip().isalnum())
+        if joins:
+            last = pieces.pop()
+            pieces.append(Piece(last.text + text, last.tokens + tuple(group), min(last.probability, probability)))
+        else:
+            pieces.append(Piece(text, tuple(group), probability))
+    return pieces
+
+
+def spread(pieces: Sequence[Piece], pcm: Pcm) -> list[Word]:
+    """Times for words that nobody aligned: by their letters, over the frames of 20 ms that are not much softer than the loudest.
+
+    Good enough to tell which of two turns a word is in; no more.
+    """
+    frames = pcm[: len(pcm) // FRAME_SAMPLES * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
+    energy = np.square(frames, dtype=np.float64).sum(1)
+    voiced = energy > 1e-3 * energy.max(initial=0.0)
+    if not voiced.any():
+        voiced = np.ones(max(1, len(frames)), bool)
+    ends = np.flatnonzero(voiced)
+    lengths = np.array([max(1, len(p.text.strip())) for p in pieces], np.float64)
+    edges = np.concatenate(([0.0], np.cumsum(lengths) / lengths.sum())) * (len(ends) - 1) if pieces else np.zeros(1)
+    times = ends[np.rint(edges).astype(int)] * FRAME_SAMPLES / SAMPLE_RATE_HZ
+    return [
+        Word(p.text.strip(), float(a), float(b), p.probability)
+        for p, a, b in zip(pieces, times[:-1], times[1:], strict=True)
+    ]

@@ -1,0 +1,22 @@
+"""Long files in parts, each cut in a quiet place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+
+
+def slabs(pcm: Pcm, length_s: float, slack_s: float) -> Iterator[slice]:
+    """Parts of at most `length_s`, each cut at the quietest tenth of a second of its last `slack_s`."""
+    start, tenth = 0, SAMPLE_RATE_HZ // 10
+    length, slack = int(length_s * SAMPLE_RATE_HZ), int(slack_s * SAMPLE_RATE_HZ)
+    while len(pcm) - start > length + slack:
+        near = pcm[start + length - slack : start + length]
+        energy = np.square(near.reshape(-1, tenth)).sum(axis=1)
+        end = start + length - slack + int(energy.argmin()) * tenth + tenth // 2
+        yield slice(start, end)
+        start = end
+    yield slice(start, len(pcm))
