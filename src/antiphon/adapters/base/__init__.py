@@ -46,7 +46,14 @@ from antiphon.adapters.base.native import (
     Unit,
 )
 from antiphon.adapters.base.partner import Answer, Partner, PartnerProfile, Speaking, Talk
-from antiphon.adapters.base.speaking import Sound, Synthesizer, SynthesizerProfile, Urgency, VoiceOptions
+from antiphon.adapters.base.speaking import (
+    LiveSynthesizer,
+    Sound,
+    Synthesizer,
+    SynthesizerProfile,
+    Urgency,
+    VoiceOptions,
+)
 from antiphon.adapters.base.watching import Question, Seen, Watcher, WatcherProfile, Watching
 
 __all__ = [
@@ -60,6 +67,7 @@ __all__ = [
     "LanguageModel",
     "LanguageProfile",
     "Listens",
+    "LiveSynthesizer",
     "Message",
     "NativeModel",
     "NativeOptions",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -24,7 +24,8 @@ class SynthesizerProfile:
     """Facts of a synthesizer. `voices`: by name, the first is the default. `languages`: ISO-639-1.
 
     `speeds`: the tempo it makes itself; sound is stretched for what lies outside. `word_times`: its sound says where words lie.
-    `clones`: speaks with the voice of a sample. `instructed`: follows instructions on how to speak.
+    `clones`: speaks with the voice of a sample. `instructed`: follows instructions on how to speak. `streams_text`: begins to speak a text that is
+    still being written, word by word (`speak_live`).
     """
 
     id: str
@@ -35,15 +36,19 @@ class SynthesizerProfile:
     word_times: bool
     clones: bool = False
     instructed: bool = False
+    streams_text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class VoiceOptions:
-    """How to speak. `speed` 1.0 is the voice's own tempo; with a `seed` the same text gives the same samples."""
+    """How to speak. `speed` 1.0 is the voice's own tempo; with a `seed` the same text gives the same samples. `language` (ISO-639-1; None: the voice
+    finds out) and `instructions` are for who knows several, and follows them."""
 
     voice: str
     speed: float = 1.0
     seed: int | None = None
+    language: str | None = None
+    instructions: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +79,12 @@ class Synthesizer(Protocol):
         Closing the generator ends it within a chunk. Raises RemoteProtocolError where nothing of the text can be spoken,
         Refused, ModelError.
         """
+        ...
+
+
+class LiveSynthesizer(Synthesizer, Protocol):
+    """One whose profile `streams_text`."""
+
+    def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[Sound, None]:
+        """The sound of a text that is still being written, from its first word on: pieces that may end anywhere. As `speak`."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import init_empty_weights
-from safetensors import safe_open
 from tokenizers import Tokenizer
-from torch import nn
 from transformers import (
     Idefics2VisionConfig,
     LlamaConfig,
@@ -27,6 +25,7 @@ from antiphon.adapters.minicpmo.deciding import Ids
 from antiphon.adapters.minicpmo.hearing import Hearing
 from antiphon.adapters.minicpmo.seeing import Seeing
 from antiphon.adapters.minicpmo.voicing import Conditions
+from antiphon.adapters.tensors import Tensors, fill, plain
 from antiphon.errors import ModelError
 
 # Of the vision encoder where config.json says nothing.
@@ -75,14 +74,14 @@ def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
     about = json.loads((folder / "tokenizer_config.json").read_text())
     parts = build(config, tokenizer, about.get("bad_token_ids", ()))
     with ExitStack() as files:
-        tensors = _Tensors(folder, files, device, dtype)
-        _fill(parts.decoder, tensors, {"": "llm."})
-        _fill(parts.hearing, tensors, {"": ""})
-        _fill(parts.seeing, tensors, {"": ""})
-        _fill(parts.conditions, tensors, {"": "tts."})
+        tensors = Tensors(folder, files, device, dtype)
+        fill(parts.decoder, tensors, {"": "llm."})
+        fill(parts.hearing, tensors, {"": ""})
+        fill(parts.seeing, tensors, {"": ""})
+        fill(parts.conditions, tensors, {"": "tts."})
         gain, direction = tensors[CODES + "original0"], tensors[CODES + "original1"]
         made = {"lm_head.weight": gain * torch.nn.functional.normalize(direction.float(), dim=1).to(dtype)}
-        _fill(parts.codes, tensors, {"model.embed_tokens.": "tts.emb_code.0.", "": "tts."}, made)
+        fill(parts.codes, tensors, {"model.embed_tokens.": "tts.emb_code.0.", "": "tts."}, made)
     return parts
 
 
@@ -103,12 +102,12 @@ def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int]
         raise ValueError("its speech decoder is of another kind")
     ids = Ids.of(tokenizer.token_to_id)
     width = int(config["hidden_size"])
-    audio = WhisperConfig(**_plain(config["audio_config"]))
+    audio = WhisperConfig(**plain(config["audio_config"]))
     with init_empty_weights(include_buffers=False):
-        decoder = Qwen3ForCausalLM(Qwen3Config(**_plain(config, "audio_config", "vision_config", "tts_config")))
+        decoder = Qwen3ForCausalLM(Qwen3Config(**plain(config, "audio_config", "vision_config", "tts_config")))
         hearing = Hearing(audio, width, config.get("audio_pool_step", 5), config.get("audio_chunk_length", 1.0))
         seeing = Seeing(
-            Idefics2VisionConfig(**_plain(vision)),
+            Idefics2VisionConfig(**plain(vision)),
             width,
             int(config.get("query_num", 64)),
             int(slicing.get("scale_resolution", 448)),
@@ -132,52 +131,3 @@ def _codes_config(tts: dict[str, Any]) -> LlamaConfig:
         max_position_embeddings=tts["max_position_embeddings"],
         tie_word_embeddings=False,
     )
-
-
-def _plain(config: dict[str, Any], *but: str) -> dict[str, Any]:
-    """A part's own facts: what names its class, or is another part's, is ours to know."""
-    out = {"model_type", "architectures", "auto_map", "torch_dtype", "transformers_version", "version", *but}
-    return {k: v for k, v in config.items() if k not in out and not k.startswith("_")}
-
-
-class _Tensors:
-    """A checkpoint's tensors by name, in one file or several."""
-
-    def __init__(self, folder: Path, files: ExitStack, device: torch.device, dtype: torch.dtype) -> None:
-        self._device, self._dtype = device, dtype
-        self._where: dict[str, Any] = {}
-        for path in _files(folder):
-            file = files.enter_context(safe_open(path, framework="pt"))
-            self._where |= dict.fromkeys(file.keys(), file)
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._where:
-            raise ValueError(f"it lacks {name}")
-        tensor: torch.Tensor = self._where[name].get_tensor(name)
-        return tensor.to(self._device, self._dtype)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = json.loads(index.read_text())["weight_map"].values()
-        yield from (folder / name for name in dict.fromkeys(names))
-    else:
-        yield folder / "model.safetensors"
-
-
-def _fill(
-    module: nn.Module, tensors: _Tensors, prefixes: dict[str, str], made: dict[str, torch.Tensor] | None = None
-) -> None:
-    """Give a module its parameters; `prefixes`: of its own names, the first that fits, to the checkpoint's."""
-    made = made or {}
-    for name, _ in list(module.named_parameters()):
-        own = next(p for p in prefixes if name.startswith(p))
-        tensor = made[name] if name in made else tensors[prefixes[own] + name.removeprefix(own)]
-        owner, _, leaf = name.rpartition(".")
-        at = module.get_submodule(owner)
-        shape = at._parameters[leaf].shape  # type: ignore[union-attr]
-        if tensor.shape != shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}, not {list(shape)}")
-        at._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-    module.to(tensors._device).eval()

@@ -1,0 +1,193 @@
+"""A Qwen3-TTS checkpoint's folder: the talker, its code predictor, its text's embeddings, and the vocoder under `speech_tokenizer/`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate import init_empty_weights
+from torch import nn
+from transformers import MimiConfig, MimiModel, Qwen3Config, Qwen3Model
+
+from antiphon.adapters.decoder import Decoder
+from antiphon.adapters.qwen3_tts.cloning import Speaker
+from antiphon.adapters.qwen3_tts.talking import MANNER, Inner, Manner, Projection
+from antiphon.adapters.qwen3_tts.vocoder import Vocoder
+from antiphon.adapters.tensors import Tensors, fill
+from antiphon.adapters.vocabulary import Vocabulary
+from antiphon.engine.sequence import Sampling
+
+END = "<|im_end|>"
+Kind = Literal["custom_voice", "voice_design", "base"]
+SHAPE = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
+    "max_position_embeddings", "rms_norm_eps", "attention_bias",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Ids that are no sound: of the talker's codes, and of the text."""
+
+    end: int
+    bos: int
+    pad: int
+    think: int
+    no_think: int
+    think_bos: int
+    think_eos: int
+    text_bos: int
+    text_eos: int
+    text_pad: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The model on one device. `speakers`, `languages`: names to codes; `dialects`: the language a speaker speaks Chinese in.
+
+    `instructed`: it follows instructions.
+    """
+
+    kind: Kind
+    vocabulary: Vocabulary
+    decoder: Decoder
+    text: nn.Embedding
+    projection: Projection
+    inner: Inner
+    vocoder: Vocoder
+    # Of a checkpoint that clones voices: who speaks, and what they say in codes (a MimiModel).
+    speaker: Speaker | None
+    encoder: Any
+    marks: Marks
+    speakers: dict[str, int]
+    dialects: dict[str, str]
+    languages: dict[str, int]
+    instructed: bool
+    manner: Manner
+    sample_rate_hz: int
+    frame_samples: int
+
+
+def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
+    """Load it. Raises OSError, ValueError, KeyError, RuntimeError for a folder that is no such checkpoint, or lacks a part."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    sound = json.loads((folder / "speech_tokenizer" / "config.json").read_text(encoding="utf-8"))
+    parts = build(config, sound, Vocabulary(folder, END), _manner(folder))
+    with ExitStack() as files:
+        tensors = Tensors(folder, files, device, dtype)
+        fill(
+            parts.decoder,
+            tensors,
+            {
+                "text.embed_tokens.": "talker.model.codec_embedding.",
+                "text.": "talker.model.",
+                "head.": "talker.codec_head.",
+            },
+        )
+        fill(parts.text, tensors, {"": "talker.model.text_embedding."})
+        fill(parts.projection, tensors, {"": "talker.text_projection."})
+        made = {
+            "model.embed_tokens.weight": torch.zeros(
+                1, parts.inner.model.config.hidden_size, dtype=dtype, device=device
+            )
+        }
+        fill(
+            parts.inner,
+            tensors,
+            {
+                "codec_embedding.": "talker.code_predictor.model.codec_embedding.",
+                "": "talker.code_predictor.",
+            },
+            made,
+        )
+        # Its sound is made of small numbers: never in half of them.
+        sounds = Tensors(folder / "speech_tokenizer", files, device, torch.float32)
+        fill(parts.vocoder, sounds, {"": "decoder."})
+        if parts.speaker is not None:
+            fill(parts.speaker, Tensors(folder, files, device, torch.float32), {"": "speaker_encoder."})
+        if parts.encoder is not None:
+            fill(parts.encoder, sounds, {"": "encoder."})
+    return parts
+
+
+def build(config: dict[str, Any], sound: dict[str, Any], vocabulary: Vocabulary, manner: Manner) -> Parts:
+    """The parts that two config.json describe, on no device yet. Raises ValueError, KeyError for another model's."""
+    if config.get("model_type") != "qwen3_tts" or config.get("tokenizer_type", "").endswith("25hz"):
+        raise ValueError(f"{config.get('model_type')} {config.get('tokenizer_type', '')} is no qwen3_tts of 12 Hz")
+    talker, predictor = config["talker_config"], config["talker_config"]["code_predictor_config"]
+    width, count = int(talker["hidden_size"]), int(talker["num_code_groups"])
+    with init_empty_weights(include_buffers=False):
+        text = Qwen3Model(Qwen3Config(**_shape(talker)))
+        small = Qwen3Model(Qwen3Config(**(_shape(predictor) | {"vocab_size": 1, "pad_token_id": None})))
+        decoder = Decoder(text, nn.Linear(width, int(talker["vocab_size"]), bias=False))
+        inner = Inner(small, count, int(predictor["vocab_size"]), width)
+        table = nn.Embedding(int(talker["text_vocab_size"]), int(talker["text_hidden_size"]))
+        projection = Projection(int(talker["text_hidden_size"]), width)
+        vocoder = Vocoder(sound["decoder_config"])
+        clones = config.get("tts_model_type") == "base"
+        encoder = MimiModel(MimiConfig(**sound["encoder_config"])) if clones and "encoder_config" in sound else None
+    speaker = Speaker(config["speaker_encoder_config"]) if clones else None
+    marks = Marks(
+        talker["codec_eos_token_id"],
+        talker["codec_bos_id"],
+        talker["codec_pad_id"],
+        talker["codec_think_id"],
+        talker["codec_nothink_id"],
+        talker["codec_think_bos_id"],
+        talker["codec_think_eos_id"],
+        config["tts_bos_token_id"],
+        config["tts_eos_token_id"],
+        config["tts_pad_token_id"],
+    )
+    languages = talker.get("codec_language_id") or {}
+    dialects = {s: d for s, d in (talker.get("spk_is_dialect") or {}).items() if d}
+    kind = config.get("tts_model_type", "custom_voice")
+    # Its makers leave the instructions of the smaller one with voices of its own out.
+    instructed = kind != "base" and not (kind == "custom_voice" and config.get("tts_model_size") == "0b6")
+    return Parts(
+        kind,
+        vocabulary,
+        decoder,
+        table,
+        projection,
+        inner,
+        vocoder,
+        speaker,
+        encoder,
+        marks,
+        {n.lower(): i for n, i in (talker.get("spk_id") or {}).items()},
+        {s.lower(): d for s, d in dialects.items()},
+        {n.lower(): i for n, i in languages.items()},
+        instructed,
+        manner,
+        int(sound.get("output_sample_rate", 24_000)),
+        int(sound.get("decode_upsample_rate", 1920)),
+    )
+
+
+def _shape(config: dict[str, Any]) -> dict[str, Any]:
+    # Its three rows of rotary positions are equal: one does.
+    rope = {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000)}
+    return {k: config[k] for k in SHAPE if k in config} | {"rope_parameters": rope, "tie_word_embeddings": False}
+
+
+def _manner(folder: Path) -> Manner:
+    """As its generation_config.json says."""
+    path, given = folder / "generation_config.json", MANNER
+    said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+    def of(prefix: str, base: Sampling) -> Sampling:
+        drawn = said.get(f"{prefix}do_sample", said.get(f"{prefix}dosample", True))
+        return Sampling(
+            temperature=said.get(f"{prefix}temperature", base.temperature) if drawn else 0.0,
+            top_k=said.get(f"{prefix}top_k", base.top_k),
+            top_p=said.get(f"{prefix}top_p", base.top_p),
+            repetition_penalty=said.get("repetition_penalty", base.repetition_penalty) if not prefix else 1.0,
+            repetition_window=base.repetition_window,
+        )
+
+    return Manner(of("", given.first), of("subtalker_", given.inner))

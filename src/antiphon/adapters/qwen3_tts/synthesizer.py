@@ -1,0 +1,326 @@
+"""Qwen3-TTS as a synthesizer: each text a session of the engine, its frames' sound given out as they are made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from antiphon.adapters.base import Sound, SynthesizerProfile, Urgency, VoiceOptions
+from antiphon.adapters.qwen3_tts.checkpoint import END, Parts, read
+from antiphon.adapters.qwen3_tts.cloning import Sample, codes_of
+from antiphon.adapters.qwen3_tts.talking import Inners, Manner, frames
+from antiphon.adapters.qwen3_tts.vocoder import Past
+from antiphon.audio import Pcm
+from antiphon.engine.engine import Engine, EngineSettings
+from antiphon.engine.runner import Runner
+from antiphon.engine.weights import best_kind, round_linear
+from antiphon.errors import ModelError, RemoteProtocolError
+from antiphon.splitter import Splitter
+
+CODES = {
+    "chinese": "zh",
+    "english": "en",
+    "german": "de",
+    "italian": "it",
+    "portuguese": "pt",
+    "spanish": "es",
+    "japanese": "ja",
+    "korean": "ko",
+    "french": "fr",
+    "russian": "ru",
+}
+# Frames of 80 ms in a text's chunks: the first sound soon, then fewer steps of the vocoder.
+CHUNKS = (1, 2, 4, 8, 12)
+# A longer text is spoken in parts: a sound of the model has an end.
+MAX_CHARS = 600
+RESERVE_ROWS = 512
+DESIGNED = "designed"
+MARKS = "，。！？；：、"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a text is put to the talker. `sample`: whose voice it is instead of one of its own. `whole`: all of the text before the first frame, else a
+    token a frame."""
+
+    voice: str
+    language: str | None = None
+    instructions: str = ""
+    sample: Sample | None = None
+    whole: bool = True
+
+
+class Qwen3Tts:
+    """See Synthesizer. `source` is a checkpoint's folder as it was released, or its parts on `device`."""
+
+    def __init__(
+        self,
+        source: Path | Parts,
+        model_id: str,
+        *,
+        settings: EngineSettings | None = None,
+        device: str = "cpu",
+        weights: str = "auto",
+        threads: int = 0,
+        observe: Callable[[int, int, float], None] | None = None,
+        more: Mapping[str, Path] | None = None,
+    ) -> None:
+        """Raises ModelError for a checkpoint that does not load."""
+        kind = best_kind(device) if weights == "auto" else weights
+        dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+        where = torch.device(device)
+        try:
+            # In a thread that ends: see engine/weights.py.
+            with ThreadPoolExecutor(1, "load") as thread:
+                self.parts = thread.submit(_load, source, where, dtype, kind == "int8", threads).result()
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ModelError(f"{model_id} does not load from {source}: {error}") from error
+        parts = self.parts
+        runner = Runner(parts.decoder, where, torch.float32 if kind == "int8" else dtype, dtype)
+        self.engine = Engine(runner, settings, observe=observe)
+        self.inners = Inners(self.engine, parts.inner, parts.decoder.get_input_embeddings())
+        known = [CODES[n] for n in parts.languages if n in CODES]
+        # English first: what is not told to be of another is aligned as that.
+        languages = sorted(dict.fromkeys(known), key=lambda code: code != "en")
+        self.profile = SynthesizerProfile(
+            model_id,
+            parts.sample_rate_hz,
+            voices=tuple(parts.speakers) or (DESIGNED,),
+            languages=tuple(languages) or ("en",),
+            speeds=(1.0, 1.0),
+            word_times=False,
+            instructed=parts.instructed,
+            streams_text=True,
+        )
+        self._names = {CODES[n]: n for n in parts.languages if n in CODES}
+
+    async def speak(
+        self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
+    ) -> AsyncGenerator[Sound, None]:
+        """See Synthesizer."""
+        if not any(c.isalnum() for c in text):
+            raise RemoteProtocolError("unsupported_text", f"there is nothing to say in {text[:40]!r}", "input")
+        for part in _in_parts(text):
+            ids = self.parts.vocabulary.plain(part)
+            async with aclosing(self._sounds(ids, None, options)) as sounds:
+                async for sound in sounds:
+                    yield sound
+
+    async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[Sound, None]:
+        """See Synthesizer."""
+        feed = _words(texts, self.parts.vocabulary.plain)
+        async for first in feed:
+            async with aclosing(self._sounds(first, feed, options)) as sounds:
+                async for sound in sounds:
+                    yield sound
+            return
+
+    async def _sounds(
+        self, ids: Sequence[int], more: AsyncIterator[list[int]] | None, options: VoiceOptions
+    ) -> AsyncGenerator[Sound, None]:
+        reading = Reading(options.voice, options.language, options.instructions, whole=more is None)
+        seeded = self.parts.manner
+        if options.seed is not None:
+            seeded = Manner(replace(seeded.first, seed=options.seed), replace(seeded.inner, seed=options.seed + 1))
+        past, held, sizes = Past(), list[list[int]](), _sizes()
+        size, count = next(sizes), 0
+        async with aclosing(self.frames(ids, more, reading, seeded)) as made:
+            async for frame in made:
+                held.append(frame)
+                if len(held) == size:
+                    yield await self._sound(held, past, count)
+                    count, held, size = count + len(held), [], next(sizes)
+        if held:
+            yield await self._sound(held, past, count)
+
+    async def _sound(self, held: list[list[int]], past: Past, before: int) -> Sound:
+        pcm = await self.engine.ask(lambda: self.parts.vocoder(held, past))
+        return Sound(pcm.numpy(), num_symbols=0 if before else 1, num_frames=len(held))
+
+    async def frames(
+        self, ids: Sequence[int], more: AsyncIterator[list[int]] | None, reading: Reading, manner: Manner
+    ) -> AsyncGenerator[list[int], None]:
+        """Frames of codes of a text's tokens; `more` follow them, token by token. Raises ModelError, EngineError, Refused."""
+        session, parts = await self.engine.open(RESERVE_ROWS), self.parts
+        try:
+            rows, left = await self.engine.ask(lambda: self._rows(ids, reading))
+            session.append_embeddings(rows)
+            text = _Text(self, left, more)
+            size = int(parts.decoder.config.vocab_size)
+            async with aclosing(frames(session, self.inners, text.next, manner, parts.marks.end, size)) as made:
+                async for frame in made:
+                    yield frame
+        finally:
+            session.close()
+
+    async def listen(self, pcm: Pcm, text: str = "") -> Sample:
+        """A voice to speak with, from a sample of it: float32 [num_samples], 24 kHz; with what it says it is followed more closely.
+
+        Raises RemoteProtocolError where the checkpoint clones no voices.
+        """
+        parts = self.parts
+        if parts.speaker is None:
+            raise RemoteProtocolError("not_supported", "The loaded model speaks with its own voices only.", "ref_audio")
+        speaker = parts.speaker
+        who = await self.engine.ask(lambda: speaker(pcm))
+        if not text or parts.encoder is None:
+            return Sample(who)
+        count = len(parts.inner.lm_head) + 1
+        codes = await self.engine.ask(lambda: codes_of(parts.encoder, pcm, count, parts.frame_samples))
+        return Sample(who, tuple(parts.vocabulary.plain(text)), codes)
+
+    @torch.inference_mode()
+    def text_rows(self, ids: Sequence[int]) -> torch.Tensor:
+        """Text tokens as the talker reads them: [n, width]. In the engine's thread."""
+        parts = self.parts
+        out: torch.Tensor = parts.projection(parts.text(torch.tensor(list(ids), device=parts.text.weight.device)))
+        return out
+
+    @torch.inference_mode()
+    def _rows(self, ids: Sequence[int], reading: Reading) -> tuple[torch.Tensor, list[int] | None]:
+        """What the talker knows before its first frame [n, width], and the text's tokens that are left for the frames; None: its end was told too.
+
+        In the engine's thread.
+        """
+        parts, marks, words, sample = self.parts, self.parts.marks, self.parts.vocabulary, reading.sample
+        language = self._language(reading)
+        if language is None:
+            told = self._codes(marks.no_think, marks.think_bos, marks.think_eos)
+        else:
+            told = self._codes(marks.think, marks.think_bos, parts.languages[language], marks.think_eos)
+        if sample is not None:
+            told = torch.cat((told, sample.speaker[None].to(told)))
+        elif reading.voice in parts.speakers:
+            told = torch.cat((told, self._codes(parts.speakers[reading.voice])))
+        codec = torch.cat((told, self._codes(marks.pad)))
+        written = self.text_rows([marks.text_pad] * (len(codec) - 1) + [marks.text_bos])
+        out = [self.text_rows(words.control("<|im_start|>assistant\n")), written + codec]
+        if reading.instructions and parts.instructed:
+            before = [
+                *words.control("<|im_start|>user\n"),
+                *words.plain(reading.instructions),
+                *words.control(f"{END}\n"),
+            ]
+            out.insert(0, self.text_rows(before))
+        bos, left = self._codes(marks.bos), None
+        if sample is not None and sample.codes:
+            said = torch.cat((bos, self._frames(sample.codes)))
+            text = [*sample.text, *ids, marks.text_eos]
+            if reading.whole:
+                out += [self.text_rows(text) + self._codes(marks.pad), said + self.text_rows([marks.text_pad])]
+            else:
+                beside = text[: len(said)] + [marks.text_pad] * (len(said) - len(text))
+                out.append(self.text_rows(beside) + said)
+                # The end is one of these.
+                left = text[len(said) :] or None
+        elif reading.whole:
+            out.append(self.text_rows([*ids, marks.text_eos]) + self._codes(marks.pad))
+            out.append(self.text_rows([marks.text_pad]) + bos)
+        else:
+            out.append(self.text_rows(ids[:1]) + bos)
+            left = list(ids[1:])
+        return torch.cat(out), left
+
+    def _codes(self, *which: int) -> torch.Tensor:
+        """The first codes' rows [n, width]."""
+        like = self.parts.text.weight
+        out: torch.Tensor = self.parts.decoder.get_input_embeddings()(torch.tensor(which, device=like.device))
+        return out.to(like.dtype)
+
+    def _frames(self, frames: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Whole frames' rows [n, width]."""
+        first, *others = zip(*frames, strict=True)
+        rows = self._codes(*first)
+        for table, codes in zip(self.parts.inner.codec_embedding, others, strict=True):
+            rows = rows + table(torch.tensor(codes, device=rows.device))
+        return rows
+
+    def _language(self, reading: Reading) -> str | None:
+        """Its name; None leaves it to the talker."""
+        name = self._names.get(reading.language or "")
+        if name in (None, "chinese") and (dialect := self.parts.dialects.get(reading.voice)):
+            return dialect
+        return name
+
+    def close(self) -> None:
+        """Stop the engine."""
+        self.engine.close()
+
+
+class _Text:
+    """The text's rows, one a frame: its tokens, the mark of its end, then nothing. Waits for tokens that have not come. `ids` None: it has ended."""
+
+    def __init__(self, model: Qwen3Tts, ids: list[int] | None, more: AsyncIterator[list[int]] | None) -> None:
+        self._model, self._ids, self._more = model, ids or [], more
+        self._ended = ids is None
+        self._pad: torch.Tensor | None = None
+
+    async def next(self) -> torch.Tensor:
+        """[width]."""
+        while not self._ids and self._more is not None:
+            tokens = await anext(self._more, None)
+            if tokens is None:
+                self._more = None
+            else:
+                self._ids += tokens
+        marks, model = self._model.parts.marks, self._model
+        if self._ids or not self._ended:
+            token = self._ids.pop(0) if self._ids else marks.text_eos
+            self._ended = self._ended or token == marks.text_eos
+            return (await model.engine.ask(lambda: model.text_rows([token])))[0]
+        if self._pad is None:
+            self._pad = (await model.engine.ask(lambda: model.text_rows([marks.text_pad])))[0]
+        return self._pad
+
+
+async def _words(texts: AsyncIterator[str], encode: Callable[[str], list[int]]) -> AsyncGenerator[list[int], None]:
+    """Tokens of a text that comes in pieces: of whole words, as of the whole text's."""
+    held = ""
+    async for text in texts:
+        held += text
+        if cut := max((i for i in range(1, len(held)) if _apart(held, i)), default=0):
+            yield encode(held[:cut])
+            held = held[cut:]
+    if held.strip():
+        yield encode(held)
+
+
+def _apart(text: str, at: int) -> bool:
+    """No token lies across this place: a space with its word behind it, or what follows a mark of Chinese or Japanese."""
+    if text[at] == " ":
+        return not text[at - 1].isspace() and not text[at + 1 : at + 2].isspace() and bool(text[at + 1 : at + 2])
+    return text[at - 1] in MARKS and text[at].isalnum()
+
+
+def _in_parts(text: str) -> Iterator[str]:
+    """A text at most MAX_CHARS at a time, cut behind sentences."""
+    splitter = Splitter("sentence")
+    held = ""
+    for unit in (*splitter.feed(text), *splitter.flush()):
+        if held and len(held) + len(unit) > MAX_CHARS:
+            yield held
+            held = ""
+        held = f"{held} {unit}".strip()
+    if held:
+        yield held
+
+
+def _sizes() -> Iterator[int]:
+    yield from CHUNKS
+    while True:
+        yield CHUNKS[-1]
+
+
+def _load(source: Path | Parts, device: torch.device, dtype: torch.dtype, rounded: bool, threads: int) -> Parts:
+    if device.type == "cpu":
+        torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
+    parts = source if isinstance(source, Parts) else read(source, device, dtype)
+    if rounded:
+        round_linear(parts.decoder)
+    return parts

@@ -1,0 +1,194 @@
+"""From text to frames of codes: a decoder says the first code of each frame on the engine, a small one the other fifteen, for all sessions at once.
+
+A frame's row is the sum of its codes' embeddings and of one token's of the text: so text is read while it is spoken, a token a frame.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import silu
+from transformers import DynamicCache
+
+from antiphon.engine.engine import Engine, Session
+from antiphon.engine.sampling import generator, sample
+from antiphon.engine.sequence import Sampling
+from antiphon.errors import ModelError
+
+# The last codes of the talker's vocabulary are no sound but its own marks.
+MARKS = 1024
+# A sound has so many frames at least, and at most (generation_config.json, max_new_tokens).
+LEAST_FRAMES, MOST_FRAMES = 2, 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How codes are chosen: the first of a frame, and the others (`inner`). Temperature 0: the likeliest."""
+
+    first: Sampling
+    inner: Sampling
+
+
+MANNER = Manner(
+    Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, repetition_window=MOST_FRAMES),
+    Sampling(temperature=0.9, top_k=50),
+)
+
+
+class Projection(nn.Module):
+    """A text token's embedding to the talker's width. Names of the checkpoint, `talker.text_projection.`"""
+
+    def __init__(self, inside: int, out: int) -> None:
+        super().__init__()
+        self.linear_fc1, self.linear_fc2 = nn.Linear(inside, inside), nn.Linear(inside, out)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[n, inside] to [n, out]."""
+        out: torch.Tensor = self.linear_fc2(silu(self.linear_fc1(x)))
+        return out
+
+
+class Inner(nn.Module):
+    """What says the codes of a frame behind the first. `model`: a Qwen3Model; tables and heads one a code."""
+
+    def __init__(self, model: Any, count: int, size: int, width: int) -> None:
+        super().__init__()
+        self.model = model
+        inner = int(model.config.hidden_size)
+        self.codec_embedding = nn.ModuleList(nn.Embedding(size, width) for _ in range(count - 1))
+        self.lm_head = nn.ModuleList(nn.Linear(inner, size, bias=False) for _ in range(count - 1))
+        # The larger talkers are wider than it.
+        self.small_to_mtp_projection = nn.Linear(width, inner) if inner != width else nn.Identity()
+
+    @torch.inference_mode()
+    def forward(
+        self, thoughts: torch.Tensor, first: torch.Tensor, choose: Sequence[Callable[[torch.Tensor], int]]
+    ) -> tuple[list[list[int]], torch.Tensor]:
+        """Codes of one frame each for several sessions: `thoughts` [n, width] that the first codes were chosen from, `first` [n, width] their
+        embeddings. Returns the other codes, and all embeddings summed [n, width]."""
+        rows, codes, summed = torch.stack((thoughts, first), 1), list[list[int]](), first.clone()
+        past = DynamicCache(config=self.model.config)
+        for number, head in enumerate(self.lm_head):
+            hidden = self.model(
+                inputs_embeds=self.small_to_mtp_projection(rows), past_key_values=past, use_cache=True
+            ).last_hidden_state
+            logits = head(hidden[:, -1]).float().cpu()
+            codes.append([pick(row) for pick, row in zip(choose, logits, strict=True)])
+            table = self.codec_embedding[number]
+            embedded = table(torch.tensor(codes[-1], device=first.device))
+            summed += embedded
+            rows = embedded[:, None]
+        return [list(column) for column in zip(*codes, strict=True)], summed
+
+
+@dataclass(slots=True)
+class _Asked:
+    thought: torch.Tensor
+    code: int
+    choose: Callable[[torch.Tensor], int]
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[tuple[list[int], torch.Tensor]]
+
+
+class Inners:
+    """`Inner` in the engine's thread, for all that ask at once."""
+
+    def __init__(self, engine: Engine, inner: Inner, first: nn.Module) -> None:
+        self._engine, self._inner, self._first = engine, inner, first
+        # Bound: one a session.
+        self._asked: deque[_Asked] = deque()
+
+    async def codes(
+        self, thought: torch.Tensor, code: int, choose: Callable[[torch.Tensor], int]
+    ) -> tuple[list[int], torch.Tensor]:
+        """The other codes of a frame, and all its embeddings' sum [width]. Raises ModelError."""
+        loop = asyncio.get_running_loop()
+        asked = _Asked(thought, code, choose, loop, loop.create_future())
+        self._asked.append(asked)
+        self._engine.post(self._answer)
+        return await asked.done
+
+    def _answer(self) -> None:
+        """In the engine's thread: whoever has asked by now."""
+        batch = [self._asked.popleft() for _ in range(len(self._asked))]
+        if not batch:
+            return
+        try:
+            like: Any = self._first.weight
+            thoughts = torch.stack([a.thought for a in batch]).to(like.device, like.dtype)
+            with torch.inference_mode():
+                first = self._first(torch.tensor([a.code for a in batch], device=like.device))
+            codes, summed = self._inner(thoughts, first, [a.choose for a in batch])
+        except Exception as error:
+            # The edge of the model: whatever it raises fails those who asked, never the engine.
+            failure = error if isinstance(error, ModelError) else ModelError(f"{type(error).__name__}: {error}")
+            for asked in batch:
+                self._engine.deliver(asked.loop, partial(_tell, asked.done, failure))
+            return
+        for asked, mine, row in zip(batch, codes, summed, strict=True):
+            self._engine.deliver(asked.loop, partial(_tell, asked.done, (mine, row)))
+
+
+def _tell(
+    done: asyncio.Future[tuple[list[int], torch.Tensor]], answer: tuple[list[int], torch.Tensor] | ModelError
+) -> None:
+    if done.done():
+        return
+    if isinstance(answer, ModelError):
+        done.set_exception(answer)
+    else:
+        done.set_result(answer)
+
+
+class First:
+    """Chooses the first codes of one sound's frames: see Chooser. `end`: the code that ends the sound; `size`: of its vocabulary."""
+
+    def __init__(self, params: Sampling, end: int, size: int) -> None:
+        self._params = replace(params, forbid=tuple(i for i in range(size - MARKS, size) if i != end))
+        self._end = end
+        self._said: list[int] = []
+        self._random = generator(params)
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        """See Chooser."""
+        params = self._params
+        if len(self._said) < LEAST_FRAMES:
+            params = replace(params, forbid=(*params.forbid, self._end))
+        token, _ = sample(logits, params, self._said, len(self._said), self._random)
+        self._said.append(token)
+        return token
+
+
+def inner_chooser(params: Sampling) -> Callable[[torch.Tensor], int]:
+    """Chooses the other codes of one sound."""
+    random = generator(params)
+    return lambda logits: sample(logits, params, (), 0, random)[0]
+
+
+async def frames(
+    session: Session, inners: Inners, text: Callable[[], Awaitable[torch.Tensor]], manner: Manner, end: int, size: int
+) -> AsyncGenerator[list[int], None]:
+    """Frames of codes after the rows that the session holds, until the sound ends. `text`: the row of the text's next token [width].
+
+    Raises ModelError, EngineError, Refused.
+    """
+    first, inner = First(manner.first, end, size), inner_chooser(manner.inner)
+    sampling = Sampling(max_tokens=1, hidden=True, chooser=first)
+    for _ in range(MOST_FRAMES):
+        async with aclosing(session.generate(sampling)) as tokens:
+            (token,) = [t async for t in tokens]
+        if token.id == end:
+            return
+        # What is heard of a code next is the whole frame.
+        session.rollback(session.length - 1)
+        codes, summed = await inners.codes(token.hidden, token.id, inner)
+        yield [token.id, *codes]
+        session.append_embeddings((summed + await text())[None])

@@ -1,0 +1,292 @@
+"""Qwen3-TTS of tiny random weights: codes and sound are the published package's, frame for frame, however they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from antiphon.adapters.base import Urgency, VoiceOptions
+from antiphon.adapters.qwen3_tts import Qwen3Tts
+from antiphon.adapters.qwen3_tts.cloning import Sample
+from antiphon.adapters.qwen3_tts.synthesizer import Reading, _in_parts, _words
+from antiphon.adapters.qwen3_tts.vocoder import Past
+from antiphon.errors import ModelError, RemoteProtocolError
+from tests.adapters import tiny_qwen3_tts as tiny
+
+GOLDEN = json.loads((tiny.GOLDEN / "qwen3_tts.json").read_text())
+CASES = GOLDEN["cases"]
+LANGUAGES = {"English": "en", "German": "de", "Auto": None}
+# The golden codes end here where the model does not end them.
+MOST = 39
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {k: tiny.write(tmp_path_factory.mktemp(k), k) for k in ("custom_voice", "voice_design", "base")}
+
+
+def run(folder: Path, act: Any, **options: Any) -> Any:
+    async def main() -> Any:
+        model = Qwen3Tts(folder, "tiny", threads=1, **({"weights": "fp32"} | options))
+        try:
+            return await asyncio.wait_for(act(model), 120)
+        finally:
+            model.close()
+
+    return asyncio.run(main())
+
+
+async def reading(model: Qwen3Tts, case: dict[str, Any]) -> Reading:
+    sample = None
+    if case.get("clone"):
+        sample = await model.listen(tiny.reference())
+        if case["clone"] == "icl":
+            codes = tuple(tuple(f) for f in tiny.reference_codes())
+            sample = Sample(sample.speaker, tuple(model.parts.vocabulary.plain(case["ref_text"])), codes)
+    return Reading(
+        case.get("speaker") or "", LANGUAGES[case["language"]], case.get("instruct", ""), sample, whole=case["non"]
+    )
+
+
+async def codes(model: Qwen3Tts, case: dict[str, Any], words: bool = False) -> list[list[int]]:
+    """Of a golden case; `words`: its text comes word by word."""
+    ids, more = model.parts.vocabulary.plain(case["text"]), None
+    if words:
+
+        async def slowly() -> AsyncIterator[str]:
+            for letter in case["text"]:
+                await asyncio.sleep(0)
+                yield letter
+
+        more = _words(slowly(), model.parts.vocabulary.plain)
+        ids = await anext(more)
+    out = []
+    async with aclosing(model.frames(ids, more, await reading(model, case), model.parts.manner)) as frames:
+        async for frame in frames:
+            out.append(frame)
+            if len(out) == MOST:
+                break
+    return out
+
+
+def of(kind: str) -> list[dict[str, Any]]:
+    return [c for c in CASES if c["kind"] == kind]
+
+
+@pytest.mark.parametrize("kind", ["custom_voice", "voice_design", "base"])
+def test_greedy_codes_are_the_published_ones(folders: dict[str, Path], kind: str) -> None:
+    async def act(model: Qwen3Tts) -> None:
+        for case in of(kind):
+            assert await codes(model, case) == case["codes"], case["text"]
+
+    run(folders[kind], act)
+
+
+def test_a_text_that_comes_word_by_word_is_spoken_the_same(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> None:
+        for case in (c for c in of("custom_voice") if not c["non"]):
+            assert await codes(model, case, words=True) == case["codes"]
+
+    run(folders["custom_voice"], act)
+
+
+@pytest.mark.parametrize("kind", ["custom_voice", "base"])
+def test_texts_spoken_at_once_are_spoken_as_alone(folders: dict[str, Path], kind: str) -> None:
+    """All cases together, some of them broken off: the others' codes do not change."""
+
+    async def act(model: Qwen3Tts) -> None:
+        async def broken(case: dict[str, Any], count: int) -> None:
+            ids = model.parts.vocabulary.plain(case["text"])
+            async with aclosing(model.frames(ids, None, await reading(model, case), model.parts.manner)) as frames:
+                async for _ in frames:
+                    count -= 1
+                    if count < 0:
+                        break
+
+        async def whole(case: dict[str, Any]) -> None:
+            assert await codes(model, case) == case["codes"]
+
+        async with asyncio.TaskGroup() as group:
+            for number, case in enumerate(of(kind)):
+                group.create_task(whole(case))
+                group.create_task(broken(case, 3 * number))
+        assert (await model.engine.state()).sessions == 0
+
+    run(folders[kind], act)
+
+
+def test_the_sound_is_the_published_one_however_it_is_cut(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> None:
+        vocoder = model.parts.vocoder
+        for number, case in enumerate(CASES):
+            before = tiny.reference_codes() if case.get("clone") == "icl" else []
+            frames = before + case["codes"]
+            whole = vocoder(frames, Past()).numpy()
+            heard = whole[len(before) * tiny.FRAME_SAMPLES :]
+            assert len(heard) == tiny.FRAME_SAMPLES * len(case["codes"])
+            np.testing.assert_allclose(heard[:640], case["wav"], atol=1e-4)
+            assert np.square(heard, dtype=np.float64).sum() == pytest.approx(case["sum"], rel=1e-3)
+            chance = random.Random(number)
+            past, at, made = Past(), 0, []
+            while at < len(frames):
+                size = chance.choice((1, 1, 2, 3, 7, 20))
+                made.append(vocoder(frames[at : at + size], past).numpy())
+                at += size
+            np.testing.assert_allclose(np.concatenate(made), whole, atol=1e-4)
+
+    run(folders["custom_voice"], act)
+
+
+def test_who_speaks_is_heard_as_published(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> torch.Tensor:
+        return (await model.listen(tiny.reference())).speaker
+
+    np.testing.assert_allclose(run(folders["base"], act).numpy(), GOLDEN["speaker"], atol=1e-3)
+
+
+async def sound(model: Qwen3Tts, text: str, **options: Any) -> np.ndarray:
+    made = []
+    async for part in model.speak(text, VoiceOptions(model.profile.voices[0], **options), lambda: Urgency.FINAL):
+        made.append(part.pcm)
+    return np.concatenate(made)
+
+
+def test_a_text_is_spoken_in_chunks(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> None:
+        case = of("custom_voice")[0]
+        parts = [s async for s in model.speak(case["text"], VoiceOptions("ada", language="en"), lambda: Urgency.FINAL)]
+        assert [p.num_frames for p in parts] == [1, 2, 4, 2]
+        heard = np.concatenate([p.pcm for p in parts])
+        np.testing.assert_allclose(heard, case["wav"][: len(heard)], atol=1e-4)
+        assert len(heard) == tiny.FRAME_SAMPLES * 9
+
+    run(folders["custom_voice"], act)
+
+
+def test_chance_is_the_seeds(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = tiny.write(tmp_path, "custom_voice")
+    (folder / "generation_config.json").unlink()
+
+    async def act(model: Qwen3Tts) -> None:
+        assert model.parts.manner.first.temperature == 0.9
+        one, same, other = [await sound(model, "Hi there.", seed=seed) for seed in (1, 1, 2)]
+        assert np.array_equal(one, same)
+        assert not np.array_equal(one[: len(other)], other[: len(one)])
+
+    run(folder, act)
+
+
+def test_live_text_begins_before_it_is_complete(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> None:
+        gate, begun = asyncio.Event(), asyncio.Event()
+
+        async def texts() -> AsyncIterator[str]:
+            yield "Hello the"
+            yield "re, fri"
+            await gate.wait()
+            yield "end."
+
+        made = []
+        async with aclosing(model.speak_live(texts(), VoiceOptions("ada", language="en"))) as sounds:
+            async for part in sounds:
+                made.append(part.pcm)
+                if not begun.is_set():
+                    # Sound is there, and the text is not.
+                    assert not gate.is_set()
+                    begun.set()
+                    gate.set()
+        heard, case = np.concatenate(made), of("custom_voice")[1]
+        np.testing.assert_allclose(heard[:640], case["wav"], atol=1e-4)
+
+    run(folders["custom_voice"], act)
+
+
+def test_live_text_without_words_says_nothing(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> list[Any]:
+        async def texts() -> AsyncIterator[str]:
+            yield "  "
+            yield "\n"
+
+        return [s async for s in model.speak_live(texts(), VoiceOptions("ada"))]
+
+    assert run(folders["custom_voice"], act) == []
+
+
+def test_words_are_cut_where_the_whole_text_would_be() -> None:
+    async def pieces(text: str, cuts: list[int]) -> list[str]:
+        async def texts() -> AsyncIterator[str]:
+            for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
+                yield text[a:b]
+
+        # A tokenizer that keeps what it is given.
+        return ["".join(map(chr, ids)) async for ids in _words(texts(), lambda t: [ord(c) for c in t])]
+
+    for text, most in (
+        (" Well,  said she:\nno, or yes. ", [" Well,  said", " she:\nno,", " or", " yes. "]),
+        ("你好，世界。再见", ["你好，", "世界。", "再见"]),
+    ):
+        for cuts in ([], [3], list(range(1, len(text))), [5, 6]):
+            found = asyncio.run(pieces(text, cuts))
+            assert "".join(found) == text
+            # Never within what letter by letter would be one piece.
+            ends = {len("".join(most[:n])) for n in range(len(most) + 1)}
+            assert {len("".join(found[:n])) for n in range(len(found) + 1)} <= ends
+        assert asyncio.run(pieces(text, list(range(1, len(text))))) == most
+
+
+def test_long_texts_are_spoken_in_parts() -> None:
+    text = " ".join(f"This is sentence number {n}, no more." for n in range(60))
+    parts = list(_in_parts(text))
+    assert " ".join(parts) == text
+    assert len(parts) > 2
+    assert max(map(len, parts)) <= 600
+
+
+def test_what_cannot_be_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="does not load"):
+        Qwen3Tts(tmp_path, "none")
+
+    async def act(model: Qwen3Tts) -> None:
+        with pytest.raises(RemoteProtocolError, match="nothing to say"):
+            await sound(model, " … ")
+        with pytest.raises(RemoteProtocolError, match="own voices"):
+            await model.listen(tiny.reference())
+        profile = model.profile
+        assert (profile.voices, profile.languages) == (("ada", "eric"), ("en", "zh", "de"))
+        assert (profile.instructed, profile.streams_text, profile.sample_rate_hz) == (True, True, 24000)
+
+    run(folders["custom_voice"], act)
+
+
+def test_a_failure_inside_fails_who_asked(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(model: Qwen3Tts) -> None:
+        case = of("custom_voice")[0]
+        heads = model.parts.inner.lm_head
+        kept, heads[0] = heads[0], torch.nn.Linear(3, 3)
+        with pytest.raises(ModelError, match="RuntimeError"):
+            await codes(model, case)
+        heads[0] = kept
+        assert await codes(model, case) == case["codes"]
+        assert (await model.engine.state()).sessions == 0
+
+    run(folders["custom_voice"], act)
+
+
+def test_rounded_weights_speak(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> int:
+        case = replace(VoiceOptions("ada"), seed=1)
+        async for part in model.speak("Hi.", case, lambda: Urgency.FINAL):
+            return len(part.pcm)
+        return 0
+
+    assert run(folders["custom_voice"], act, weights="int8") == tiny.FRAME_SAMPLES
