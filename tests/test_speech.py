@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -65,7 +66,27 @@ class Scripted:
             self.log.append(f"left {text}")
 
 
+class Live(Scripted):
+    """Speaks while the text is written, a chunk a letter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.profile = replace(self.profile, streams_text=True, word_times=False)
+
+    async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[Sound, None]:
+        self.log.append("begin live")
+        try:
+            async for text in texts:
+                for letter in text:
+                    yield Sound(np.full(RATE_HZ // 10, ord(letter) / 1000, np.float32))
+                if "bad" in text:
+                    raise ModelError("no")
+        finally:
+            self.log.append("left live")
+
+
 PCM = SpeechConfig(format="pcm", stream=True)
+WHOLE = replace(PCM, granularity="none")
 
 
 async def collect(session: SpeechSession) -> list[SpeechOutput]:
@@ -98,7 +119,7 @@ def shape(outputs: list[SpeechOutput]) -> list[str]:
                 out.append(f"start {utterance}.{unit} {text}")
             case UnitSound(utterance, unit):
                 name = f"sound {utterance}.{unit}"
-                if out[-1] != name:
+                if not out or out[-1] != name:
                     out.append(name)
             case UnitDone(utterance, unit, error=error):
                 out.append(f"done {utterance}.{unit}" + (f" {error}" if error else ""))
@@ -120,6 +141,72 @@ def test_units_and_utterances_in_order() -> None:
     assert all(len(s.data) == RATE_HZ // 10 * 2 for s in sound)
     done = next(o for o in outputs if isinstance(o, UnitDone))
     assert done.words == (Word("One.", 0.0, 0.4, 1.0),)
+
+
+def test_a_text_is_spoken_while_it_is_written() -> None:
+    async def main() -> None:
+        session = SpeechSession(Live())
+        running = asyncio.create_task(session.run())
+        session.receive(SpeechConfigured(WHOLE))
+        session.receive(TextAppended("  "))
+        await asyncio.sleep(0)
+        assert session.idle
+        session.receive(TextAppended("Hel"))
+        seen = [await session.next_output() for _ in range(6)]
+        assert shape(seen) == ["start 0.0   Hel", "sound 0.0"]  # type: ignore[arg-type]
+        # Nothing is to be said until more comes.
+        await asyncio.sleep(0)
+        assert session.idle
+        session.receive(TextAppended("lo. There."))
+        session.receive(TextFlushed())
+        session.receive(TextAppended("Two"))
+        session.receive(TextFlushed())
+        session.close()
+        rest = await collect(session)
+        await running
+        assert shape(rest) == [
+            "sound 0.0",
+            "done 0.0",
+            "end 0 of 1",
+            "start 1.0 Two",
+            "sound 1.0",
+            "done 1.0",
+            "end 1 of 1",
+        ]
+        assert session._chars == 0
+
+    asyncio.run(main())
+
+
+def test_a_live_text_that_is_cancelled_closed_or_fails() -> None:
+    async def main() -> None:
+        synthesizer = Live()
+        session = SpeechSession(synthesizer)
+        running = asyncio.create_task(session.run())
+        session.receive(SpeechConfigured(WHOLE))
+        session.receive(TextAppended("Hello"))
+        assert isinstance(await session.next_output(), UnitStarted)
+        session.receive(SpeechCancelled())
+        assert shape([await session.next_output()]) == ["end 0 of 1 cancelled"]  # type: ignore[list-item]
+        session.receive(TextAppended("so bad"))
+        session.receive(TextAppended(" it was"))
+        session.receive(TextFlushed())
+        # A session that ends says what there is of a text.
+        session.receive(TextAppended("an end"))
+        session.close()
+        assert shape(await collect(session)) == [
+            "start 1.0 so bad it was", "sound 1.0", "done 1.0 the model failed", "end 1 of 1", "start 2.0 an end", "sound 2.0", "done 2.0",
+        ]  # fmt: skip
+        await running
+        assert synthesizer.log == ["begin live", "left live"] * 3
+
+    asyncio.run(main())
+    # Nothing but white space is an utterance of nothing; other granularities are units as ever.
+    assert shape(run(SpeechConfigured(WHOLE), TextAppended(" \n"), TextFlushed(), synthesizer=Live())) == ["end 0 of 0"]
+    assert (
+        shape(run(SpeechConfigured(PCM), TextAppended("One. Two."), TextFlushed(), synthesizer=Live()))[0]
+        == "start 0.0 One."
+    )
 
 
 def test_an_empty_flush_is_an_utterance_of_nothing() -> None:

@@ -62,10 +62,20 @@ Granularity = Literal["sentence", "clause", "none"]
 
 
 @dataclass(frozen=True, slots=True)
+class VoiceSample:
+    """A voice to speak with. `sound`: a sound file, `text` what it says, where that is known; or the voice as numbers, in `embedding`."""
+
+    sound: bytes = b""
+    text: str = ""
+    embedding: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechConfig:
     """How text is to be spoken. `voice` None: the default one. `granularity`: the units text is cut into.
 
-    `stream`: PCM as it is made instead of one file a unit. `words`: with the time of every word.
+    `stream`: PCM as it is made instead of one file a unit. `words`: with the time of every word. The rest is for who has a use for it: the language
+    (None: found out), how to speak, whose voice to speak with, and frames of the model: at most, and of the first chunk.
     """
 
     voice: str | None = None
@@ -75,6 +85,11 @@ class SpeechConfig:
     seed: int | None = None
     stream: bool = False
     words: bool = False
+    language: str | None = None
+    instructions: str = ""
+    sample: VoiceSample | None = None
+    max_frames: int | None = None
+    first_frames: int | None = None
 
 
 # --- Input ---------------------------------------------------------------------------------------------------------

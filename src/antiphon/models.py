@@ -52,7 +52,7 @@ CONVERSING: tuple[Role, ...] = ("partner",)
 SEEING: tuple[Role, ...] = ("watcher",)
 EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING + CONVERSING + SEEING
 # Whose work is an engine's, not a lane's.
-STEPPED = ("causal_lm", "minicpmo", "pictures", "qwen3_asr")
+STEPPED = ("causal_lm", "minicpmo", "pictures", "qwen3_asr", "qwen3_tts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +186,8 @@ def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Mo
         if synthesizer:
             others = [m for m in found if m.role != "synthesizer"]
             found = others + ([] if synthesizer == "none" else [_synthesizer(synthesizer, "--synthesizer")])
+        if settings.speech.voices and any(isinstance(m, LocalModel) and m.role == "synthesizer" for m in found):
+            raise SettingsError(f"--voice: {synthesizer} has its own voices")
         if synthesizer != "none":
             found += [_synthesizer(f"hibari-{voice}", "--voice") for voice in settings.speech.voices]
     if settings.models.transcriber and "transcriber" in roles:
@@ -212,7 +214,9 @@ def _transcriber(name: str) -> Model | LocalModel:
     return MODELS[name]
 
 
-def _synthesizer(name: str, flag: str) -> Model:
+def _synthesizer(name: str, flag: str) -> Model | LocalModel:
+    if flag == "--synthesizer" and (Path(name).expanduser() / "config.json").is_file():
+        return _own("synthesizer", name, "qwen3_tts")
     if name not in MODELS or MODELS[name].role != "synthesizer":
         known = ", ".join(m.id for m in MODELS.values() if m.role == "synthesizer")
         raise SettingsError(f"{flag}: there is no synthesizer {name}; there are {known}")
@@ -265,7 +269,7 @@ def load(
         stepped = model.adapter in STEPPED
         options = _stepped_options(settings, model.role) if stepped else _options(settings, model.role)
         options["observe"] = _engine_steps(observe, model.role) if stepped else watch(model.role)
-        if model.role == "synthesizer":
+        if model.adapter == "hibari":
             options["more"] = {
                 m.id: prepare(settings, store, m) for m in wanted if m.role == model.role and m is not model
             }

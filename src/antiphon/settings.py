@@ -130,7 +130,9 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class SpeechSettings:
-    synthesizer: str = option("", "Speech synthesizer: a name from `antiphon pull --list`, or `none`.")
+    synthesizer: str = option(
+        "", "Speech synthesizer: a name from `antiphon pull --list`, the folder of a Qwen3-TTS checkpoint, or `none`."
+    )
     voices: tuple[str, ...] = option(
         (),
         "Voice to load beside the default one (`emma`, `fenrir`, `fable`, `kore`); several times for several.",

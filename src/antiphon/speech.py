@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import anyio
 import anyio.to_thread
 import numpy as np
 
-from antiphon.adapters.base import Synthesizer, Transcriber, Urgency, VoiceOptions
+from antiphon.adapters.base import LiveSynthesizer, Synthesizer, Transcriber, Urgency, VoiceOptions
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import Resampler, from_pcm16
@@ -86,9 +87,14 @@ class Playback:
 
 
 async def speak(
-    synthesizer: Synthesizer, text: str, config: SpeechConfig, playback: Playback | None = None
+    synthesizer: Synthesizer,
+    text: str | AsyncIterator[str],
+    config: SpeechConfig,
+    playback: Playback | None = None,
 ) -> AsyncGenerator[Spoken, None]:
-    """A text in the format asked for. Closing the generator ends it within a chunk.
+    """A text in the format asked for; one that is still being written where the synthesizer `streams_text`.
+
+    Closing the generator ends it within a chunk.
 
     Raises RemoteProtocolError where nothing of it can be spoken, Refused, ModelError.
     """
@@ -99,9 +105,22 @@ async def speak(
     stretch = Stretch(profile.sample_rate_hz, tempo) if tempo != 1.0 else None
     encoder = Encoder(config.format, profile.sample_rate_hz, whole=not config.stream)
     cheap = config.format in ("wav", "pcm")
-    options = VoiceOptions(config.voice or profile.voices[0], speed, config.seed)
+    options = VoiceOptions(
+        config.voice or profile.voices[0],
+        speed,
+        config.seed,
+        config.language,
+        config.instructions,
+        config.sample,
+        config.max_frames,
+        config.first_frames,
+    )
     at_s = 0.0
-    async with aclosing(synthesizer.speak(text, options, playback.urgency)) as sounds:
+    if isinstance(text, str):
+        made = synthesizer.speak(text, options, playback.urgency)
+    else:
+        made = cast(LiveSynthesizer, synthesizer).speak_live(text, options)
+    async with aclosing(made) as sounds:
         async for sound in sounds:
             pcm = stretch.feed(sound.pcm) if stretch else sound.pcm
             # A codec takes milliseconds a chunk: not on the event loop.
@@ -124,7 +143,7 @@ async def speak(
 
 @dataclass(slots=True)
 class _Utterance:
-    """Text between two flushes: its units in order, and whether it is complete."""
+    """Text between two flushes: its units in order, and whether it is complete. `live`: it is spoken while it comes, as one unit."""
 
     index: int
     config: SpeechConfig
@@ -133,6 +152,58 @@ class _Utterance:
     complete: bool = False
     cancelled: bool = False
     started: int = 0
+    live: _Live | None = None
+
+    @property
+    def due(self) -> bool:
+        """There is something to say of it, or its end to tell."""
+        return bool(self.units) or self.complete or (self.live is not None and self.live.begun and not self.started)
+
+
+class _Live:
+    """A text that is still being written, as its speaker takes it."""
+
+    def __init__(self, taken: Callable[[int], None]) -> None:
+        self._taken = taken
+        self._pieces: deque[str] = deque()
+        self._ended = False
+        self._changed = anyio.Event()
+        # All there is so far; what is starved waits for more.
+        self.text, self.starved = "", False
+
+    @property
+    def begun(self) -> bool:
+        """There is a word of it."""
+        return bool(self.text.strip())
+
+    def feed(self, text: str) -> None:
+        """More of it."""
+        self._pieces.append(text)
+        self.text += text
+        self._notify()
+
+    def end(self) -> None:
+        """That was all."""
+        self._ended = True
+        self._notify()
+
+    def __aiter__(self) -> _Live:
+        return self
+
+    async def __anext__(self) -> str:
+        while not self._pieces:
+            if self._ended:
+                raise StopAsyncIteration
+            self.starved = True
+            await self._changed.wait()
+        self.starved = False
+        piece = self._pieces.popleft()
+        self._taken(len(piece))
+        return piece
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
 
 class SpeechSession:
@@ -165,8 +236,10 @@ class SpeechSession:
     @property
     def idle(self) -> bool:
         """Nothing is being spoken and nothing waits to be taken. An utterance whose text is not complete is the client's to go on with."""
-        waiting = any(u.units or u.complete for u in self._utterances)
-        return not self._outputs and self._speaking is None and not waiting
+        waiting = any(u.due for u in self._utterances)
+        first = self._utterances[0] if self._utterances else None
+        speaking = self._speaking is not None and not (first and first.live and first.live.starved)
+        return not self._outputs and not speaking and not waiting
 
     @property
     def waiting_bytes(self) -> int:
@@ -189,6 +262,8 @@ class SpeechSession:
                 utterance = self._open or self._begin()
                 before = utterance.splitter.pending
                 self._add(utterance, utterance.splitter.flush(), before)
+                if utterance.live:
+                    utterance.live.end()
                 utterance.complete, self._open = True, None
             case SpeechCancelled():
                 self._cancel()
@@ -197,13 +272,17 @@ class SpeechSession:
     def close(self) -> None:
         """No more input: `run` ends when what was said is spoken. An utterance without a flush is dropped from its last unit on."""
         self._closed = True
+        if self._open and self._open.live:
+            self._open.live.end()
         self._notify()
 
     async def run(self) -> None:
         """Speak until the session is closed and all is spoken."""
         while utterance := await self._due():
             with anyio.CancelScope() as self._speaking:
-                if utterance.units:
+                if utterance.live and utterance.live.begun and not utterance.started:
+                    await self._speak(utterance, utterance.live)
+                elif utterance.units:
                     text = utterance.units.popleft()
                     self._chars -= len(text)
                     await self._speak(utterance, text)
@@ -232,6 +311,10 @@ class SpeechSession:
         if not text:
             return
         utterance = self._open or self._begin()
+        if utterance.live:
+            self._chars += len(text)
+            utterance.live.feed(text)
+            return
         before = utterance.splitter.pending
         self._add(utterance, utterance.splitter.feed(text), before)
 
@@ -246,24 +329,30 @@ class SpeechSession:
                 "too_much_text", f"more than {MAX_WAITING_UTTERANCES} utterances wait to be spoken"
             )
         utterance = self._open = _Utterance(self._next, self._config, Splitter(self._config.granularity))
+        if self._config.granularity == "none" and self._synthesizer.profile.streams_text:
+            utterance.live = _Live(self._took)
         self._next += 1
         self._utterances.append(utterance)
         return utterance
 
+    def _took(self, chars: int) -> None:
+        self._chars = max(0, self._chars - chars)
+
     async def _due(self) -> _Utterance | None:
         while True:
             first = self._utterances[0] if self._utterances else None
-            if first and (first.units or first.complete):
+            if first and first.due:
                 return first
             if self._closed:
                 return None
             await self._changed.wait()
 
-    async def _speak(self, utterance: _Utterance, text: str) -> None:
+    async def _speak(self, utterance: _Utterance, text: str | _Live) -> None:
         unit, config = utterance.started, utterance.config
         utterance.started += 1
         rate_hz = self._synthesizer.profile.sample_rate_hz
-        await self._put(utterance, UnitStarted(utterance.index, unit, text, config, rate_hz))
+        known = text if isinstance(text, str) else text.text
+        await self._put(utterance, UnitStarted(utterance.index, unit, known, config, rate_hz))
         words, data = list[Word](), list[bytes]()
         skipped, error, asked, begun = "", "", time.monotonic(), False
         try:
@@ -287,7 +376,7 @@ class SpeechSession:
             error = "the model failed"
         found = tuple(words)
         if config.words and not error and not self._synthesizer.profile.word_times:
-            found = await self._aligned(text, b"".join(data))
+            found = await self._aligned(text if isinstance(text, str) else text.text, b"".join(data))
         await self._put(utterance, UnitDone(utterance.index, unit, found, skipped, error))
 
     async def _aligned(self, text: str, data: bytes) -> tuple[Word, ...]:

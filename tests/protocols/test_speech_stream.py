@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from antiphon.events import (
     UnitSound,
     UnitStarted,
     UtteranceDone,
+    VoiceSample,
     Word,
 )
 from antiphon.protocols.speech_fields import SpeechFacts
@@ -35,7 +37,7 @@ def facts(*, strict: bool = False) -> SpeechFacts:
         ("heart", "emma"),
         ("en",),
         clones=False,
-        uploaded=lambda name: name == "mine",
+        uploaded=lambda name: VoiceSample() if name == "mine" else None,
         stand_in=lambda name, model: stood_in.append(name),
     )
 
@@ -64,8 +66,37 @@ def test_a_configuration_and_its_defaults() -> None:
         model="default", voice="Emma", response_format="pcm", speed=1, seed=-1, stream_audio=True, word_timestamps=True,
         split_granularity="clause", language="English", instructions="softly", task_type="CustomVoice", max_new_tokens=1,
         initial_codec_chunk_frames=0, ref_audio=None, x_vector_only_mode=False, something_else={"a": 1},
-    ) == SpeechConfig("emma", "clause", "pcm", 1.0, 2**64 - 1, stream=True, words=True)  # fmt: skip
+    ) == SpeechConfig(
+        "emma", "clause", "pcm", 1.0, 2**64 - 1, stream=True, words=True, language="en", instructions="softly", max_frames=1
+    )  # fmt: skip
     assert configured(speaker="heart").voice == "heart"
+
+
+def test_a_voice_that_comes_along() -> None:
+    cloning = replace(facts(), clones=True, tasks=("Base",), languages=("en", "it"))
+
+    def sample(**config: Any) -> VoiceSample | None:
+        wire = SpeechStream(cloning)
+        wire.receive(json.dumps({"type": "session.config"} | config))
+        assert wire.frames() == []
+        (item,) = wire.inputs()
+        assert isinstance(item, SpeechConfigured)
+        assert item.config.voice is None
+        return item.config.sample
+
+    assert sample(ref_audio="data:audio/wav;base64,AAAA", ref_text="Hi") == VoiceSample(bytes(3), "Hi")
+    assert sample(ref_audio="AAAA", ref_text="Hi", x_vector_only_mode=True) == VoiceSample(bytes(3))
+    assert sample(speaker_embedding=[1, 0.5], task_type="Base") == VoiceSample(embedding=(1.0, 0.5))
+    assert sample(voice="mine") == VoiceSample()
+    assert sample(voice="mine", ref_audio="AAAA") == VoiceSample(bytes(3))
+    assert sample(language="Italian") is None
+    for wrong in ("https://x.org/a.wav", "not base64!"):
+        wire = SpeechStream(cloning)
+        wire.receive(json.dumps({"type": "session.config", "ref_audio": wrong}))
+        assert "Invalid value for 'ref_audio'" in texts(wire)[0]["message"]
+    wire = SpeechStream(cloning)
+    wire.receive(json.dumps({"type": "session.config", "task_type": "VoiceDesign"}))
+    assert "The loaded model does Base." in texts(wire)[0]["message"]
 
 
 @pytest.mark.parametrize(

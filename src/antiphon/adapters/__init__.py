@@ -12,6 +12,7 @@ ADAPTERS: Mapping[str, str] = MappingProxyType(
         "qwen3_asr": "antiphon.adapters.qwen3_asr:Qwen3Asr",
         "silero": "antiphon.adapters.silero:SileroDetector",
         "smart_turn": "antiphon.adapters.smart_turn:SmartTurn",
+        "qwen3_tts": "antiphon.adapters.qwen3_tts:Qwen3Tts",
         "hibari": "antiphon.adapters.hibari:Hibari",
         "causal_lm": "antiphon.adapters.causal_lm:CausalLm",
         "pictures": "antiphon.adapters.pictures:PictureModel",

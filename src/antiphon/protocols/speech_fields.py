@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
+from binascii import Error as NoBase64
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from antiphon.audio import SpeechFormat
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import Granularity, SpeechConfig
+from antiphon.events import Granularity, SpeechConfig, VoiceSample
 from antiphon.protocols.wire import Models, number, typed
 
 # The hosted service's voices. A client that names one, as most do that never chose, is spoken to by the default voice.
@@ -16,23 +18,36 @@ HOSTED_VOICES = frozenset(
     ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 )
 TASKS = ("CustomVoice", "VoiceDesign", "Base")
-MAX_EMBEDDING, MAX_NAME_CHARS = 8192, 100
+MAX_EMBEDDING, MAX_NAME_CHARS, MAX_SAMPLE_BYTES = 8192, 100, 10 << 20
+LANGUAGES = {
+    "english": "en",
+    "chinese": "zh",
+    "german": "de",
+    "french": "fr",
+    "spanish": "es",
+    "japanese": "ja",
+    "italian": "it",
+    "portuguese": "pt",
+    "korean": "ko",
+    "russian": "ru",
+}
 # Fields only a model that clones voices has a use for.
 _CLONING = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechFacts:
-    """What can be asked of the loaded synthesizer. `voices`: the first is the default. `uploaded`: whether a voice of that
-    name was uploaded. `stand_in`: called with a hosted name that the default voice speaks for, once it is used.
+    """What can be asked of the loaded synthesizer. `voices`: the first is the default. `tasks`: see SynthesizerProfile. `uploaded`: the voice of that
+    name, if one was uploaded. `stand_in`: called with a hosted name that the default voice speaks for, once it is used.
     """
 
     models: Models
     voices: tuple[str, ...]
     languages: tuple[str, ...]
     clones: bool
-    uploaded: Callable[[str], bool]
+    uploaded: Callable[[str], VoiceSample | None]
     stand_in: Callable[[str, str], None]
+    tasks: tuple[str, ...] = ("CustomVoice",)
 
     @property
     def names(self) -> str:
@@ -59,8 +74,14 @@ def config(fields: dict[str, Any], facts: SpeechFacts, format: SpeechFormat) -> 
     words = _flag(fields, "word_timestamps")
     stream = _flag(fields, "stream_audio")
     pace = 1.0 if speed is None else number(speed, "speed", 0.25, 4.0)
+    voice = _voice(fields, facts)
+    sample = _sample(fields)
+    if sample is None and isinstance(voice, VoiceSample):
+        sample = voice
+    language = fields.get("language")
+    spoken = _code(language) if language else None
     return SpeechConfig(
-        voice=_voice(fields, facts),
+        voice=voice if isinstance(voice, str) else None,
         granularity=granularity,
         format=asked,
         speed=pace,
@@ -68,6 +89,11 @@ def config(fields: dict[str, Any], facts: SpeechFacts, format: SpeechFormat) -> 
         seed=None if seed is None else seed % 2**64,
         stream=stream,
         words=words,
+        language=None if spoken == "auto" else spoken,
+        instructions=fields.get("instructions") or "",
+        sample=sample,
+        max_frames=fields.get("max_new_tokens"),
+        first_frames=fields.get("initial_codec_chunk_frames") or None,
     )
 
 
@@ -82,7 +108,7 @@ def _model(name: Any, facts: SpeechFacts) -> None:
     facts.stand_in(name, facts.models.loaded[0])
 
 
-def _voice(fields: dict[str, Any], facts: SpeechFacts) -> str | None:
+def _voice(fields: dict[str, Any], facts: SpeechFacts) -> str | VoiceSample | None:
     given = fields.get("voice")
     asked = fields.get("speaker") if given is None else given
     if isinstance(asked, dict):
@@ -90,11 +116,13 @@ def _voice(fields: dict[str, Any], facts: SpeechFacts) -> str | None:
     if asked is None or asked == "":
         return None
     name: str = typed(asked, str, "voice")
-    found = next((v for v in facts.voices if v.lower() == name.lower()), None)
-    if found:
-        return found
+    own = next((v for v in facts.voices if v.lower() == name.lower()), None)
+    if own:
+        return own
     hosted = name.lower() in HOSTED_VOICES and not facts.models.strict
-    if not hosted and len(name) <= MAX_NAME_CHARS and facts.uploaded(name):
+    if not hosted and len(name) <= MAX_NAME_CHARS and (found := facts.uploaded(name)):
+        if facts.clones:
+            return found
         raise RemoteProtocolError(
             "voice_not_supported",
             f"The loaded model cannot speak with an uploaded voice; its own: {facts.names}.",
@@ -106,6 +134,26 @@ def _voice(fields: dict[str, Any], facts: SpeechFacts) -> str | None:
     raise RemoteProtocolError(
         "voice_not_found", f"The voice `{name[:MAX_NAME_CHARS]}` does not exist; there are: {facts.names}.", "voice"
     )
+
+
+def _sample(fields: dict[str, Any]) -> VoiceSample | None:
+    """The voice that a request brings along."""
+    if embedding := fields.get("speaker_embedding"):
+        return VoiceSample(embedding=tuple(float(v) for v in embedding))
+    given = fields.get("ref_audio")
+    if not given:
+        return None
+    body = given.partition(",")[2] if given.startswith("data:") else given
+    if "://" in body[:16]:
+        raise _invalid("ref_audio", "expected base64, or data:audio/...;base64,...: nothing is fetched")
+    try:
+        sound = b64decode(body, validate=True)
+    except (NoBase64, ValueError):
+        raise _invalid("ref_audio", "expected valid base64") from None
+    if len(sound) > MAX_SAMPLE_BYTES:
+        raise _invalid("ref_audio", f"at most {MAX_SAMPLE_BYTES >> 20} MiB")
+    # Of who is to be followed by the sound of the voice alone, what was said does not matter.
+    return VoiceSample(sound, "" if fields.get("x_vector_only_mode") else fields.get("ref_text") or "")
 
 
 def _check(fields: dict[str, Any], facts: SpeechFacts) -> None:
@@ -126,12 +174,15 @@ def _check(fields: dict[str, Any], facts: SpeechFacts) -> None:
     task = fields.get("task_type")
     if task is not None and task not in TASKS:
         raise _invalid("task_type", f"expected one of {', '.join(TASKS)}")
-    if not facts.clones:
-        wanted = next((n for n in _CLONING if fields.get(n)), None)
-        if wanted or task in ("Base", "VoiceDesign"):
-            raise RemoteProtocolError(
-                "not_supported", "The loaded model speaks with its own voices only.", wanted or "task_type"
-            )
+    wanted = None if facts.clones else next((n for n in _CLONING if fields.get(n)), None)
+    if wanted or (task is not None and task not in facts.tasks):
+        raise RemoteProtocolError(
+            "not_supported",
+            "The loaded model speaks with its own voices only."
+            if not facts.clones
+            else f"The loaded model does {', '.join(facts.tasks)}.",
+            wanted or "task_type",
+        )
     language = fields.get("language")
     if language and _code(language) not in (*facts.languages, "auto"):
         raise _invalid("language", f"the loaded model speaks {', '.join(facts.languages)}")
@@ -139,9 +190,7 @@ def _check(fields: dict[str, Any], facts: SpeechFacts) -> None:
 
 def _code(language: str) -> str:
     """`English`, `en-US` and `en` are one language."""
-    return {"english": "en", "chinese": "zh", "german": "de", "french": "fr", "spanish": "es", "japanese": "ja"}.get(
-        language.lower(), language.lower().split("-")[0].split("_")[0]
-    )
+    return LANGUAGES.get(language.lower(), language.lower().split("-")[0].split("_")[0])
 
 
 def _flag(fields: dict[str, Any], name: str) -> bool:

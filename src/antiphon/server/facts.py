@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from antiphon.events import VoiceSample
 from antiphon.protocols.speech_fields import SpeechFacts
 from antiphon.protocols.wire import Models
 from antiphon.server.state import ServerState
@@ -17,9 +18,18 @@ def speech_facts(state: ServerState) -> SpeechFacts:
         profile.voices,
         profile.languages,
         profile.clones,
-        lambda name: state.voices.get(name) is not None,
+        lambda name: _uploaded(state, name, profile.clones),
         state.stand_in,
+        profile.tasks,
     )
+
+
+def _uploaded(state: ServerState, name: str, clones: bool) -> VoiceSample | None:
+    voice = state.voices.get(name)
+    if voice is None:
+        return None
+    path = state.voices.sample(name) if clones else None
+    return VoiceSample(path.read_bytes() if path else b"", voice.ref_text, voice.embedding)
 
 
 def worker_health(state: ServerState) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import Protocol
 
 from antiphon.audio import Pcm
-from antiphon.events import Word
+from antiphon.events import VoiceSample, Word
 
 
 class Urgency(IntEnum):
@@ -25,7 +25,7 @@ class SynthesizerProfile:
 
     `speeds`: the tempo it makes itself; sound is stretched for what lies outside. `word_times`: its sound says where words lie.
     `clones`: speaks with the voice of a sample. `instructed`: follows instructions on how to speak. `streams_text`: begins to speak a text that is
-    still being written, word by word (`speak_live`).
+    still being written, word by word (`speak_live`). `tasks`: what it does, by the names that requests have for it.
     """
 
     id: str
@@ -37,18 +37,23 @@ class SynthesizerProfile:
     clones: bool = False
     instructed: bool = False
     streams_text: bool = False
+    tasks: tuple[str, ...] = ("CustomVoice",)
 
 
 @dataclass(frozen=True, slots=True)
 class VoiceOptions:
     """How to speak. `speed` 1.0 is the voice's own tempo; with a `seed` the same text gives the same samples. `language` (ISO-639-1; None: the voice
-    finds out) and `instructions` are for who knows several, and follows them."""
+    finds out), `instructions` and `sample` are for who knows several, follows them, and clones; `max_frames` and `first_frames` (of the first chunk) for
+    who speaks in frames."""
 
     voice: str
     speed: float = 1.0
     seed: int | None = None
     language: str | None = None
     instructions: str = ""
+    sample: VoiceSample | None = None
+    max_frames: int | None = None
+    first_frames: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import io
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -13,14 +16,16 @@ import torch
 
 from antiphon.adapters.base import Sound, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.adapters.qwen3_tts.checkpoint import END, Parts, read
-from antiphon.adapters.qwen3_tts.cloning import Sample, codes_of
+from antiphon.adapters.qwen3_tts.cloning import RATE_HZ, Sample, codes_of
 from antiphon.adapters.qwen3_tts.talking import Inners, Manner, frames
 from antiphon.adapters.qwen3_tts.vocoder import Past
 from antiphon.audio import Pcm
+from antiphon.audio.containers import decode_all
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.runner import Runner
 from antiphon.engine.weights import best_kind, round_linear
-from antiphon.errors import ModelError, RemoteProtocolError
+from antiphon.errors import MediaError, ModelError, RemoteProtocolError
+from antiphon.events import VoiceSample
 from antiphon.splitter import Splitter
 
 CODES = {
@@ -41,6 +46,8 @@ CHUNKS = (1, 2, 4, 8, 12)
 MAX_CHARS = 600
 RESERVE_ROWS = 512
 DESIGNED = "designed"
+# Of a sample so much is heard, in seconds; so many are remembered.
+MAX_SAMPLE_S, MAX_HEARD = 30, 32
 MARKS = "，。！？；：、"
 
 
@@ -69,7 +76,6 @@ class Qwen3Tts:
         weights: str = "auto",
         threads: int = 0,
         observe: Callable[[int, int, float], None] | None = None,
-        more: Mapping[str, Path] | None = None,
     ) -> None:
         """Raises ModelError for a checkpoint that does not load."""
         kind = best_kind(device) if weights == "auto" else weights
@@ -91,13 +97,17 @@ class Qwen3Tts:
         self.profile = SynthesizerProfile(
             model_id,
             parts.sample_rate_hz,
-            voices=tuple(parts.speakers) or (DESIGNED,),
+            voices=tuple(parts.speakers) or (DESIGNED if parts.kind == "voice_design" else "default",),
             languages=tuple(languages) or ("en",),
             speeds=(1.0, 1.0),
             word_times=False,
+            clones=parts.kind == "base",
             instructed=parts.instructed,
             streams_text=True,
+            tasks=({"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}[parts.kind],),
         )
+        # The voices heard last, so that a conversation in one voice hears it once.
+        self._heard: dict[tuple[object, ...], Sample] = {}
         self._names = {CODES[n]: n for n in parts.languages if n in CODES}
 
     async def speak(
@@ -124,13 +134,19 @@ class Qwen3Tts:
     async def _sounds(
         self, ids: Sequence[int], more: AsyncIterator[list[int]] | None, options: VoiceOptions
     ) -> AsyncGenerator[Sound, None]:
-        reading = Reading(options.voice, options.language, options.instructions, whole=more is None)
+        sample = await self._sample(options.sample) if options.sample else None
+        # As its makers do: a text in a voice of the model's own is read before it is spoken, one in another's while it is.
+        whole = more is None and sample is None
+        reading = Reading(options.voice, options.language, options.instructions, sample, whole=whole)
         seeded = self.parts.manner
         if options.seed is not None:
             seeded = Manner(replace(seeded.first, seed=options.seed), replace(seeded.inner, seed=options.seed + 1))
-        past, held, sizes = Past(), list[list[int]](), _sizes()
+        past, held, sizes = Past(), list[list[int]](), _sizes(options.first_frames)
         size, count = next(sizes), 0
-        async with aclosing(self.frames(ids, more, reading, seeded)) as made:
+        if sample and sample.codes:
+            # Its sound goes on from the sample's.
+            await self.engine.ask(lambda: self.parts.vocoder(sample.codes, past))
+        async with aclosing(self.frames(ids, more, reading, seeded, options.max_frames)) as made:
             async for frame in made:
                 held.append(frame)
                 if len(held) == size:
@@ -144,7 +160,12 @@ class Qwen3Tts:
         return Sound(pcm.numpy(), num_symbols=0 if before else 1, num_frames=len(held))
 
     async def frames(
-        self, ids: Sequence[int], more: AsyncIterator[list[int]] | None, reading: Reading, manner: Manner
+        self,
+        ids: Sequence[int],
+        more: AsyncIterator[list[int]] | None,
+        reading: Reading,
+        manner: Manner,
+        most: int | None = None,
     ) -> AsyncGenerator[list[int], None]:
         """Frames of codes of a text's tokens; `more` follow them, token by token. Raises ModelError, EngineError, Refused."""
         session, parts = await self.engine.open(RESERVE_ROWS), self.parts
@@ -153,11 +174,35 @@ class Qwen3Tts:
             session.append_embeddings(rows)
             text = _Text(self, left, more)
             size = int(parts.decoder.config.vocab_size)
-            async with aclosing(frames(session, self.inners, text.next, manner, parts.marks.end, size)) as made:
+            async with aclosing(frames(session, self.inners, text.next, manner, parts.marks.end, size, most)) as made:
                 async for frame in made:
                     yield frame
         finally:
             session.close()
+
+    async def _sample(self, given: VoiceSample) -> Sample:
+        """Raises RemoteProtocolError for what is no sound, or another model's embedding."""
+        parts = self.parts
+        if given.embedding:
+            width = int(parts.decoder.config.hidden_size)
+            if len(given.embedding) != width or parts.speaker is None:
+                raise RemoteProtocolError(
+                    "invalid_value", f"speaker_embedding has {width} numbers here", "speaker_embedding"
+                )
+            return Sample(torch.tensor(given.embedding))
+        key = (hashlib.sha256(given.sound).digest(), given.text)
+        if key not in self._heard:
+            try:
+                pcm = await asyncio.to_thread(_decoded, given.sound)
+            except MediaError as error:
+                raise RemoteProtocolError(
+                    "invalid_value", f"Invalid value for 'ref_audio': {error}.", "ref_audio"
+                ) from None
+            made = await self.listen(pcm, given.text)
+            while len(self._heard) >= MAX_HEARD:
+                self._heard.pop(next(iter(self._heard)))
+            self._heard[key] = made
+        return self._heard[key]
 
     async def listen(self, pcm: Pcm, text: str = "") -> Sample:
         """A voice to speak with, from a sample of it: float32 [num_samples], 24 kHz; with what it says it is followed more closely.
@@ -311,8 +356,14 @@ def _in_parts(text: str) -> Iterator[str]:
         yield held
 
 
-def _sizes() -> Iterator[int]:
-    yield from CHUNKS
+def _decoded(sound: bytes) -> Pcm:
+    return decode_all(io.BytesIO(sound), RATE_HZ)[: MAX_SAMPLE_S * RATE_HZ]
+
+
+def _sizes(first: int | None) -> Iterator[int]:
+    if first:
+        yield first
+    yield from (size for size in CHUNKS if size > (first or 0))
     while True:
         yield CHUNKS[-1]
 

@@ -174,7 +174,13 @@ def inner_chooser(params: Sampling) -> Callable[[torch.Tensor], int]:
 
 
 async def frames(
-    session: Session, inners: Inners, text: Callable[[], Awaitable[torch.Tensor]], manner: Manner, end: int, size: int
+    session: Session,
+    inners: Inners,
+    text: Callable[[], Awaitable[torch.Tensor]],
+    manner: Manner,
+    end: int,
+    size: int,
+    most: int | None = None,
 ) -> AsyncGenerator[list[int], None]:
     """Frames of codes after the rows that the session holds, until the sound ends. `text`: the row of the text's next token [width].
 
@@ -182,7 +188,7 @@ async def frames(
     """
     first, inner = First(manner.first, end, size), inner_chooser(manner.inner)
     sampling = Sampling(max_tokens=1, hidden=True, chooser=first)
-    for _ in range(MOST_FRAMES):
+    for _ in range(min(most or MOST_FRAMES, MOST_FRAMES)):
         async with aclosing(session.generate(sampling)) as tokens:
             (token,) = [t async for t in tokens]
         if token.id == end:

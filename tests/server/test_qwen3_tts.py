@@ -1,0 +1,119 @@
+"""Qwen3-TTS of tiny random weights behind every door that speaks: its voices, live text, and voices from samples."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import wave
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from websockets.asyncio.client import connect
+
+from tests.adapters import tiny_qwen3_tts as tiny
+from tests.conftest import Process, Serve
+
+
+@pytest.fixture(scope="module")
+def server(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Process:
+    folder = tiny.write(tmp_path_factory.mktemp("tiny-tts"))
+    return serve("--synthesizer", str(folder), "--weights", "fp32")
+
+
+@pytest.fixture(scope="module")
+def cloning(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Process:
+    folder = tiny.write(tmp_path_factory.mktemp("tiny-base"), "base")
+    return serve("--synthesizer", str(folder), "--weights", "fp32")
+
+
+def spoken(server: Process, **fields: Any) -> httpx.Response:
+    return httpx.post(
+        f"{server.url}/v1/audio/speech",
+        json={"model": "default", "input": "Hello there, friend.", "response_format": "pcm"} | fields,
+        timeout=60,
+    )
+
+
+def sample() -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(24000)
+        out.writeframes((tiny.reference() * 32767).astype(np.int16).tobytes())
+    return file.getvalue()
+
+
+def test_voices_languages_and_instructions(server: Process) -> None:
+    assert httpx.get(f"{server.url}/v1/audio/voices").json()["voices"] == ["ada", "eric"]
+    plain = spoken(server, language="English")
+    # The golden case: nine frames.
+    assert len(plain.content) == 2 * 9 * tiny.FRAME_SAMPLES
+    assert plain.content == spoken(server, language="en", voice="Ada").content
+    told = spoken(server, language="English", instructions="Whisper it.")
+    other = spoken(server, language="English", voice="eric")
+    assert len({plain.content, told.content, other.content}) == 3
+    assert len(spoken(server, language="English", max_new_tokens=4).content) == 2 * 4 * tiny.FRAME_SAMPLES
+    assert spoken(server, task_type="VoiceDesign").status_code == 400
+    assert spoken(server, ref_audio=base64.b64encode(sample()).decode()).status_code == 400
+    assert spoken(server, language="fr").status_code == 400
+
+
+def test_a_live_text_is_heard_before_it_is_complete(server: Process) -> None:
+    async def main() -> list[str]:
+        seen = []
+        async with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream", max_size=None) as socket:
+            await socket.send(
+                json.dumps(
+                    {
+                        "type": "session.config",
+                        "response_format": "pcm",
+                        "stream_audio": True,
+                        "split_granularity": "none",
+                    }
+                )
+            )
+            await socket.send(json.dumps({"type": "input.text", "text": "Hello there, "}))
+            while True:
+                message = await asyncio.wait_for(socket.recv(), 30)
+                if isinstance(message, bytes):
+                    # There is sound, and nobody has said that the text is complete.
+                    break
+                seen.append(json.loads(message)["type"])
+            await socket.send(json.dumps({"type": "input.text", "text": "friend."}))
+            await socket.send(json.dumps({"type": "input.done"}))
+            while not seen or seen[-1] != "session.done":
+                message = await asyncio.wait_for(socket.recv(), 30)
+                if isinstance(message, str):
+                    seen.append(json.loads(message)["type"])
+        return seen
+
+    seen = asyncio.run(main())
+    assert seen[0] == "audio.start"
+    assert seen[-2:] == ["audio.done", "session.done"]
+
+
+def test_a_voice_from_a_sample(cloning: Process) -> None:
+    sound = sample()
+    assert spoken(cloning).status_code == 200
+    along = spoken(cloning, language="English", max_new_tokens=12, ref_audio=base64.b64encode(sound).decode())
+    assert along.status_code == 200
+    assert len(along.content) > 0
+    upload = httpx.post(
+        f"{cloning.url}/v1/audio/voices",
+        data={"name": "Mia", "consent": "she said so"},
+        files={"audio_sample": ("mia.wav", sound, "audio/wav")},
+    )
+    assert upload.status_code == 200, upload.text
+    mine = spoken(cloning, language="English", max_new_tokens=12, voice="mia")
+    assert mine.content == along.content
+    assert mine.content != spoken(cloning, language="English", max_new_tokens=12).content
+    for wrong in ({"ref_audio": base64.b64encode(b"no sound at all").decode()}, {"speaker_embedding": [0.5] * 3}):
+        refused = spoken(cloning, **wrong)
+        assert refused.status_code == 400, wrong
+        assert refused.json()["error"]["param"] in wrong
+    assert len(spoken(cloning, max_new_tokens=4, speaker_embedding=[0.1] * 64).content) == 2 * 4 * tiny.FRAME_SAMPLES
