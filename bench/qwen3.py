@@ -1,9 +1,12 @@
 """The Qwen3 voice family at its real dimensions with random weights: timing needs no training.
 
-    antiphon bench qwen3 [--sections asr] [--device cpu|cuda] [--weights auto|int8|bf16] [--streams 1,2,3,4]
+    antiphon bench qwen3 [--sections asr,tts] [--device cpu|cuda] [--weights auto|int8|bf16] [--streams 1,2,3,4]
 
 `asr`: Qwen3-ASR-0.6B, streams that grow by a second a step as a session grows them: five tokens rolled back and 3.5 a second of speech said anew, the
 prompt cut into tokens by Qwen's own tokenizer. A step alone, a final, steps of several streams at once, and tokens a second.
+
+`tts`: Qwen3-TTS-0.6B: first sound, and frames a second (12.5 are real time) of one and several texts at once; what the talker, the code predictor and
+the vocoder take of a frame.
 """
 
 from __future__ import annotations
@@ -26,13 +29,19 @@ from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import RESULTS, machine, percentile, save, table
+from native import filled
 from tests.adapters import tiny_qwen3_asr as tiny
+from tests.adapters import tiny_qwen3_tts as tiny_tts
 
-from antiphon.adapters.base import Window
+from antiphon.adapters.base import Urgency, VoiceOptions, Window
 from antiphon.adapters.decoder import Decoder
 from antiphon.adapters.qwen3_asr import Qwen3Asr
 from antiphon.adapters.qwen3_asr.checkpoint import END, Parts
 from antiphon.adapters.qwen3_asr.ears import Ears
+from antiphon.adapters.qwen3_tts import Qwen3Tts
+from antiphon.adapters.qwen3_tts.checkpoint import build
+from antiphon.adapters.qwen3_tts.talking import MANNER
+from antiphon.adapters.qwen3_tts.vocoder import Past
 from antiphon.adapters.vocabulary import Vocabulary
 from antiphon.engine.sequence import Sampling
 from antiphon.models import chosen, prepare, store_of
@@ -44,6 +53,25 @@ ASR_06B = Qwen3ASRConfig(
     text_config={"vocab_size": 152064, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
                  "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 65536, "tie_word_embeddings": True},
 )  # fmt: skip
+# Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice, config.json; the vocoder as the published package (qwen-tts 0.1.1) has it by default.
+DECODER = {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 1024, "intermediate_size": 3072,
+           "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 32768}  # fmt: skip
+TTS_06B = tiny_tts.config("custom_voice") | {
+    "talker_config": tiny_tts.TALKER
+    | DECODER
+    | {
+        "vocab_size": 3072, "num_code_groups": 16, "text_hidden_size": 2048, "text_vocab_size": 152064, "codec_eos_token_id": 2150, "codec_bos_id": 2149,
+        "codec_pad_id": 2148, "codec_think_id": 2154, "codec_nothink_id": 2155, "codec_think_bos_id": 2156, "codec_think_eos_id": 2157,
+        "code_predictor_config": DECODER | {"num_hidden_layers": 5, "vocab_size": 2048, "num_code_groups": 16},
+    },
+}  # fmt: skip
+VOCODER = {
+    "codebook_size": 2048, "codebook_dim": 512, "hidden_size": 1024, "latent_dim": 1024, "num_attention_heads": 16, "num_key_value_heads": 16,
+    "sliding_window": 72, "intermediate_size": 3072, "num_hidden_layers": 8, "num_quantizers": 16, "upsample_rates": [8, 5, 4, 3],
+    "upsampling_ratios": [2, 2], "decoder_dim": 1536,
+}  # fmt: skip
+TEXT = "Good morning, and welcome back: here is the news of the day, as far as we know it."
+TTS_FRAMES = 40
 TOKENS_A_S = 3.5
 ROLLED_BACK = 5
 STEPS = 12
@@ -157,9 +185,76 @@ async def asr_section(device: str, weights: str, streams: list[int]) -> dict[str
     return found
 
 
+def tts(device: str, weights: str) -> Qwen3Tts:
+    """The model of released dimensions."""
+    torch.manual_seed(0)
+    where, dtype = torch.device(device), torch.float32 if weights == "fp32" else torch.bfloat16
+    with tempfile.TemporaryDirectory() as folder:
+        tiny_tts.write(Path(folder))
+        words = Tokenizer.from_file(str(qwen_tokenizer()))
+        words.add_special_tokens(tiny_tts.SPECIAL)
+        words.save(f"{folder}/tokenizer.json")
+        vocabulary = Vocabulary(Path(folder), END)
+    sound = {"decoder_config": VOCODER, "decode_upsample_rate": 1920, "output_sample_rate": 24000}
+    ids = {f"tts_{n}_token_id": 151671 + i for i, n in enumerate(("pad", "bos", "eos"))}
+    parts = build(TTS_06B | ids, sound, vocabulary, MANNER)
+    for module in (parts.decoder, parts.text, parts.projection, parts.inner):
+        filled(module, where, dtype)
+    filled(parts.vocoder, where, torch.float32)
+    return Qwen3Tts(parts, "qwen3-tts-0.6b", device=device, weights=weights)
+
+
+async def tts_section(device: str, weights: str, texts: list[int]) -> dict[str, Any]:
+    """See the module's docstring."""
+    model = tts(device, weights)
+    options = VoiceOptions(model.profile.voices[0], seed=1, max_frames=TTS_FRAMES)
+
+    async def say() -> tuple[float, float]:
+        began, first = time.perf_counter(), 0.0
+        async for _ in model.speak(TEXT, options, lambda: Urgency.FINAL):
+            first = first or time.perf_counter() - began
+        return first, time.perf_counter() - began
+
+    await say()
+    together = []
+    for count in texts:
+        began = time.perf_counter()
+        firsts = [first for first, _ in await asyncio.gather(*(say() for _ in range(count)))]
+        took = time.perf_counter() - began
+        together.append(
+            {"texts": count, "first_sound_s": percentile(firsts, 50), "frames_a_s": count * TTS_FRAMES / took}
+        )
+    frames = [[1] * 16] * 12
+    past, shares = Past(), {}
+
+    def timed(call: Any) -> float:
+        call()
+        began = time.perf_counter()
+        for _ in range(3):
+            call()
+        return (time.perf_counter() - began) / 3
+
+    shares["vocoder_ms_a_frame"] = await model.engine.ask(
+        lambda: 1000 * timed(lambda: model.parts.vocoder(frames, past)) / 12
+    )
+    width = int(model.parts.decoder.config.hidden_size)
+    row = torch.zeros(1, width, device=device, dtype=model.parts.text.weight.dtype)
+    shares["predictor_ms_a_frame"] = await model.engine.ask(
+        lambda: 1000 * timed(lambda: model.parts.inner(row, row, [lambda _: 1]))
+    )
+    model.close()
+    table(
+        f"Qwen3-TTS-0.6B dimensions, random weights, {weights}, {device}",
+        ["texts at once", "first sound", "frames a second (12.5 are real time)"],
+        [[t["texts"], f"{t['first_sound_s']:.2f} s", f"{t['frames_a_s']:.1f}"] for t in together],
+    )
+    print(", ".join(f"{k.replace('_', ' ')}: {v:.0f}" for k, v in shares.items()))
+    return {"weights": weights, "device": device, "texts": together} | shares
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="antiphon bench qwen3", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sections", default="asr")
+    parser.add_argument("--sections", default="asr,tts")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--weights", default="", help="types to measure, all that suit the device where none is given")
     parser.add_argument("--streams", default="1,2,3,4")
@@ -172,6 +267,9 @@ def main() -> None:
     streams = [int(n) for n in args.streams.split(",")]
     if "asr" in wanted:
         document[f"asr-{args.device}"] = [asyncio.run(asr_section(args.device, kind, streams)) for kind in kinds]
+    if "tts" in wanted:
+        texts = [1, 4] if args.device == "cpu" else [1, 8, 32]
+        document[f"tts-{args.device}"] = [asyncio.run(tts_section(args.device, kind, texts)) for kind in kinds]
     if args.device == "cpu":
         print("\nGPU figures: no GPU here, not measured")
     print(f"\nwritten: {save('qwen3', document)}")

@@ -133,14 +133,14 @@ def _int8_model(folder: Path) -> Any:
     return model
 
 
-def round_linear(decoder: Any) -> None:
-    """int8 products in the place of a loaded decoder's linear layers, in place. All else becomes float32, but for its table of embeddings."""
-    _replace(decoder, {n: quantized(m.weight) for n, m in decoder.named_modules() if _packable(m)})
-    table = {id(p) for p in decoder.get_input_embeddings().parameters()}
-    for module in decoder.modules():
-        for name, parameter in module._parameters.items():
-            if parameter is not None and id(parameter) not in table:
-                module._parameters[name] = nn.Parameter(parameter.detach().float(), requires_grad=False)
+def round_linear(module: nn.Module) -> None:
+    """int8 products in the place of a loaded module's linear layers, in place. All else becomes float32, but for its tables of embeddings."""
+    _replace(module, {n: quantized(m.weight) for n, m in module.named_modules() if _packable(m)})
+    tables = {id(p) for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and id(parameter) not in tables:
+                part._parameters[name] = nn.Parameter(parameter.detach().float(), requires_grad=False)
 
 
 def write_packed(folder: Path) -> None:

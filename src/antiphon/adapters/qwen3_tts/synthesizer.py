@@ -374,4 +374,5 @@ def _load(source: Path | Parts, device: torch.device, dtype: torch.dtype, rounde
     parts = source if isinstance(source, Parts) else read(source, device, dtype)
     if rounded:
         round_linear(parts.decoder)
+        round_linear(parts.inner)
     return parts

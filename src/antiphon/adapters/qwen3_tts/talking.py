@@ -74,7 +74,8 @@ class Inner(nn.Module):
     ) -> tuple[list[list[int]], torch.Tensor]:
         """Codes of one frame each for several sessions: `thoughts` [n, width] that the first codes were chosen from, `first` [n, width] their
         embeddings. Returns the other codes, and all embeddings summed [n, width]."""
-        rows, codes, summed = torch.stack((thoughts, first), 1), list[list[int]](), first.clone()
+        dtype = self.model.norm.weight.dtype
+        rows, codes, summed = torch.stack((thoughts, first), 1).to(dtype), list[list[int]](), first.clone()
         past = DynamicCache(config=self.model.config)
         for number, head in enumerate(self.lm_head):
             hidden = self.model(
@@ -85,7 +86,7 @@ class Inner(nn.Module):
             table = self.codec_embedding[number]
             embedded = table(torch.tensor(codes[-1], device=first.device))
             summed += embedded
-            rows = embedded[:, None]
+            rows = embedded[:, None].to(dtype)
         return [list(column) for column in zip(*codes, strict=True)], summed
 
 
