@@ -12,6 +12,8 @@ import pytest
 
 from antiphon.adapters.base import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
 from antiphon.adapters.self_turning import SelfTurning
+from antiphon.audio.encode import wav_header
+from antiphon.audio.pcm import to_pcm16
 from antiphon.duplex import DuplexSession
 from antiphon.duplex_events import BargeInAsked, Duplex, EpochRaised, FramesShown, Listened, PlaybackAcked, Spoke
 from antiphon.errors import MediaError, ModelError, RemoteProtocolError
@@ -127,6 +129,22 @@ def run(native: Native, act: Any, duplex: Duplex | None = None, **config: Any) -
         return scene
 
     return asyncio.run(main())
+
+
+def test_it_speaks_with_the_voice_it_is_given() -> None:
+    data = to_pcm16(np.linspace(-0.5, 0.5, 8000, dtype=np.float32))
+    native = Native()
+
+    async def act(scene: Scene) -> None:
+        await scene.until(lambda: native.options)
+
+    run(native, act, Duplex(reference=wav_header(16_000, len(data)) + data))
+    assert native.options is not None
+    assert native.options.reference is not None
+    np.testing.assert_allclose(native.options.reference, np.linspace(-0.5, 0.5, 8000), atol=1e-3)
+    with pytest.raises(BaseExceptionGroup) as failed:
+        run(Native(), act, Duplex(reference=b"no sound"))
+    assert failed.group_contains(ModelError, match="cannot be heard")
 
 
 def test_it_hears_whole_units_in_order_and_listens() -> None:

@@ -18,7 +18,8 @@ class Duplex:
     `auto`: the voice is ducked at once, and within DECIDE_S (overlap.py) the speech is taken for an acknowledgement, or stops the voice:
     what was no longer than `short_ack_ms` is one until its words say otherwise; what sounds like one and goes on for `barge_in_ms` is none.
     `acks_only`: of an answer that was played to its end too, only what was acknowledged was heard. `listens_first` and `temperature` are for
-    a partner that takes turns by itself: units at the start in which it only listens, and how freely it chooses.
+    a partner that takes turns by itself: units at the start in which it only listens, and how freely it chooses; so is `reference`, a sound file of the
+    voice it is to speak with.
     """
 
     policy: OverlapPolicy = "auto"
@@ -27,6 +28,7 @@ class Duplex:
     acks_only: bool = False
     listens_first: int | None = None
     temperature: float | None = None
+    reference: bytes = b""
 
 
 # --- from the client --------------------------------------------------------------------------------------------------

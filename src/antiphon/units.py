@@ -5,11 +5,13 @@ One task appends and steps. While it speaks and nothing comes in, it is fed sile
 
 from __future__ import annotations
 
+import io
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import anyio
+import anyio.to_thread
 import numpy as np
 
 from antiphon.adapters.base import (
@@ -26,13 +28,16 @@ from antiphon.adapters.base import (
     Unit,
 )
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.containers import decode_all
 from antiphon.duplex_events import Duplex, Listened
-from antiphon.errors import MediaError
+from antiphon.errors import MediaError, ModelError
 from antiphon.events import Word
 from antiphon.talk_events import Rejected, TalkConfig, TalkOutput
 
 # Bounds: units of sound that wait for the model, before whoever hears is held back; parts of a turn that nobody has taken.
 MAX_WAITING_UNITS = 4
+# Of a voice to speak with so much is heard.
+MAX_REFERENCE_S = 30
 MAX_WAITING = 64
 
 
@@ -107,12 +112,22 @@ class Units:
         self.waiting = False
 
     async def open(self, config: TalkConfig) -> None:
-        """Raises Refused where the model has no room, ModelError."""
+        """Raises Refused where the model has no room, ModelError, for a voice too that cannot be heard."""
         # Only a duplex client is told of each unit.
         self._tells = config.duplex is not None
         duplex = config.duplex or Duplex()
+        reference = None
+        if duplex.reference:
+            try:
+                reference = await anyio.to_thread.run_sync(_decoded, duplex.reference)
+            except MediaError as error:
+                raise ModelError(f"the voice to speak with cannot be heard: {error}") from None
         options = NativeOptions(
-            config.instructions, config.voice, listens_first=duplex.listens_first, temperature=duplex.temperature
+            config.instructions,
+            config.voice,
+            reference,
+            listens_first=duplex.listens_first,
+            temperature=duplex.temperature,
         )
         self._talk = await self._model.open(options)
         if self._void:
@@ -230,6 +245,10 @@ class Units:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
+
+
+def _decoded(sound: bytes) -> Pcm:
+    return decode_all(io.BytesIO(sound))[: MAX_REFERENCE_S * SAMPLE_RATE_HZ]
 
 
 def _spread(text: str, start_s: float, length_s: float) -> list[Word]:

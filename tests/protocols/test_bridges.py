@@ -118,7 +118,7 @@ def chunk(wire: Bridge, **fields: Any) -> dict[str, Any]:
 def test_each_second_of_sound_gets_one_result() -> None:
     wire = made(MinicpmoWorker)
     assert told(wire) == []
-    say(wire, "prepare", system_prompt="Be kind.")
+    say(wire, "prepare", system_prompt="Be kind.", ref_audio_base64=f32())
     assert told(wire) == [{"type": "prepared", "prompt_length": 8}]
     first = chunk(wire)
     assert (first["type"], first["is_listen"], first["current_time"], first["audio_data"]) == ("result", True, 0, None)
@@ -134,7 +134,12 @@ def test_each_second_of_sound_gets_one_result() -> None:
     assert (last["is_listen"], last["end_of_turn"], last["kv_cache_length"]) == (False, True, 12)
     assert len(b64decode(last["audio_data"])) == 12_000 * 4
     assert chunk(wire)["is_listen"] is True
-    assert [type(i) for i in wire.inputs()] == [TalkConfigured, *[AudioAppended] * 5]
+    configured, *rest = wire.inputs()
+    assert [type(i) for i in rest] == [AudioAppended] * 5
+    assert isinstance(configured, TalkConfigured)
+    # The voice to speak with, as a file.
+    assert configured.config.duplex is not None
+    assert configured.config.duplex.reference.startswith(b"RIFF")
 
 
 def test_the_demo_pauses_stops_and_interrupts() -> None:

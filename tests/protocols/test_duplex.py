@@ -108,6 +108,26 @@ def sound(samples: int = 160, form: str = "<i2") -> str:
 # --- what opens it ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("given", ["UklGRg==", "data:audio/wav;base64,UklGRg==", {"data": "UklGRg=="}])
+def test_a_voice_to_speak_with(given: Any) -> None:
+    wire = connection()
+    say(wire, "session.update", session={"ref_audio": given})
+    (created,) = told(wire)
+    # It is not sent back.
+    assert "ref_audio" not in created["session"]
+    (configured,) = wire.inputs()
+    assert configured.config.duplex.reference == b"RIFF"
+
+
+@pytest.mark.parametrize("given", ["https://x.org/voice.wav", "no base64!", {"url": "x"}, 3])
+def test_a_voice_that_cannot_be(given: Any) -> None:
+    wire = connection()
+    say(wire, "session.update", session={"ref_audio": given})
+    (error,) = told(wire)
+    assert error["type"] == "error"
+    assert "ref_audio" in error["error"]["param"]
+
+
 def test_nothing_is_said_before_the_first_frame() -> None:
     wire = connection()
     assert told(wire) == []

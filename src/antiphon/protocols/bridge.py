@@ -164,7 +164,9 @@ class Bridge:
 
     # --- for a dialect --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, instructions: str, voice: str | None = None, language: str | None = None) -> None:
+    def _begin(
+        self, instructions: str, voice: str | None = None, language: str | None = None, reference: bytes = b""
+    ) -> None:
         self._begun = True
         listening = TranscriptionConfig(turn=TURN, language=language, answered=True)
         config = TalkConfig(
@@ -176,7 +178,7 @@ class Bridge:
             # A partner that takes turns by itself hears who speaks over it.
             interrupt_response=not (self._partners and self._partners.unit_ms),
             weighs_overlap=True,
-            duplex=Duplex(),
+            duplex=Duplex(reference=reference),
         )
         self._inputs.append(TalkConfigured(config))
 

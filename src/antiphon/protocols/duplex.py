@@ -213,7 +213,7 @@ class DuplexDialect(OpenAIRealtime):
         if output:
             merged["output"] = self._output(output)
         merged["output"] = merged["output"] | {"format": out_form}
-        if own.get("ref_audio") is not None:
+        if own.get("ref_audio") is not None and not self.unit_ms:
             self.stand_in("a voice cloned from ref_audio", merged["output"]["voice"] or "nobody")
         self.audio, self.fields, self.own = audio, merged, self.own | own
         if isinstance(session.get("model"), str) and session["model"]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from antiphon.duplex_events import Duplex
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.wire import number, typed
+from antiphon.protocols.wire import number, sound_file, typed
 
 Form = dict[str, Any]
 # Other names of events.
@@ -51,6 +51,10 @@ LEAST_HZ, MOST_HZ = 8000, 192_000
 MAX_FRAMES = 2
 CHUNK_PERIOD_MS = 100
 TARGET_BARGE_IN_MS = 300
+
+
+# A voice to speak with, as a file.
+MAX_REFERENCE_BYTES = 10 << 20
 
 
 def duplex_fields() -> dict[str, Any]:
@@ -108,6 +112,9 @@ def own_update(session: dict[str, Any]) -> dict[str, Any]:
     for key, kinds in (("ref_audio", (str, dict)), ("metadata", (dict,)), ("extra_body", (dict,))):
         if session.get(key) is not None:
             out[key] = typed(session[key], kinds, f"session.{key}")
+    if (voice := out.get("ref_audio")) is not None:
+        data = typed(voice.get("data"), str, "session.ref_audio.data") if isinstance(voice, dict) else voice
+        out["ref_audio"] = sound_file(data, "session.ref_audio", MAX_REFERENCE_BYTES)
     if (given := out.get("extra_body", {}).get("force_listen_count")) is not None:
         number(given, "session.extra_body.force_listen_count", 0, 3600)
     return out
@@ -123,6 +130,7 @@ def overlap_of(own: dict[str, Any]) -> Duplex:
         acks_only=own["playback_commit_policy"] == "ack_only",
         listens_first=None if first is None else int(first),
         temperature=own["temperature"],
+        reference=own["ref_audio"] or b"",
     )
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from antiphon.audio import Pcm
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.encode import wav_header
+from antiphon.audio.pcm import to_pcm16
 from antiphon.duplex_events import BargeInAsked, EpochRaised
 from antiphon.errors import RemoteProtocolError
 from antiphon.events import AudioAppended, Output
@@ -36,7 +38,11 @@ class MinicpmoWorker(Bridge):
             case "prepare":
                 prompt = event.get("system_prompt")
                 prompt = prompt if isinstance(prompt, str) else ""
-                self._begin(prompt)
+                # What the model hears its voice in, or what the sound is made of: one is enough.
+                given = event.get("ref_audio_base64") or event.get("tts_ref_audio_base64")
+                pcm = self._f32(given) if given else np.zeros(0, np.float32)
+                data = to_pcm16(pcm)
+                self._begin(prompt, reference=wav_header(SAMPLE_RATE_HZ, len(data)) + data if data else b"")
                 self._say(type="prepared", prompt_length=len(prompt))
             case "audio_chunk":
                 self._need_session()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
-from binascii import Error as NoBase64
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -11,7 +9,7 @@ from typing import Any, get_args
 from antiphon.audio import SpeechFormat
 from antiphon.errors import RemoteProtocolError
 from antiphon.events import Granularity, SpeechConfig, VoiceSample
-from antiphon.protocols.wire import Models, number, typed
+from antiphon.protocols.wire import Models, number, sound_file, typed
 
 # The hosted service's voices. A client that names one, as most do that never chose, is spoken to by the default voice.
 HOSTED_VOICES = frozenset(
@@ -143,15 +141,7 @@ def _sample(fields: dict[str, Any]) -> VoiceSample | None:
     given = fields.get("ref_audio")
     if not given:
         return None
-    body = given.partition(",")[2] if given.startswith("data:") else given
-    if "://" in body[:16]:
-        raise _invalid("ref_audio", "expected base64, or data:audio/...;base64,...: nothing is fetched")
-    try:
-        sound = b64decode(body, validate=True)
-    except (NoBase64, ValueError):
-        raise _invalid("ref_audio", "expected valid base64") from None
-    if len(sound) > MAX_SAMPLE_BYTES:
-        raise _invalid("ref_audio", f"at most {MAX_SAMPLE_BYTES >> 20} MiB")
+    sound = sound_file(given, "ref_audio", MAX_SAMPLE_BYTES)
     # Of who is to be followed by the sound of the voice alone, what was said does not matter.
     return VoiceSample(sound, "" if fields.get("x_vector_only_mode") else fields.get("ref_text") or "")
 

@@ -125,6 +125,23 @@ class Dialect:
         self._frames.append(frame(**fields))
 
 
+def sound_file(given: str, param: str, most: int) -> bytes:
+    """A sound file that a client brings along, base64 or a data: URI. Raises RemoteProtocolError: nothing is fetched."""
+    body = given.partition(",")[2] if given.startswith("data:") else given
+    if "://" in body[:16]:
+        expected = "expected base64, or data:audio/...;base64,...: nothing is fetched"
+        raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': {expected}.", param)
+    try:
+        sound = decode_base64(body)
+    except ValueError:
+        raise RemoteProtocolError(
+            "invalid_value", f"Invalid value for '{param}': expected valid base64.", param
+        ) from None
+    if len(sound) > most:
+        raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': at most {most >> 20} MiB.", param)
+    return sound
+
+
 def require(fields: dict[str, Any], key: str, kinds: type | tuple[type, ...], param: str) -> Any:
     """`fields[key]` if it is there and of one of `kinds`. Raises RemoteProtocolError."""
     if key not in fields:
