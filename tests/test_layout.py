@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "store": {"errors"},
     "inbox": {"events", "audio", "errors", "duplex_events", "talk_events"},
     "turn": {"events", "audio", "adapters.base"},
-    "transcript": {"events", "adapters.base"},
+    "transcript": {"events", "adapters.base", "audio"},
     "splitter": {"events"},
     "duplex_events": set(),
     "ledger": {"duplex_events", "errors", "talk_events"},

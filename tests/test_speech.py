@@ -201,6 +201,36 @@ def test_a_live_text_that_is_cancelled_closed_or_fails() -> None:
         assert synthesizer.log == ["begin live", "left live"] * 3
 
     asyncio.run(main())
+
+
+def test_a_live_text_whose_sound_ends_early_leaves_nothing_behind() -> None:
+    class Short(Live):
+        async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[Sound, None]:
+            async for _ in texts:
+                yield Sound(np.zeros(10, np.float32))
+                return
+
+    async def main() -> None:
+        session = SpeechSession(Short())
+        running = asyncio.create_task(session.run())
+        session.receive(SpeechConfigured(WHOLE))
+        for _ in range(3):
+            for word in ("Many ", "words ", "follow."):
+                session.receive(TextAppended(word * 1000))
+            while not isinstance(await session.next_output(), UnitDone):
+                pass
+            # It is not over until it is flushed, and what comes is nobody's.
+            session.receive(TextAppended("More."))
+            session.receive(TextFlushed())
+            assert isinstance(await session.next_output(), UtteranceDone)
+            assert session._chars == 0
+        session.close()
+        await running
+
+    asyncio.run(main())
+
+
+def test_what_is_live_and_what_is_not() -> None:
     # Nothing but white space is an utterance of nothing; other granularities are units as ever.
     assert shape(run(SpeechConfigured(WHOLE), TextAppended(" \n"), TextFlushed(), synthesizer=Live())) == ["end 0 of 0"]
     assert (

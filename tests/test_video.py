@@ -81,6 +81,9 @@ class Watcher:
     def expect(self, frames: tuple[int, ...]) -> None:
         self.expected = frames
 
+    def lose(self, frame: int) -> None:
+        self.lost = frame
+
     async def settled(self) -> None:
         return
 

@@ -28,7 +28,15 @@ from antiphon.events import (
     TranscriptPartial,
     Word,
 )
-from antiphon.transcript import MIN_LANGUAGE_PROBABILITY, WindowText, goes_on, shortened, tuned, words_to_settle
+from antiphon.transcript import (
+    MIN_LANGUAGE_PROBABILITY,
+    WindowText,
+    goes_on,
+    quietest,
+    shortened,
+    tuned,
+    words_to_settle,
+)
 from antiphon.turn.segmenter import OpenWindow, Segmenter, TurnEnded, WindowEnded, owners
 
 log = logging.getLogger(__name__)
@@ -461,6 +469,8 @@ class Decoding:
             if keep < len(final.words)
             else len(pcm) / SAMPLE_RATE_HZ
         )
+        if not self.profile.places_words:
+            cut_s = quietest(pcm, cut_s)
         # Cut before anything is told: what ends meanwhile ends another window.
         self.segmenter.cut(window.start + int(cut_s * SAMPLE_RATE_HZ))
         await self._settle(window, text, shortened(final, keep))

@@ -136,9 +136,10 @@ class LoadedModels:
         """Stop the workers; running steps finish."""
         for lane in self.lanes:
             lane.close()
-        for model in (self.language, self.converses, self.sees):
-            if model:
-                model.close()
+        # Those that work in an engine are not in a lane.
+        for model in (self.language, self.converses, self.sees, self.hears, self.speaks):
+            if close := getattr(model, "close", None):
+                close()
 
 
 async def _warm_language(language: LanguageModel) -> None:
@@ -326,7 +327,8 @@ def _stepped_options(settings: Settings, role: Role) -> dict[str, Any]:
         kv_bytes=engine.kv_mb << 20,
         host_bytes=engine.kv_host_mb << 20,
         disk_bytes=engine.kv_disk_mb << 20,
-        context_rows=engine.context_tokens,
+        # The sound of half a minute, and a text that is spoken, are as long as they are.
+        context_rows=0 if role in ("transcriber", "synthesizer") else engine.context_tokens,
         reserve_rows=engine.reserve_tokens,
         prefill_rows=engine.prefill_tokens,
         park_after_s=engine.park_after_s,

@@ -166,7 +166,7 @@ class _Live:
     def __init__(self, taken: Callable[[int], None]) -> None:
         self._taken = taken
         self._pieces: deque[str] = deque()
-        self._ended = False
+        self._ended = self._begun = self._over = False
         self._changed = anyio.Event()
         # All there is so far; what is starved waits for more.
         self.text, self.starved = "", False
@@ -174,13 +174,24 @@ class _Live:
     @property
     def begun(self) -> bool:
         """There is a word of it."""
-        return bool(self.text.strip())
+        return self._begun
 
     def feed(self, text: str) -> None:
         """More of it."""
+        if self._over:
+            # Its sound has ended: nobody reads what follows.
+            self._taken(len(text))
+            return
         self._pieces.append(text)
         self.text += text
+        self._begun = self._begun or any(c.isalnum() for c in text)
         self._notify()
+
+    def leave(self) -> None:
+        """Whoever spoke it does so no more: what waits is dropped."""
+        self._over = True
+        self._taken(sum(map(len, self._pieces)))
+        self._pieces.clear()
 
     def end(self) -> None:
         """That was all."""
@@ -374,6 +385,9 @@ class SpeechSession:
         except ModelError as failure:
             log.error("a unit failed: %s", failure)
             error = "the model failed"
+        finally:
+            if isinstance(text, _Live):
+                text.leave()
         found = tuple(words)
         if config.words and not error and not self._synthesizer.profile.word_times:
             found = await self._aligned(text if isinstance(text, str) else text.text, b"".join(data))

@@ -28,7 +28,7 @@ from antiphon.adapters.base import (
     Unit,
 )
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.containers import decode_all
+from antiphon.audio.containers import decode_beginning
 from antiphon.duplex_events import Duplex, Listened
 from antiphon.errors import MediaError, ModelError
 from antiphon.events import Word
@@ -119,7 +119,9 @@ class Units:
         reference = None
         if duplex.reference:
             try:
-                reference = await anyio.to_thread.run_sync(_decoded, duplex.reference)
+                reference = await anyio.to_thread.run_sync(
+                    decode_beginning, io.BytesIO(duplex.reference), SAMPLE_RATE_HZ, MAX_REFERENCE_S
+                )
             except MediaError as error:
                 raise ModelError(f"the voice to speak with cannot be heard: {error}") from None
         options = NativeOptions(
@@ -245,10 +247,6 @@ class Units:
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
-
-
-def _decoded(sound: bytes) -> Pcm:
-    return decode_all(io.BytesIO(sound))[: MAX_REFERENCE_S * SAMPLE_RATE_HZ]
 
 
 def _spread(text: str, start_s: float, length_s: float) -> list[Word]:

@@ -197,10 +197,14 @@ class VideoSession:
                     await self._emit(FrameTaken(facts, False, len(self._kept), "filtered"))
                     return
             await self._watching.see(Seen(self._count, at_s, image))
-        except MediaError as error:
+        except (MediaError, *FAILURES) as error:
             await self._emit(WentWrong("Frame decode failed", str(error)))
             return
-        dropped = self._kept.popleft().facts if len(self._kept) >= self._config.max_frames else None
+        dropped = None
+        if len(self._kept) >= self._config.max_frames:
+            oldest = self._kept.popleft()
+            self._watching.lose(oldest.number)
+            dropped = oldest.facts
         self._kept.append(Kept(self._count, at_s, facts))
         self._count += 1
         self.num_kept += 1

@@ -257,6 +257,24 @@ def test_frames_that_come_during_an_answer_are_of_the_next(folder: Path) -> None
     run(folder, act)
 
 
+def test_frames_that_are_asked_about_no_more_are_given_up(smolvlm: Path) -> None:
+    async def act(model: PictureModel) -> None:
+        watching = await model.open("")
+        for number in range(6):
+            await see(watching, number, float(number))
+        for number in range(4):
+            watching.lose(number)
+        assert sorted(watching._new) == [4, 5]
+        # A sampling that shifts with each frame is not followed ahead of a question.
+        shown = [n for n, _ in watching._shown]
+        for number in range(6, 12):
+            await see(watching, number, float(number), tuple(range(number - 5, number + 1)))
+        assert len(watching._shown) <= len(shown) + 2
+        assert (await ask(watching, "What?", tuple(range(6, 12))))[1].completion_tokens
+
+    run(smolvlm, act)
+
+
 def test_an_answer_that_is_cut_leaves_what_was_seen(folder: Path) -> None:
     whole = Whole(folder)
 

@@ -20,7 +20,9 @@ from antiphon.adapters.pieces import characters, spread, words
 from antiphon.adapters.qwen3_asr import Qwen3Asr, transcriber
 from antiphon.adapters.qwen3_asr.checkpoint import NAMES, _config
 from antiphon.adapters.qwen3_asr.transcriber import Listening
-from antiphon.errors import ModelError
+from antiphon.engine.engine import EngineSettings
+from antiphon.engine.scheduler import Limits
+from antiphon.errors import EngineError, ModelError
 from tests.adapters import tiny_qwen3_asr as tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / "qwen3_asr.json").read_text())
@@ -260,7 +262,8 @@ def test_windows_come_and_go(folder: Path, unguarded: None) -> None:
             Window(SOUND[:160_000], language="en", max_tokens=12),
             Window(SOUND[:100_000], language="en", max_tokens=12),
             Window(SOUND[:300_000], language="en", prompt="Ada", max_tokens=12),
-            Window(SOUND[140_000:300_000], language="en", max_tokens=12, start=140_000),
+            Window(SOUND[140_000:300_000], language="en", prompt="Ada", max_tokens=12, start=140_000),
+            Window(SOUND[200_000:300_000], language="en", prompt="Ada", max_tokens=12, start=200_000),
             Window(SOUND[:128_000], language="en", max_tokens=12),
             Window(SOUND[:129_000], language="en", max_tokens=12),
             Window(SOUND[:3000], language="en", max_tokens=12),
@@ -272,6 +275,60 @@ def test_windows_come_and_go(folder: Path, unguarded: None) -> None:
             assert found.prompt_tokens == fresh.prompt_tokens
 
     run(folder, act)
+
+
+def test_a_context_without_room_loses_sound_and_goes_on(folder: Path, unguarded: None) -> None:
+    async def act(model: Qwen3Asr) -> None:
+        listening = model.open()
+        for seconds in range(2, 27, 3):
+            found = await listening.decode(Window(SOUND[: seconds * 16000], language="en", max_tokens=12))
+            assert found.completion_tokens
+        assert model.engine.scheduler.cuts
+        # With room again it is as if nothing had been.
+        model.engine.scheduler.limits = Limits(4096)
+        window = Window(SOUND[: 16 * 16000], language="en", max_tokens=12)
+        assert said(await listening.decode(window)) == said(await model.open().decode(window))
+
+    run(folder, act, settings=EngineSettings(context_rows=200))
+
+
+def test_a_session_that_failed_begins_anew(folder: Path, unguarded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(model: Qwen3Asr) -> None:
+        listening, window = model.open(), Window(SOUND[:64000], language="en", max_tokens=12)
+        expected = said(await listening.decode(window))
+        for failure in (ModelError("no"), EngineError("no")):
+            kept = listening._generate
+
+            async def fails(*_: Any, failure: Exception = failure) -> Any:
+                raise failure
+
+            monkeypatch.setattr(listening, "_generate", fails)
+            with pytest.raises(ModelError):
+                await listening.decode(window)
+            monkeypatch.setattr(listening, "_generate", kept)
+            assert said(await listening.decode(window)) == expected
+        listening.close()
+        assert (await model.engine.state()).sessions == 0
+
+    run(folder, act)
+
+
+def test_words_behind_a_prefix_lie_behind_its_words(folder: Path) -> None:
+    async def act(model: Qwen3Asr) -> Hypothesis:
+        prefix = tuple(model.parts.vocabulary.plain("One two three four"))
+        listening = Scripted(model, " five six")
+        return await listening.decode(Window(SOUND[:64000], prefix=prefix, language="en", words=True))
+
+    found = run(folder, act)
+    assert [w.text for w in found.words] == ["five", "six"]
+    assert found.words[0].start_s > 2.0
+
+
+def test_a_hint_is_read_within_bounds(folder: Path) -> None:
+    async def act(model: Qwen3Asr) -> int:
+        return (await model.open().decode(Window(SOUND[:16000], prompt="x" * 100_000, max_tokens=1))).prompt_tokens
+
+    assert run(folder, act) < 600
 
 
 def test_a_file_is_told_in_parts(folder: Path) -> None:

@@ -20,7 +20,10 @@ from antiphon.adapters.qwen3_tts import Qwen3Tts
 from antiphon.adapters.qwen3_tts.cloning import Sample
 from antiphon.adapters.qwen3_tts.synthesizer import Reading, _in_parts, _words
 from antiphon.adapters.qwen3_tts.vocoder import Past
+from antiphon.audio.encode import wav_header
+from antiphon.audio.pcm import to_pcm16
 from antiphon.errors import ModelError, RemoteProtocolError
+from antiphon.events import VoiceSample
 from tests.adapters import tiny_qwen3_tts as tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / "qwen3_tts.json").read_text())
@@ -154,6 +157,16 @@ def test_who_speaks_is_heard_as_published(folders: dict[str, Path]) -> None:
     np.testing.assert_allclose(run(folders["base"], act).numpy(), GOLDEN["speaker"], atol=1e-3)
 
 
+def test_what_a_sample_says_is_heard_as_published(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> Sample:
+        return await model.listen(tiny.reference(), "Hi you.")
+
+    sample = run(folders["base"], act)
+    assert len(sample.codes) == GOLDEN["frames"]
+    assert [list(f) for f in sample.codes[:200]] == GOLDEN["heard"]
+    assert len(set(sample.codes)) > 20
+
+
 async def sound(model: Qwen3Tts, text: str, **options: Any) -> np.ndarray:
     made = []
     async for part in model.speak(text, VoiceOptions(model.profile.voices[0], **options), lambda: Urgency.FINAL):
@@ -211,6 +224,77 @@ def test_live_text_begins_before_it_is_complete(folders: dict[str, Path]) -> Non
     run(folders["custom_voice"], act)
 
 
+def test_live_text_in_a_cloned_voice_ends_when_it_ends(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> None:
+        marks, plain = model.parts.marks, model.parts.vocabulary.plain
+        sample = (await reading(model, of("base")[2])).sample
+        told = Reading("", "en", "", sample, whole=False)
+        for first in ("a", "Many words that are more than the sample has frames."):
+            rows, left = model._rows(plain(first), told, live=True)
+            # More is to come: the mark of the end is not among these.
+            assert left is not None
+            assert marks.text_eos not in left
+            whole, rest = model._rows(plain(first), told)
+            assert len(whole) == len(rows)
+            assert (rest or [marks.text_eos])[-1] == marks.text_eos
+
+    run(folders["base"], act)
+
+
+def test_a_sample_is_heard_within_bounds(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def file(samples: int) -> bytes:
+        data = to_pcm16(np.resize(tiny.reference(), samples))
+        return wav_header(24000, len(data)) + data
+
+    async def act(model: Qwen3Tts) -> None:
+        asked: list[int] = []
+        listen = model.listen
+
+        async def spy(pcm: Any, text: str = "") -> Sample:
+            asked.append(len(pcm))
+            return await listen(pcm, text)
+
+        monkeypatch.setattr(model, "listen", spy)
+        long = VoiceSample(file(40 * 24000), "Hi.")
+        one = await sound(model, "Hi.", sample=long, max_frames=3)
+        # Heard once, and not all of it.
+        assert np.array_equal(one, await sound(model, "Hi.", sample=long, max_frames=3))
+        assert asked == [30 * 24000]
+        with pytest.raises(RemoteProtocolError, match="a voice needs"):
+            await sound(model, "Hi.", sample=VoiceSample(file(300)))
+        with pytest.raises(RemoteProtocolError, match="speaker_embedding has 64"):
+            await sound(model, "Hi.", sample=VoiceSample(embedding=(1.0,)))
+
+    run(folders["base"], act)
+
+
+def test_a_chunk_is_never_so_long_that_others_wait(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> list[int]:
+        options = VoiceOptions("ada", first_frames=2000, language="de", instructions="Whisper it.")
+        return [p.num_frames async for p in model.speak("Guten Tag", options, lambda: Urgency.FINAL)]
+
+    sizes = run(folders["custom_voice"], act)
+    assert sizes[0] == 25
+    assert max(sizes) == 25
+
+
+def test_a_choice_that_fails_fails_its_own_text(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> None:
+        def wrong(_: torch.Tensor) -> int:
+            raise ModelError("no number")
+
+        thought = torch.zeros(64)
+        good = model.inners.codes(thought, 5, lambda row: int(row.argmax()))
+        bad = model.inners.codes(thought, 5, wrong)
+        alone, _ = await model.inners.codes(thought, 5, lambda row: int(row.argmax()))
+        done = await asyncio.gather(good, bad, return_exceptions=True)
+        assert isinstance(done[0], tuple)
+        assert done[0][0] == alone
+        assert isinstance(done[1], ModelError)
+
+    run(folders["custom_voice"], act)
+
+
 def test_live_text_without_words_says_nothing(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> list[Any]:
         async def texts() -> AsyncIterator[str]:
@@ -250,6 +334,11 @@ def test_long_texts_are_spoken_in_parts() -> None:
     assert " ".join(parts) == text
     assert len(parts) > 2
     assert max(map(len, parts)) <= 600
+    # What is short is spoken as it stands.
+    assert list(_in_parts("你好。世界\n很大。")) == ["你好。世界\n很大。"]
+    unmarked = list(_in_parts("word " * 400))
+    assert len(unmarked) > 2
+    assert max(map(len, unmarked)) <= 600
 
 
 def test_what_cannot_be_is_named(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -41,6 +41,13 @@ TALKER = {
         "head_dim": 8, "max_position_embeddings": 64, "rope_theta": 1000000, "rms_norm_eps": 1e-6, "num_code_groups": GROUPS,
     },
 }  # fmt: skip
+# The window is longer than the sample: the published code (transformers 4.57, sdpa) looks back without end, `transformers` 5 as far as the model was trained.
+ENCODER = {
+    "hidden_size": 16, "num_filters": 4, "num_hidden_layers": 1, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "head_dim": 8, "codebook_size": CODES, "codebook_dim": 8, "vector_quantization_hidden_dimension": 8, "num_quantizers": 6,
+    "num_semantic_quantizers": 1, "upsampling_ratios": [2, 2, 2, 2], "upsample_groups": 16, "sampling_rate": 24000, "frame_rate": 750.0,
+    "sliding_window": 2000, "max_position_embeddings": 2000,
+}  # fmt: skip
 SPEAKER = {
     "mel_dim": 128, "enc_dim": 64, "enc_channels": [16, 16, 16, 16, 48], "enc_kernel_sizes": [5, 3, 3, 3, 1], "enc_dilations": [1, 2, 3, 4, 1],
     "enc_attention_channels": 8, "enc_res2net_scale": 4, "enc_se_channels": 8, "sample_rate": 24000,
@@ -75,7 +82,7 @@ def write(folder: Path, kind: str = "custom_voice") -> Path:
     where = folder / "speech_tokenizer"
     where.mkdir()
     (where / "config.json").write_text(json.dumps({
-        "model_type": "qwen3_tts_tokenizer_12hz", "decoder_config": VOCODER, "output_sample_rate": 24000, "input_sample_rate": 24000,
+        "model_type": "qwen3_tts_tokenizer_12hz", "decoder_config": VOCODER, "encoder_config": ENCODER, "output_sample_rate": 24000, "input_sample_rate": 24000,
         "decode_upsample_rate": FRAME_SAMPLES, "encode_downsample_rate": FRAME_SAMPLES, "encoder_valid_num_quantizers": GROUPS,
     }))  # fmt: skip
     save_file({n: weight(n, tuple(s)) for n, s in names["vocoder"].items()}, where / "model.safetensors")
@@ -101,12 +108,15 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
         return 0.1 * drawn
     if name.endswith((".scale", ".gamma")):
         return 0.3 + 0.1 * drawn
+    if name.endswith("initialized"):
+        return np.ones(shape, np.float32)
     if name.endswith("cluster_usage"):
         return 1.0 + np.abs(drawn)
     if "embed" in name:
         return 0.7 * drawn
     fan_in = int(np.prod(shape[1:])) if len(shape) > 1 else shape[0]
-    louder = 2.2 if "talker.model" in name else 1.3 if name.startswith("talker") else 0.6
+    loud = {"talker.model": 2.2, "encoder.": 1.6, "talker": 1.3}
+    louder = next((by for start, by in loud.items() if name.startswith(start)), 0.6)
     out = louder * drawn / np.sqrt(fan_in)
     if name == "talker.codec_head.weight":
         # The end comes now and then.

@@ -212,6 +212,28 @@ def test_equal_prefixes_are_computed_once() -> None:
     asyncio.run(main())
 
 
+def test_who_is_cancelled_while_a_session_is_opened_leaves_none() -> None:
+    async def main() -> None:
+        e = engine(ScriptedRunner())
+        one = await e.open()
+        one.append([1, 2, 3])
+        for make in (e.open, one.fork):
+            opening = asyncio.create_task(make())
+            await asyncio.sleep(0)
+            # The engine has answered, and nobody has taken the answer yet.
+            done = threading.Event()
+            e.post(done.set)
+            assert done.wait(10)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            assert (await e.state()).sessions == 1
+        await e.ask(e.scheduler.check_integrity)
+        e.close()
+
+    asyncio.run(main())
+
+
 def test_a_closed_conversation_is_gone_on_with() -> None:
     async def main() -> None:
         runner = ScriptedRunner()

@@ -90,6 +90,11 @@ def test_a_voice_that_comes_along() -> None:
     assert sample(voice="mine") == VoiceSample()
     assert sample(voice="mine", ref_audio="AAAA") == VoiceSample(bytes(3))
     assert sample(language="Italian") is None
+    for number in (10**400, float("nan"), float("inf"), 1e7):
+        wire = SpeechStream(cloning)
+        wire.receive(json.dumps({"type": "session.config", "speaker_embedding": [0.5, number]}))
+        assert wire.inputs() == []
+        assert texts(wire)
     for wrong in ("https://x.org/a.wav", "not base64!"):
         wire = SpeechStream(cloning)
         wire.receive(json.dumps({"type": "session.config", "ref_audio": wrong}))

@@ -207,6 +207,9 @@ class Observing:
     def expect(self, frames: tuple[int, ...]) -> None:
         """See Watching. All that is read is taken in as it is read."""
 
+    def lose(self, frame: int) -> None:
+        """See Watching. What was read on it stays known, within MAX_MOMENTS."""
+
     async def settled(self) -> None:
         """See Watching."""
         while any(m.reading.lines is None for m in self._moments):

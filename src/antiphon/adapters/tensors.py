@@ -51,15 +51,19 @@ def _files(folder: Path) -> Iterator[Path]:
 def fill(
     module: nn.Module, tensors: Tensors, prefixes: dict[str, str], made: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Give a module its parameters; `prefixes`: of its own names, the first that fits, to the checkpoint's."""
+    """Give a module its parameters, and the buffers that are of a checkpoint; `prefixes`: of its own names, the first that fits, to the checkpoint's."""
     made = made or {}
-    for name, _ in list(module.named_parameters()):
+    for name in list(module.state_dict()):
         own = next(p for p in prefixes if name.startswith(p))
         tensor = made[name] if name in made else tensors[prefixes[own] + name.removeprefix(own)]
         owner, _, leaf = name.rpartition(".")
         at = module.get_submodule(owner)
-        shape = at._parameters[leaf].shape  # type: ignore[union-attr]
+        given = at._parameters if leaf in at._parameters else at._buffers
+        shape = given[leaf].shape  # type: ignore[union-attr]
         if tensor.shape != shape:
             raise ValueError(f"{name} is {list(tensor.shape)}, not {list(shape)}")
-        at._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        if leaf in at._parameters:
+            at._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
+        else:
+            at._buffers[leaf] = tensor
     module.to(tensors.device).eval()

@@ -41,3 +41,14 @@ def decode(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Iterator[Pcm]
 def decode_all(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Pcm:
     """The whole file as one array; see `decode`."""
     return np.concatenate(list(decode(file, rate_hz)))
+
+
+def decode_beginning(file: str | BinaryIO, rate_hz: int, most_s: float) -> Pcm:
+    """Of a file at most so much, and no more than that is decoded: a small one may hold hours. See `decode`."""
+    made, count, most = list[Pcm](), 0, int(most_s * rate_hz)
+    for chunk in decode(file, rate_hz):
+        made.append(chunk)
+        count += len(chunk)
+        if count >= most:
+            break
+    return np.concatenate(made)[:most].copy()

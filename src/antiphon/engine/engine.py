@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -110,12 +111,43 @@ class Engine:
     async def open(self, reserve_rows: int | None = None) -> Session:
         """A session with no rows, and room promised for `reserve_rows`. Raises Refused where there is none."""
         rows = max(PAGE_ROWS, self.settings.reserve_rows if reserve_rows is None else reserve_rows)
-        seat = await self.ask(lambda: self.scheduler.open(rows, self._clock()))
-        return Session(self, seat)
+        return Session(self, await self._seat(lambda: self.scheduler.open(rows, self._clock())))
+
+    async def _seat(self, call: Callable[[], Seat]) -> Seat:
+        """The seat that `call` makes. Who is cancelled while it is made leaves none behind."""
+        made: list[Seat] = []
+
+        def make() -> Seat:
+            made.append(call())
+            return made[0]
+
+        def leave() -> None:
+            for seat in made:
+                self.scheduler.close(seat, keep=False)
+
+        try:
+            return await self.ask(make)
+        except asyncio.CancelledError:
+            with suppress(Refused):
+                self.post(leave)
+            raise
 
     async def state(self) -> EngineState:
         """How full it is."""
         return await self.ask(self._state)
+
+    async def ask_model(self, call: Callable[[], Answer]) -> Answer:
+        """As `ask`, of a call into a model: whatever it raises is a ModelError."""
+
+        def answer() -> Answer:
+            try:
+                return call()
+            except AntiphonError:
+                raise
+            except Exception as error:
+                raise ModelError(f"{type(error).__name__}: {error}") from error
+
+        return await self.ask(answer)
 
     async def ask(self, call: Callable[[], Answer]) -> Answer:
         """The result of `call`, made in the engine's thread between two steps."""
@@ -390,7 +422,7 @@ class Session:
         """Another session with the same rows. Raises Refused."""
         self._free()
         engine = self._engine
-        twin = await engine.ask(lambda: engine.scheduler.fork(self._seat, engine._clock()))
+        twin = await engine._seat(lambda: engine.scheduler.fork(self._seat, engine._clock()))
         return Session(engine, twin, self._length)
 
     def close(self, *, keep: bool = False) -> None:

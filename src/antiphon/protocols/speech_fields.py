@@ -16,6 +16,8 @@ HOSTED_VOICES = frozenset(
     ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 )
 TASKS = ("CustomVoice", "VoiceDesign", "Base")
+# No number of an embedding is as large.
+MAX_NUMBER = 1e6
 MAX_EMBEDDING, MAX_NAME_CHARS, MAX_SAMPLE_BYTES = 8192, 100, 10 << 20
 LANGUAGES = {
     "english": "en",
@@ -137,6 +139,8 @@ def _voice(fields: dict[str, Any], facts: SpeechFacts) -> str | VoiceSample | No
 def _sample(fields: dict[str, Any]) -> VoiceSample | None:
     """The voice that a request brings along."""
     if embedding := fields.get("speaker_embedding"):
+        if not all(abs(v) < MAX_NUMBER for v in embedding):
+            raise _invalid("speaker_embedding", "expected finite numbers")
         return VoiceSample(embedding=tuple(float(v) for v in embedding))
     given = fields.get("ref_audio")
     if not given:

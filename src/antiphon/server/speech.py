@@ -33,7 +33,7 @@ from antiphon.speech import Spoken, speak
 from antiphon.store.voices import StoredVoice
 
 log = logging.getLogger(__name__)
-MAX_BODY_BYTES, MAX_SAMPLE_BYTES = 8 << 20, 10 << 20
+MAX_BODY_BYTES, MAX_SAMPLE_BYTES = 16 << 20, 10 << 20
 MAX_NAME_CHARS = 64
 # Of a batch: items that are spoken at the same time, and seconds of sound in all.
 BATCH_AT_ONCE, MAX_BATCH_S = 4, 3600.0

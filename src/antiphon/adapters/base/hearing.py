@@ -26,6 +26,7 @@ class TranscriberProfile:
     second. `max_window_s`: a window is cut between two words here. `context_tokens`: text before the window given to
     the model. `max_tokens`: most one decode may add. `max_prefix_tokens`: a window whose forced prefix is longer is cut. `languages`: ISO-639-1.
     `translates`: into English too. `binds_final`: a final goes on from what was sent; else it is decoded without.
+    `places_words`: its word times are the sound's, and no guess.
     """
 
     id: str
@@ -48,6 +49,7 @@ class TranscriberProfile:
     max_prefix_tokens: int
     translates: bool = True
     binds_final: bool = False
+    places_words: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,10 @@ class Watching(Protocol):
         """A question asked now would be answered from these, by number. Does not wait."""
         ...
 
+    def lose(self, frame: int) -> None:
+        """That frame, by number, is asked about no more. What was answered from it stays said."""
+        ...
+
     async def settled(self) -> None:
         """Wait until all that was seen is known."""
         ...

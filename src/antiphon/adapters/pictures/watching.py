@@ -44,7 +44,7 @@ from antiphon.adapters.text_stream import TextStream
 from antiphon.engine.engine import Engine, EngineSettings, Session
 from antiphon.engine.runner import Runner
 from antiphon.engine.sequence import Finish, Sampling
-from antiphon.engine.weights import best_kind, round_linear
+from antiphon.engine.weights import placed, round_linear
 from antiphon.errors import EngineError, ModelError, Refused
 from antiphon.images import decode
 
@@ -52,6 +52,8 @@ SYSTEM = "You answer questions about what a camera or a screen shows, in one or 
 MAX_TOKENS = 256
 # Of a voice that is not there.
 NO_RATE_HZ = 24_000
+# So many frames are taken in ahead at once, at most.
+MAX_AHEAD = 2
 # Larger pictures are scaled down to this before anything else: no encoder here sees more of them.
 MAX_SIDE = 2048
 
@@ -72,8 +74,7 @@ class PictureModel:
         prefill: Literal["eager", "query"] = "eager",
     ) -> None:
         """Raises ModelError for a checkpoint that does not load."""
-        kind = best_kind(device) if weights == "auto" else weights
-        dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+        kind, dtype = placed(device, weights)
         try:
             # In a thread that ends: see engine/weights.py.
             with ThreadPoolExecutor(1, "load") as thread:
@@ -107,7 +108,7 @@ class PictureModel:
     async def look(self, image: bytes) -> Picture:
         """An encoded image as the decoder sees it. Raises MediaError."""
         prepared = await asyncio.to_thread(lambda: self.family.prepare(decode(image, MAX_SIDE)))
-        return await self.engine.ask(lambda: self.family.look(prepared))
+        return await self.engine.ask_model(lambda: self.family.look(prepared))
 
     async def open(self, instructions: str) -> SeeingPictures:
         """See Watcher."""
@@ -169,8 +170,10 @@ class SeeingPictures:
     def expect(self, frames: tuple[int, ...]) -> None:
         """See Watching."""
         self._expected = frames
-        new = bool(self._shown) or any(n in self._new for n in frames)
-        if self._model.prefill == "eager" and new and not self._answering:
+        wanted = [n for n in sorted(frames) if n in self._new]
+        # Where the sampling shifts with every frame, taking them in ahead would be taking most of them in again.
+        ahead = len(wanted) - self._same(wanted) <= MAX_AHEAD and (wanted or self._shown)
+        if self._model.prefill == "eager" and ahead and not self._answering:
             # The question to come says what went wrong.
             with suppress(EngineError, Refused):
                 self._show(frames)
@@ -178,6 +181,14 @@ class SeeingPictures:
     def forget(self, before_s: float) -> None:
         """See Watching. What a question was answered from leaves with the context (engine/sequence.py)."""
         self._new = {n: (at_s, picture) for n, (at_s, picture) in self._new.items() if at_s >= before_s}
+
+    def lose(self, frame: int) -> None:
+        """See Watching."""
+        self._new.pop(frame, None)
+
+    def _same(self, wanted: Sequence[int]) -> int:
+        """How many of the frames in the turn under way are the first of these."""
+        return next((i for i, (n, _) in enumerate(self._shown) if wanted[i : i + 1] != [n]), len(self._shown))
 
     def _show(self, frames: Sequence[int]) -> None:
         """Make the turn under way hold just the new ones of these."""
@@ -187,7 +198,7 @@ class SeeingPictures:
             session.start_turn()
             self._give(family.turn())
             self._in_turn = True
-        same = next((i for i, (n, _) in enumerate(self._shown) if wanted[i : i + 1] != [n]), len(self._shown))
+        same = self._same(wanted)
         if same < len(self._shown):
             # Where they have left the context already, there is nothing to take back.
             with suppress(EngineError):

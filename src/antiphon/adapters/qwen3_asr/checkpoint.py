@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
 
 from antiphon.adapters.decoder import Decoder
 from antiphon.adapters.qwen3_asr.ears import Ears
+from antiphon.adapters.tensors import Tensors
 from antiphon.adapters.vocabulary import Vocabulary
 
 # Released names to those of `transformers`, in this order.
@@ -29,7 +31,7 @@ AUDIO = (
 )  # fmt: skip
 TEXT = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
-    "max_position_embeddings", "rms_norm_eps", "attention_bias", "tie_word_embeddings",
+    "max_position_embeddings", "rms_norm_eps", "attention_bias",
 )  # fmt: skip
 
 
@@ -49,8 +51,14 @@ def read(folder: Path, device: str, dtype: torch.dtype) -> Parts:
         raise ValueError(f"{given.get('model_type')} is no qwen3_asr")
     kind: Any = Qwen3ASRForConditionalGeneration
     if "thinker_config" in given:
+        with ExitStack() as files:
+            headed = "thinker.lm_head.weight" in Tensors(folder, files, torch.device("cpu"), dtype)
         model = kind.from_pretrained(
-            folder, config=_config(given["thinker_config"]), key_mapping=NAMES, dtype=dtype, local_files_only=True
+            folder,
+            config=_config(given["thinker_config"], headed=headed),
+            key_mapping=NAMES,
+            dtype=dtype,
+            local_files_only=True,
         )
     else:
         model = kind.from_pretrained(folder, dtype=dtype, local_files_only=True)
@@ -58,13 +66,14 @@ def read(folder: Path, device: str, dtype: torch.dtype) -> Parts:
     return Parts(Vocabulary(folder, END), Ears(model.model), Decoder(model.model.language_model, model.lm_head))
 
 
-def _config(thinker: dict[str, Any]) -> Any:
+def _config(thinker: dict[str, Any], *, headed: bool = True) -> Any:
     audio, text = thinker["audio_config"], thinker["text_config"]
     # Its three rows of rotary positions are equal: one does.
-    rope = {"rope_type": "default", "rope_theta": text.get("rope_theta", 1e6)}
+    rope = {"rope_type": "default", "rope_theta": text.get("rope_theta", 5e6)}
     return Qwen3ASRConfig(
         audio_config={k: audio[k] for k in AUDIO if k in audio},
-        text_config={k: text[k] for k in TEXT if k in text} | {"rope_parameters": rope},
+        text_config={k: text[k] for k in TEXT if k in text}
+        | {"rope_parameters": rope, "tie_word_embeddings": not headed},
         audio_token_id=thinker.get("audio_token_id", 151676),
-        tie_word_embeddings=text.get("tie_word_embeddings", True),
+        tie_word_embeddings=not headed,
     )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
-from antiphon.adapters.base import FileInfo, FileOptions, Hypothesis, Segment, TranscriberProfile, Window
+from antiphon.adapters.base import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Window
 from antiphon.adapters.pieces import UNSPACED, characters, spread, words
 from antiphon.adapters.qwen3_asr.checkpoint import END, Parts, read
 from antiphon.adapters.qwen3_asr.ears import UNSURE_FRAMES, Features
@@ -27,8 +27,8 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.engine.engine import Engine, EngineSettings, Session
 from antiphon.engine.runner import Runner
 from antiphon.engine.sequence import Sampling, Token
-from antiphon.engine.weights import best_kind, round_linear
-from antiphon.errors import ModelError
+from antiphon.engine.weights import placed, round_linear
+from antiphon.errors import EngineError, ModelError
 from antiphon.events import Word
 
 CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
@@ -41,7 +41,9 @@ LOOP_TOKENS, LOOP_TIMES = 20, 20
 SLAB_S, SLAB_SLACK_S = 24.0, 8.0
 # Of sound that was told to be of no language.
 NOTHING = "none"
-RESERVE_ROWS = 640
+# A session is promised the rows of a window of half a minute; of a user's hint so much is read.
+RESERVE_ROWS = 1024
+MAX_HINT_CHARS, MAX_HINT_TOKENS = 4000, 512
 
 
 @dataclass(slots=True)
@@ -69,8 +71,7 @@ class Qwen3Asr:
         observe: Callable[[int, int, float], None] | None = None,
     ) -> None:
         """Raises ModelError for a checkpoint that does not load."""
-        kind = best_kind(device) if weights == "auto" else weights
-        dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+        kind, dtype = placed(device, weights)
         try:
             # In a thread that ends: see engine/weights.py.
             with ThreadPoolExecutor(1, "load") as thread:
@@ -102,6 +103,7 @@ class Qwen3Asr:
             max_prefix_tokens=384,
             translates=False,
             binds_final=True,
+            places_words=False,
         )
 
     @property
@@ -181,6 +183,16 @@ class Listening:
 
     async def decode(self, window: Window, temperature: float = 0.0) -> Hypothesis:
         """See Hearing."""
+        try:
+            return await self._decode(window, temperature)
+        except (ModelError, EngineError) as error:
+            # Whatever state it is in: the next window begins anew.
+            self.close()
+            if isinstance(error, ModelError):
+                raise
+            raise ModelError(f"the engine failed: {error}") from error
+
+    async def _decode(self, window: Window, temperature: float) -> Hypothesis:
         model = self._model
         session = self._session = self._session or await model.engine.open(RESERVE_ROWS)
         self._begin(session, window)
@@ -200,14 +212,16 @@ class Listening:
     def _begin(self, session: Session, window: Window) -> None:
         """Make the session hold just the prompt, and of the sound what it knows already."""
         of = (window.start, window.prompt)
-        if self._of != of:
+        # Where there was no room for all of it, some has left.
+        if self._of != of or session.context_start > self._head_rows:
             vocabulary = self._model.parts.vocabulary
             session.rollback(0)
             if self._of is None or self._of[1] != window.prompt or not window.prefix:
                 self._language = ""
             session.append(vocabulary.control("<|im_start|>system\n"))
-            session.append(vocabulary.plain(window.prompt.strip()))
+            session.append(vocabulary.plain(window.prompt.strip()[:MAX_HINT_CHARS])[:MAX_HINT_TOKENS])
             session.append(vocabulary.control(f"{END}\n<|im_start|>user\n<|audio_start|>"))
+            session.pin()
             self._of, self._head_rows, self._finished = of, session.length, []
 
     async def _hear(self, session: Session, pcm: Pcm) -> None:
@@ -225,7 +239,7 @@ class Listening:
                 same += 1
             return same, [(part, ears.encode(part)) for part in parts[same:]]
 
-        same, made = await engine.ask(encode)
+        same, made = await engine.ask_model(encode)
         counts.again += max(0, len(self._finished) - same)
         del self._finished[same:]
         session.rollback(self._finished[-1].end_row if self._finished else self._head_rows)
@@ -278,13 +292,20 @@ class Listening:
         if pieces and not window.prefix and language not in UNSPACED and not pieces[0].text.startswith(" "):
             # As all others: what one window said is followed by what the next does.
             pieces[0] = replace(pieces[0], text=" " + pieces[0].text)
-        times = spread(pieces, window.pcm) if window.words else ()
+        times = self._times(window, pieces, language) if window.words else ()
         return Hypothesis(tuple(pieces), language, sureness, bool(pieces), 0, 0, tuple(times))
+
+    def _times(self, window: Window, pieces: Sequence[Piece], language: str) -> list[Word]:
+        """Where the words of a decode lie, those that it went on from before them."""
+        texts, groups = characters(window.prefix, self._model.parts.vocabulary.text)
+        known = words(texts, groups, [1.0] * len(window.prefix), language)
+        return spread([*known, *pieces], window.pcm)[len(known) :]
 
     def close(self) -> None:
         """See Hearing."""
-        if self._session:
-            self._session.close()
+        session, self._session, self._of, self._finished = self._session, None, None, []
+        if session:
+            session.close()
 
 
 def _most(window: Window) -> int:

@@ -17,7 +17,7 @@ from antiphon.adapters.decoder import Decoder
 from antiphon.adapters.qwen3_tts.cloning import Speaker
 from antiphon.adapters.qwen3_tts.talking import MANNER, Inner, Manner, Projection
 from antiphon.adapters.qwen3_tts.vocoder import Vocoder
-from antiphon.adapters.tensors import Tensors, fill
+from antiphon.adapters.tensors import Tensors, fill, plain
 from antiphon.adapters.vocabulary import Vocabulary
 from antiphon.engine.sequence import Sampling
 
@@ -110,7 +110,12 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
         if parts.speaker is not None:
             fill(parts.speaker, Tensors(folder, files, device, torch.float32), {"": "speaker_encoder."})
         if parts.encoder is not None:
-            fill(parts.encoder, sounds, {"": "encoder."})
+            # `transformers` 5 has the two halves apart; a checkpoint has not, and here only one of them.
+            fill(
+                parts.encoder,
+                sounds,
+                {"encoder.encoder_seanet.": "encoder.encoder.", "encoder.": "encoder.", "": "encoder."},
+            )
     return parts
 
 
@@ -129,7 +134,11 @@ def build(config: dict[str, Any], sound: dict[str, Any], vocabulary: Vocabulary,
         projection = Projection(int(talker["text_hidden_size"]), width)
         vocoder = Vocoder(sound["decoder_config"])
         clones = config.get("tts_model_type") == "base"
-        encoder = MimiModel(MimiConfig(**sound["encoder_config"])) if clones and "encoder_config" in sound else None
+        encoder = None
+        if clones and "encoder_config" in sound:
+            mimi = MimiConfig(**plain(sound["encoder_config"]))
+            mimi.decoder_config = None
+            encoder = MimiModel(mimi)
     speaker = Speaker(config["speaker_encoder_config"]) if clones else None
     marks = Marks(
         talker["codec_eos_token_id"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import io
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import wrap
 
 import torch
 
@@ -20,11 +20,11 @@ from antiphon.adapters.qwen3_tts.cloning import RATE_HZ, Sample, codes_of
 from antiphon.adapters.qwen3_tts.talking import Inners, Manner, frames
 from antiphon.adapters.qwen3_tts.vocoder import Past
 from antiphon.audio import Pcm
-from antiphon.audio.containers import decode_all
+from antiphon.audio.containers import decode_beginning
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.runner import Runner
-from antiphon.engine.weights import best_kind, round_linear
-from antiphon.errors import MediaError, ModelError, RemoteProtocolError
+from antiphon.engine.weights import placed, round_linear
+from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events import VoiceSample
 from antiphon.splitter import Splitter
 
@@ -47,7 +47,11 @@ MAX_CHARS = 600
 RESERVE_ROWS = 512
 DESIGNED = "designed"
 # Of a sample so much is heard, in seconds; so many are remembered.
-MAX_SAMPLE_S, MAX_HEARD = 30, 32
+MAX_SAMPLE_S, MIN_SAMPLE_S, MAX_HEARD = 30, 0.25, 8
+# Frames that the vocoder is given at once, at most: others wait for it.
+MAX_VOCODED = 25
+# Text that comes without a space or a mark is cut here, in characters.
+MAX_WORD = 200
 MARKS = "，。！？；：、"
 
 
@@ -78,8 +82,7 @@ class Qwen3Tts:
         observe: Callable[[int, int, float], None] | None = None,
     ) -> None:
         """Raises ModelError for a checkpoint that does not load."""
-        kind = best_kind(device) if weights == "auto" else weights
-        dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+        kind, dtype = placed(device, weights)
         where = torch.device(device)
         try:
             # In a thread that ends: see engine/weights.py.
@@ -107,7 +110,7 @@ class Qwen3Tts:
             tasks=({"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}[parts.kind],),
         )
         # The voices heard last, so that a conversation in one voice hears it once.
-        self._heard: dict[tuple[object, ...], Sample] = {}
+        self._heard: dict[tuple[bytes, str], tuple[Sample, Past]] = {}
         self._names = {CODES[n]: n for n in parts.languages if n in CODES}
 
     async def speak(
@@ -125,27 +128,24 @@ class Qwen3Tts:
     async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[Sound, None]:
         """See Synthesizer."""
         feed = _words(texts, self.parts.vocabulary.plain)
+        # A sound has an end; where there is more text, it goes on with another.
         async for first in feed:
             async with aclosing(self._sounds(first, feed, options)) as sounds:
                 async for sound in sounds:
                     yield sound
-            return
 
     async def _sounds(
         self, ids: Sequence[int], more: AsyncIterator[list[int]] | None, options: VoiceOptions
     ) -> AsyncGenerator[Sound, None]:
-        sample = await self._sample(options.sample) if options.sample else None
+        sample, past = await self._sample(options.sample) if options.sample else (None, Past())
         # As its makers do: a text in a voice of the model's own is read before it is spoken, one in another's while it is.
         whole = more is None and sample is None
         reading = Reading(options.voice, options.language, options.instructions, sample, whole=whole)
         seeded = self.parts.manner
         if options.seed is not None:
             seeded = Manner(replace(seeded.first, seed=options.seed), replace(seeded.inner, seed=options.seed + 1))
-        past, held, sizes = Past(), list[list[int]](), _sizes(options.first_frames)
+        held, sizes = list[list[int]](), _sizes(options.first_frames)
         size, count = next(sizes), 0
-        if sample and sample.codes:
-            # Its sound goes on from the sample's.
-            await self.engine.ask(lambda: self.parts.vocoder(sample.codes, past))
         async with aclosing(self.frames(ids, more, reading, seeded, options.max_frames)) as made:
             async for frame in made:
                 held.append(frame)
@@ -156,7 +156,7 @@ class Qwen3Tts:
             yield await self._sound(held, past, count)
 
     async def _sound(self, held: list[list[int]], past: Past, before: int) -> Sound:
-        pcm = await self.engine.ask(lambda: self.parts.vocoder(held, past))
+        pcm = await self.engine.ask_model(lambda: self.parts.vocoder(held, past))
         return Sound(pcm.numpy(), num_symbols=0 if before else 1, num_frames=len(held))
 
     async def frames(
@@ -170,18 +170,24 @@ class Qwen3Tts:
         """Frames of codes of a text's tokens; `more` follow them, token by token. Raises ModelError, EngineError, Refused."""
         session, parts = await self.engine.open(RESERVE_ROWS), self.parts
         try:
-            rows, left = await self.engine.ask(lambda: self._rows(ids, reading))
+            rows, left = await self.engine.ask_model(lambda: self._rows(ids, reading, live=more is not None))
             session.append_embeddings(rows)
+            session.pin()
             text = _Text(self, left, more)
             size = int(parts.decoder.config.vocab_size)
             async with aclosing(frames(session, self.inners, text.next, manner, parts.marks.end, size, most)) as made:
                 async for frame in made:
                     yield frame
+        except EngineError as error:
+            raise ModelError(f"the engine failed: {error}") from error
         finally:
             session.close()
 
-    async def _sample(self, given: VoiceSample) -> Sample:
-        """Raises RemoteProtocolError for what is no sound, or another model's embedding."""
+    async def _sample(self, given: VoiceSample) -> tuple[Sample, Past]:
+        """A voice, and what the vocoder has seen of it: its sound goes on from the sample's.
+
+        Raises RemoteProtocolError for what is no sound, or another model's embedding.
+        """
         parts = self.parts
         if given.embedding:
             width = int(parts.decoder.config.hidden_size)
@@ -189,20 +195,23 @@ class Qwen3Tts:
                 raise RemoteProtocolError(
                     "invalid_value", f"speaker_embedding has {width} numbers here", "speaker_embedding"
                 )
-            return Sample(torch.tensor(given.embedding))
-        key = (hashlib.sha256(given.sound).digest(), given.text)
+            return Sample(torch.tensor(given.embedding)), Past()
+        key = (given.sound, given.text)
         if key not in self._heard:
             try:
-                pcm = await asyncio.to_thread(_decoded, given.sound)
+                pcm = await asyncio.to_thread(decode_beginning, io.BytesIO(given.sound), RATE_HZ, MAX_SAMPLE_S)
             except MediaError as error:
                 raise RemoteProtocolError(
                     "invalid_value", f"Invalid value for 'ref_audio': {error}.", "ref_audio"
                 ) from None
-            made = await self.listen(pcm, given.text)
+            made, past = await self.listen(pcm, given.text), Past()
+            for at in range(0, len(made.codes), MAX_VOCODED):
+                await self._sound([list(f) for f in made.codes[at : at + MAX_VOCODED]], past, at)
             while len(self._heard) >= MAX_HEARD:
                 self._heard.pop(next(iter(self._heard)))
-            self._heard[key] = made
-        return self._heard[key]
+            self._heard[key] = (made, past)
+        found, primed = self._heard[key]
+        return found, Past(dict(primed.seen), primed.frames)
 
     async def listen(self, pcm: Pcm, text: str = "") -> Sample:
         """A voice to speak with, from a sample of it: float32 [num_samples], 24 kHz; with what it says it is followed more closely.
@@ -212,12 +221,14 @@ class Qwen3Tts:
         parts = self.parts
         if parts.speaker is None:
             raise RemoteProtocolError("not_supported", "The loaded model speaks with its own voices only.", "ref_audio")
+        if len(pcm) < MIN_SAMPLE_S * RATE_HZ:
+            raise RemoteProtocolError("invalid_value", f"a voice needs {MIN_SAMPLE_S} s of sound and more", "ref_audio")
         speaker = parts.speaker
-        who = await self.engine.ask(lambda: speaker(pcm))
+        who = await self.engine.ask_model(lambda: speaker(pcm))
         if not text or parts.encoder is None:
             return Sample(who)
         count = len(parts.inner.lm_head) + 1
-        codes = await self.engine.ask(lambda: codes_of(parts.encoder, pcm, count, parts.frame_samples))
+        codes = await self.engine.ask_model(lambda: codes_of(parts.encoder, pcm, count, parts.frame_samples))
         return Sample(who, tuple(parts.vocabulary.plain(text)), codes)
 
     @torch.inference_mode()
@@ -228,8 +239,11 @@ class Qwen3Tts:
         return out
 
     @torch.inference_mode()
-    def _rows(self, ids: Sequence[int], reading: Reading) -> tuple[torch.Tensor, list[int] | None]:
+    def _rows(
+        self, ids: Sequence[int], reading: Reading, *, live: bool = False
+    ) -> tuple[torch.Tensor, list[int] | None]:
         """What the talker knows before its first frame [n, width], and the text's tokens that are left for the frames; None: its end was told too.
+        `live`: these are not all of the text's.
 
         In the engine's thread.
         """
@@ -256,14 +270,14 @@ class Qwen3Tts:
         bos, left = self._codes(marks.bos), None
         if sample is not None and sample.codes:
             said = torch.cat((bos, self._frames(sample.codes)))
-            text = [*sample.text, *ids, marks.text_eos]
+            text = [*sample.text, *ids, *([] if live else [marks.text_eos])]
             if reading.whole:
                 out += [self.text_rows(text) + self._codes(marks.pad), said + self.text_rows([marks.text_pad])]
             else:
                 beside = text[: len(said)] + [marks.text_pad] * (len(said) - len(text))
                 out.append(self.text_rows(beside) + said)
-                # The end is one of these.
-                left = text[len(said) :] or None
+                # The end is one of these, or is still to come.
+                left = text[len(said) :] or ([] if live else None)
         elif reading.whole:
             out.append(self.text_rows([*ids, marks.text_eos]) + self._codes(marks.pad))
             out.append(self.text_rows([marks.text_pad]) + bos)
@@ -326,12 +340,17 @@ class _Text:
 
 async def _words(texts: AsyncIterator[str], encode: Callable[[str], list[int]]) -> AsyncGenerator[list[int], None]:
     """Tokens of a text that comes in pieces: of whole words, as of the whole text's."""
-    held = ""
+    held, seen = "", 1
     async for text in texts:
         held += text
-        if cut := max((i for i in range(1, len(held)) if _apart(held, i)), default=0):
+        cut = max((i for i in range(seen, len(held)) if _apart(held, i)), default=0)
+        if not cut and len(held) > MAX_WORD:
+            cut = len(held)
+        if cut:
             yield encode(held[:cut])
             held = held[cut:]
+        # Of the last character it is not known yet.
+        seen = max(1, len(held) - 1)
     if held.strip():
         yield encode(held)
 
@@ -344,10 +363,14 @@ def _apart(text: str, at: int) -> bool:
 
 
 def _in_parts(text: str) -> Iterator[str]:
-    """A text at most MAX_CHARS at a time, cut behind sentences."""
+    """A text at most MAX_CHARS at a time, cut behind sentences, or words where there is none."""
+    if len(text) <= MAX_CHARS:
+        yield text
+        return
     splitter = Splitter("sentence")
     held = ""
-    for unit in (*splitter.feed(text), *splitter.flush()):
+    sentences = (*splitter.feed(text), *splitter.flush())
+    for unit in (part for sentence in sentences for part in wrap(sentence, MAX_CHARS)):
         if held and len(held) + len(unit) > MAX_CHARS:
             yield held
             held = ""
@@ -356,12 +379,9 @@ def _in_parts(text: str) -> Iterator[str]:
         yield held
 
 
-def _decoded(sound: bytes) -> Pcm:
-    return decode_all(io.BytesIO(sound), RATE_HZ)[: MAX_SAMPLE_S * RATE_HZ]
-
-
 def _sizes(first: int | None) -> Iterator[int]:
     if first:
+        first = min(first, MAX_VOCODED)
         yield first
     yield from (size for size in CHUNKS if size > (first or 0))
     while True:

@@ -127,15 +127,31 @@ class Inners:
             thoughts = torch.stack([a.thought for a in batch]).to(like.device, like.dtype)
             with torch.inference_mode():
                 first = self._first(torch.tensor([a.code for a in batch], device=like.device))
-            codes, summed = self._inner(thoughts, first, [a.choose for a in batch])
+            choose = [_Guarded(a.choose) for a in batch]
+            codes, summed = self._inner(thoughts, first, choose)
         except Exception as error:
             # The edge of the model: whatever it raises fails those who asked, never the engine.
             failure = error if isinstance(error, ModelError) else ModelError(f"{type(error).__name__}: {error}")
             for asked in batch:
                 self._engine.deliver(asked.loop, partial(_tell, asked.done, failure))
             return
-        for asked, mine, row in zip(batch, codes, summed, strict=True):
-            self._engine.deliver(asked.loop, partial(_tell, asked.done, (mine, row)))
+        for asked, chose, mine, row in zip(batch, choose, codes, summed, strict=True):
+            self._engine.deliver(asked.loop, partial(_tell, asked.done, chose.failure or (mine, row)))
+
+
+class _Guarded:
+    """A chooser whose failure is its own session's."""
+
+    def __init__(self, choose: Callable[[torch.Tensor], int]) -> None:
+        self._choose = choose
+        self.failure: ModelError | None = None
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        try:
+            return self._choose(logits)
+        except ModelError as error:
+            self.failure = error
+            return 0
 
 
 def _tell(
