@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.adapters.base import NativeOptions, Unit
+from antiphon.adapters.base import NativeOptions, NativeStep, Speaks, Unit
 from antiphon.adapters.minicpmo.native import Conversing, MiniCpmO
 from tests.adapters import tiny_minicpmo as tiny
 
@@ -113,3 +113,18 @@ def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
 
     converse(model, OPTIONS, compare)
     model.close()
+
+
+def test_rounded_weights_converse(folder: Path) -> None:
+    async def main() -> list[NativeStep]:
+        model = MiniCpmO(folder, "tiny", weights="int8", threads=1, window=tiny.WINDOW)
+        talk = await model.open(NativeOptions(tiny.PROMPT, temperature=0.0, listens_first=0))
+        steps = []
+        for number in range(16):
+            await talk.append(Unit(tiny.sound(number)))
+            steps.append(await talk.step())
+        talk.close()
+        model.close()
+        return steps
+
+    assert any(isinstance(step, Speaks) for step in asyncio.run(main()))

@@ -22,7 +22,7 @@ from antiphon.adapters.text_stream import TextStream
 from antiphon.engine.engine import Engine, EngineSettings, Session
 from antiphon.engine.runner import Runner
 from antiphon.engine.sequence import Sampling, Token
-from antiphon.engine.weights import best_kind
+from antiphon.engine.weights import placed, round_linear
 from antiphon.images import decode
 
 UNIT_S = 1.0
@@ -56,8 +56,7 @@ class MiniCpmO:
         vocoder: Vocoder | None = None,
     ) -> None:
         """Raises ModelError for a folder that is no such checkpoint."""
-        kind = best_kind(device) if weights == "auto" else weights
-        dtype = torch.float32 if kind == "fp32" else torch.bfloat16
+        kind, dtype = placed(device, weights)
         where = torch.device(device)
         if threads and device == "cpu":
             torch.set_num_threads(threads)
@@ -67,7 +66,11 @@ class MiniCpmO:
             self.parts = read(source, where, dtype)
             vocoder = vocoder or token2wav.load(source)
         self.vocoder = vocoder
-        decoder = Runner(self.parts.decoder, where, dtype, dtype, keys_turn_by_halves=True)
+        wide = dtype
+        if kind == "int8":
+            round_linear(self.parts.decoder)
+            wide = torch.float32
+        decoder = Runner(self.parts.decoder, where, wide, dtype, keys_turn_by_halves=True)
         self.engine = Engine(decoder, settings, observe=observe)
         self.voices = Engine(Runner(self.parts.codes, where, dtype, dtype), settings, observe=observe)
         context = self.engine.scheduler.limits.context_rows
