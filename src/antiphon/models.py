@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from importlib import import_module
@@ -38,7 +39,7 @@ from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.engine.engine import EngineSettings
 from antiphon.errors import SettingsError, StoreError
 from antiphon.lanes import Lane
-from antiphon.settings import ModelSettings, Settings
+from antiphon.settings import WEIGHTS, ModelSettings, Settings
 from antiphon.store import MODELS, Model, Store
 from antiphon.store.registry import Role, profile
 
@@ -51,6 +52,8 @@ JUDGING: tuple[Role, ...] = ("turn",)
 CONVERSING: tuple[Role, ...] = ("partner",)
 SEEING: tuple[Role, ...] = ("watcher",)
 EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING + CONVERSING + SEEING
+# Roles whose models can be put on a device of their own.
+PLACED: tuple[Role, ...] = ("transcriber", "language", "synthesizer", "partner", "watcher")
 # Whose work is an engine's, not a lane's.
 STEPPED = ("causal_lm", "minicpmo", "pictures", "qwen3_asr", "qwen3_tts")
 
@@ -179,6 +182,7 @@ def num_workers(settings: ModelSettings) -> int:
 
 def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Model | LocalModel, ...]:
     """The models of these roles that the settings name. Raises SettingsError for a name that is none of its role."""
+    placement(settings, "language")
     found: list[Model | LocalModel] = [m for m in profile(settings.models.profile) if m.role in roles]
     language, synthesizer = settings.engine.language_model, settings.speech.synthesizer
     if language and "language" in roles:
@@ -246,7 +250,8 @@ def prepare(settings: Settings, store: Store, model: Model | LocalModel) -> Path
     if isinstance(model, LocalModel):
         name += "-" + hashlib.sha256(str(model.path).encode()).hexdigest()[:8]
     make = _named(PREPARERS[model.adapter])
-    folder: Path = make(source, store.home, name, settings.engine.weights, settings.models.device)
+    device, weights = placement(settings, model.role)
+    folder: Path = make(source, store.home, name, weights, device)
     return folder
 
 
@@ -300,12 +305,27 @@ def load(
     )
 
 
+def placement(settings: Settings, role: Role) -> tuple[str, str]:
+    """Where the model of a role runs, and as which weights. Raises SettingsError."""
+    found = (settings.models.device, settings.engine.weights)
+    for given in filter(None, (part.strip() for part in settings.models.placement.split(","))):
+        name, _, where = given.partition("=")
+        device, _, weights = where.partition("/")
+        if name not in PLACED or not re.fullmatch(r"cpu|cuda(:\d+)?", device) or (weights and weights not in WEIGHTS):
+            expected = f"ROLE=DEVICE[/WEIGHTS], of {', '.join(PLACED)}; cpu, cuda, cuda:1; {', '.join(WEIGHTS)}"
+            raise SettingsError(f"--placement {given}: expected {expected}")
+        if name == role:
+            found = (device, weights or found[1])
+    return found
+
+
 def _options(settings: Settings, role: Role) -> dict[str, Any]:
     models = settings.models
     match role:
         case "transcriber":
             return {
-                "device": models.device,
+                # CTranslate2 tells devices of a kind apart by another name.
+                "device": placement(settings, role)[0].partition(":")[0],
                 "compute_type": models.compute_type,
                 "workers": num_workers(models),
                 "max_queue": models.max_queue,
@@ -321,7 +341,7 @@ def _options(settings: Settings, role: Role) -> dict[str, Any]:
 
 
 def _stepped_options(settings: Settings, role: Role) -> dict[str, Any]:
-    models, engine = settings.models, settings.engine
+    engine, (device, weights) = settings.engine, placement(settings, role)
     more = {"prefill": engine.watcher_prefill} if role == "watcher" else {}
     kv = EngineSettings(
         kv_bytes=engine.kv_mb << 20,
@@ -335,8 +355,8 @@ def _stepped_options(settings: Settings, role: Role) -> dict[str, Any]:
     )
     return more | {
         "settings": kv,
-        "device": models.device,
-        "weights": engine.weights,
+        "device": device,
+        "weights": weights,
         "threads": engine.engine_threads,
     }
 

@@ -76,6 +76,10 @@ class AudioSettings:
     )
 
 
+# Types of weights; `auto` is what suits the device.
+WEIGHTS = ("auto", "int8", "bf16", "fp32")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     profile: str = option("default", "Set of models to load.", choices=("default", "light"))
@@ -86,6 +90,11 @@ class ModelSettings:
     models_from: str = option("", "A local folder that is searched for model files first.")
     offline: bool = option(False, "Never touch the network; use what is there.")
     device: str = option("cpu", "Where models run.", choices=("cpu", "cuda"))
+    placement: str = option(
+        "",
+        "Where single models run, and as which weights, in place of `--device` and `--weights`: `ROLE=DEVICE[/WEIGHTS]`, comma separated, as in "
+        "`partner=cuda:0,transcriber=cuda:1,synthesizer=cpu/int8`.",
+    )
     compute_type: str = option("int8", "Numeric type of the Whisper weights, as CTranslate2 names it.")
     workers: int = option(0, "Parallel model workers, one thread each; 0 means one a core.", low=0)
     max_queue: int = option(256, "Jobs that may wait at one model before new ones are refused.", low=1)
@@ -112,7 +121,7 @@ class EngineOptions:
     weights: str = option(
         "auto",
         "Type of the language model's weights; `auto` takes what the device multiplies fastest.",
-        choices=("auto", "int8", "bf16", "fp32"),
+        choices=WEIGHTS,
     )
     engine_threads: int = option(0, "Threads of a language model's step; 0 means one a core.", low=0)
     kv_mb: int = option(2048, "Memory for the KV of live conversations, in MB.", low=1)

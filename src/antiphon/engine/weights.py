@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 INT8_FILE = "int8.safetensors"
 SCALE = ".scale"
-KINDS = ("auto", "int8", "bf16", "fp32")
 # Activations are unsigned, around this: without AMX, signed ones have no fast kernel (1,000 ms instead of 1.2 for one product of
 # the 0.5B model); the results are the same to the bit.
 ZERO = 128
@@ -50,7 +49,7 @@ def best_kind(device: str) -> str:
 
 def placed(device: str, weights: str) -> tuple[str, torch.dtype]:
     """The type of weights asked for on a device, and what a part that is not rounded is kept in. Raises ModelError for a device that is not there."""
-    if device == "cuda" and not torch.cuda.is_available():
+    if device != "cpu" and not torch.cuda.is_available():
         raise ModelError("no CUDA device is to be found: set --device cpu")
     kind = best_kind(device) if weights == "auto" else weights
     if kind == "int8" and device != "cpu":
@@ -72,14 +71,11 @@ def load_model(folder: Path, *, device: str = "cpu", weights: str = "auto", thre
 
 
 def _load(folder: Path, device: str, weights: str, threads: int) -> Runner:
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ModelError("no CUDA device is to be found: set --device cpu")
+    kind, dtype = placed(device, weights)
     if device == "cpu":
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
-    kind = best_kind(device) if weights == "auto" else weights
     if kind == "int8":
         return Runner(_int8_model(folder), kv_dtype=torch.bfloat16)
-    dtype = torch.float32 if kind == "fp32" else torch.bfloat16
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     model = model.to(device).eval()
     return Runner(model, torch.device(device), dtype, dtype)

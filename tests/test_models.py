@@ -1,0 +1,59 @@
+"""Which models the settings name, and where each runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from antiphon.errors import SettingsError
+from antiphon.models import LocalModel, chosen, placement
+from antiphon.settings import EngineOptions, ModelSettings, Settings, SpeechSettings
+
+
+def placed(text: str, role: str) -> tuple[str, str]:
+    return placement(Settings(models=ModelSettings(placement=text)), role)  # type: ignore[arg-type]
+
+
+def test_models_run_where_they_are_put() -> None:
+    text = "partner=cuda:0, transcriber=cuda:1,synthesizer=cpu/int8"
+    assert placed(text, "partner") == ("cuda:0", "auto")
+    assert placed(text, "transcriber") == ("cuda:1", "auto")
+    assert placed(text, "synthesizer") == ("cpu", "int8")
+    assert placed(text, "language") == ("cpu", "auto")
+    settings = Settings(
+        models=ModelSettings(device="cuda", placement="watcher=cpu"), engine=EngineOptions(weights="bf16")
+    )
+    assert placement(settings, "watcher") == ("cpu", "bf16")
+    assert placement(settings, "language") == ("cuda", "bf16")
+
+
+@pytest.mark.parametrize("wrong", ["vad=cpu", "partner", "partner=tpu", "partner=cuda:x", "partner=cpu/int3", "=cpu"])
+def test_a_placement_that_cannot_be_is_named_at_the_start(wrong: str) -> None:
+    with pytest.raises(SettingsError, match="--placement"):
+        chosen(Settings(models=ModelSettings(placement=wrong)))
+
+
+def test_models_of_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    own = str(tmp_path)
+    settings = Settings(
+        models=ModelSettings(transcriber=own),
+        engine=EngineOptions(partner=own, watcher=own),
+        speech=SpeechSettings(synthesizer=own),
+    )
+    found = {m.role: m.adapter for m in chosen(settings) if isinstance(m, LocalModel)}
+    assert found == {
+        "transcriber": "qwen3_asr",
+        "synthesizer": "qwen3_tts",
+        "partner": "minicpmo",
+        "watcher": "pictures",
+    }
+    assert [
+        m.id for m in chosen(Settings(models=ModelSettings(transcriber="whisper-tiny.en"))) if m.role == "transcriber"
+    ] == ["whisper-tiny.en"]
+    for wrong in (ModelSettings(transcriber="nobody"), ModelSettings(transcriber="hibari-heart")):
+        with pytest.raises(SettingsError, match="--transcriber"):
+            chosen(Settings(models=wrong))
+    with pytest.raises(SettingsError, match="--voice"):
+        chosen(Settings(speech=SpeechSettings(synthesizer=own, voices=("emma",))))
