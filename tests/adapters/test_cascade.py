@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -75,8 +77,8 @@ class Writer:
 class Voice:
     """A tenth of a second a unit's word."""
 
-    def __init__(self) -> None:
-        self.profile = SynthesizerProfile("voice", RATE_HZ, ("one",), ("en",), (0.5, 2.0), word_times=True)
+    def __init__(self, word_times: bool = True) -> None:
+        self.profile = SynthesizerProfile("voice", RATE_HZ, ("one",), ("en",), (0.5, 2.0), word_times)
         self.units: list[str] = []
         self.left = 0
 
@@ -91,7 +93,8 @@ class Voice:
                 raise ModelError("the voice broke")
             for k, word in enumerate(text.split()):
                 await asyncio.sleep(0)
-                yield Sound(np.zeros(RATE_HZ // 10, np.float32), (Word(word, k / 10, (k + 1) / 10, 1.0),))
+                words = (Word(word, k / 10, (k + 1) / 10, 1.0),) if self.profile.word_times else ()
+                yield Sound(np.zeros(RATE_HZ // 10, np.float32), words)
         finally:
             self.left += 1
 
@@ -103,6 +106,52 @@ async def answers(
     options = VoiceOptions("one") if speaks else None
     async with aclosing(talk.respond((Message("user", "Hi"),), ReplyOptions(), options)) as parts:
         return [p async for p in parts]
+
+
+class LiveVoice(Voice):
+    """Says each word as it comes."""
+
+    def __init__(self) -> None:
+        super().__init__(word_times=False)
+        self.profile = replace(self.profile, streams_text=True)
+
+    async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[Sound, None]:
+        try:
+            async for text in texts:
+                self.units.append(text)
+                if "broken" in text:
+                    raise ModelError("the voice broke")
+                yield Sound(np.zeros(RATE_HZ // 10, np.float32))
+        finally:
+            self.left += 1
+
+
+def test_a_voice_that_reads_while_it_speaks_is_given_the_text_as_it_is_written() -> None:
+    voice = LiveVoice()
+    out = asyncio.run(answers(Writer("One two three, four."), voice))
+    assert voice.units == ["One ", "two ", "three, ", "four. "]
+    assert len([p for p in out if isinstance(p, Speaking) and len(p.pcm)]) == 4
+    words = [w for p in out if isinstance(p, Speaking) for w in p.words]
+    assert [w.text for w in words] == ["One", "two", "three,", "four."]
+    assert words[-1].end_s == pytest.approx(0.4)
+    assert isinstance(out[-1], ReplyDone)
+    # The first sound is there before the last word is.
+    kinds = [type(p) for p in out]
+    assert kinds.index(Speaking) < len(kinds) - 1 - kinds[::-1].index(TextDelta)
+    broken = LiveVoice()
+    with pytest.raises(ModelError, match="broke"):
+        asyncio.run(answers(Writer("One broken two"), broken))
+    assert (voice.left, broken.left) == (1, 1)
+
+
+def test_a_voice_that_does_not_say_where_words_lie_has_them_guessed() -> None:
+    voice = Voice(word_times=False)
+    out = asyncio.run(answers(Writer("One two three four five six. Seven eight."), voice))
+    words = [w for p in out if isinstance(p, Speaking) for w in p.words]
+    assert [w.text for w in words] == ["One", "two", "three", "four", "five", "six.", "Seven", "eight."]
+    assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(words))
+    # A unit's words end with its sound.
+    assert words[-1].end_s == pytest.approx(0.8)
 
 
 def test_a_long_sentence_is_spoken_in_breaths_where_sound_would_run_out() -> None:

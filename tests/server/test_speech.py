@@ -420,7 +420,7 @@ def test_an_error_is_never_a_200(speaker: Process, fields: dict[str, Any], statu
 def test_a_body_that_is_no_json_or_too_large(speaker: Process) -> None:
     assert httpx.post(f"{speaker.url}/v1/audio/speech", content=b"{").status_code == 400
     assert httpx.post(f"{speaker.url}/v1/audio/speech", content=b"[]").status_code == 400
-    assert httpx.post(f"{speaker.url}/v1/audio/speech", content=b"x" * (9 << 20)).status_code == 413
+    assert httpx.post(f"{speaker.url}/v1/audio/speech", content=b"x" * (17 << 20)).status_code == 413
     assert httpx.get(f"{speaker.url}/v1/audio/speech").status_code == 405
 
 

@@ -12,11 +12,15 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import cast
+
+import numpy as np
 
 from antiphon.adapters.base import (
     Answer,
     Dialogue,
     LanguageModel,
+    LiveSynthesizer,
     Message,
     PartnerProfile,
     ReplyDone,
@@ -29,7 +33,9 @@ from antiphon.adapters.base import (
     Urgency,
     VoiceOptions,
 )
+from antiphon.adapters.paced_words import PacedWords
 from antiphon.errors import RemoteProtocolError
+from antiphon.events import Word
 from antiphon.splitter import Splitter
 
 # A first unit shorter than this waits for more: "Well," alone would be followed by a gap.
@@ -42,6 +48,7 @@ FIRST_WORDS = 3
 RUNNING_OUT_S, FEWEST_WORDS = 0.3, 3
 # Bound: outputs nobody has read; the makers wait.
 MAX_WAITING = 64
+NO_SOUND = np.zeros(0, np.float32)
 
 
 class Cascade:
@@ -154,7 +161,8 @@ class _Talk:
         out: asyncio.Queue[Answer | BaseException | None],
         pace: _Pace,
     ) -> None:
-        splitter, first = Splitter("clause"), ""
+        assert self._synthesizer
+        splitter, first, live = Splitter("clause"), "", self._synthesizer.profile.streams_text
 
         def speak(unit: str) -> None:
             pace.waiting += 1
@@ -165,6 +173,10 @@ class _Talk:
             async for reply in replies:
                 await out.put(reply)
                 if not isinstance(reply, TextDelta):
+                    continue
+                if live:
+                    # It reads while it speaks: there is nothing to be cut.
+                    units.put_nowait(reply.text)
                     continue
                 for unit in splitter.feed(reply.text):
                     if splitter.granularity == "sentence":
@@ -193,23 +205,43 @@ class _Talk:
     ) -> None:
         assert self._synthesizer
         rate_hz, at_s = self._synthesizer.profile.sample_rate_hz, 0.0
+        if self._synthesizer.profile.streams_text:
+            live, paced = cast(LiveSynthesizer, self._synthesizer), PacedWords()
+            async with aclosing(live.speak_live(_pieces(units, paced), voice)) as sounds:
+                async for sound in sounds:
+                    await out.put(Speaking(sound.pcm, paced.sound(len(sound.pcm) / rate_hz)))
+            await out.put(Speaking(NO_SOUND, paced.end()))
+            return
         while (unit := await units.get()) is not None:
-            began_s = at_s
+            began_s, paced = at_s, PacedWords()
+            if not self._synthesizer.profile.word_times:
+                paced.write(unit)
             try:
                 async with aclosing(self._synthesizer.speak(unit, voice, lambda: Urgency.FINAL)) as sounds:
                     async for sound in sounds:
-                        words = tuple(
-                            replace(w, start_s=began_s + w.start_s, end_s=began_s + w.end_s) for w in sound.words
-                        )
-                        at_s += len(sound.pcm) / rate_hz
-                        pace.made(len(sound.pcm) / rate_hz)
+                        length_s = len(sound.pcm) / rate_hz
+                        words = _moved(sound.words or paced.sound(length_s), began_s)
+                        at_s += length_s
+                        pace.made(length_s)
                         if len(sound.pcm) or words:
                             await out.put(Speaking(sound.pcm, words))
+                if words := _moved(paced.end(), began_s):
+                    await out.put(Speaking(NO_SOUND, words))
             except RemoteProtocolError:
                 # A unit that the voice cannot speak is text all the same.
                 continue
             finally:
                 pace.waiting -= 1
+
+
+def _moved(words: Sequence[Word], by_s: float) -> tuple[Word, ...]:
+    return tuple(replace(w, start_s=by_s + w.start_s, end_s=by_s + w.end_s) for w in words)
+
+
+async def _pieces(units: asyncio.Queue[str | None], paced: PacedWords) -> AsyncGenerator[str, None]:
+    while (piece := await units.get()) is not None:
+        paced.write(piece)
+        yield piece
 
 
 async def _guarded(
