@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import itertools
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from antiphon.adapters.base import (
     Answer,
+    ImagePart,
     Message,
     PartnerProfile,
     ReplyDone,
     ReplyOptions,
+    SoundPart,
     Speaking,
     TextDelta,
     Tool,
@@ -108,6 +113,7 @@ class Scene:
 
     def __init__(self, **config: Any) -> None:
         self.partner = Partner(config.pop("fails", False))
+        self.partner.profile = replace(self.partner.profile, takes_media=config.pop("takes_media", False))
         self.out: list[Any] = []
         self.overlaps: list[Any] = []
         count = itertools.count()
@@ -577,7 +583,7 @@ def test_an_answer_waits_until_the_images_are_read() -> None:
 
 async def _reads() -> None:
     async with Scene(speaks=False) as scene:
-        scene.session._reader = reader = Reader()
+        scene.session._looking._reader = reader = Reader()
         scene.partner.go.set()
         await scene.session.handle(shown("a", "YWJj"))
         await scene.session.handle(ResponseAsked())
@@ -588,6 +594,81 @@ async def _reads() -> None:
         assert "Gate 7\n11:20" in scene.partner.asked[0][0].text
         assert scene.partner.asked[0][0].text.startswith("When?")
         assert not [o for o in scene.out if isinstance(o, Rejected)]
+
+
+async def looked_at(scene: Scene, item: ItemCreated) -> None:
+    """The item, once its images are known."""
+    done, looking = asyncio.Event(), scene.session._looking
+    then = looking._done
+
+    async def told() -> None:
+        await then()
+        done.set()
+
+    looking._done = told
+    await scene.session.handle(item)
+    await done.wait()
+
+
+def test_a_partner_that_hears_and_sees_is_given_what_was_said_and_shown() -> None:
+    play(_hears_and_sees())
+
+
+async def _hears_and_sees() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    async with Scene(speaks=False, takes_media=True) as scene:
+        assert scene.session._sounds
+        scene.partner.go.set()
+        await looked_at(scene, shown("a", base64.b64encode(file.getvalue()).decode()))
+        await scene.session._sounds.hear(np.full(3_200, 0.5, np.float32))
+        await scene.says("Hello.")
+        shows, says = scene.partner.asked[0]
+        assert [type(p) for p in shows.parts] == [str, ImagePart]
+        assert isinstance(shows.parts[1], ImagePart)
+        assert shows.parts[1].image == file.getvalue()
+        # The turn was from 0 to 100 ms; its transcript is for those who read.
+        (heard,) = says.parts
+        assert isinstance(heard, SoundPart)
+        assert (len(heard.pcm), says.text) == (1_600, "Hello.")
+        await scene.says("Again.")
+        assert scene.partner.asked[1][1] is not says
+        assert scene.partner.asked[1][1] == says
+
+
+def test_an_answer_begun_at_a_pause_is_that_to_the_turns_sound() -> None:
+    async def main() -> Scene:
+        async with Scene(takes_media=True) as scene:
+            assert scene.session._sounds
+            await scene.begins()
+            await scene.session._sounds.hear(np.full(3_200, 0.5, np.float32))
+            await scene.pauses("Hello.")
+            scene.partner.go.set()
+            await scene.known(await scene.stops(), "Hello.")
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert len(scene.partner.asked) == 1
+    (heard,) = scene.partner.asked[0][0].parts
+    assert isinstance(heard, SoundPart)
+    assert len(heard.pcm) == 3_200
+    assert scene.responses() == ["completed"]
+
+
+def test_what_is_no_image_is_told_to_a_partner_that_sees() -> None:
+    async def main() -> Scene:
+        async with Scene(speaks=False, takes_media=True) as scene:
+            scene.partner.go.set()
+            await looked_at(scene, shown("a", "YWJj"))
+            await scene.session.handle(ResponseAsked())
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert [o.code for o in scene.out if isinstance(o, Rejected)] == ["invalid_image"]
+    assert scene.partner.asked[0][0].parts == ()
+    assert "could not be read" in scene.partner.asked[0][0].text
 
 
 def test_a_conversation_holds_so_much_of_images() -> None:
@@ -606,7 +687,7 @@ def test_an_image_that_cannot_be_read_is_told_and_answered_over() -> None:
 
 async def _does_not_read() -> None:
     async with Scene(speaks=False) as scene:
-        scene.session._reader = reader = Reader()
+        scene.session._looking._reader = reader = Reader()
         reader.go.set()
         scene.partner.go.set()
         # Beside the conversation too.

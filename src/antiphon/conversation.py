@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from antiphon.adapters.base import Message, ToolCall
+from antiphon.adapters.base import Message, MessagePart, ToolCall
 from antiphon.errors import RemoteProtocolError
 from antiphon.talk_events import Item
 
@@ -93,8 +93,11 @@ class Conversation:
         for item in self._items if also is None else also:
             match item.kind:
                 case "message":
-                    if item.text.strip():
-                        out.append(Message(item.role, item.text.strip()))
+                    parts: tuple[MessagePart, ...] = ()
+                    if any(p.media for p in item.parts):
+                        parts = tuple(p.media or p.text for p in item.parts if p.media or p.text)
+                    if item.text.strip() or parts:
+                        out.append(Message(item.role, item.text.strip(), parts=parts))
                 case "function_call":
                     call = ToolCall(item.call_id, item.name, item.arguments)
                     if out and out[-1].role == "assistant":

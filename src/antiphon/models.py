@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from antiphon.adapters import ADAPTERS, PREPARERS
 from antiphon.adapters.base import (
     LanguageModel,
     Message,
-    NativeModel,
     Partner,
     Reader,
     ReplyOptions,
@@ -33,6 +33,7 @@ from antiphon.adapters.base import (
 )
 from antiphon.adapters.cascade import Cascade
 from antiphon.adapters.observer import Observer
+from antiphon.adapters.partner_watcher import PartnerWatcher
 from antiphon.adapters.rapid_ocr import RapidOcr
 from antiphon.adapters.self_turning import SelfTurning
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -53,9 +54,11 @@ CONVERSING: tuple[Role, ...] = ("partner",)
 SEEING: tuple[Role, ...] = ("watcher",)
 EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING + CONVERSING + SEEING
 # Roles whose models can be put on a device of their own.
-PLACED: tuple[Role, ...] = ("transcriber", "language", "synthesizer", "partner", "watcher")
+PLACED = ("transcriber", "language", "synthesizer", "partner", "watcher", "talker")
 # Whose work is an engine's, not a lane's.
-STEPPED = ("causal_lm", "minicpmo", "pictures", "qwen3_asr", "qwen3_tts")
+STEPPED = ("causal_lm", "minicpmo", "pictures", "qwen3_asr", "qwen3_omni", "qwen3_tts")
+# Partners that are asked for answers, and write, hear and see besides; the others take turns by themselves.
+ASKED = ("qwen3_omni",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +81,10 @@ class LoadedModels:
     language: LanguageModel | None
     speaks: Synthesizer | None
     reads: Reader | None
-    converses: NativeModel | None
+    converses: Partner | None
     sees: Watcher | None
+    # A partner that sees takes frames in as they come.
+    looks_ahead: bool
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
 
@@ -108,7 +113,7 @@ class LoadedModels:
     def partner(self) -> Partner | None:
         """Whoever answers in a conversation; None without a language model, or a model that converses by itself."""
         if self.converses:
-            return SelfTurning(self.converses)
+            return self.converses
         return Cascade(self.language, self.speaks) if self.language else None
 
     @property
@@ -116,6 +121,8 @@ class LoadedModels:
         """Whoever answers questions about what is seen; None without a language model, or a model that sees."""
         if self.sees:
             return self.sees
+        if self.converses and self.converses.profile.takes_media:
+            return PartnerWatcher(self.converses, eager=self.looks_ahead)
         if self.language is None or self.reads is None:
             return None
         return Observer(Cascade(self.language, self.speaks), self.reads, self.hears, self.speaks)
@@ -198,7 +205,11 @@ def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Mo
     if settings.models.transcriber and "transcriber" in roles:
         found = [m for m in found if m.role != "transcriber"] + [_transcriber(settings.models.transcriber)]
     if settings.engine.partner and "partner" in roles:
-        found.append(_own("partner", settings.engine.partner, "minicpmo"))
+        partner = _partner(settings.engine.partner)
+        if partner.adapter in ASKED and not language:
+            # It writes by itself.
+            found = [m for m in found if m.role != "language"]
+        found.append(partner)
     if settings.engine.watcher and "watcher" in roles:
         found.append(_own("watcher", settings.engine.watcher, "pictures"))
     return tuple(dict.fromkeys(found))
@@ -209,6 +220,16 @@ def _own(role: Role, name: str, adapter: str) -> LocalModel:
     if not (path / "config.json").is_file():
         raise SettingsError(f"--{role} {name}: no checkpoint's folder (it has no config.json)")
     return LocalModel(path.name, path, role, adapter)
+
+
+def _partner(name: str) -> LocalModel:
+    found = _own("partner", name, "minicpmo")
+    try:
+        kind = json.loads((found.path / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        # Whoever loads it says so.
+        return found
+    return replace(found, adapter="qwen3_omni") if kind == "qwen3_omni_moe" else found
 
 
 def _transcriber(name: str) -> Model | LocalModel:
@@ -273,13 +294,19 @@ def load(
             continue
         make = _named(_adapter(model.id, model.adapter))
         stepped = model.adapter in STEPPED
-        options = _stepped_options(settings, model.role) if stepped else _options(settings, model.role)
+        options = _stepped_options(settings, model.role, model.adapter) if stepped else _options(settings, model.role)
         options["observe"] = _engine_steps(observe, model.role) if stepped else watch(model.role)
         if model.adapter == "hibari":
             options["more"] = {
                 m.id: prepare(settings, store, m) for m in wanted if m.role == model.role and m is not model
             }
-        by_role[model.role] = make(prepare(settings, store, model), model.id, **options)
+        made = make(prepare(settings, store, model), model.id, **options)
+        if model.role == "partner":
+            if model.adapter in ASKED:
+                by_role.setdefault("language", made.thinker)
+            else:
+                made = SelfTurning(made)
+        by_role[model.role] = made
         if model.role not in ("vad", "turn"):
             names.append(model.id)
         if not stepped:
@@ -300,14 +327,15 @@ def load(
         reader,
         by_role.get("partner"),
         by_role.get("watcher"),
+        settings.engine.watcher_prefill == "eager",
         tuple(names),
         tuple(lanes),
     )
 
 
-def placement(settings: Settings, role: Role) -> tuple[str, str]:
-    """Where the model of a role runs, and as which weights. Raises SettingsError."""
-    found = (settings.models.device, settings.engine.weights)
+def placement(settings: Settings, role: str, like: str = "") -> tuple[str, str]:
+    """Where the model of a role runs, and as which weights; one that is not placed runs where that of `like` does. Raises SettingsError."""
+    found = placement(settings, like) if like else (settings.models.device, settings.engine.weights)
     for given in filter(None, (part.strip() for part in settings.models.placement.split(","))):
         name, _, where = given.partition("=")
         device, _, weights = where.partition("/")
@@ -340,9 +368,11 @@ def _options(settings: Settings, role: Role) -> dict[str, Any]:
             return {}
 
 
-def _stepped_options(settings: Settings, role: Role) -> dict[str, Any]:
+def _stepped_options(settings: Settings, role: Role, adapter: str) -> dict[str, Any]:
     engine, (device, weights) = settings.engine, placement(settings, role)
     more = {"prefill": engine.watcher_prefill} if role == "watcher" else {}
+    if adapter == "qwen3_omni":
+        more["speaking"] = placement(settings, "talker", role)[0]
     kv = EngineSettings(
         kv_bytes=engine.kv_mb << 20,
         host_bytes=engine.kv_host_mb << 20,

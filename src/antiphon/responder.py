@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from antiphon.adapters.base import Partner, Talk
+from antiphon.adapters.base import Partner, SoundPart, Talk
 from antiphon.ahead import Ahead
 from antiphon.answering import FAILURES, Answering, Emit, Made, Making, Playback, Wanted, speaks, wanted
 from antiphon.conversation import Conversation
@@ -220,8 +220,9 @@ class Responder:
 
     # --- before it is asked -----------------------------------------------------------------------------------------------
 
-    async def expect(self, text: str, mine: Item | None) -> None:
-        """The user has paused and may have ended a turn with `text`: begin what would answer it. `mine`: the turn's item, if it has one."""
+    async def expect(self, text: str, mine: Item | None, sound: SoundPart | None = None) -> None:
+        """The user has paused and may have ended a turn with `text`: begin what would answer it. `mine`: the turn's item, if it has one; `sound`: the
+        turn's, for a partner that hears."""
         assert self._talk
         assert self._group
         others = [i for i in self._conversation.items if i is not mine]
@@ -229,7 +230,7 @@ class Responder:
             ResponseAsked(),
             self.config.voice,
             self.config.max_tokens,
-            [*others, Item("", parts=[Part("input_audio", text)])],
+            [*others, Item("", parts=[Part("input_audio", text, media=sound)])],
         )
         await self.ahead.begin(self._talk, wanted, self._group)
 

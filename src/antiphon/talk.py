@@ -20,10 +20,10 @@ from antiphon.adapters.base import (
     Transcriber,
     TurnJudge,
 )
-from antiphon.answering import FAILURES, Answering, Emit, Playback
+from antiphon.answering import Answering, Emit, Playback
 from antiphon.conversation import Conversation
 from antiphon.duplex_events import FramesShown, Unanswered
-from antiphon.errors import MediaError, RemoteProtocolError
+from antiphon.errors import RemoteProtocolError
 from antiphon.events import (
     CommitRefused,
     GuessDropped,
@@ -39,8 +39,8 @@ from antiphon.events import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.images import from_data_uri
 from antiphon.inbox import Inbox
+from antiphon.looking import Looking
 from antiphon.overlap import DECIDE_S, LAST_S, LONGEST_S, Overlap
 from antiphon.responder import Responder
 from antiphon.session import TranscriptionSession
@@ -70,12 +70,11 @@ from antiphon.talk_events import (
     UserTurn,
 )
 from antiphon.turn.echo import EchoGuard
+from antiphon.turn_sounds import TurnSounds, bound
 from antiphon.units import Units
 
 # How long a client's word that what is said takes no floor holds: it says so with each piece of sound.
 DISMISSED_S = 0.6
-# Characters of data URIs that one conversation may hold.
-MAX_IMAGES = 64 << 20
 # A partner that takes turns by itself is asked for an answer.
 UNASKED = "response_create_unsupported"
 # How often it is looked whether somebody still speaks.
@@ -108,12 +107,14 @@ class TalkSession:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self._reader = reader
         self._overlap = Overlap()
         self._idling = anyio.CancelScope()
         self._deciding = anyio.CancelScope()
         self._closing = False
         self.conversation = Conversation()
+        hears = partner.profile.takes_media
+        self._looking = Looking(self.conversation, reader, emit, self._looked, sees=hears)
+        self._sounds = TurnSounds() if hears else None
         self._emit = emit
         self._new_id = new_id
         echo = EchoGuard()
@@ -134,7 +135,7 @@ class TalkSession:
             aside=aside or self.handle,
             judge=judge,
             echo=echo,
-            tap=self._units.hear if self._units else None,
+            tap=self._units.hear if self._units else self._sounds.hear if self._sounds else None,
         )
         self._responder = Responder(
             config,
@@ -152,8 +153,6 @@ class TalkSession:
         # Turns whose transcript is still to come, and what was asked meanwhile.
         self._turns: dict[int, Item] = {}
         self._later: list[ResponseAsked] = []
-        # Items with images that are being read.
-        self._unread: set[str] = set()
         # What has been heard so far of the turn that is being spoken.
         self._running: dict[int, str] = {}
         self._speaking = False
@@ -246,11 +245,12 @@ class TalkSession:
                 self.config = self._responder.config = config
                 await self._listener.configure(config.listening)
             case ItemCreated(new, after):
-                self._bound_images(new)
+                self._looking.bound(new)
                 previous = conversation.add(new, after)
                 await self._emit(ItemAdded(new, previous))
                 await self._emit(ItemDone(new, previous))
-                self._look_at(new, item.event_id)
+                assert self._group
+                self._looking.look_at(new, item.event_id, self._group)
             case ItemAsked(item_id):
                 await self._emit(ItemShown(conversation.get(item_id)))
             case ItemDropped(item_id):
@@ -267,7 +267,8 @@ class TalkSession:
                     raise RemoteProtocolError(UNASKED, "This model decides by itself when to speak.")
                 for given in items or ():
                     if isinstance(given, Item):
-                        self._look_at(given, item.event_id)
+                        assert self._group
+                        self._looking.look_at(given, item.event_id, self._group)
                 if self._unknown():
                     # What is to be answered is still being transcribed, or read.
                     self._later.append(item)
@@ -327,6 +328,8 @@ class TalkSession:
             await self._told(output)
 
     async def _told(self, output: Output) -> None:
+        if self._sounds:
+            self._sounds.take(output)
         match output:
             case SpeechStarted(turn):
                 self._speaking = True
@@ -349,7 +352,10 @@ class TalkSession:
                 await self._emit(output)
             case TurnCommitted(turn):
                 item = await self._name(turn)
+                if self._sounds:
+                    item.parts[0].media = self._sounds.of(output)
                 previous = self.conversation.add(item)
+                bound(self.conversation.items)
                 await self._emit(UserTurn(turn, item, previous))
             case TranscriptDone(turn, text):
                 item = await self._name(turn)
@@ -408,33 +414,9 @@ class TalkSession:
     def _unknown(self) -> bool:
         """A turn that is an item already has no transcript yet, or an image has not been read."""
         waiting = {id(item) for item in self._turns.values()}
-        return bool(self._unread) or any(id(item) in waiting for item in self.conversation.items)
+        return bool(self._looking.unread) or any(id(item) in waiting for item in self.conversation.items)
 
-    def _bound_images(self, new: Item) -> None:
-        shown = sum(len(p.image) for i in (*self.conversation.items, new) for p in i.parts)
-        if shown > MAX_IMAGES:
-            raise RemoteProtocolError(
-                "image_limit_exceeded", f"A conversation's images may have {MAX_IMAGES >> 20} MiB.", "item.content"
-            )
-
-    def _look_at(self, item: Item, event_id: str | None) -> None:
-        if self._reader and any(p.kind == "input_image" and not p.text for p in item.parts):
-            self._unread.add(item.id)
-            assert self._group
-            self._group.start_soon(self._read, item, event_id)
-
-    async def _read(self, item: Item, event_id: str | None) -> None:
-        """Put what is written on an item's images where the partner finds it; an answer that is asked for waits for it."""
-        assert self._reader
-        for part in item.parts:
-            if part.kind == "input_image":
-                try:
-                    lines = await self._reader.read(from_data_uri(part.image))
-                    part.text = Conversation.image_said(lines)
-                except (MediaError, *FAILURES) as error:
-                    part.text = Conversation.image_said(None)
-                    await self._emit(Rejected("invalid_image", str(error), "item.content", event_id))
-        self._unread.discard(item.id)
+    async def _looked(self) -> None:
         await self._answer_turn()
         await self._catch_up()
 
@@ -485,9 +467,10 @@ class TalkSession:
         others = {id(i) for t, i in self._turns.items() if t != turn}
         known = all(id(i) not in others for i in self.conversation.items)
         if free and known and self._answers and self.config.listening.turn:
-            await responder.expect(text, self._turns.get(turn))
+            sound = self._sounds.guess(turn) if self._sounds else None
+            await responder.expect(text, self._turns.get(turn), sound)
 
     async def _prefill(self, turn: int, text: str) -> None:
         self._running[turn] = self._running.get(turn, "") + text
-        if not (self._units or self._responder.active or self._responder.ahead or self._unknown()):
+        if not (self._units or self._sounds or self._responder.active or self._responder.ahead or self._unknown()):
             await self._responder.prefill(self._running[turn].strip())

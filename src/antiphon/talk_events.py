@@ -20,7 +20,7 @@ ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", 
 
 @dataclass(slots=True)
 class Part:
-    """One piece of a message's content. `text`: what was written or said. `image`: a data URI.
+    """One piece of a message's content. `text`: what was written or said. `image`: a data URI. `media`: its sound or image, for a partner that takes it.
 
     `audio_s` and `words` belong to `output_audio`: the length of its sound, and where each word lies in it.
     """
@@ -30,6 +30,8 @@ class Part:
     image: str = ""
     audio_s: float = 0.0
     words: list[Word] = field(default_factory=list)
+    # A MediaPart. It is not kept with an item, and what is kept is read by these types.
+    media: Any = None
     # What it was before it was truncated: text, words, seconds.
     whole: tuple[str, tuple[Word, ...], float] | None = None
 

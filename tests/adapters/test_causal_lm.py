@@ -148,7 +148,7 @@ def test_barge_in_leaves_what_was_said(model: CausalLm) -> None:
                 if len(heard) > 20:
                     break
         rows = await model.engine.ask(lambda: list(chat._session._seat.rows.ids))
-        assert rows == chat._rows
+        assert rows == chat.rows
         assert model.tokenizer.decode(rows).endswith(heard)
         text, done = await said(chat, [*messages, Message("assistant", heard), Message("user", "Stop. What is 1 + 1?")])
         assert text

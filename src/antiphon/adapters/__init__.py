@@ -17,6 +17,7 @@ ADAPTERS: Mapping[str, str] = MappingProxyType(
         "causal_lm": "antiphon.adapters.causal_lm:CausalLm",
         "pictures": "antiphon.adapters.pictures:PictureModel",
         "minicpmo": "antiphon.adapters.minicpmo.native:MiniCpmO",
+        "qwen3_omni": "antiphon.adapters.qwen3_omni:Qwen3Omni",
     }
 )
 

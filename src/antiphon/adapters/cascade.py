@@ -23,7 +23,6 @@ from antiphon.adapters.base import (
     LiveSynthesizer,
     Message,
     PartnerProfile,
-    ReplyDone,
     ReplyOptions,
     Speaking,
     Synthesizer,
@@ -34,6 +33,7 @@ from antiphon.adapters.base import (
     VoiceOptions,
 )
 from antiphon.adapters.paced_words import PacedWords
+from antiphon.adapters.side_by_side import Put, side_by_side
 from antiphon.errors import RemoteProtocolError
 from antiphon.events import Word
 from antiphon.splitter import Splitter
@@ -46,8 +46,6 @@ FIRST_WORDS = 3
 # With less than this left of the sound so far, what is written of a sentence is spoken before it is complete: a voice begins within
 # 50 ms, and a break of breath is heard less than a gap. Seconds; words.
 RUNNING_OUT_S, FEWEST_WORDS = 0.3, 3
-# Bound: outputs nobody has read; the makers wait.
-MAX_WAITING = 64
 NO_SOUND = np.zeros(0, np.float32)
 
 
@@ -124,30 +122,15 @@ class _Talk:
                 async for reply in replies:
                     yield reply
             return
-        out: asyncio.Queue[Answer | BaseException | None] = asyncio.Queue(MAX_WAITING)
         units: asyncio.Queue[str | None] = asyncio.Queue()
         pace = _Pace(self._clock)
-        tasks = [
-            asyncio.create_task(_guarded(self._write(messages, options, units, out, pace), units, out)),
-            asyncio.create_task(_guarded(self._speak(voice, units, out, pace), None, out)),
-        ]
-        done: ReplyDone | None = None
-        try:
-            # Each of the two says None when it is through.
-            for _ in tasks:
-                while (item := await out.get()) is not None:
-                    if isinstance(item, BaseException):
-                        raise item
-                    if isinstance(item, ReplyDone):
-                        done = item
-                    else:
-                        yield item
-            if done:
-                yield done
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        work = (
+            lambda put: self._write(messages, options, units, put, pace),
+            lambda put: self._speak(voice, units, put, pace),
+        )
+        async with aclosing(side_by_side(*work)) as answers:
+            async for answer in answers:
+                yield answer
 
     def close(self) -> None:
         """See Talk."""
@@ -158,7 +141,7 @@ class _Talk:
         messages: Sequence[Message],
         options: ReplyOptions,
         units: asyncio.Queue[str | None],
-        out: asyncio.Queue[Answer | BaseException | None],
+        put: Put,
         pace: _Pace,
     ) -> None:
         assert self._synthesizer
@@ -171,7 +154,7 @@ class _Talk:
 
         async with aclosing(self._dialogue.reply(messages, options)) as replies:
             async for reply in replies:
-                await out.put(reply)
+                await put(reply)
                 if not isinstance(reply, TextDelta):
                     continue
                 if live:
@@ -200,7 +183,7 @@ class _Talk:
         self,
         voice: VoiceOptions,
         units: asyncio.Queue[str | None],
-        out: asyncio.Queue[Answer | BaseException | None],
+        put: Put,
         pace: _Pace,
     ) -> None:
         assert self._synthesizer
@@ -209,8 +192,8 @@ class _Talk:
             live, paced = cast(LiveSynthesizer, self._synthesizer), PacedWords()
             async with aclosing(live.speak_live(_pieces(units, paced), voice)) as sounds:
                 async for sound in sounds:
-                    await out.put(Speaking(sound.pcm, paced.sound(len(sound.pcm) / rate_hz)))
-            await out.put(Speaking(NO_SOUND, paced.end()))
+                    await put(Speaking(sound.pcm, paced.sound(len(sound.pcm) / rate_hz)))
+            await put(Speaking(NO_SOUND, paced.end()))
             return
         while (unit := await units.get()) is not None:
             began_s, paced = at_s, PacedWords()
@@ -224,9 +207,9 @@ class _Talk:
                         at_s += length_s
                         pace.made(length_s)
                         if len(sound.pcm) or words:
-                            await out.put(Speaking(sound.pcm, words))
+                            await put(Speaking(sound.pcm, words))
                 if words := _moved(paced.end(), began_s):
-                    await out.put(Speaking(NO_SOUND, words))
+                    await put(Speaking(NO_SOUND, words))
             except RemoteProtocolError:
                 # A unit that the voice cannot speak is text all the same.
                 continue
@@ -242,16 +225,3 @@ async def _pieces(units: asyncio.Queue[str | None], paced: PacedWords) -> AsyncG
     while (piece := await units.get()) is not None:
         paced.write(piece)
         yield piece
-
-
-async def _guarded(
-    work: object, units: asyncio.Queue[str | None] | None, out: asyncio.Queue[Answer | BaseException | None]
-) -> None:
-    """Hand a failure to the reader, and say when it is through."""
-    try:
-        await work  # type: ignore[misc]
-    except Exception as error:
-        await out.put(error)
-    if units:
-        units.put_nowait(None)
-    await out.put(None)

@@ -2,6 +2,7 @@
 
 A conversation's tokens are rendered whole each time and compared with what its session holds: what differs is rolled back, what
 is new is appended. So the template decides what a conversation is, and the KV of all that stayed the same is used again.
+A model with senses (senses.py) has rows of sound and images where the template has a place for each.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from antiphon.adapters.base import (
     LanguageLoad,
     LanguageProfile,
+    MediaPart,
     Message,
     Reply,
     ReplyDone,
@@ -31,14 +33,21 @@ from antiphon.adapters.base import (
     Tool,
 )
 from antiphon.adapters.chat_template import ChatTemplate
+from antiphon.adapters.senses import Sensed, Senses
 from antiphon.adapters.text_stream import TextStream
 from antiphon.adapters.tool_calls import CLOSING, OPENING, CallGrammar, CallReader, Grammar, call_grammar, json_grammar
 from antiphon.engine.engine import Engine, EngineSettings, Session
+from antiphon.engine.runner import Runner
 from antiphon.engine.sequence import Constraint, Finish, Sampling
 from antiphon.engine.weights import load_model
-from antiphon.errors import EngineError, ModelError, RemoteProtocolError
+from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 
 log = logging.getLogger(__name__)
+
+# Of a conversation: a token, or a row of what is heard or seen, by its number.
+Row = int | tuple[MediaPart, int]
+# How many rows each sound or image has.
+Sizes = dict[MediaPart, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +80,21 @@ def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-class CausalLm:
-    """The loaded model: `folder` holds a checkpoint as `transformers` or `antiphon pull` writes it."""
+class ChatModel:
+    """A decoder that holds conversations. `folder`: its checkpoint's; `senses`, where it hears or sees."""
 
     def __init__(
         self,
         folder: Path,
         model_id: str,
-        *,
-        settings: EngineSettings | None = None,
-        device: str = "cpu",
-        weights: str = "auto",
-        threads: int = 0,
-        observe: Callable[[int, int, float], None] | None = None,
+        runner: Runner,
+        tokenizer: Any,
+        settings: EngineSettings | None,
+        observe: Callable[[int, int, float], None] | None,
     ) -> None:
-        """Raises ModelError for a checkpoint that does not load."""
-        try:
-            # Side by side: either takes a second, and most of it outside the interpreter.
-            with ThreadPoolExecutor(1) as pool:
-                tokenizer = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
-                runner = load_model(folder, device=device, weights=weights, threads=threads)
-                self.tokenizer: Any = tokenizer.result()
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
-        self.template = ChatTemplate(self.tokenizer)
+        self.tokenizer = tokenizer
+        self.senses: Senses | None = None
+        self.template = ChatTemplate(tokenizer)
         self.engine = Engine(runner, settings, observe=observe)
         self.defaults = Defaults.read(folder)
         context = self.engine.scheduler.limits.context_rows
@@ -154,13 +154,42 @@ class CausalLm:
         return str(self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False))
 
 
-class Chat:
-    """One conversation; see Dialogue."""
+class CausalLm(ChatModel):
+    """The loaded model: `folder` holds a checkpoint as `transformers` or `antiphon pull` writes it."""
 
-    def __init__(self, model: CausalLm, session: Session) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        model_id: str,
+        *,
+        settings: EngineSettings | None = None,
+        device: str = "cpu",
+        weights: str = "auto",
+        threads: int = 0,
+        observe: Callable[[int, int, float], None] | None = None,
+    ) -> None:
+        """Raises ModelError for a checkpoint that does not load."""
+        try:
+            # Side by side: either takes a second, and most of it outside the interpreter.
+            with ThreadPoolExecutor(1) as pool:
+                found = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
+                runner = load_model(folder, device=device, weights=weights, threads=threads)
+                tokenizer: Any = found.result()
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
+        super().__init__(folder, model_id, runner, tokenizer, settings, observe)
+
+
+class Chat:
+    """One conversation; see Dialogue. `told`, where set, is told the tokens of each answer as they come."""
+
+    def __init__(self, model: ChatModel, session: Session) -> None:
         self._model = model
         self._session = session
-        self._rows: list[int] = []
+        self.told: Callable[[int], None] | None = None
+        self.rows: list[Row] = []
+        # Of the sound and the images that are in it.
+        self.sensed: dict[MediaPart, Sensed] = {}
         # How many messages behind the system's a truncation took, and the first of them: it is of this conversation only.
         self._cut: tuple[int, Message | None] = (0, None)
         # Counts what was asked of it.
@@ -170,9 +199,10 @@ class Chat:
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """See Dialogue. One that is overtaken by another, or by a reply, does nothing."""
         self._asked = mine = self._asked + 1
+        sizes = await self._sense(messages)
         system, rest = _system(messages)
         rest = rest[self._cut_of(rest) :]
-        ids, head = await asyncio.to_thread(self._rendered, (*system, *rest), tools, False)
+        ids, head = await asyncio.to_thread(self._rendered, (*system, *rest), tools, False, sizes)
         if self._asked == mine:
             self._align(ids, head)
 
@@ -182,7 +212,8 @@ class Chat:
         tools = _offered(options)
         self._asked += 1
         mine = self._asked
-        ids, head, cut = await asyncio.to_thread(self._fitted, messages, tools, options)
+        sizes = await self._sense(messages)
+        ids, head, cut = await asyncio.to_thread(self._fitted, messages, tools, options, sizes)
         if mine == self._asked:
             self._cut = (cut, _system(messages)[1][0]) if cut else (0, None)
         begun = bool(tools) and options.tool_choice not in ("auto", "none")
@@ -199,7 +230,9 @@ class Chat:
             async with aclosing(session.generate(params)) as tokens:
                 async for token in tokens:
                     count += 1
-                    self._rows.append(token.id)
+                    self.rows.append(token.id)
+                    if self.told:
+                        self.told(token.id)
                     if token.id in model.stop_tokens:
                         continue
                     for part in reader.feed(stream.feed(token.id)):
@@ -207,7 +240,7 @@ class Chat:
                     if stream.stopped is not None:
                         break
         except (ModelError, EngineError):
-            del self._rows[session.length :]
+            del self.rows[session.length :]
             raise
         for part in itertools.chain(reader.feed(stream.flush()), reader.flush()):
             yield part
@@ -243,8 +276,8 @@ class Chat:
         return count if count < len(rest) and rest[0] == first else 0
 
     def _fitted(
-        self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions
-    ) -> tuple[list[int], int, int]:
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions, sizes: Sizes
+    ) -> tuple[list[Row], int, int]:
         """`_rendered`, under the policy for a conversation that has outgrown the context, and how many messages that takes.
 
         Raises RemoteProtocolError where it may not be cut.
@@ -252,7 +285,7 @@ class Chat:
         policy, limit = options.truncation, self._model.profile.context_tokens
         system, rest = _system(messages)
         cut = self._cut_of(rest) if isinstance(policy, float) else 0
-        ids, head = self._rendered((*system, *rest[cut:]), tools, True)
+        ids, head = self._rendered((*system, *rest[cut:]), tools, True, sizes)
         if policy == "auto" or len(ids) + (options.max_tokens or 0) <= limit:
             return ids, head, cut
         if policy == "disabled":
@@ -265,34 +298,73 @@ class Chat:
             cut += 1
             while cut + 1 < len(rest) and rest[cut].role != "user":
                 cut += 1
-            ids, head = self._rendered((*system, *rest[cut:]), tools, True)
+            ids, head = self._rendered((*system, *rest[cut:]), tools, True, sizes)
         return ids, head, cut
 
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> tuple[list[int], int]:
-        """The conversation's tokens, and how many of them are the system turn, which no context cut takes."""
-        ids = self._model.encode(messages, tools, answer=answer)
+    async def _sense(self, messages: Sequence[Message]) -> Sizes:
+        """Encode what is heard and seen in these for the first time; returns their numbers of rows. Raises RemoteProtocolError, ModelError."""
+        senses, out = self._model.senses, Sizes()
+        for part in _media(messages) if senses else ():
+            assert senses
+            if part not in self.sensed:
+                try:
+                    self.sensed[part] = await senses.take(part)
+                except MediaError as error:
+                    raise RemoteProtocolError("invalid_image", str(error), "item.content") from error
+            out[part] = len(self.sensed[part].rows)
+        return out
+
+    def _rows_of(self, messages: Sequence[Message], ids: Sequence[int], sizes: Sizes) -> list[Row]:
+        """Tokens with the rows of what is heard and seen in the place of those that stand for it."""
+        senses = self._model.senses
+        if senses is None:
+            return list(ids)
+        parts, out = iter(_media(messages)), list[Row]()
+        for token in ids:
+            part = next(parts, None) if token in senses.places else None
+            out += [(part, i) for i in range(sizes[part])] if part else [token]
+        return out
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool, sizes: Sizes
+    ) -> tuple[list[Row], int]:
+        """The conversation's rows, and how many of them are the system turn, which no context cut takes."""
+        ids = self._rows_of(messages, self._model.encode(messages, tools, answer=answer), sizes)
         if not messages or messages[0].role != "system" or not any(m.role == "user" for m in messages):
             return ids, 0
         probe = self._model.encode([messages[0], Message("user", "\u2026")], tools, answer=False)
         return ids, _common(ids, probe)
 
-    def _align(self, ids: list[int], head: int) -> int:
+    def _align(self, ids: list[Row], head: int) -> int:
         """Make the session hold just `ids`; returns how many of them it held."""
-        common = _common(self._rows, ids)
+        common = _common(self.rows, ids)
         try:
-            if common < len(self._rows):
+            if common < len(self.rows):
                 self._session.rollback(common)
         except EngineError:
             # Those rows left the context in a cut: begin anew.
             self._session.rollback(0)
             common = 0
         if common < head:
-            self._session.append(ids[common:head])
+            self._append(ids[common:head])
             self._session.pin()
         self._session.start_turn()
-        self._session.append(ids[max(common, head) :])
-        self._rows = list(ids)
+        self._append(ids[max(common, head) :])
+        self.rows = list(ids)
+        for part in self.sensed.keys() - {row[0] for row in ids if not isinstance(row, int)}:
+            del self.sensed[part]
         return common
+
+    def _append(self, rows: Sequence[Row]) -> None:
+        """Rows of one part are here from the first to the last, or not at all."""
+        senses = self._model.senses
+        for part, of_it in itertools.groupby(rows, lambda row: None if isinstance(row, int) else row[0]):
+            if part is None:
+                self._session.append([row for row in of_it if isinstance(row, int)])
+            else:
+                sensed = self.sensed[part]
+                sink = sensed.sink if senses and senses.taps else None
+                self._session.append_embeddings(sensed.rows, sensed.positions, sink)
 
 
 def _system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
@@ -301,7 +373,11 @@ def _system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Me
     return messages[:count], messages[count:]
 
 
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
+def _media(messages: Sequence[Message]) -> list[MediaPart]:
+    return [p for m in messages for p in m.parts if not isinstance(p, str)]
+
+
+def _common(a: Sequence[Row], b: Sequence[Row]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
 
-from antiphon.adapters.base import Message, Tool
+from antiphon.adapters.base import ImagePart, Message, MessagePart, SoundPart, Tool
 
 # Unicode noncharacters, never interchanged; taken out of users' text.
 OPEN, CLOSE = "\ufdd0", "\ufdd1"
@@ -30,10 +30,11 @@ def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
 
 
 class ChatTemplate:
-    """`tokenizer`: a fast tokenizer of `transformers` with a chat template."""
+    """`tokenizer`: a fast tokenizer of `transformers` with a chat template. `takes_media`: it has places for sound and images."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, takes_media: bool = False) -> None:
         self._tokenizer = tokenizer
+        self._takes_media = takes_media
         self.control = frozenset(int(i) for i in tokenizer.added_tokens_decoder)
         self.source: str = tokenizer.chat_template or ""
         self.knows_tools = "tools" in self.source
@@ -87,7 +88,7 @@ class ChatTemplate:
             return self._render(_without_system(messages), given, answer)
 
     def _render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, answer: bool) -> str:
-        turns = [_for_template(m) for m in messages]
+        turns = [_for_template(m, takes_media=self._takes_media) for m in messages]
         return str(
             self._tokenizer.apply_chat_template(turns, tools=tools, add_generation_prompt=answer, tokenize=False)
         )
@@ -109,8 +110,10 @@ def _mark_all(value: Any) -> Any:
     return value
 
 
-def _for_template(message: Message) -> dict[str, Any]:
+def _for_template(message: Message, *, takes_media: bool) -> dict[str, Any]:
     out: dict[str, Any] = {"role": message.role, "content": _mark(message.text)}
+    if message.parts and takes_media:
+        out["content"] = [_part(p) for p in message.parts]
     if message.tool_calls:
         out["tool_calls"] = [
             {
@@ -125,6 +128,16 @@ def _for_template(message: Message) -> dict[str, Any]:
     if message.role == "tool":
         out |= {"tool_call_id": message.tool_call_id, "name": _mark(message.name)}
     return out
+
+
+def _part(part: MessagePart) -> dict[str, str]:
+    match part:
+        case str():
+            return {"type": "text", "text": _mark(part)}
+        case SoundPart():
+            return {"type": "audio", "audio": ""}
+        case ImagePart():
+            return {"type": "image", "image": ""}
 
 
 def _loaded(arguments: str) -> Any:

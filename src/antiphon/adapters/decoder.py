@@ -11,20 +11,26 @@ from torch import nn
 
 class Decoder(nn.Module):
     """A text model and its head, as the runner steps them. `features`: how many layers are given features of pictures, behind each row's embedding
-    (DeepStack, arXiv:2406.04334).
+    (DeepStack, arXiv:2406.04334). `tap`: after how many layers the rows are kept for who wants to know (engine/sequence.py, Sink); 0: after none.
     """
 
-    def __init__(self, text: Any, head: Any, features: int = 0) -> None:
+    def __init__(self, text: Any, head: Any, features: int = 0, tap: int = 0) -> None:
         super().__init__()
         self.text, self.head = text, head
         self.config = text.config
         self._features = features
         self._width = int(text.config.hidden_size)
+        self.tapped: torch.Tensor | None = None
+        if tap:
+            text.layers[tap - 1].register_forward_hook(self._tap)
 
     @property
     def input_width(self) -> int:
         """Numbers in a row that goes in."""
         return self._width * (1 + self._features)
+
+    def _tap(self, _: Any, given: Any, made: Any) -> None:
+        self.tapped = (made[0] if isinstance(made, tuple) else made)[0]
 
     def get_input_embeddings(self) -> Any:
         """Tokens to rows."""

@@ -31,6 +31,10 @@ class SelfTurning:
         """What it says is not asked of it here."""
         return Unasked()
 
+    def close(self) -> None:
+        """Stop its workers."""
+        self.native.close()
+
 
 class Unasked:
     """See Talk."""

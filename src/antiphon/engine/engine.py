@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 
 from antiphon.engine.kv_cache import PAGE_ROWS, KvCache, Storage
 from antiphon.engine.scheduler import MAX_UNREAD, Chunk, Limits, Scheduler, Seat
-from antiphon.engine.sequence import Finish, Generation, Position, Sampling, Token
+from antiphon.engine.sequence import Finish, Generation, Position, Sampling, Sink, Token
 from antiphon.errors import AntiphonError, EngineError, ModelError, Refused
 
 log = logging.getLogger(__name__)
@@ -311,12 +311,17 @@ class Session:
         self._engine.post(lambda: self._seat.rows.append(given, positions))
         self._length += len(given)
 
-    def append_embeddings(self, rows: Any, positions: Sequence[Position] | None = None) -> None:
-        """Embeddings, float [n, width], at the end. Raises ValueError for another shape, EngineError while it generates."""
+    def append_embeddings(
+        self, rows: Any, positions: Sequence[Position] | None = None, sink: Sink | None = None
+    ) -> None:
+        """Embeddings, float [n, width], at the end; `sink` is told what the decoder's tapped layer made of them, before any token that follows.
+
+        Raises ValueError for another shape, EngineError while it generates.
+        """
         self._free()
         given = self._engine._runner.embeddings(rows)
         _check(len(given), positions)
-        self._engine.post(lambda: self._seat.rows.append_embeddings(given, len(given), positions))
+        self._engine.post(lambda: self._seat.rows.append_embeddings(given, len(given), positions, sink))
         self._length += len(given)
 
     def pin(self) -> None:

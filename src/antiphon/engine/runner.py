@@ -44,7 +44,8 @@ class Runner:
     `dtype` it computes in, `kv_dtype` its keys and values are kept in. `position_axes`: 1, or 3 where positions are (time,
     height, width). `kv_folder`: where parked sessions' files go. `keys_turn_by_halves`: its rotary embedding turns the first half of a key
     against the second, by its `inv_freq` alone, so that keys can be moved (Llama, Qwen). `input_width`: numbers in an embedding, where the decoder
-    takes more than its own width (features for its first layers); 0: its width.
+    takes more than its own width (features for its first layers); 0: its width. Of a model with `tapped`, float [rows, width] after a pass, the rows of
+    embeddings given with a sink are told to it.
     """
 
     model: Any
@@ -142,6 +143,7 @@ class Runner:
             segments=segments,
         )
         self.stats.forward_s += time.perf_counter() - started
+        self._tell(chunks)
         hidden, self._hidden = self._hidden, None
         started = time.perf_counter()
         logits = iter(out.logits[0].float().cpu())
@@ -162,6 +164,17 @@ class Runner:
             return _wrapped(error)
         wanted = generation.params.hidden and hidden is not None
         return Token(token, logprob, hidden.clone() if wanted and hidden is not None else None)
+
+    def _tell(self, chunks: Sequence[Chunk]) -> None:
+        """What the tapped layer made of rows, to whoever wants to know."""
+        tapped, at = getattr(self.model, "tapped", None), 0
+        for chunk in chunks:
+            for row, count, sink, before in chunk.sinks:
+                if tapped is None:
+                    raise ModelError("the model has no tapped layer")
+                first = at + row - chunk.start
+                sink(before, tapped[first : first + count])
+            at += chunk.count
 
     def _inputs(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         ids = [0 if i is EMBEDDED else i for c in chunks for i in c.ids]

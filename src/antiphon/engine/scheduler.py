@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from antiphon.engine.kv_cache import PAGE_ROWS, Extent, KvCache, Lease
-from antiphon.engine.sequence import Finish, Generation, Position, Row, Rows, Token
+from antiphon.engine.sequence import Finish, Generation, Position, Row, Rows, Sink, Token
 from antiphon.errors import EngineError, Refused
 
 # A consumer that is this many tokens behind is generated for no further until it reads.
@@ -72,6 +72,8 @@ class Chunk:
     epoch: int
     sampled: Generation | None = None
     recent: tuple[Row, ...] = ()
+    # (row, how many from it on, who is told what the tapped layer makes of them, which of theirs the first is)
+    sinks: tuple[tuple[int, int, Sink, int], ...] = ()
 
     @property
     def count(self) -> int:
@@ -332,6 +334,7 @@ class Scheduler:
             rows.epoch,
             owed,
             tuple(rows.ids[-_memory(owed) :]) if owed and _memory(owed) else (),
+            tuple(rows.sinks(start, stop)),
         )
 
     def _stop(self, seat: Seat, most: int) -> int:

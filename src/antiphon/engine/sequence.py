@@ -101,13 +101,20 @@ class Generation:
     sampler: Any = None
 
 
+# Takes what the decoder's tapped layer made of embedding rows: the number of the first among those it was given with, and float [n, width].
+# Called in the engine's thread, and again for rows that are computed again.
+Sink = Callable[[int, Any], None]
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Embeddings of rows start..start + count: `rows` float [count, width], opaque here."""
+    """Embeddings of rows start..start + count: `rows` float [count, width], opaque here. `sink`: see Sink; `before`: rows of what it was given with."""
 
     start: int
     count: int
     rows: Any
+    sink: Sink | None = None
+    before: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -161,11 +168,13 @@ class Rows:
         self._place(len(ids), positions)
         self.ids.extend(ids)
 
-    def append_embeddings(self, rows: Any, count: int, positions: Sequence[Position] | None = None) -> None:
+    def append_embeddings(
+        self, rows: Any, count: int, positions: Sequence[Position] | None = None, sink: Sink | None = None
+    ) -> None:
         """Add `count` embedding rows at the end."""
         if count:
             self._place(count, positions)
-            self.spans.append(Span(len(self.ids), count, rows))
+            self.spans.append(Span(len(self.ids), count, rows, sink))
             self.ids.extend([EMBEDDED] * count)
 
     def start_turn(self) -> None:
@@ -224,6 +233,15 @@ class Rows:
             low, high = max(start, span.start), min(stop, span.start + span.count)
             if low < high:
                 out.append((low, span.rows[low - span.start : high - span.start]))
+        return out
+
+    def sinks(self, start: int, stop: int) -> list[tuple[int, int, Sink, int]]:
+        """(row, how many from it on, their sink, which of its rows the first is) of the spans in start..stop that have one."""
+        out: list[tuple[int, int, Sink, int]] = []
+        for span in self.spans:
+            low, high = max(start, span.start), min(stop, span.start + span.count)
+            if span.sink and low < high:
+                out.append((low, high - low, span.sink, span.before + low - span.start))
         return out
 
     def shared(self, other: Rows, among: int) -> int:
@@ -295,8 +313,9 @@ def _without(span: Span, low: int, high: int) -> list[Span]:
     out: list[Span] = []
     if span.start < low:
         count = min(end, low) - span.start
-        out.append(Span(span.start, count, span.rows[:count]))
+        out.append(Span(span.start, count, span.rows[:count], span.sink, span.before))
     if end > high:
         start = max(span.start, high)
-        out.append(Span(start - gone, end - start, span.rows[start - span.start :]))
+        skipped = start - span.start
+        out.append(Span(start - gone, end - start, span.rows[skipped:], span.sink, span.before + skipped))
     return out

@@ -45,9 +45,9 @@ def kept(who: str, wire: Wire | Bridge, token: ResumeToken, items: Sequence[Item
 
 
 def _without_images(item: Item) -> Item:
-    if not any(p.image for p in item.parts):
+    if not any(p.image or p.media for p in item.parts):
         return item
-    return replace(item, parts=[replace(p, image="") for p in item.parts])
+    return replace(item, parts=[replace(p, image="", media=None) for p in item.parts])
 
 
 def restored(state: ServerState, row: Kept) -> tuple[Wire, list[Item]]:

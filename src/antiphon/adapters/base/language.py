@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from antiphon.audio import Pcm
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -18,15 +20,37 @@ class ToolCall:
     arguments: str
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class SoundPart:
+    """Sound in a message, the same only as itself. pcm: float32 [num_samples], mono, 16 kHz."""
+
+    pcm: Pcm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImagePart:
+    """An encoded image in a message, the same only as itself."""
+
+    image: bytes
+
+
+MediaPart = SoundPart | ImagePart
+MessagePart = str | SoundPart | ImagePart
+
+
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. `tool_call_id` and `name` belong to a tool's answer."""
+    """One turn of a conversation. `tool_call_id` and `name` belong to a tool's answer.
+
+    `parts`: where there is sound or an image in it, all that it is made of, in order, for who hears and sees; `text` is what others are told.
+    """
 
     role: Role
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    parts: tuple[MessagePart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

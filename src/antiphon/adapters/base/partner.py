@@ -23,11 +23,13 @@ from antiphon.events import Word
 
 @dataclass(frozen=True, slots=True)
 class PartnerProfile:
-    """Facts of a conversation partner. `voices`: the first is the default; empty: it does not speak."""
+    """Facts of a conversation partner. `voices`: the first is the default; empty: it does not speak. `takes_media`: it hears and sees what a message
+    is made of; others are told in text."""
 
     id: str
     sample_rate_hz: int
     voices: tuple[str, ...]
+    takes_media: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import torch
 from antiphon.adapters.base import Sound, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.adapters.qwen3_tts.checkpoint import END, Parts, read
 from antiphon.adapters.qwen3_tts.cloning import RATE_HZ, Sample, codes_of
-from antiphon.adapters.qwen3_tts.talking import Inners, Manner, frames
+from antiphon.adapters.qwen3_tts.talking import MAX_VOCODED, Inners, Manner, TextRows, chunk_sizes, frames
 from antiphon.adapters.qwen3_tts.vocoder import Past
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_beginning
@@ -40,16 +40,12 @@ CODES = {
     "french": "fr",
     "russian": "ru",
 }
-# Frames of 80 ms in a text's chunks: the first sound soon, then fewer steps of the vocoder.
-CHUNKS = (1, 2, 4, 8, 12)
 # A longer text is spoken in parts: a sound of the model has an end.
 MAX_CHARS = 600
 RESERVE_ROWS = 512
 DESIGNED = "designed"
 # Of a sample so much is heard, in seconds; so many are remembered.
 MAX_SAMPLE_S, MIN_SAMPLE_S, MAX_HEARD = 30, 0.25, 8
-# Frames that the vocoder is given at once, at most: others wait for it.
-MAX_VOCODED = 25
 # Text that comes without a space or a mark is cut here, in characters.
 MAX_WORD = 200
 MARKS = "，。！？；：、"
@@ -144,7 +140,7 @@ class Qwen3Tts:
         seeded = self.parts.manner
         if options.seed is not None:
             seeded = Manner(replace(seeded.first, seed=options.seed), replace(seeded.inner, seed=options.seed + 1))
-        held, sizes = list[list[int]](), _sizes(options.first_frames)
+        held, sizes = list[list[int]](), chunk_sizes(options.first_frames)
         size, count = next(sizes), 0
         async with aclosing(self.frames(ids, more, reading, seeded, options.max_frames)) as made:
             async for frame in made:
@@ -173,7 +169,8 @@ class Qwen3Tts:
             rows, left = await self.engine.ask_model(lambda: self._rows(ids, reading, live=more is not None))
             session.append_embeddings(rows)
             session.pin()
-            text = _Text(self, left, more)
+            marks = parts.marks
+            text = TextRows(self.engine, self.text_rows, marks.text_eos, marks.text_pad, left, more)
             size = int(parts.decoder.config.vocab_size)
             async with aclosing(frames(session, self.inners, text.next, manner, parts.marks.end, size, most)) as made:
                 async for frame in made:
@@ -312,32 +309,6 @@ class Qwen3Tts:
         self.engine.close()
 
 
-class _Text:
-    """The text's rows, one a frame: its tokens, the mark of its end, then nothing. Waits for tokens that have not come. `ids` None: it has ended."""
-
-    def __init__(self, model: Qwen3Tts, ids: list[int] | None, more: AsyncIterator[list[int]] | None) -> None:
-        self._model, self._ids, self._more = model, ids or [], more
-        self._ended = ids is None
-        self._pad: torch.Tensor | None = None
-
-    async def next(self) -> torch.Tensor:
-        """[width]."""
-        while not self._ids and self._more is not None:
-            tokens = await anext(self._more, None)
-            if tokens is None:
-                self._more = None
-            else:
-                self._ids += tokens
-        marks, model = self._model.parts.marks, self._model
-        if self._ids or not self._ended:
-            token = self._ids.pop(0) if self._ids else marks.text_eos
-            self._ended = self._ended or token == marks.text_eos
-            return (await model.engine.ask(lambda: model.text_rows([token])))[0]
-        if self._pad is None:
-            self._pad = (await model.engine.ask(lambda: model.text_rows([marks.text_pad])))[0]
-        return self._pad
-
-
 async def _words(texts: AsyncIterator[str], encode: Callable[[str], list[int]]) -> AsyncGenerator[list[int], None]:
     """Tokens of a text that comes in pieces: of whole words, as of the whole text's."""
     held, seen = "", 1
@@ -377,15 +348,6 @@ def _in_parts(text: str) -> Iterator[str]:
         held = f"{held} {unit}".strip()
     if held:
         yield held
-
-
-def _sizes(first: int | None) -> Iterator[int]:
-    if first:
-        first = min(first, MAX_VOCODED)
-        yield first
-    yield from (size for size in CHUNKS if size > (first or 0))
-    while True:
-        yield CHUNKS[-1]
 
 
 def _load(source: Path | Parts, device: torch.device, dtype: torch.dtype, rounded: bool, threads: int) -> Parts:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,16 +25,21 @@ from antiphon.errors import ModelError
 
 # The last codes of the talker's vocabulary are no sound but its own marks.
 MARKS = 1024
-# A sound has so many frames at least, and at most (generation_config.json, max_new_tokens).
-LEAST_FRAMES, MOST_FRAMES = 2, 2048
+# A sound has so many frames at most (generation_config.json, max_new_tokens).
+MOST_FRAMES = 2048
+# Frames of 80 ms in a sound's chunks: the first sound soon, then fewer steps of the vocoder.
+CHUNKS = (1, 2, 4, 8, 12)
+# Frames that the vocoder is given at once, at most: others wait for it.
+MAX_VOCODED = 25
 
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How codes are chosen: the first of a frame, and the others (`inner`). Temperature 0: the likeliest."""
+    """How codes are chosen: the first of a frame, and the others (`inner`). Temperature 0: the likeliest. A sound has `least` frames and more."""
 
     first: Sampling
     inner: Sampling
+    least: int = 2
 
 
 MANNER = Manner(
@@ -57,14 +62,13 @@ class Projection(nn.Module):
 
 
 class Inner(nn.Module):
-    """What says the codes of a frame behind the first. `model`: a Qwen3Model; tables and heads one a code."""
+    """What says the codes of a frame behind the first. `model`: a Qwen3Model, or what is called as one; tables and heads one a code.
+    `width`: of the talker's rows."""
 
-    def __init__(self, model: Any, count: int, size: int, width: int) -> None:
+    def __init__(self, model: Any, tables: nn.ModuleList, heads: nn.ModuleList, width: int) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.codec_embedding, self.lm_head = model, tables, heads
         inner = int(model.config.hidden_size)
-        self.codec_embedding = nn.ModuleList(nn.Embedding(size, width) for _ in range(count - 1))
-        self.lm_head = nn.ModuleList(nn.Linear(inner, size, bias=False) for _ in range(count - 1))
         # The larger talkers are wider than it.
         self.small_to_mtp_projection = nn.Linear(width, inner) if inner != width else nn.Identity()
 
@@ -166,9 +170,10 @@ def _tell(
 
 
 class First:
-    """Chooses the first codes of one sound's frames: see Chooser. `end`: the code that ends the sound; `size`: of its vocabulary."""
+    """Chooses the first codes of one sound's frames: see Chooser. `end`: the code that ends the sound, after `least` frames; `size`: of its vocabulary."""
 
-    def __init__(self, params: Sampling, end: int, size: int) -> None:
+    def __init__(self, params: Sampling, end: int, size: int, least: int) -> None:
+        self._least = least
         self._params = replace(params, forbid=tuple(i for i in range(size - MARKS, size) if i != end))
         self._end = end
         self._said: list[int] = []
@@ -177,7 +182,7 @@ class First:
     def __call__(self, logits: torch.Tensor) -> int:
         """See Chooser."""
         params = self._params
-        if len(self._said) < LEAST_FRAMES:
+        if len(self._said) < self._least:
             params = replace(params, forbid=(*params.forbid, self._end))
         token, _ = sample(logits, params, self._said, len(self._said), self._random)
         self._said.append(token)
@@ -203,7 +208,7 @@ async def frames(
 
     Raises ModelError, EngineError, Refused.
     """
-    first, inner = First(manner.first, end, size), inner_chooser(manner.inner)
+    first, inner = First(manner.first, end, size, manner.least), inner_chooser(manner.inner)
     sampling = Sampling(max_tokens=1, hidden=True, chooser=first)
     for _ in range(min(most or MOST_FRAMES, MOST_FRAMES)):
         async with aclosing(session.generate(sampling)) as tokens:
@@ -215,3 +220,50 @@ async def frames(
         codes, summed = await inners.codes(token.hidden, token.id, inner)
         yield [token.id, *codes]
         session.append_embeddings((summed + await text())[None])
+
+
+class TextRows:
+    """The text's rows, one a frame: its tokens, the mark of its end, then nothing. Waits for tokens that have not come.
+
+    `rows`: tokens as the talker reads them [n, width], in the engine's thread. `ids` None: it has ended; `more` tokens follow them.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        rows: Callable[[Sequence[int]], torch.Tensor],
+        eos: int,
+        pad: int,
+        ids: list[int] | None,
+        more: AsyncIterator[list[int]] | None,
+    ) -> None:
+        self._engine, self._rows, self._eos, self._pad = engine, rows, eos, pad
+        self._ids, self._more = ids or [], more
+        self._ended = ids is None
+        self._nothing: torch.Tensor | None = None
+
+    async def next(self) -> torch.Tensor:
+        """[width]."""
+        while not self._ids and self._more is not None:
+            tokens = await anext(self._more, None)
+            if tokens is None:
+                self._more = None
+            else:
+                self._ids += tokens
+        if self._ids or not self._ended:
+            token = self._ids.pop(0) if self._ids else self._eos
+            self._ended = self._ended or token == self._eos
+            return (await self._engine.ask(lambda: self._rows([token])))[0]
+        if self._nothing is None:
+            self._nothing = (await self._engine.ask(lambda: self._rows([self._pad])))[0]
+        return self._nothing
+
+
+def chunk_sizes(first: int | None = None) -> Iterator[int]:
+    """Frames in a sound's chunks."""
+    if first:
+        first = min(first, MAX_VOCODED)
+        yield first
+    yield from (size for size in CHUNKS if size > (first or 0))
+    while True:
+        yield CHUNKS[-1]

@@ -43,23 +43,26 @@ class CausalConv(nn.Module):
 
 
 class CausalUp(nn.Module):
-    """A transposed convolution that is cut to its inputs' frames."""
+    """A transposed convolution that is cut to its inputs' frames; not `whole`: to what all inputs within its kernel made, of a stream's first some are
+    missing."""
 
-    def __init__(self, inside: int, out: int, kernel: int, stride: int) -> None:
+    def __init__(self, inside: int, out: int, kernel: int, stride: int, *, whole: bool = True) -> None:
         super().__init__()
         self.conv = nn.ConvTranspose1d(inside, out, kernel, stride)
         self._stride, self._reach = stride, -(-(kernel - stride) // stride)
+        self._lost = 0 if whole else kernel - stride
 
     def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
         """[1, inside, frames] to [1, out, frames * stride]."""
-        count = x.shape[2]
+        count, lost = x.shape[2], 0
         if self._reach:
             before = past.seen.get(id(self))
+            lost = self._lost if before is None else 0
             x = torch.cat((x.new_zeros(*x.shape[:2], self._reach) if before is None else before, x), 2)
             past.seen[id(self)] = x[..., -self._reach :]
         start = self._reach * self._stride
         out: torch.Tensor = self.conv(x)
-        return out[..., start : start + count * self._stride]
+        return out[..., start + lost : start + count * self._stride]
 
 
 class Snake(nn.Module):
@@ -109,9 +112,10 @@ class Residual(nn.Module):
 class Upper(nn.Module):
     """More samples, fewer channels."""
 
-    def __init__(self, inside: int, out: int, rate: int) -> None:
+    def __init__(self, inside: int, out: int, rate: int, *, whole: bool = True) -> None:
         super().__init__()
-        parts = [Snake(inside), CausalUp(inside, out, 2 * rate, rate), *(Residual(out, d) for d in DILATIONS)]
+        up = CausalUp(inside, out, 2 * rate, rate, whole=whole)
+        parts = [Snake(inside), up, *(Residual(out, d) for d in DILATIONS)]
         self.block = nn.ModuleList(parts)
 
     def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
@@ -205,12 +209,13 @@ class Layer(nn.Module):
 class Transformer(nn.Module):
     """What is between the codes and the convolutions."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: dict[str, Any], *, projects: bool = True) -> None:
         super().__init__()
         width, latent = config["hidden_size"], config.get("latent_dim", 1024)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
         self.norm = Norm(width, config.get("rms_norm_eps", 1e-5))
-        self.input_proj, self.output_proj = nn.Linear(latent, width), nn.Linear(width, latent)
+        self.input_proj: nn.Module = nn.Linear(latent, width) if projects else nn.Identity()
+        self.output_proj: nn.Module = nn.Linear(width, latent) if projects else nn.Identity()
         self._size = config.get("head_dim") or width // config["num_attention_heads"]
         self._theta = float(config.get("rope_theta", 10000))
 

@@ -1,0 +1,173 @@
+"""A partner that hears and sees, asked about what is seen: each question is a turn of one conversation, made of its frames, what was heard, and the words.
+
+Frames are taken in as they come (`eager`) or when somebody asks; the rows of a turn that goes on are kept, so that a question costs its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+
+from antiphon.adapters.base import (
+    Answer,
+    ImagePart,
+    Message,
+    MessagePart,
+    Partner,
+    Question,
+    ReplyDone,
+    ReplyOptions,
+    Seen,
+    SoundPart,
+    Talk,
+    TextDelta,
+    VoiceOptions,
+    WatcherProfile,
+)
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.errors import EngineError, MediaError, ModelError, Refused, RemoteProtocolError
+
+log = logging.getLogger(__name__)
+
+SYSTEM = "You answer questions about what a camera or a screen shows and what is heard, in one or two sentences."
+MAX_TOKENS = 256
+# So many frames are taken in ahead at once, at most: where the sampling shifts with every frame, most would be taken in again.
+MAX_AHEAD = 2
+# Frames of answered questions that are remembered: past the first, the oldest questions go until the second is left.
+MOST_FRAMES, LEFT_FRAMES = 256, 128
+# Of what was heard since the last question, a question has so much.
+MAX_SOUND_S = 60
+# A conversation that has outgrown the context is cut back to this share of it.
+KEPT = 0.75
+
+
+class PartnerWatcher:
+    """See Watcher."""
+
+    def __init__(self, partner: Partner, *, eager: bool) -> None:
+        self._partner, self._eager = partner, eager
+        facts = partner.profile
+        self.profile = WatcherProfile(facts.id, "pictures", facts.sample_rate_hz, facts.voices)
+
+    async def open(self, instructions: str) -> PartnerWatching:
+        """See Watcher."""
+        return PartnerWatching(await self._partner.open(), instructions, eager=self._eager)
+
+    def close(self) -> None:
+        """The partner is closed by who loaded it."""
+
+
+class PartnerWatching:
+    """See Watching."""
+
+    def __init__(self, talk: Talk, instructions: str, *, eager: bool) -> None:
+        self._talk, self._eager = talk, eager
+        self._system = Message("system", f"{SYSTEM} {instructions}".strip())
+        # Questions and their answers.
+        self._past: list[Message] = []
+        # Frames that came and are in no answered question yet; those that a question asked now would be answered from.
+        self._new: dict[int, tuple[float, ImagePart]] = {}
+        self._expected: tuple[int, ...] = ()
+        self._shown: list[int] = []
+        self._answering = self._closed = False
+        self._ahead: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Nothing is left for later."""
+        await asyncio.Event().wait()
+
+    async def settled(self) -> None:
+        """See Watching."""
+        if self._ahead:
+            await asyncio.wait([self._ahead])
+
+    async def see(self, frame: Seen) -> None:
+        """See Watching."""
+        self._new[frame.number] = (frame.at_s, ImagePart(frame.image))
+
+    def expect(self, frames: tuple[int, ...]) -> None:
+        """See Watching."""
+        self._expected = frames
+        wanted = self._wanted(frames)
+        same = next((i for i, (a, b) in enumerate(zip(self._shown, wanted, strict=False)) if a != b), None)
+        kept = min(len(self._shown), len(wanted)) if same is None else same
+        free = self._eager and not self._answering and not self._closed
+        if free and wanted and len(wanted) - kept <= MAX_AHEAD:
+            self._shown = wanted
+            if self._ahead:
+                self._ahead.cancel()
+            self._ahead = asyncio.create_task(self._take_in((*self._asked_so_far(), self._user(wanted))))
+
+    async def _take_in(self, messages: Sequence[Message]) -> None:
+        try:
+            await self._talk.prefill(messages)
+        except (ModelError, EngineError, Refused, MediaError, RemoteProtocolError) as error:
+            # The question to come says it, if it is not for now only.
+            log.warning("a frame was not taken in ahead: %s", error)
+
+    def lose(self, frame: int) -> None:
+        """See Watching."""
+        self._new.pop(frame, None)
+
+    def forget(self, before_s: float) -> None:
+        """See Watching. What a question was answered from leaves with the oldest questions."""
+        self._new = {n: (at_s, image) for n, (at_s, image) in self._new.items() if at_s >= before_s}
+
+    def _wanted(self, frames: Sequence[int]) -> list[int]:
+        return [n for n in sorted(frames) if n in self._new]
+
+    def _asked_so_far(self) -> tuple[Message, ...]:
+        return (self._system, *self._past)
+
+    def _user(self, frames: Sequence[int], *more: MessagePart) -> Message:
+        """A turn: each frame behind its time, and what is said."""
+        seen = [part for n in frames for part in (f"<{self._new[n][0]:.1f} seconds>", self._new[n][1])]
+        parts = (*seen, *more)
+        return Message("user", " ".join(p for p in parts if isinstance(p, str)), parts=parts)
+
+    async def answer(
+        self, question: Question, options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[Answer, None]:
+        """See Watching."""
+        known, text, complete = tuple(self._new), "", False
+        more: list[MessagePart] = [question.text] if question.text.strip() else []
+        if question.pcm is not None and len(question.pcm):
+            more.insert(0, SoundPart(question.pcm[-MAX_SOUND_S * SAMPLE_RATE_HZ :]))
+        asked = self._user(self._wanted(question.frames), *more)
+        wanted = replace(options, max_tokens=options.max_tokens or MAX_TOKENS, truncation=KEPT)
+        self._answering = True
+        try:
+            async with aclosing(self._talk.respond((*self._asked_so_far(), asked), wanted, voice)) as answers:
+                async for answer in answers:
+                    if isinstance(answer, TextDelta):
+                        text += answer.text
+                    complete = complete or isinstance(answer, ReplyDone)
+                    yield answer
+        finally:
+            self._answering = False
+            if complete:
+                self._past += [asked, Message("assistant", text.strip())]
+                # Those that were passed over when a question was asked are old at the next.
+                for number in known:
+                    self._new.pop(number, None)
+                self._shown = []
+                self._trim()
+            self.expect(self._expected)
+
+    def _trim(self) -> None:
+        def frames(messages: Sequence[Message]) -> int:
+            return sum(isinstance(part, ImagePart) for m in messages for part in m.parts)
+
+        if frames(self._past) > MOST_FRAMES:
+            while len(self._past) > 2 and frames(self._past) > LEFT_FRAMES:
+                del self._past[:2]
+
+    def close(self) -> None:
+        """See Watching."""
+        self._closed = True
+        if self._ahead:
+            self._ahead.cancel()
+        self._talk.close()

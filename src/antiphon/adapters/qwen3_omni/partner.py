@@ -1,0 +1,214 @@
+"""Qwen3-Omni as who answers: the thinker's text on one engine, the talker's sound on another, for all conversations at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from antiphon.adapters.base import (
+    Answer,
+    Message,
+    PartnerProfile,
+    ReplyOptions,
+    Speaking,
+    TextDelta,
+    Tool,
+    VoiceOptions,
+)
+from antiphon.adapters.causal_lm import Chat, ChatModel, Row
+from antiphon.adapters.chat_template import ChatTemplate
+from antiphon.adapters.paced_words import PacedWords
+from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, Talker, Thinker, read
+from antiphon.adapters.qwen3_omni.senses import OmniSenses
+from antiphon.adapters.qwen3_omni.voice import Speaker, Voice
+from antiphon.adapters.side_by_side import Put, side_by_side
+from antiphon.adapters.tool_calls import OPENING
+from antiphon.engine.engine import Engine, EngineSettings
+from antiphon.engine.runner import Runner
+from antiphon.engine.weights import placed, round_linear
+from antiphon.errors import ModelError
+
+# A call that an answer must begin with has no more tokens than these.
+FORCED_ROWS = 4
+NO_SOUND = np.zeros(0, np.float32)
+
+
+class Qwen3Omni:
+    """See Partner. `folder` holds a checkpoint as it was released. `thinker` is its language model by itself."""
+
+    native = None
+
+    def __init__(
+        self,
+        folder: Path,
+        model_id: str,
+        *,
+        settings: EngineSettings | None = None,
+        device: str = "cpu",
+        speaking: str = "",
+        weights: str = "auto",
+        threads: int = 0,
+        observe: Callable[[int, int, float], None] | None = None,
+    ) -> None:
+        """`speaking`: the talker's device, where it is another. Raises ModelError for a checkpoint that does not load."""
+        kind, dtype = placed(device, weights)
+        second = speaking or device
+        try:
+            # In a thread that ends: see engine/weights.py.
+            with ThreadPoolExecutor(1, "load") as thread:
+                loaded = thread.submit(_load, folder, device, second, dtype, kind == "int8", threads).result()
+            thinker, talker = loaded
+
+            def runner(decoder: object, where: str, input_width: int = 0) -> Runner:
+                computed = torch.float32 if kind == "int8" else dtype
+                return Runner(decoder, torch.device(where), computed, dtype, position_axes=3, input_width=input_width)
+
+            self.thinker = ChatModel(
+                folder,
+                model_id,
+                runner(thinker.decoder, device, thinker.decoder.input_width),
+                thinker.tokenizer,
+                settings,
+                observe,
+            )
+            self.thinker.template = ChatTemplate(thinker.tokenizer, takes_media=True)
+            self.thinker.senses = OmniSenses(folder, thinker, self.thinker.engine)
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
+            raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
+        self.voice: Voice | None = None
+        if talker:
+            engine = Engine(runner(talker.decoder, second), settings, observe=observe)
+            self.voice = Voice(talker, thinker.model.get_input_embeddings(), engine)
+        voices = self.voice.speakers if self.voice else ()
+        self.profile = PartnerProfile(model_id, RATE_HZ, voices, takes_media=True)
+        self.opening = thinker.tokenizer.convert_tokens_to_ids(OPENING)
+
+    async def open(self) -> OmniTalk:
+        """A new conversation. Raises Refused where there is no room for its KV."""
+        return OmniTalk(self, await self.thinker.open())
+
+    def close(self) -> None:
+        """Stop the engines."""
+        self.thinker.close()
+        if self.voice:
+            self.voice.close()
+
+
+class OmniTalk:
+    """See Talk."""
+
+    def __init__(self, model: Qwen3Omni, chat: Chat) -> None:
+        self._model, self._chat = model, chat
+        self._speaker: Speaker | None = None
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        """See Talk."""
+        await self._chat.prefill(messages, tools)
+
+    async def respond(
+        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[Answer, None]:
+        """See Talk."""
+        if voice is None or self._model.voice is None:
+            async with aclosing(self._chat.reply(messages, options)) as replies:
+                async for reply in replies:
+                    yield reply
+            return
+        if self._speaker is None:
+            self._speaker = await self._model.voice.open()
+        speaker, said = self._speaker, _Said(self._chat, self._model.thinker.stop_tokens, self._model.opening)
+        paced = PacedWords()
+
+        async def write(put: Put) -> None:
+            self._chat.told = said.tell
+            try:
+                async with aclosing(self._chat.reply(messages, options)) as replies:
+                    async for reply in replies:
+                        if isinstance(reply, TextDelta):
+                            paced.write(reply.text)
+                        await put(reply)
+            finally:
+                self._chat.told = None
+                said.end()
+
+        async def speak(put: Put) -> None:
+            prompt = await said.prompt()
+            seed = options.seed if voice.seed is None else voice.seed
+            sounds = speaker.say(prompt, self._chat.sensed, said.tokens(), voice.voice, seed)
+            async with aclosing(sounds):
+                async for pcm in sounds:
+                    await put(Speaking(pcm, paced.sound(len(pcm) / RATE_HZ)))
+            if words := paced.end():
+                await put(Speaking(NO_SOUND, words))
+
+        async with aclosing(side_by_side(write, speak)) as answers:
+            async for answer in answers:
+                yield answer
+
+    def close(self) -> None:
+        """See Talk."""
+        self._chat.close(keep=True)
+        if self._speaker:
+            self._speaker.close()
+
+
+class _Said:
+    """The tokens of an answer that are to be spoken, as they come. `stop` ends it; what follows `opening` is a call of a tool."""
+
+    def __init__(self, chat: Chat, stop: frozenset[int], opening: int | None) -> None:
+        self._chat, self._stop, self._opening = chat, stop, opening
+        self._prompt: list[Row] = []
+        self._waiting: asyncio.Queue[int | None] = asyncio.Queue()
+        self._began = asyncio.Event()
+        self._over = False
+
+    def tell(self, token: int) -> None:
+        """See Chat.told."""
+        if not self._began.is_set():
+            self._prompt = self._chat.rows[:-1]
+            self._began.set()
+            if self._opening in self._prompt[-FORCED_ROWS:]:
+                # The answer must be a call.
+                self.end()
+        if token in self._stop or token == self._opening:
+            self.end()
+        elif not self._over:
+            self._waiting.put_nowait(token)
+
+    def end(self) -> None:
+        """Nothing more of it is spoken."""
+        if not self._over:
+            self._over = True
+            self._waiting.put_nowait(None)
+        self._began.set()
+
+    async def prompt(self) -> list[Row]:
+        """The conversation's rows up to the answer, once it has begun."""
+        await self._began.wait()
+        return self._prompt
+
+    async def tokens(self) -> AsyncIterator[int]:
+        """Until the answer's end."""
+        while (token := await self._waiting.get()) is not None:
+            yield token
+
+
+def _load(
+    folder: Path, device: str, speaking: str, dtype: torch.dtype, rounded: bool, threads: int
+) -> tuple[Thinker, Talker | None]:
+    if device == "cpu":
+        torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
+    thinker, talker = read(folder, device, speaking, dtype)
+    if rounded:
+        round_linear(thinker.decoder)
+        if talker:
+            round_linear(talker.decoder)
+            round_linear(talker.inner)
+    return thinker, talker

@@ -1,0 +1,70 @@
+"""What the thinker hears and sees, as rows: 13 a second of sound, up to 768 a picture."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import WhisperFeatureExtractor
+
+from antiphon.adapters.base import ImagePart, MediaPart, SoundPart
+from antiphon.adapters.pictures.qwen_eyes import QwenEyes
+from antiphon.adapters.qwen3_omni.checkpoint import Thinker
+from antiphon.adapters.senses import Sensed
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.engine.engine import Engine
+from antiphon.images import decode
+
+# Larger pictures are scaled down to this before anything else: the encoder sees no more of them.
+MAX_SIDE = 2048
+# Shorter sounds are followed by silence: of less than this nothing is left behind the encoder's convolutions.
+LEAST_SAMPLES = SAMPLE_RATE_HZ // 10
+
+
+class OmniSenses:
+    """See Senses."""
+
+    taps = True
+
+    def __init__(self, folder: Path, thinker: Thinker, engine: Engine) -> None:
+        """Raises OSError, ValueError."""
+        config = thinker.model.config
+        self.places = frozenset((int(config.audio_token_id), int(config.image_token_id)))
+        self._engine, self._model = engine, thinker.model
+        self._eyes = QwenEyes(folder, thinker.model, config.vision_config)
+        self._extract: Any = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
+        # Features of pictures for its first layers lie behind each row; sound has none.
+        self._width = thinker.decoder.input_width
+
+    async def take(self, part: MediaPart) -> Sensed:
+        """See Senses."""
+        if isinstance(part, ImagePart):
+            prepared = await asyncio.to_thread(lambda: self._eyes.prepare(decode(part.image, MAX_SIDE)))
+            seen = await self._engine.ask_model(lambda: self._eyes.look(prepared))
+            return Sensed(seen.rows, seen.positions)
+        features = await asyncio.to_thread(self._features, part)
+        return Sensed(await self._engine.ask_model(lambda: self._hear(features)))
+
+    def _features(self, part: SoundPart) -> Pcm:
+        """Log-mel, float32 [bins, frames of 10 ms]."""
+        pcm = np.pad(part.pcm, (0, max(0, LEAST_SAMPLES - len(part.pcm))))
+        made = self._extract(
+            pcm,
+            sampling_rate=SAMPLE_RATE_HZ,
+            padding=True,
+            truncation=False,
+            return_attention_mask=True,
+            return_tensors="np",
+        )
+        found: Pcm = made["input_features"][0][:, : int(made["attention_mask"][0].sum())]
+        return found
+
+    @torch.inference_mode()
+    def _hear(self, features: Pcm) -> torch.Tensor:
+        given = torch.from_numpy(features)[None].to(self._model.device, self._model.dtype)
+        mask = torch.ones(1, given.shape[2], dtype=torch.long, device=given.device)
+        rows: torch.Tensor = self._model.get_audio_features(given, mask).last_hidden_state
+        return torch.nn.functional.pad(rows, (0, self._width - rows.shape[1]))

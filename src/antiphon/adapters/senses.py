@@ -1,0 +1,37 @@
+"""What a model hears and sees, as rows of its decoder's input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from antiphon.adapters.base import MediaPart
+from antiphon.engine.sequence import Position
+
+
+class Sensed:
+    """Sound or an image as the decoder takes it: `rows` float [n, width]; `positions` of each, where they do not follow one another.
+
+    `hidden`: what the decoder's tapped layer made of them, float [n, width], once it has.
+    """
+
+    def __init__(self, rows: Any, positions: Sequence[Position] | None = None) -> None:
+        self.rows, self.positions = rows, positions
+        self.hidden: Any = None
+
+    def sink(self, before: int, made: Any) -> None:
+        """See engine/sequence.py."""
+        if self.hidden is None:
+            self.hidden = made.new_empty(len(self.rows), made.shape[1])
+        self.hidden[before : before + len(made)] = made
+
+
+class Senses(Protocol):
+    """A model's encoders. `places`: the tokens that stand for one part each in a rendered conversation; `taps`: its decoder has a tapped layer."""
+
+    places: frozenset[int]
+    taps: bool
+
+    async def take(self, part: MediaPart) -> Sensed:
+        """Encode it. Raises MediaError for what is no image, ModelError, Refused."""
+        ...

@@ -1,0 +1,44 @@
+"""An answer that several tasks make at once: one writes, one speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+from antiphon.adapters.base import Answer, ReplyDone
+
+# Bound: outputs nobody has read; the makers wait.
+MAX_WAITING = 64
+
+Put = Callable[[Answer], Awaitable[None]]
+
+
+async def side_by_side(*work: Callable[[Put], Awaitable[None]]) -> AsyncGenerator[Answer, None]:
+    """What they put, as it comes; ReplyDone once all are through. What one raises ends all; so does closing the generator."""
+    out: asyncio.Queue[Answer | Exception | None] = asyncio.Queue(MAX_WAITING)
+
+    async def guarded(part: Callable[[Put], Awaitable[None]]) -> None:
+        try:
+            await part(out.put)
+        except Exception as error:
+            await out.put(error)
+        # It is through.
+        await out.put(None)
+
+    tasks = [asyncio.create_task(guarded(part)) for part in work]
+    done: ReplyDone | None = None
+    try:
+        for _ in tasks:
+            while (item := await out.get()) is not None:
+                if isinstance(item, Exception):
+                    raise item
+                if isinstance(item, ReplyDone):
+                    done = item
+                else:
+                    yield item
+        if done:
+            yield done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,339 @@
+"""Qwen3-Omni of tiny random weights: text, codes and sound of conversations that keep their KV equal what `transformers` generates from the whole."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import Qwen3OmniMoeForConditionalGeneration, WhisperFeatureExtractor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
+
+from antiphon.adapters.base import (
+    ImagePart,
+    MediaPart,
+    Message,
+    ReplyDone,
+    ReplyOptions,
+    SoundPart,
+    Speaking,
+    TextDelta,
+    VoiceOptions,
+)
+from antiphon.adapters.qwen3_omni import Qwen3Omni
+from antiphon.adapters.qwen3_omni.checkpoint import _tokenizer
+from antiphon.adapters.qwen3_omni.partner import OmniTalk
+from antiphon.engine.engine import EngineSettings
+from tests.adapters import tiny_qwen3_omni as tiny
+from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID
+
+TOKENS, FRAMES = 14, 24
+OPTIONS = ReplyOptions(max_tokens=TOKENS, temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("omni"))
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Iterator[Qwen3Omni]:
+    loaded = Qwen3Omni(folder, "omni", settings=EngineSettings(kv_bytes=64 << 20), weights="fp32")
+    assert loaded.voice
+    greedy = loaded.voice.manner
+    loaded.voice.manner = replace(
+        greedy, first=replace(greedy.first, temperature=0.0), inner=replace(greedy.inner, temperature=0.0)
+    )
+    yield loaded
+    loaded.close()
+
+
+def sound(seconds: float, number: int = 0) -> SoundPart:
+    rng = np.random.default_rng(number)
+    at = np.arange(int(seconds * 16_000)) / 16_000
+    tones = sum(np.sin(2 * np.pi * f * at) for f in rng.uniform(100, 3000, 4))
+    return SoundPart((0.1 * tones * (1 + np.sin(2 * np.pi * 2 * at))).astype(np.float32))
+
+
+def image(number: int = 0) -> ImagePart:
+    file = io.BytesIO()
+    rng = np.random.default_rng(number)
+    Image.fromarray(rng.integers(0, 255, (48, 80, 3)).astype(np.uint8)).save(file, "PNG")
+    return ImagePart(file.getvalue())
+
+
+@dataclass
+class Made:
+    text: list[int]
+    frames: list[list[int]]
+    sound: torch.Tensor
+
+
+class Whole:
+    """The published model, given everything at each answer."""
+
+    def __init__(self, folder: Path) -> None:
+        self.model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+        config = self.model.config
+        # It asks its talker for this, and forgets to give it.
+        config.talker_config.audio_config = config.thinker_config.audio_config
+        self.tokenizer = _tokenizer(folder)
+        self.extract = WhisperFeatureExtractor.from_pretrained(folder)
+        self.look = Qwen2VLImageProcessorPil.from_pretrained(folder)
+
+    def given(self, messages: Sequence[Message]) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Its inputs, as its processor writes them: a token for each row of what is heard and seen."""
+        media = [p for m in messages for p in m.parts if not isinstance(p, str)]
+        sounds, images = ([p for p in media if isinstance(p, kind)] for kind in (SoundPart, ImagePart))
+        out: dict[str, Any] = {}
+        rows: dict[MediaPart, int] = {}
+        if sounds:
+            # Each by itself: beside a longer one its extractor hears the silence that it is filled up with.
+            heard = [self.features(s.pcm) for s in sounds]
+            most = max(h.shape[1] for h in heard)
+            mask = torch.tensor([[1] * h.shape[1] + [0] * (most - h.shape[1]) for h in heard])
+            filled = torch.stack([torch.nn.functional.pad(h, (0, most - h.shape[1])) for h in heard])
+            out |= {"input_features": filled, "feature_attention_mask": mask}
+            lengths = _get_feat_extract_output_lengths(mask.sum(-1))
+            rows |= dict(zip(sounds, lengths.tolist(), strict=True))
+        if images:
+            opened = [Image.open(io.BytesIO(i.image)).convert("RGB") for i in images]
+            out |= dict(self.look(opened, return_tensors="pt"))
+            rows |= dict(zip(images, (out["image_grid_thw"].prod(-1) // 4).tolist(), strict=True))
+        parts = [[p if isinstance(p, str) else self.place(p, rows[p]) for p in m.parts or (m.text,)] for m in messages]
+        turns = [{"role": m.role, "content": "".join(p)} for m, p in zip(messages, parts, strict=True)]
+        written = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        return torch.tensor([self.tokenizer.backend_tokenizer.encode(written, add_special_tokens=False).ids]), out
+
+    def features(self, pcm: np.ndarray) -> torch.Tensor:
+        made = self.extract(pcm, sampling_rate=16_000, padding=True, truncation=False, return_tensors="pt")
+        return torch.as_tensor(made["input_features"][0])
+
+    def place(self, part: MediaPart, rows: int) -> str:
+        if isinstance(part, SoundPart):
+            return "<|audio_start|>" + "<|audio_pad|>" * rows + "<|audio_end|>"
+        return "<|vision_start|>" + "<|image_pad|>" * rows + "<|vision_end|>"
+
+    def stop(self, messages: Sequence[Message]) -> int:
+        """A token that ends the answer to these after a few others: one of random weights has no end of its own."""
+        ids, given = self.given(messages)
+        with torch.no_grad():
+            said = self.model.thinker.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, eos_token_id=None, **given
+            )[0, ids.shape[1] :].tolist()
+        return next(t for i, t in enumerate(said) if i >= 4 and t not in said[:i])
+
+    def generate(self, messages: Sequence[Message], stop: int, speaker: str = "ethan") -> Made:
+        ids, given = self.given(messages)
+        codes: list[torch.Tensor] = []
+        decode = self.model.code2wav.chunked_decode
+        self.model.code2wav.chunked_decode = lambda c, **more: codes.append(c) or decode(c, **more)
+        with warnings.catch_warnings():
+            # It has its talker choose with settings that its own generate() then warns of.
+            warnings.simplefilter("ignore", UserWarning)
+            text, wav = self.model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                speaker=speaker,
+                thinker_max_new_tokens=TOKENS,
+                thinker_eos_token_id=stop,
+                talker_max_new_tokens=FRAMES,
+                talker_do_sample=False,
+                **given,
+            )
+        del self.model.code2wav.chunked_decode
+        return Made(text[0, ids.shape[1] :].tolist(), codes[0][0].T.tolist(), wav[0, 0])
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Whole:
+    return Whole(folder)
+
+
+async def answer(
+    model: Qwen3Omni, talk: OmniTalk, messages: Sequence[Message], stop: int, speaker: str = "ethan"
+) -> Made:
+    """What it writes and says, for as many frames as the published code is asked for."""
+    text, frames, pcm = list[int](), list[list[int]](), list[np.ndarray]()
+    model.thinker.stop_tokens = frozenset((stop,))
+    assert model.voice
+    vocoder = model.voice.talker.vocoder
+    vocode = vocoder.forward
+    vocoder.forward = lambda held, past: frames.extend(held) or vocode(held, past)  # type: ignore[method-assign]
+    async with aclosing(talk.respond(messages, OPTIONS, VoiceOptions(speaker))) as parts:
+        async for part in parts:
+            if isinstance(part, Speaking):
+                pcm.append(part.pcm)
+                if sum(map(len, pcm)) > FRAMES * FRAME_SAMPLES:
+                    break
+    vocoder.forward = vocode  # type: ignore[method-assign]
+    prompt = len(whole_prompt(talk))
+    text = [row for row in talk._chat.rows[prompt:] if isinstance(row, int)]
+    return Made(text, frames, torch.from_numpy(np.concatenate(pcm)))
+
+
+def whole_prompt(talk: OmniTalk) -> list[Any]:
+    """The rows up to the answer that was made last."""
+    rows = talk._chat.rows
+    return rows[: max(i for i, row in enumerate(rows) if row == ID["<|im_start|>"]) + 3]
+
+
+def equal(made: Made, expected: Made) -> None:
+    assert made.text == expected.text
+    if made.frames:
+        assert made.frames[: len(expected.frames)] == expected.frames
+    assert 0.01 < expected.sound.abs().max() < 1
+    assert len(expected.sound) > 20 * FRAME_SAMPLES
+    torch.testing.assert_close(made.sound[: len(expected.sound)], expected.sound, atol=1e-4, rtol=0)
+
+
+PROMPTS = {
+    "text": [Message("system", "Be brief."), Message("user", "Hello there.")],
+    "sound": [Message("user", "(sound)", parts=(sound(0.7),))],
+    "longer than a window of the encoder": [Message("user", "(sound)", parts=(sound(9.1, 1), "What was that?"))],
+    "image": [Message("system", "Look."), Message("user", "(image)", parts=("What is ", image(), "?"))],
+    "both": [Message("user", "", parts=(image(1), sound(1.7, 2), image(2), sound(2.2, 3)))],
+    "turns": [
+        Message("system", "Be brief."),
+        Message("user", "(sound)", parts=(sound(1.1, 4),)),
+        Message("assistant", "I see."),
+        Message("user", "(image)", parts=("And ", image(3), "?")),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_text_and_sound_are_those_of_the_published_model(model: Qwen3Omni, whole: Whole, name: str) -> None:
+    async def run() -> Made:
+        talk = await model.open()
+        try:
+            return await answer(model, talk, PROMPTS[name], stop)
+        finally:
+            talk.close()
+
+    stop = whole.stop(PROMPTS[name])
+    equal(asyncio.run(run()), whole.generate(PROMPTS[name], stop))
+
+
+def test_a_conversation_goes_on_from_its_kv(model: Qwen3Omni, whole: Whole) -> None:
+    """Its second answer computes what is new, with both decoders; what was said is what was heard of it."""
+    first = [Message("system", "Be brief."), Message("user", "(sound)", parts=(sound(1.2, 5),))]
+    second = Message("user", "(sound)", parts=(sound(1.4, 6), "And now?"))
+
+    async def run(said: str) -> tuple[Made, int, int]:
+        talk = await model.open()
+        try:
+            await answer(model, talk, first, whole.stop(first))
+            thinker, talker = model.thinker.engine._runner.stats, model.voice.engine._runner.stats  # type: ignore[union-attr]
+            before = thinker.rows, talker.rows
+            messages = [*first, Message("assistant", said), second]
+            made = await answer(model, talk, messages, whole.stop(messages))
+            return made, thinker.rows - before[0], talker.rows - before[1]
+        finally:
+            talk.close()
+
+    said = "Not what it said."
+    messages = [*first, Message("assistant", said), second]
+    made, thought, spoken = asyncio.run(run(said))
+    equal(made, whole.generate(messages, whole.stop(messages)))
+    ids, _ = whole.given(messages)
+    known, _ = whole.given(first)
+    assert thought < ids.shape[1] - known.shape[1] + TOKENS + 4
+    # The user's first turn is not computed again; each frame is a row.
+    users, _ = whole.given([second])
+    assert spoken < users.shape[1] + 9 + 2 * (FRAMES + 12)
+
+
+def test_conversations_side_by_side_and_broken_off_leave_each_other_alone(model: Qwen3Omni, whole: Whole) -> None:
+    names = ("text", "sound", "image", "turns")
+    stops = {name: whole.stop(PROMPTS[name]) for name in names}
+    expected = {name: whole.generate(PROMPTS[name], stops[name]) for name in names}
+
+    async def broken_off(name: str, after: int) -> None:
+        talk = await model.open()
+        count = 0
+        async with aclosing(talk.respond(PROMPTS[name], OPTIONS, VoiceOptions("chelsie"))) as parts:
+            async for _ in parts:
+                count += 1
+                if count == after:
+                    break
+        talk.close()
+
+    async def run(name: str) -> Made:
+        async with asyncio.TaskGroup() as group:
+            for i, other in enumerate(names):
+                group.create_task(broken_off(other, 3 + 2 * i))
+            talk = await model.open()
+            made = await answer(model, talk, PROMPTS[name], stops[name])
+            talk.close()
+        # Those that are recorded are everybody's.
+        return replace(made, frames=[])
+
+    for name in names:
+        equal(asyncio.run(run(name)), expected[name])
+    assert model.thinker.engine.seen.sessions == 0
+    assert model.voice
+    assert model.voice.engine.seen.sessions == 0
+
+
+def test_voices_differ_and_a_seed_repeats(model: Qwen3Omni, whole: Whole) -> None:
+    stop = whole.stop(PROMPTS["text"])
+    other = whole.generate(PROMPTS["text"], stop, "chelsie")
+
+    async def run(speaker: str) -> Made:
+        talk = await model.open()
+        try:
+            return await answer(model, talk, PROMPTS["text"], stop, speaker)
+        finally:
+            talk.close()
+
+    chelsie = asyncio.run(run("chelsie"))
+    equal(chelsie, other)
+    assert not torch.equal(asyncio.run(run("ethan")).sound[:300], chelsie.sound[:300])
+
+
+def test_an_answer_in_text_is_not_spoken(model: Qwen3Omni) -> None:
+    async def run() -> list[Any]:
+        talk = await model.open()
+        try:
+            async with aclosing(talk.respond(PROMPTS["sound"], OPTIONS, None)) as parts:
+                return [p async for p in parts]
+        finally:
+            talk.close()
+
+    out = asyncio.run(run())
+    assert not [p for p in out if isinstance(p, Speaking)]
+    assert [p for p in out if isinstance(p, TextDelta)]
+    assert isinstance(out[-1], ReplyDone)
+
+
+def test_words_have_places_and_the_end_comes_last(model: Qwen3Omni, whole: Whole) -> None:
+    async def run() -> list[Any]:
+        talk = await model.open()
+        assert model.voice
+        model.thinker.stop_tokens = frozenset((whole.stop(PROMPTS["text"]),))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("antiphon.adapters.qwen3_tts.talking.MOST_FRAMES", 12)
+            async with aclosing(talk.respond(PROMPTS["text"], OPTIONS, VoiceOptions("ethan"))) as parts:
+                out = [p async for p in parts]
+        talk.close()
+        return out
+
+    out = asyncio.run(run())
+    assert isinstance(out[-1], ReplyDone)
+    words = [w for p in out if isinstance(p, Speaking) for w in p.words]
+    text = "".join(p.text for p in out if isinstance(p, TextDelta))
+    assert [w.text for w in words] == text.split()
+    # Twelve frames, of which the first lacks what no two frames made.
+    lost = 12 * FRAME_SAMPLES - sum(len(p.pcm) for p in out if isinstance(p, Speaking))
+    assert 0 < lost < FRAME_SAMPLES
