@@ -145,7 +145,7 @@ class DuplexConnection:
 
     def inputs(self) -> list[Input | TalkInput]:
         """Take the inputs so far."""
-        return self._dialect.inputs()  # type: ignore[return-value]
+        return self._dialect.inputs()
 
     def frames(self) -> list[str]:
         """Take the frames to be sent."""

@@ -269,7 +269,7 @@ class OpenAIRealtime(OpenAITranscription):
                 )
 
     def _ask(self, item: TalkInput) -> None:
-        self._queue(item)  # type: ignore[arg-type]
+        self._queue(item)
 
     def _update(self, session: dict[str, Any], *, old: bool = False) -> None:
         """Check the whole update first; a wrong field refuses all of it."""

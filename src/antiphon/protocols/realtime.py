@@ -79,7 +79,8 @@ class RealtimeConnection:
         name = self.opening.model or (named if isinstance(named, str) else "") or self.models.loaded[0]
         only_text = self.opening.intent == "transcription" or bool(preset and preset.get("type") == "transcription")
         answered = bool(self.partners and (self.partners.lenient(name) or self.partners.exact(name))) and not only_text
-        if (self.models.exact(name) if vllm else self.models.lenient(name) or answered) in (None, False):
+        partner = self.partners.exact(name) if self.partners else None
+        if (self.models.exact(name) or partner if vllm else self.models.lenient(name) or answered) in (None, False):
             raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
         self._session_id = self.new_id("sess-")
         openai = self._openai = OpenAITranscription(
@@ -281,6 +282,8 @@ class RealtimeConnection:
             self.new_id,
             self.max_append_bytes,
             self._session_id,
+            partners=self.partners,
+            voices=self.voices,
             language_check=self.language_check,
         )
 

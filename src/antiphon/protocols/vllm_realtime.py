@@ -2,6 +2,8 @@
 
 Sound is base64 PCM16 mono 16 kHz. Every `commit` with `final` true ends one transcript; more may follow on the same
 connection. Joined deltas equal the text of `transcription.done`, to the character.
+
+Where `model` names who answers in conversations, each such commit is a turn, and the text its answer's (vllm_answer.py).
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ from antiphon.events import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.protocols.wire import Dialect, decode_base64, number
+from antiphon.protocols.vllm_answer import VllmAnswer
+from antiphon.protocols.wire import Dialect, Models, decode_base64, number
+from antiphon.talk_events import ResponseAsked, TalkConfig, TalkConfigured, TalkInput, TalkOutput
 
 # (wire field, StreamTuning field, least, most, whole numbers only)
 TUNING: tuple[tuple[str, str, float, float, bool], ...] = (
@@ -58,6 +62,13 @@ class VllmRealtime(Dialect):
     """One connection; `session.created` has been sent by then (protocols/realtime.py)."""
 
     config: TranscriptionConfig | None = None
+    # Who answers, by name, and its voices.
+    partners: Models | None = None
+    voices: tuple[str, ...] = ()
+    answer: VllmAnswer | None = None
+    _prompt: str = ""
+    _voice: str | None = None
+    _most: int | None = None
     language_check: Callable[[str], bool] = lambda _: True
 
     def receive(self, data: str | bytes) -> None:
@@ -67,8 +78,12 @@ class VllmRealtime(Dialect):
         except _Wrong as wrong:
             self._say(type="error", error=wrong.message, code=wrong.code)
 
-    def send(self, output: Output) -> None:
+    def send(self, output: Output | TalkOutput) -> None:
         """Queue the frames an output is in this dialect; several have none."""
+        if self.answer and not isinstance(output, SessionEnding | TranscriptFailed):
+            for fields in self.answer.frames(output):
+                self._say(**fields)
+            return
         match output:
             case TranscriptDelta(_, text):
                 self._say(type="transcription.delta", delta=text)
@@ -122,8 +137,11 @@ class VllmRealtime(Dialect):
         if not isinstance(name, str) or not name:
             raise _Wrong("invalid_event", "Missing required field: model")
         found = self.models.exact(name)
-        if found is None:
+        partner = self.partners.exact(name) if self.partners and not found and not self.partners.unit_ms else None
+        if not found and not partner:
             raise _Wrong("model_not_found", f"The model `{name}` does not exist.")
+        if self.config and bool(partner) != bool(self.answer):
+            raise _Wrong("invalid_event", f"The session has begun: its model cannot become `{name}`.")
         base = self.config or TranscriptionConfig()
         language = _text(event, "language", base.language or "") or None
         if language and not self.language_check(language):
@@ -131,13 +149,20 @@ class VllmRealtime(Dialect):
         words = event.get("word_timestamps", base.words)
         if not isinstance(words, bool):
             raise _Wrong("invalid_event", "Invalid field: word_timestamps")
+        prompt = _text(event, "prompt", self._prompt)
+        voice = _text(event, "voice", self._voice or "") or None
+        tuning = _tuning(event, base.tuning)
+        self._prompt, self._voice = prompt, voice
+        if partner:
+            # The prompt is what the model is told; whoever listens for it is told nothing.
+            self.answer = self.answer or VllmAnswer()
+            self.config = TranscriptionConfig(language=language, turn=None, words=words, tuning=tuning)
+            self._most = tuning.max_tokens if event.get("realtime_max_tokens") is not None else self._most
+            speaks = bool(self.voices)
+            self._queue(TalkConfigured(TalkConfig(self.config, prompt, speaks, voice, max_tokens=self._most)))
+            return
         self.config = TranscriptionConfig(
-            model=found,
-            language=language,
-            prompt=_text(event, "prompt", base.prompt),
-            turn=None,
-            words=words,
-            tuning=_tuning(event, base.tuning),
+            model=found or "", language=language, prompt=prompt, turn=None, words=words, tuning=tuning
         )
         self._queue(Configured(self.config))
 
@@ -161,6 +186,8 @@ class VllmRealtime(Dialect):
         if not isinstance(final, bool):
             raise _Wrong("invalid_event", "Invalid field: final")
         self._queue(AudioCommitted(final=final))
+        if self.answer and final:
+            self._queue(ResponseAsked())
 
     def _configured(self) -> None:
         if self.config is None:

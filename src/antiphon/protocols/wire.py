@@ -13,6 +13,7 @@ import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events import Input
+from antiphon.talk_events import TalkInput
 
 # prefix -> a fresh id; injected so that golden traces repeat.
 NewId = Callable[[str], str]
@@ -105,10 +106,10 @@ class Dialect:
     new_id: NewId = random_id
     max_append_bytes: int = 15 << 20
     session_id: str = ""
-    _inputs: list[Input] = field(default_factory=list)
+    _inputs: list[Input | TalkInput] = field(default_factory=list)
     _frames: list[str] = field(default_factory=list)
 
-    def inputs(self) -> list[Input]:
+    def inputs(self) -> list[Input | TalkInput]:
         """Take the inputs that frames received so far amount to."""
         taken, self._inputs = self._inputs, []
         return taken
@@ -118,7 +119,7 @@ class Dialect:
         taken, self._frames = self._frames, []
         return taken
 
-    def _queue(self, *inputs: Input) -> None:
+    def _queue(self, *inputs: Input | TalkInput) -> None:
         self._inputs.extend(inputs)
 
     def _say(self, **fields: Any) -> None:
