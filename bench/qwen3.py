@@ -1,12 +1,14 @@
 """The Qwen3 voice family at its real dimensions with random weights: timing needs no training.
 
-    antiphon bench qwen3 [--sections asr,tts] [--device cpu|cuda] [--weights auto|int8|bf16] [--streams 1,2,3,4]
+    antiphon bench qwen3 [--sections asr,tts,omni] [--device cpu|cuda] [--weights auto|int8|bf16] [--streams 1,2,3,4]
 
 `asr`: Qwen3-ASR-0.6B, streams that grow by a second a step as a session grows them: five tokens rolled back and 3.5 a second of speech said anew, the
 prompt cut into tokens by Qwen's own tokenizer. A step alone, a final, steps of several streams at once, and tokens a second.
 
 `tts`: Qwen3-TTS-0.6B: first sound, and frames a second (12.5 are real time) of one and several texts at once; what the talker, the code predictor and
 the vocoder take of a frame.
+
+`omni`: Qwen3-Omni-30B-A3B (qwen3_omni.py): first text and first sound after a spoken question, tokens and frames a second, of one and several at once.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import RESULTS, machine, percentile, save, table
 from native import filled
+from qwen3_omni import omni_section
 from tests.adapters import tiny_qwen3_asr as tiny
 from tests.adapters import tiny_qwen3_tts as tiny_tts
 
@@ -254,7 +257,7 @@ async def tts_section(device: str, weights: str, texts: list[int]) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="antiphon bench qwen3", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sections", default="asr,tts")
+    parser.add_argument("--sections", default="asr,tts,omni")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--weights", default="", help="types to measure, all that suit the device where none is given")
     parser.add_argument("--streams", default="1,2,3,4")
@@ -270,6 +273,11 @@ def main() -> None:
     if "tts" in wanted:
         texts = [1, 4] if args.device == "cpu" else [1, 8, 32]
         document[f"tts-{args.device}"] = [asyncio.run(tts_section(args.device, kind, texts)) for kind in kinds]
+    if "omni" in wanted:
+        talks, words = ([1] if args.device == "cpu" else [1, 8, 32]), qwen_tokenizer()
+        document[f"omni-{args.device}"] = [
+            asyncio.run(omni_section(args.device, kind, words, talks)) for kind in kinds if kind != "int8"
+        ]
     if args.device == "cpu":
         print("\nGPU figures: no GPU here, not measured")
     print(f"\nwritten: {save('qwen3', document)}")

@@ -93,7 +93,7 @@ class ModelSettings:
     placement: str = option(
         "",
         "Where single models run, and as which weights, in place of `--device` and `--weights`: `ROLE=DEVICE[/WEIGHTS]`, comma separated, as in "
-        "`partner=cuda:0,transcriber=cuda:1,synthesizer=cpu/int8`.",
+        "`partner=cuda:0,transcriber=cuda:1,synthesizer=cpu/int8`; `talker`: of a partner that has one apart.",
     )
     compute_type: str = option("int8", "Numeric type of the Whisper weights, as CTranslate2 names it.")
     workers: int = option(0, "Parallel model workers, one thread each; 0 means one a core.", low=0)
@@ -107,7 +107,8 @@ class EngineOptions:
     )
     partner: str = option(
         "",
-        "Who converses, in place of the language model and the voice: the folder of a MiniCPM-o 4.5 checkpoint, which takes turns by itself.",
+        "Who converses, in place of the language model and the voice: the folder of a Qwen3-Omni checkpoint, which hears, sees, writes and speaks, or of a "
+        "MiniCPM-o 4.5 checkpoint, which takes turns by itself.",
     )
     watcher: str = option(
         "",

@@ -31,7 +31,7 @@ from antiphon.adapters.base import (
     VoiceOptions,
 )
 from antiphon.adapters.qwen3_omni import Qwen3Omni
-from antiphon.adapters.qwen3_omni.checkpoint import _tokenizer
+from antiphon.adapters.qwen3_omni.checkpoint import tokenizer
 from antiphon.adapters.qwen3_omni.partner import OmniTalk
 from antiphon.engine.engine import EngineSettings
 from tests.adapters import tiny_qwen3_omni as tiny
@@ -87,7 +87,7 @@ class Whole:
         config = self.model.config
         # It asks its talker for this, and forgets to give it.
         config.talker_config.audio_config = config.thinker_config.audio_config
-        self.tokenizer = _tokenizer(folder)
+        self.tokenizer = tokenizer(folder)
         self.extract = WhisperFeatureExtractor.from_pretrained(folder)
         self.look = Qwen2VLImageProcessorPil.from_pretrained(folder)
 

@@ -34,7 +34,7 @@ from antiphon.events import (
 )
 from antiphon.protocols.vllm_answer import VllmAnswer
 from antiphon.protocols.wire import Dialect, Models, decode_base64, number
-from antiphon.talk_events import ResponseAsked, TalkConfig, TalkConfigured, TalkInput, TalkOutput
+from antiphon.talk_events import ResponseAsked, TalkConfig, TalkConfigured, TalkOutput
 
 # (wire field, StreamTuning field, least, most, whole numbers only)
 TUNING: tuple[tuple[str, str, float, float, bool], ...] = (

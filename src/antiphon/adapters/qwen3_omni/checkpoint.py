@@ -68,13 +68,18 @@ def read(folder: Path, device: str, speaking: str, dtype: torch.dtype) -> tuple[
     whole = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, device_map=where).eval()
     # Each part is given what it computes with where it is.
     remove_hook_from_submodules(whole)
+    return parts_of(whole, tokenizer(folder))
+
+
+def parts_of(whole: Any, words: Any) -> tuple[Thinker, Talker | None]:
+    """The parts of a loaded Qwen3OmniMoeForConditionalGeneration. Raises ValueError for dimensions that do not fit."""
     config, thinker = whole.config, whole.thinker
     tap = int(config.talker_config.accept_hidden_layer) if whole.has_talker else 0
     deep = len(config.thinker_config.vision_config.deepstack_visual_indexes or ())
     if tap > int(config.thinker_config.text_config.num_hidden_layers) - 1:
         raise ValueError(f"its talker wants layer {tap} of a thinker that has fewer")
     decoder = Decoder(thinker.model.language_model, thinker.lm_head, deep, tap)
-    thinking = Thinker(thinker, decoder, _tokenizer(folder))
+    thinking = Thinker(thinker, decoder, words)
     return thinking, _talker(whole) if whole.has_talker else None
 
 
@@ -103,7 +108,8 @@ def _talker(whole: Any) -> Talker:
     return Talker(talker, Decoder(talker.model, talker.codec_head), inner, vocoder.eval(), marks, speakers, roles)
 
 
-def _tokenizer(folder: Path) -> Any:
+def tokenizer(folder: Path) -> Any:
+    """Its tokenizer, with its chat template. Raises OSError, ValueError."""
     made: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     for name in TEMPLATES if not made.chat_template else ():
         # As released, the template is beside the tokenizer.

@@ -56,15 +56,19 @@ class Qwen3Omni:
         weights: str = "auto",
         threads: int = 0,
         observe: Callable[[int, int, float], None] | None = None,
+        parts: tuple[Thinker, Talker | None] | None = None,
     ) -> None:
-        """`speaking`: the talker's device, where it is another. Raises ModelError for a checkpoint that does not load."""
+        """`speaking`: the talker's device, where it is another. `parts`: its own, where they are loaded already.
+
+        Raises ModelError for a checkpoint that does not load.
+        """
         kind, dtype = placed(device, weights)
         second = speaking or device
         try:
             # In a thread that ends: see engine/weights.py.
             with ThreadPoolExecutor(1, "load") as thread:
-                loaded = thread.submit(_load, folder, device, second, dtype, kind == "int8", threads).result()
-            thinker, talker = loaded
+                loading = thread.submit(_load, parts or folder, device, second, dtype, kind == "int8", threads)
+                thinker, talker = loading.result()
 
             def runner(decoder: object, where: str, input_width: int = 0) -> Runner:
                 computed = torch.float32 if kind == "int8" else dtype
@@ -201,11 +205,16 @@ class _Said:
 
 
 def _load(
-    folder: Path, device: str, speaking: str, dtype: torch.dtype, rounded: bool, threads: int
+    source: Path | tuple[Thinker, Talker | None],
+    device: str,
+    speaking: str,
+    dtype: torch.dtype,
+    rounded: bool,
+    threads: int,
 ) -> tuple[Thinker, Talker | None]:
     if device == "cpu":
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
-    thinker, talker = read(folder, device, speaking, dtype)
+    thinker, talker = read(source, device, speaking, dtype) if isinstance(source, Path) else source
     if rounded:
         round_linear(thinker.decoder)
         if talker:
