@@ -124,13 +124,17 @@ class Whole:
             return "<|audio_start|>" + "<|audio_pad|>" * rows + "<|audio_end|>"
         return "<|vision_start|>" + "<|image_pad|>" * rows + "<|vision_end|>"
 
-    def stop(self, messages: Sequence[Message]) -> int:
-        """A token that ends the answer to these after a few others: one of random weights has no end of its own."""
+    def ids(self, messages: Sequence[Message]) -> list[int]:
+        """What it writes."""
         ids, given = self.given(messages)
         with torch.no_grad():
-            said = self.model.thinker.generate(
+            return self.model.thinker.generate(  # type: ignore[no-any-return]
                 input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, eos_token_id=None, **given
             )[0, ids.shape[1] :].tolist()
+
+    def stop(self, messages: Sequence[Message]) -> int:
+        """A token that ends the answer to these after a few others: one of random weights has no end of its own."""
+        said = self.ids(messages)
         return next(t for i, t in enumerate(said) if i >= 4 and t not in said[:i])
 
     def generate(self, messages: Sequence[Message], stop: int, speaker: str = "ethan") -> Made:

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
+from antiphon.adapters.decoder import Decoder
 from antiphon.engine.engine import Engine, EngineSettings, Session
 from antiphon.engine.runner import Runner
 from antiphon.engine.sequence import Sampling
@@ -390,6 +391,67 @@ def test_positions_in_three_axes() -> None:
         ).logits[0]
         got = reference.get_output_embeddings()(hidden)
     torch.testing.assert_close(got, full[11:-1], atol=1e-4, rtol=1e-4)
+
+
+def test_what_a_layer_makes_of_embeddings_is_told_before_the_next_token() -> None:
+    """In company, in chunks, once more after the context was cut, and of a span of which only a part is left."""
+    model = tiny.model("qwen3")
+    decoder = Decoder(model.model, model.lm_head, tap=2)
+    patches = torch.randn(40, tiny.WIDTH, generator=torch.Generator().manual_seed(5))
+    told: list[tuple[int, torch.Tensor]] = []
+    seen = torch.zeros(40, tiny.WIDTH)
+
+    def sink(before: int, made: torch.Tensor) -> None:
+        told.append((before, made.clone()))
+        seen[before : before + len(made)] = made
+
+    async def main() -> None:
+        e = Engine(Runner(decoder), EngineSettings(kv_bytes=4 << 20, prefill_rows=16, alone_rows=16, context_rows=64))
+        other, session = await e.open(), await e.open()
+        other.append([9, 8, 7])
+        noise = asyncio.create_task(tokens(other, 20))
+        session.append([1, 2, 3])
+        session.append_embeddings(patches, sink=sink)
+        session.append([4])
+        async with aclosing(session.generate(Sampling(max_tokens=1))) as made:
+            await anext(made)
+        assert sum(len(rows) for _, rows in told) == 40
+        assert len(told) > 2
+        expected = layer(patches, [1, 2, 3])
+        torch.testing.assert_close(seen, expected, atol=1e-4, rtol=1e-4)
+        await noise
+        # The oldest rows leave: what is left is computed again, and told by its own numbers.
+        told.clear()
+        session.append([5] * 30)
+        await session.settle()
+        assert told
+        first = min(before for before, _ in told)
+        assert first > 0
+        assert sum(len(rows) for _, rows in told) == 40 - first
+        torch.testing.assert_close(seen[first:], layer(patches[first:], []), atol=1e-4, rtol=1e-4)
+        session.close()
+        # Who has none is not told, and a decoder that has no tap says so.
+        quiet = await e.open()
+        quiet.append_embeddings(patches[:3])
+        await quiet.settle(whole=True)
+        e.close()
+        plain = engine("qwen3")
+        asking = await plain.open()
+        asking.append_embeddings(patches[:3], sink=sink)
+        with pytest.raises(ModelError, match="tapped"):
+            await asking.settle(whole=True)
+        plain.close()
+
+    def layer(rows: torch.Tensor, ids: list[int]) -> torch.Tensor:
+        """The second layer's output of the embedding rows behind these tokens."""
+        table = reference.get_input_embeddings()
+        whole = torch.cat((table(torch.tensor(ids, dtype=torch.long)), rows))
+        with torch.inference_mode():
+            out = reference(inputs_embeds=whole[None], output_hidden_states=True, use_cache=False)
+        return out.hidden_states[2][0, len(ids) :]
+
+    reference = tiny.model("qwen3")
+    asyncio.run(main())
 
 
 def test_embeddings_of_another_width_are_refused() -> None:
