@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import shutil
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,8 +34,11 @@ from antiphon.adapters.base import (
 )
 from antiphon.adapters.qwen3_omni import Qwen3Omni
 from antiphon.adapters.qwen3_omni.checkpoint import tokenizer
-from antiphon.adapters.qwen3_omni.partner import OmniTalk
+from antiphon.adapters.qwen3_omni.partner import OmniTalk, _Said
+from antiphon.adapters.qwen3_omni.voice import MANNER
+from antiphon.adapters.qwen3_tts.talking import First
 from antiphon.engine.engine import EngineSettings
+from antiphon.errors import ModelError, RemoteProtocolError
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID
 
@@ -341,3 +346,84 @@ def test_words_have_places_and_the_end_comes_last(model: Qwen3Omni, whole: Whole
     # Twelve frames, of which the first lacks what no two frames made.
     lost = 12 * FRAME_SAMPLES - sum(len(p.pcm) for p in out if isinstance(p, Speaking))
     assert 0 < lost < FRAME_SAMPLES
+
+
+def test_a_call_is_not_spoken(model: Qwen3Omni) -> None:
+    async def spoken(rows: list[int], tokens: Sequence[int]) -> list[int]:
+        chat = SimpleNamespace(rows=list(rows))
+        said = _Said(chat, frozenset((1,)), model.opening)  # type: ignore[arg-type]
+        for token in tokens:
+            chat.rows.append(token)
+            said.tell(token)
+        said.end()
+        assert await said.prompt() == rows
+        return [t async for t in said.tokens()]
+
+    opening = ID["<tool_call>"]
+    assert model.opening == opening
+    assert asyncio.run(spoken([9, 9, 9, 9, 9], [5, 6, opening, 7, 1])) == [5, 6]
+    assert asyncio.run(spoken([9, 9, 9, 9, 9], [5, 1, 7])) == [5]
+    # An answer that has to be a call begins with one.
+    assert asyncio.run(spoken([9, 9, 9, opening, 9], [5, 6, 1])) == []
+
+
+def test_what_left_the_conversation_is_not_held(model: Qwen3Omni) -> None:
+    async def run() -> None:
+        talk = await model.open()
+        for name in ("both", "image"):
+            async with aclosing(talk.respond(PROMPTS[name], OPTIONS, None)) as parts:
+                async for _ in parts:
+                    pass
+        assert list(talk._chat.sensed) == [PROMPTS["image"][1].parts[1]]
+        talk.close()
+
+    asyncio.run(run())
+
+
+def test_its_sound_may_end_at_once() -> None:
+    logits = torch.zeros(1100)
+    logits[50] = 9
+    assert First(MANNER.first, 50, 1100, MANNER.least)(logits) == 50
+
+
+def test_rounded_it_answers_and_speaks(folder: Path) -> None:
+    loaded = Qwen3Omni(folder, "omni", settings=EngineSettings(kv_bytes=64 << 20), weights="int8")
+
+    async def run() -> list[Any]:
+        talk = await loaded.open()
+        out = []
+        async with aclosing(talk.respond(PROMPTS["both"], OPTIONS, VoiceOptions("ethan", seed=1))) as parts:
+            async for part in parts:
+                out.append(part)
+                if isinstance(part, Speaking):
+                    break
+        talk.close()
+        return out
+
+    out = asyncio.run(run())
+    loaded.close()
+    assert [p for p in out if isinstance(p, TextDelta)]
+    assert len(out[-1].pcm)
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(ModelError, match="does not load"):
+        Qwen3Omni(tmp_path, "omni")
+    shutil.copytree(folder, tmp_path / "copy")
+    (tmp_path / "copy" / "chat_template.json").unlink()
+    with pytest.raises(ModelError, match="chat template"):
+        Qwen3Omni(tmp_path / "copy", "omni", weights="fp32")
+
+
+def test_what_is_no_image_fails_the_answer_not_the_model(model: Qwen3Omni, whole: Whole) -> None:
+    async def run() -> Made:
+        talk = await model.open()
+        broken = [Message("user", "", parts=(ImagePart(b"no image"), "What is it?"))]
+        with pytest.raises(RemoteProtocolError, match="image"):
+            await answer(model, talk, broken, stop)
+        made = await answer(model, talk, PROMPTS["text"], stop)
+        talk.close()
+        return made
+
+    stop = whole.stop(PROMPTS["text"])
+    equal(asyncio.run(run()), whole.generate(PROMPTS["text"], stop))
