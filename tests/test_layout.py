@@ -73,7 +73,7 @@ MAY_IMPORT = {
         "units",
     },
     "looking": {"adapters.base", "answering", "conversation", "errors", "images", "talk_events"},
-    "turn_sounds": {"adapters.base", "audio", "events", "talk_events"},
+    "turn_sounds": {"adapters.base", "audio", "conversation", "events", "talk_events"},
     "units": {"adapters.base", "audio", "duplex_events", "errors", "events", "talk_events"},
     "overlap": {"events", "turn"},
     "answering": {"adapters.base", "conversation", "errors", "events", "talk_events"},

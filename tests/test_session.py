@@ -133,7 +133,7 @@ def test_a_final_may_go_on_from_what_was_sent(answered: bool) -> None:
 def test_who_answers_is_told_at_the_pause_what_the_turn_will_be() -> None:
     out = play(chunks(speech(1, 5, 30), 512), VAD, answered=True)
     guess = next(k for k, o in enumerate(out) if isinstance(o, TranscriptGuess))
-    assert out[guess] == TranscriptGuess(0, text(1, 5))
+    assert out[guess] == TranscriptGuess(0, text(1, 5), 1600)
     assert guess < next(k for k, o in enumerate(out) if isinstance(o, SpeechStopped))
     assert [o.text for o in done(out)] == [text(1, 5)]
     assert GuessDropped(0) not in out
@@ -144,8 +144,8 @@ def test_a_guess_is_taken_back_where_speech_goes_on() -> None:
     pcm = np.concatenate((speech(1, 4, 5), speech(5, 4, 30)))
     out = play(chunks(pcm, 512), VAD, answered=True)
     told = [o for o in out if isinstance(o, TranscriptGuess | GuessDropped)]
-    assert told[:2] == [TranscriptGuess(0, text(1, 4)), GuessDropped(0)]
-    assert told[-1] == TranscriptGuess(0, text(1, 8))
+    assert told[:2] == [TranscriptGuess(0, text(1, 4), 1280), GuessDropped(0)]
+    assert told[-1] == TranscriptGuess(0, text(1, 8), 2720)
     assert [o.text for o in done(out)] == [text(1, 8)]
 
 

@@ -153,13 +153,13 @@ class Scene:
 
     async def stops(self) -> int:
         await self.session._heard(SpeechStopped(self.turn, 0))
-        await self.session._heard(TurnCommitted(self.turn, 0, 100))
+        await self.session._heard(TurnCommitted(self.turn, 0, 100, 100))
         await self.settle()
         return self.turn
 
     async def pauses(self, text: str) -> None:
         """A pause that may end the turn, and what has been said up to it."""
-        await self.session._heard(TranscriptGuess(self.turn, text))
+        await self.session._heard(TranscriptGuess(self.turn, text, 100))
         await self.settle()
 
     async def goes_on(self) -> None:
@@ -627,10 +627,10 @@ async def _hears_and_sees() -> None:
         assert [type(p) for p in shows.parts] == [str, ImagePart]
         assert isinstance(shows.parts[1], ImagePart)
         assert shows.parts[1].image == file.getvalue()
-        # The turn was from 0 to 100 ms; its transcript is for those who read.
+        # The turn was from 0 to 100 ms, and 100 ms more are heard; its transcript is for those who read.
         (heard,) = says.parts
         assert isinstance(heard, SoundPart)
-        assert (len(heard.pcm), says.text) == (1_600, "Hello.")
+        assert (len(heard.pcm), says.text) == (3_200, "Hello.")
         await scene.says("Again.")
         assert scene.partner.asked[1][1] is not says
         assert scene.partner.asked[1][1] == says
@@ -654,6 +654,36 @@ def test_an_answer_begun_at_a_pause_is_that_to_the_turns_sound() -> None:
     assert isinstance(heard, SoundPart)
     assert len(heard.pcm) == 3_200
     assert scene.responses() == ["completed"]
+
+
+def test_what_has_no_words_is_heard_by_nobody() -> None:
+    async def main() -> Scene:
+        async with Scene(takes_media=True) as scene:
+            assert scene.session._sounds
+            scene.partner.go.set()
+            await scene.session._sounds.hear(np.full(3_200, 0.5, np.float32))
+            await scene.says("  ")
+            await scene.says("Hello.")
+        return scene
+
+    scene = play(main())
+    assert [m.text for m in scene.partner.asked[0]] == ["Hello."]
+
+
+def test_a_turn_without_a_transcript_is_answered_by_who_heard_it() -> None:
+    async def main(hears: bool) -> Scene:
+        async with Scene(takes_media=hears) as scene:
+            scene.partner.go.set()
+            if scene.session._sounds:
+                await scene.session._sounds.hear(np.full(3_200, 0.5, np.float32))
+            await scene.begins()
+            turn = await scene.stops()
+            await scene.session._heard(TranscriptFailed(turn, "no"))
+            await scene.settle()
+        return scene
+
+    assert play(main(True)).responses() == ["completed"]
+    assert play(main(False)).responses() == []
 
 
 def test_what_is_no_image_is_told_to_a_partner_that_sees() -> None:

@@ -7,48 +7,77 @@ import asyncio
 import numpy as np
 import pytest
 
-from antiphon.adapters.base import SoundPart
-from antiphon.events import GuessDropped, SpeechStarted, TranscriptGuess, TurnCommitted
+from antiphon.adapters.base import ImagePart, SoundPart
+from antiphon.conversation import IMAGE_GONE
+from antiphon.events import SpeechStarted, TranscriptDone, TurnCleared, TurnCommitted
 from antiphon.talk_events import Item, Part
-from antiphon.turn_sounds import LEFT_S, LONGEST_S, MOST_S, TurnSounds, bound
+from antiphon.turn_sounds import LEFT_IMAGES, LEFT_S, LONGEST_S, MOST_IMAGES, MOST_S, TurnSounds, bound
+
+
+def feed(sounds: TurnSounds, seconds: float) -> None:
+    """Sound whose samples say when they came, in hours."""
+    whole = ((sounds._now + np.arange(int(seconds * 16_000))) / (16_000 * 3600)).astype(np.float32)
+    for at in range(0, len(whole), 3_200):
+        asyncio.run(sounds.hear(whole[at : at + 3_200]))
 
 
 def fed(seconds: float) -> TurnSounds:
-    """Sound whose samples say when they came, in hours."""
     sounds = TurnSounds()
-    whole = (np.arange(int(seconds * 16_000)) / (16_000 * 3600)).astype(np.float32)
-    for at in range(0, len(whole), 3_200):
-        asyncio.run(sounds.hear(whole[at : at + 3_200]))
+    feed(sounds, seconds)
     return sounds
 
 
 def seconds(part: SoundPart) -> tuple[float, float]:
-    """From when to when it is."""
+    """From when on, and for how long it is."""
     return round(float(part.pcm[0]) * 3600, 0), round(len(part.pcm) / 16_000, 3)
+
+
+def done(turn: int) -> TranscriptDone:
+    return TranscriptDone(turn, "Hello.", "Hello.", (), "en", 1.0, 0, 0)
 
 
 def test_a_turn_has_its_sound() -> None:
     sounds = fed(9)
     sounds.take(SpeechStarted(0, 2_000))
-    assert sounds.guess(0) is None
-    assert seconds(sounds.of(TurnCommitted(0, 2_000, 6_500))) == (2, 4.5)
+    # Up to where it fell silent, and a little more; or to its end, where somebody still spoke.
+    assert seconds(sounds.of(TurnCommitted(0, 2_000, 6_500, 6_000))) == (2, 4.1)
+    sounds.take(SpeechStarted(1, 2_000))
+    assert seconds(sounds.of(TurnCommitted(1, 2_000, 6_500))) == (2, 4.6)
 
 
-def test_what_was_guessed_is_the_turns_where_the_guess_held() -> None:
+def test_what_was_guessed_is_the_turns_where_that_pause_ended_it() -> None:
     sounds = fed(5)
     sounds.take(SpeechStarted(3, 1_000))
-    sounds.take(TranscriptGuess(3, "Hello"))
-    guess = sounds.guess(3)
-    assert guess
-    assert seconds(guess) == (1, 4)
-    # Some silence more; the same turn.
-    asyncio.run(sounds.hear(np.zeros(8_000, np.float32)))
-    assert sounds.of(TurnCommitted(3, 1_000, 5_400)) is guess
+    guess = sounds.guess(3, 4_700)
+    assert seconds(guess) == (1, 3.8)
+    feed(sounds, 0.5)
+    committed = TurnCommitted(3, 1_000, 5_400, 4_700)
+    sounds.take(committed)
+    assert sounds.of(committed) is guess
+    # A guess may be told after the turn has ended.
+    assert sounds.guess(3, 4_700) is guess
+    sounds.take(done(3))
+    assert not sounds._turns
+    # Another pause ended it: there was more.
     sounds.take(SpeechStarted(4, 1_000))
-    sounds.take(TranscriptGuess(4, "Hello"))
-    sounds.take(GuessDropped(4))
-    assert sounds.guess(4) is None
-    assert seconds(sounds.of(TurnCommitted(4, 1_000, 5_400))) == (1, 4.4)
+    early = sounds.guess(4, 3_000)
+    later = sounds.of(TurnCommitted(4, 1_000, 5_400, 4_700))
+    assert seconds(early) == (1, 2.1)
+    assert seconds(later) == (1, 3.8)
+
+
+def test_a_turn_that_the_client_commits_begins_where_the_last_ended() -> None:
+    sounds = fed(9)
+    first = TurnCommitted(0, 0, 4_000)
+    assert seconds(sounds.guess(0, 2_000)) == (0, 2.1)
+    assert seconds(sounds.of(first)) == (0, 4.1)
+    sounds.take(first)
+    sounds.take(done(0))
+    assert seconds(sounds.guess(1, 6_000)) == (4, 2.1)
+    assert seconds(sounds.of(TurnCommitted(1, 4_000, 8_000))) == (4, 4.1)
+    sounds.take(TurnCleared())
+    feed(sounds, 2)
+    assert seconds(sounds.guess(2, 10_500)) == (9, 1.6)
 
 
 def test_what_is_held_is_bounded() -> None:
@@ -61,6 +90,12 @@ def test_what_is_held_is_bounded() -> None:
     assert len(sounds.of(TurnCommitted(1, 0, 20_000)).pcm) == 0
 
 
+def test_what_is_louder_than_full_is_full() -> None:
+    sounds = TurnSounds()
+    asyncio.run(sounds.hear(np.array([1.3, -1.3, 0.5], np.float32)))
+    np.testing.assert_allclose(sounds.of(TurnCommitted(0, 0, 1)).pcm, [1, -1, 0.5], atol=1e-4)
+
+
 def test_the_oldest_turns_sound_goes_in_one_sweep() -> None:
     minute = np.zeros(60 * 16_000, np.float32)
     items = [Item(str(i), parts=[Part("input_audio", "said", media=SoundPart(minute))]) for i in range(11)]
@@ -70,3 +105,13 @@ def test_the_oldest_turns_sound_goes_in_one_sweep() -> None:
     left = [i.parts[0].media is not None for i in items]
     assert left == [False] * 6 + [True] * 5
     assert (MOST_S, LEFT_S) == (600, 300)
+
+
+def test_the_oldest_images_go_too() -> None:
+    items = [Item(str(i), parts=[Part("input_image", media=ImagePart(b""))]) for i in range(MOST_IMAGES + 1)]
+    bound(items[:-1])
+    assert all(i.parts[0].media for i in items)
+    bound(items)
+    gone = len(items) - LEFT_IMAGES
+    assert [i.parts[0].text for i in items] == [IMAGE_GONE] * gone + [""] * LEFT_IMAGES
+    assert all((i.parts[0].media is None) == (n < gone) for n, i in enumerate(items))

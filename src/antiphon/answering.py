@@ -90,7 +90,8 @@ def wanted(
     voices = profile.voices
     spoken = None
     if speaks(config, profile, asked):
-        spoken = VoiceOptions(voice if voice in voices else voices[0], config.speed)
+        named = (v for v in voices if voice and v.lower() == voice.lower())
+        spoken = VoiceOptions(next(named, voices[0]), config.speed)
     return conversation.messages(instructions, items), options, spoken
 
 

@@ -14,6 +14,8 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.talk_events import Item
 
 ROOT = "root"
+# What an image is to a partner that has seen it, once it is no more.
+IMAGE_GONE = "[An image that was shown earlier.]"
 
 
 class Conversation:

@@ -391,7 +391,8 @@ class Decoding:
             mine = zip(owners(window, final), final.pieces, strict=True) if final.heard else ()
             known = self._turns[turn].text if turn in self._turns else ""
             self._guess.told = True
-            await self._emit(TranscriptGuess(turn, (known + "".join(p.text for t, p in mine if t == turn)).strip()))
+            text = (known + "".join(p.text for t, p in mine if t == turn)).strip()
+            await self._emit(TranscriptGuess(turn, text, quiet * 1000 // SAMPLE_RATE_HZ))
 
     def _eager(self, window: OpenWindow) -> bool:
         """The first words of a turn are awaited."""

@@ -180,11 +180,12 @@ class SpeechStopped:
 
 @dataclass(frozen=True, slots=True)
 class TurnCommitted:
-    """The turn's audio is complete: what follows for it is its transcript."""
+    """The turn's audio is complete: what follows for it is its transcript. `speech_end_ms`: where the pause began that ended it; None: it ended in none."""
 
     turn: int
     start_ms: int
     end_ms: int
+    speech_end_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +211,11 @@ class TranscriptDelta:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptGuess:
-    """What the open turn's transcript will be if the pause that has begun ends it. Never for a client."""
+    """What the open turn's transcript will be if the pause that has begun ends it. Never for a client. `speech_end_ms`: where that pause began."""
 
     turn: int
     text: str
+    speech_end_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +23,8 @@ from antiphon.adapters.base import (
     Partner,
     Reader,
     ReplyOptions,
+    SoundPart,
+    Speaking,
     SpeechDetector,
     Synthesizer,
     Transcriber,
@@ -141,6 +144,8 @@ class LoadedModels:
                 group.start_soon(_warm_language, self.language)
             if self.speaks:
                 group.start_soon(_warm_voice, self.speaks)
+            if self.converses and self.converses.profile.takes_media:
+                group.start_soon(_warm_partner, self.converses)
 
     def close(self) -> None:
         """Stop the workers; running steps finish."""
@@ -169,6 +174,19 @@ async def _warm_ears(transcriber: Transcriber) -> None:
         await hearing.decode(Window(np.zeros(SAMPLE_RATE_HZ, np.float32), final=True, max_tokens=1))
     finally:
         hearing.close()
+
+
+async def _warm_partner(partner: Partner) -> None:
+    talk, voices = await partner.open(), partner.profile.voices
+    asked = Message("user", "", parts=(SoundPart(np.zeros(SAMPLE_RATE_HZ, np.float32)), "Good morning!"))
+    voice = VoiceOptions(voices[0]) if voices else None
+    try:
+        async with aclosing(talk.respond([asked], ReplyOptions(max_tokens=3), voice)) as answers:
+            async for answer in answers:
+                if isinstance(answer, Speaking):
+                    return
+    finally:
+        talk.close()
 
 
 async def _warm_voice(voice: Synthesizer) -> None:
@@ -339,6 +357,8 @@ def placement(settings: Settings, role: str, like: str = "") -> tuple[str, str]:
     for given in filter(None, (part.strip() for part in settings.models.placement.split(","))):
         name, _, where = given.partition("=")
         device, _, weights = where.partition("/")
+        if name == "talker" and weights:
+            raise SettingsError(f"--placement {given}: a talker has its partner's weights")
         if name not in PLACED or not re.fullmatch(r"cpu|cuda(:\d+)?", device) or (weights and weights not in WEIGHTS):
             expected = f"ROLE=DEVICE[/WEIGHTS], of {', '.join(PLACED)}; cpu, cuda, cuda:1; {', '.join(WEIGHTS)}"
             raise SettingsError(f"--placement {given}: expected {expected}")

@@ -361,6 +361,9 @@ class TalkSession:
                 item = await self._name(turn)
                 del self._turns[turn]
                 item.parts[0].text = text
+                if not text.strip():
+                    # A cough is no turn for anybody.
+                    item.parts[0].media = None
                 if self.config.transcribes:
                     await self._emit(output)
                 unanswered = turn in self._unanswered
@@ -374,14 +377,16 @@ class TalkSession:
                 self._unanswered_next = False
                 await self._emit(output)
             case TranscriptFailed(turn):
-                self._turns.pop(turn, None)
+                if self._turns.pop(turn, None) and self._sounds and self._answers and self.config.listening.turn:
+                    # It was heard all the same.
+                    self._owed = turn not in self._unanswered
                 self._yielded.discard(turn)
                 self._unanswered.discard(turn)
                 await self._emit(output)
                 await self._answer_turn()
                 await self._catch_up()
-            case TranscriptGuess(turn, text):
-                await self._expect(turn, text)
+            case TranscriptGuess(turn, text, speech_end_ms):
+                await self._expect(turn, text, speech_end_ms)
             case GuessDropped():
                 self._responder.ahead.forget()
             case TranscriptPartial():
@@ -459,7 +464,7 @@ class TalkSession:
             await self._emit(UserTurn(-1, item, self.conversation.add(item)))
             self._responder.begin(ResponseAsked())
 
-    async def _expect(self, turn: int, text: str) -> None:
+    async def _expect(self, turn: int, text: str, speech_end_ms: int) -> None:
         """The user may have ended a turn. Nobody hears of the answer to it before it is asked for."""
         responder = self._responder
         await responder.ahead.drop()
@@ -467,7 +472,7 @@ class TalkSession:
         others = {id(i) for t, i in self._turns.items() if t != turn}
         known = all(id(i) not in others for i in self.conversation.items)
         if free and known and self._answers and self.config.listening.turn:
-            sound = self._sounds.guess(turn) if self._sounds else None
+            sound = self._sounds.guess(turn, speech_end_ms) if self._sounds else None
             await responder.expect(text, self._turns.get(turn), sound)
 
     async def _prefill(self, turn: int, text: str) -> None:

@@ -2,76 +2,109 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.adapters.base import SoundPart
+from antiphon.adapters.base import ImagePart, SoundPart
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.events import GuessDropped, Output, SpeechStarted, TranscriptGuess, TurnCleared, TurnCommitted
+from antiphon.conversation import IMAGE_GONE
+from antiphon.events import Output, SpeechStarted, TranscriptDone, TranscriptFailed, TurnCleared, TurnCommitted
 from antiphon.talk_events import Item
 
-# Of a turn so much is heard: the last of it.
-LONGEST_S = 120
-# A conversation's turns keep so much sound; past it the oldest are known by their transcripts, until the second is left.
+# Of a turn so much is heard: the last of it. After its last speech it goes on for so long.
+LONGEST_S, TAIL_MS = 120, 100
+# A conversation's turns keep so much sound, and so many images; past it the oldest are known by their text, until the second is left.
 MOST_S, LEFT_S = 600, 300
+MOST_IMAGES, LEFT_IMAGES = 64, 32
+
+
+@dataclass(slots=True)
+class _Turn:
+    """`began_ms`: its speech. `part`: its sound up to the pause that began at `speech_end_ms`."""
+
+    began_ms: int
+    speech_end_ms: int = -1
+    part: SoundPart | None = None
 
 
 class TurnSounds:
-    """Fed with `hear` what the listener hears, before it does, and with `take` all that it tells."""
+    """Fed with `hear` what the listener hears, before it does, and with `take` all that it tells.
+
+    A turn that has paused, and the turn that this pause ends, are the same sound: what was begun at the pause answers it.
+    """
 
     def __init__(self) -> None:
-        self._held: list[npt.NDArray[np.int16]] = []
+        self._held: deque[npt.NDArray[np.int16]] = deque()
         # Samples that have come, and those of them that are held.
         self._now = self._length = 0
-        self._began: dict[int, int] = {}
-        # What would be a turn's sound if the pause that has begun ended it.
-        self._guesses: dict[int, SoundPart] = {}
+        # Until they have a transcript.
+        self._turns: dict[int, _Turn] = {}
+        # Where the turn before ended.
+        self._ended_ms = 0
 
     async def hear(self, pcm: Pcm) -> None:
         """More sound: float32 [num_samples], 16 kHz."""
-        self._held.append(np.rint(pcm * 32767).astype(np.int16))
+        self._held.append(np.rint(np.clip(pcm, -1, 1) * 32767).astype(np.int16))
         self._now += len(pcm)
         self._length += len(pcm)
         while self._length - len(self._held[0]) >= LONGEST_S * SAMPLE_RATE_HZ:
-            self._length -= len(self._held.pop(0))
+            self._length -= len(self._held.popleft())
 
     def take(self, output: Output) -> None:
         """What the listener tells."""
         match output:
             case SpeechStarted(turn, at_ms):
-                self._began[turn] = at_ms
-            case TranscriptGuess(turn):
-                self._guesses[turn] = self._cut(self._began.get(turn, 0), self._now * 1000 // SAMPLE_RATE_HZ)
-            case GuessDropped(turn):
-                self._guesses.pop(turn, None)
+                self._turns[turn] = _Turn(at_ms)
+            case TurnCommitted(_, _, end_ms):
+                self._ended_ms = end_ms
+            case TranscriptDone(turn) | TranscriptFailed(turn):
+                self._turns.pop(turn, None)
             case TurnCleared():
-                self._guesses.clear()
+                self._turns.clear()
+                self._ended_ms = self._now * 1000 // SAMPLE_RATE_HZ
 
-    def guess(self, turn: int) -> SoundPart | None:
-        """The sound of a turn that has paused."""
-        return self._guesses.get(turn)
+    def guess(self, turn: int, speech_end_ms: int) -> SoundPart:
+        """The sound of a turn that has paused since then."""
+        return self._part(turn, self._ended_ms, speech_end_ms)
 
     def of(self, turn: TurnCommitted) -> SoundPart:
-        """The sound of a turn that has ended: that of its guess, where the guess held."""
-        self._began.pop(turn.turn, None)
-        return self._guesses.pop(turn.turn, None) or self._cut(turn.start_ms, turn.end_ms)
+        """The sound of a turn that has ended."""
+        speech_end_ms = turn.end_ms if turn.speech_end_ms is None else turn.speech_end_ms
+        return self._part(turn.turn, turn.start_ms, speech_end_ms)
+
+    def _part(self, number: int, start_ms: int, speech_end_ms: int) -> SoundPart:
+        turn = self._turns.setdefault(number, _Turn(start_ms))
+        if turn.part is None or turn.speech_end_ms != speech_end_ms:
+            turn.part, turn.speech_end_ms = self._cut(turn.began_ms, speech_end_ms + TAIL_MS), speech_end_ms
+        return turn.part
 
     def _cut(self, start_ms: int, end_ms: int) -> SoundPart:
-        first = self._now - self._length
-        start, end = (max(0, ms * SAMPLE_RATE_HZ // 1000 - first) for ms in (start_ms, end_ms))
-        whole = np.concatenate(self._held) if self._held else np.zeros(0, np.int16)
-        return SoundPart(whole[start:end].astype(np.float32) / np.float32(32767))
+        start, end = (ms * SAMPLE_RATE_HZ // 1000 for ms in (start_ms, end_ms))
+        at, parts = self._now - self._length, list[npt.NDArray[np.int16]]()
+        for held in self._held:
+            low, high = max(0, start - at), max(0, end - at)
+            if low < len(held) and high:
+                parts.append(held[low:high])
+            at += len(held)
+        whole = np.concatenate(parts) if parts else np.zeros(0, np.int16)
+        return SoundPart(whole.astype(np.float32) / np.float32(32767))
 
 
 def bound(items: Sequence[Item]) -> None:
-    """Let the sound of the oldest turns go where there is too much."""
-    sounds = [(p, p.media) for i in items for p in i.parts if isinstance(p.media, SoundPart)]
-    total = sum(len(media.pcm) for _, media in sounds)
-    if total > MOST_S * SAMPLE_RATE_HZ:
-        for part, media in sounds:
-            if total <= LEFT_S * SAMPLE_RATE_HZ:
-                return
-            part.media = None
-            total -= len(media.pcm)
+    """Let the sound and the images of the oldest items go where there is too much."""
+    media = [(p, p.media) for i in items for p in i.parts]
+    sounds = [(p, len(m.pcm) / SAMPLE_RATE_HZ) for p, m in media if isinstance(m, SoundPart)]
+    images = [(p, 1) for p, m in media if isinstance(m, ImagePart)]
+    for parts, most, left in ((sounds, MOST_S, LEFT_S), (images, MOST_IMAGES, LEFT_IMAGES)):
+        total = sum(size for _, size in parts)
+        if total <= most:
+            continue
+        for part, size in parts:
+            if total <= left:
+                break
+            part.media, total = None, total - size
+            part.text = part.text or (IMAGE_GONE if part.kind == "input_image" else "")

@@ -254,3 +254,27 @@ def test_what_the_voice_cannot_speak_is_written() -> None:
     out = asyncio.run(answers(Writer("A foreign word. Fine."), Voice()))
     assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == "A foreign word. Fine."
     assert [w.text for p in out if isinstance(p, Speaking) for w in p.words] == ["Fine."]
+
+
+class Slow(Voice):
+    """It is still speaking when the model calls."""
+
+    async def speak(
+        self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
+    ) -> AsyncGenerator[Sound, None]:
+        async for sound in super().speak(text, options, urgency):
+            for _ in range(20):
+                await asyncio.sleep(0)
+            yield sound
+
+
+def test_what_is_spoken_before_a_call_is_told_before_it() -> None:
+    out = asyncio.run(answers(Writer("I will look that up for you.", call=True), Slow()))
+    kinds = [type(p) for p in out]
+    assert kinds.count(Speaking) == 7
+    assert kinds[-3:] == [ToolCallStarted, ToolCallDelta, ReplyDone]
+
+
+def test_a_live_voice_says_nothing_where_nothing_is_written() -> None:
+    out = asyncio.run(answers(Writer("", call=True), LiveVoice()))
+    assert [type(p) for p in out] == [ToolCallStarted, ToolCallDelta, ReplyDone]

@@ -34,6 +34,10 @@ def test_what_is_left_ends_with_the_sound() -> None:
 
 def test_ideographs_take_longer() -> None:
     paced = PacedWords()
-    paced.write("\u4f60\u597d x")
-    assert paced.sound(5.9 / PACE) == ()
-    assert [w.text for w in paced.sound(0.2 / PACE)] == ["\u4f60\u597d"]
+    paced.write("\u4f60\u597d x\u4f60")
+    assert paced.sound(2.9 / PACE) == ()
+    assert [w.text for w in paced.sound(0.2 / PACE)] == ["\u4f60"]
+    assert [w.text for w in paced.sound(3 / PACE)] == ["\u597d"]
+    assert [w.text for w in paced.sound(1 / PACE)] == ["x"]
+    (last,) = paced.end()
+    assert last.text == "\u4f60"

@@ -345,7 +345,13 @@ def test_rounded_weights_answer(folder: Path) -> None:
         said, done = await ask(watching, "What?", (0,))
         return said, done.completion_tokens
 
-    assert run(folder, act, weights="int8")[1]
+    if folder.name.startswith("qwen3_vl_moe"):
+        # Experts are not rounded; left to itself, it takes the type they are in.
+        with pytest.raises(ModelError, match="mixtures"):
+            PictureModel(folder, "tiny", weights="int8")
+        assert run(folder, act, weights="auto")[1]
+    else:
+        assert run(folder, act, weights="int8")[1]
 
 
 def test_pictures_of_odd_shapes_are_seen(folder: Path) -> None:

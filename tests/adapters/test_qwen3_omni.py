@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import shutil
 import warnings
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,7 @@ from antiphon.adapters.base import (
     TextDelta,
     VoiceOptions,
 )
+from antiphon.adapters.causal_lm import MAX_SPARE
 from antiphon.adapters.qwen3_omni import Qwen3Omni
 from antiphon.adapters.qwen3_omni.checkpoint import tokenizer
 from antiphon.adapters.qwen3_omni.partner import OmniTalk, _Said
@@ -206,6 +208,10 @@ def equal(made: Made, expected: Made) -> None:
     torch.testing.assert_close(made.sound[: len(expected.sound)], expected.sound, atol=1e-4, rtol=0)
 
 
+def folder_of(whole: Whole) -> Path:
+    return Path(whole.model.config.name_or_path)
+
+
 PROMPTS = {
     "text": [Message("system", "Be brief."), Message("user", "Hello there.")],
     "sound": [Message("user", "(sound)", parts=(sound(0.7),))],
@@ -332,7 +338,7 @@ def test_words_have_places_and_the_end_comes_last(model: Qwen3Omni, whole: Whole
         assert model.voice
         model.thinker.stop_tokens = frozenset((whole.stop(PROMPTS["text"]),))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("antiphon.adapters.qwen3_tts.talking.MOST_FRAMES", 12)
+            patch.setattr(model.voice, "manner", replace(model.voice.manner, most=12))
             async with aclosing(talk.respond(PROMPTS["text"], OPTIONS, VoiceOptions("ethan"))) as parts:
                 out = [p async for p in parts]
         talk.close()
@@ -374,7 +380,14 @@ def test_what_left_the_conversation_is_not_held(model: Qwen3Omni) -> None:
             async with aclosing(talk.respond(PROMPTS[name], OPTIONS, None)) as parts:
                 async for _ in parts:
                     pass
-        assert list(talk._chat.sensed) == [PROMPTS["image"][1].parts[1]]
+        # Some are held for when they come back.
+        assert list(talk._chat.sensed)[-1] == PROMPTS["image"][1].parts[1]
+        for number in range(12):
+            many = [Message("user", "", parts=(image(number), "?"))]
+            async with aclosing(talk.respond(many, OPTIONS, None)) as parts:
+                async for _ in parts:
+                    pass
+        assert len(talk._chat.sensed) == MAX_SPARE + 1
         talk.close()
 
     asyncio.run(run())
@@ -386,8 +399,10 @@ def test_its_sound_may_end_at_once() -> None:
     assert First(MANNER.first, 50, 1100, MANNER.least)(logits) == 50
 
 
-def test_rounded_it_answers_and_speaks(folder: Path) -> None:
-    loaded = Qwen3Omni(folder, "omni", settings=EngineSettings(kv_bytes=64 << 20), weights="int8")
+def test_in_the_machines_own_type_it_answers_and_speaks(folder: Path) -> None:
+    with pytest.raises(ModelError, match="mixtures"):
+        Qwen3Omni(folder, "omni", weights="int8")
+    loaded = Qwen3Omni(folder, "omni", settings=EngineSettings(kv_bytes=64 << 20))
 
     async def run() -> list[Any]:
         talk = await loaded.open()
@@ -404,6 +419,83 @@ def test_rounded_it_answers_and_speaks(folder: Path) -> None:
     loaded.close()
     assert [p for p in out if isinstance(p, TextDelta)]
     assert len(out[-1].pcm)
+
+
+def test_without_a_talker_it_hears_and_writes(folder: Path, tmp_path: Path, whole: Whole) -> None:
+    shutil.copytree(folder, tmp_path / "thinker")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "thinker" / "config.json").write_text(json.dumps(config | {"enable_audio_output": False}))
+    loaded = Qwen3Omni(tmp_path / "thinker", "omni", settings=EngineSettings(kv_bytes=64 << 20), weights="fp32")
+    loaded.thinker.stop_tokens = frozenset()
+
+    async def run() -> list[int]:
+        talk = await loaded.open()
+        async with aclosing(talk.respond(PROMPTS["both"], OPTIONS, VoiceOptions("ethan"))) as parts:
+            assert not [p async for p in parts if isinstance(p, Speaking)]
+        rows = [row for row in talk._chat.rows[-TOKENS:] if isinstance(row, int)]
+        talk.close()
+        return rows
+
+    assert loaded.profile.voices == ()
+    assert asyncio.run(run()) == whole.ids(PROMPTS["both"])
+    loaded.close()
+
+
+def test_what_was_never_computed_is_silence_to_the_talker(model: Qwen3Omni, whole: Whole) -> None:
+    """More than the context holds: the oldest rows leave before they are computed, and the answer is spoken all the same."""
+    long = [Message("user", "", parts=(*(image(i) for i in range(130)), "What was that?"))]
+
+    async def run() -> list[Any]:
+        small = Qwen3Omni(
+            folder_of(whole), "omni", settings=EngineSettings(kv_bytes=64 << 20, context_rows=512), weights="fp32"
+        )
+        small.thinker.stop_tokens = frozenset()
+        talk = await small.open()
+        out = []
+        async with aclosing(talk.respond(long, OPTIONS, VoiceOptions("ethan", seed=3))) as parts:
+            async for part in parts:
+                out.append(part)
+                if isinstance(part, Speaking):
+                    break
+        assert [s for s in talk._chat.sensed.values() if s.hidden is None]
+        talk.close()
+        small.close()
+        return out
+
+    assert isinstance(asyncio.run(run())[-1], Speaking)
+
+
+def test_a_part_is_taken_in_once_whoever_asks(model: Qwen3Omni) -> None:
+    taken: list[MediaPart] = []
+
+    class Counted:
+        def __init__(self, senses: Any) -> None:
+            self.places, self.taps, self._senses = senses.places, senses.taps, senses
+
+        async def take(self, part: MediaPart) -> Any:
+            taken.append(part)
+            return await self._senses.take(part)
+
+    parts = [image(i) for i in range(6)]
+    messages = [Message("user", "", parts=(p, str(i))) for i, p in enumerate(parts)]
+
+    async def run() -> None:
+        talk = await model.open()
+        ahead = [asyncio.create_task(talk.prefill(messages[: i + 1])) for i in range(6)]
+        await asyncio.sleep(0)
+        ahead[2].cancel()
+        options = replace(OPTIONS, truncation=0.2)
+        for _ in range(3):
+            async with aclosing(talk.respond(messages, options, None)) as answers:
+                async for _ in answers:
+                    pass
+        await asyncio.gather(*ahead, return_exceptions=True)
+        talk.close()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model.thinker, "senses", Counted(model.thinker.senses))
+        asyncio.run(run())
+    assert sorted(map(parts.index, taken)) == [0, 1, 2, 3, 4, 5]
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, folder: Path) -> None:

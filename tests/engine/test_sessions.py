@@ -355,6 +355,35 @@ def test_what_is_idle_for_long_is_parked() -> None:
     asyncio.run(main())
 
 
+def test_of_a_closed_session_the_tokens_before_its_first_embedding_are_shared() -> None:
+    async def main() -> None:
+        runner = ScriptedRunner()
+        e = engine(runner)
+        first = await e.open()
+        first.append(range(100))
+        first.append_embeddings([[0.0]] * 5)
+        first.append([7])
+        await first.settle(whole=True)
+        first.close(keep=True)
+        (kept,) = await e.ask(lambda: list(e.scheduler.kept))
+        assert (len(kept.rows.ids), kept.rows.spans) == (100, [])
+        second = await e.open()
+        second.append([*range(100), 5, 6])
+        assert await tokens(second, 1) == [7]
+        assert second.cached > 60
+        # Nothing of one that begins with an embedding.
+        known = await e.ask(lambda: list(e.scheduler.kept))
+        third = await e.open()
+        third.append_embeddings([[0.0]] * 5)
+        await third.settle(whole=True)
+        third.close(keep=True)
+        assert await e.ask(lambda: list(e.scheduler.kept)) == known
+        await e.ask(e.scheduler.check_integrity)
+        e.close()
+
+    asyncio.run(main())
+
+
 def test_a_context_is_cut_at_a_turn_and_goes_on() -> None:
     async def main() -> None:
         runner = ScriptedRunner(context_rows=256)
@@ -379,6 +408,11 @@ def test_a_context_is_cut_at_a_turn_and_goes_on() -> None:
             session.rollback(60)
         session.rollback(329)
         assert await tokens(session, 2) == [839, 840]
+        # To where what has left ends: it stays left.
+        session.rollback(session.context_start)
+        assert await e.ask(lambda: (rows.length, rows.ids)) == (session.length, system)
+        session.append([7])
+        assert await tokens(session, 1) == [8]
         session.rollback(5)
         assert await tokens(session, 1) == [5]
         await e.ask(e.scheduler.check_integrity)

@@ -37,7 +37,7 @@ def test_server_vad_makes_turns_with_their_sound() -> None:
     started, stopped, committed, window, ended = steps
     assert started == SpeechStarted(0, (20 * 32) - 96)
     assert stopped == SpeechStopped(0, 46 * 32)
-    assert committed == TurnCommitted(0, (20 * 32) - 96, 46 * 32)
+    assert committed == TurnCommitted(0, (20 * 32) - 96, 46 * 32, 40 * 32)
     assert isinstance(window, WindowEnded)
     assert window.speech_end == 40 * FRAME
     # From the padded start to the margin behind the speech, and the very samples that were fed.

@@ -193,7 +193,8 @@ class _Talk:
             async with aclosing(live.speak_live(_pieces(units, paced), voice)) as sounds:
                 async for sound in sounds:
                     await put(Speaking(sound.pcm, paced.sound(len(sound.pcm) / rate_hz)))
-            await put(Speaking(NO_SOUND, paced.end()))
+            if words := paced.end():
+                await put(Speaking(NO_SOUND, words))
             return
         while (unit := await units.get()) is not None:
             began_s, paced = at_s, PacedWords()

@@ -48,6 +48,8 @@ log = logging.getLogger(__name__)
 Row = int | tuple[MediaPart, int]
 # How many rows each sound or image has.
 Sizes = dict[MediaPart, int]
+# Bound: so many parts that are in it no more are held, for when they come back.
+MAX_SPARE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +190,9 @@ class Chat:
         self._session = session
         self.told: Callable[[int], None] | None = None
         self.rows: list[Row] = []
-        # Of the sound and the images that are in it.
+        # Of the sound and the images that are in it, or were of late; and those that are being taken in.
         self.sensed: dict[MediaPart, Sensed] = {}
+        self._sensing: dict[MediaPart, asyncio.Future[Sensed]] = {}
         # How many messages behind the system's a truncation took, and the first of them: it is of this conversation only.
         self._cut: tuple[int, Message | None] = (0, None)
         # Counts what was asked of it.
@@ -199,9 +202,11 @@ class Chat:
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """See Dialogue. One that is overtaken by another, or by a reply, does nothing."""
         self._asked = mine = self._asked + 1
-        sizes = await self._sense(messages)
         system, rest = _system(messages)
         rest = rest[self._cut_of(rest) :]
+        sizes = await self._sense((*system, *rest))
+        if self._asked != mine:
+            return
         ids, head = await asyncio.to_thread(self._rendered, (*system, *rest), tools, False, sizes)
         if self._asked == mine:
             self._align(ids, head)
@@ -212,7 +217,10 @@ class Chat:
         tools = _offered(options)
         self._asked += 1
         mine = self._asked
-        sizes = await self._sense(messages)
+        system, rest = _system(messages)
+        # What was cut already is cut again, where the policy is to cut.
+        begins = self._cut_of(rest) if isinstance(options.truncation, float) else 0
+        sizes = await self._sense((*system, *rest[begins:]))
         ids, head, cut = await asyncio.to_thread(self._fitted, messages, tools, options, sizes)
         if mine == self._asked:
             self._cut = (cut, _system(messages)[1][0]) if cut else (0, None)
@@ -307,10 +315,20 @@ class Chat:
         for part in _media(messages) if senses else ():
             assert senses
             if part not in self.sensed:
+                # Who asks for it besides, and who is cancelled, leave it be.
+                taken = self._sensing.get(part)
+                if taken is None:
+                    taken = self._sensing[part] = asyncio.ensure_future(senses.take(part))
+                    # Where nobody waits for it any more, nobody is told that it failed.
+                    taken.add_done_callback(lambda made: made.cancelled() or made.exception())
                 try:
-                    self.sensed[part] = await senses.take(part)
+                    made = await asyncio.shield(taken)
                 except MediaError as error:
                     raise RemoteProtocolError("invalid_image", str(error), "item.content") from error
+                finally:
+                    if taken.done():
+                        self._sensing.pop(part, None)
+                self.sensed.setdefault(part, made)
             out[part] = len(self.sensed[part].rows)
         return out
 
@@ -351,7 +369,8 @@ class Chat:
         self._session.start_turn()
         self._append(ids[max(common, head) :])
         self.rows = list(ids)
-        for part in self.sensed.keys() - {row[0] for row in ids if not isinstance(row, int)}:
+        used = {row[0] for row in ids if not isinstance(row, int)}
+        for part in [part for part in self.sensed if part not in used][:-MAX_SPARE]:
             del self.sensed[part]
         return common
 

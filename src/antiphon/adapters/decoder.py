@@ -20,7 +20,7 @@ class Decoder(nn.Module):
         self.config = text.config
         self._features = features
         self._width = int(text.config.hidden_size)
-        self.tapped: torch.Tensor | None = None
+        self.taps, self.tapped = bool(tap), None
         if tap:
             text.layers[tap - 1].register_forward_hook(self._tap)
 

@@ -14,7 +14,7 @@ class PacedWords:
     """One spoken text's words, handed out as its sound comes.
 
     Text may come before its sound, or while there is some. A word is said when as much was spoken as its letters
-    and all before them take; what is left at the end ends with the sound.
+    and all before them take; what is left at the end ends with the sound. An ideograph is a word of its own.
     """
 
     def __init__(self) -> None:
@@ -23,27 +23,31 @@ class PacedWords:
         self._said_s = 0.0
 
     def write(self, text: str) -> None:
-        """Text to be spoken, as it is written: words are ended by white space."""
+        """Text to be spoken, as it is written: words are ended by white space, or by an ideograph."""
         self._text += text
 
     def sound(self, length_s: float) -> tuple[Word, ...]:
         """`length_s` more of sound: the words that were said to their end."""
         self._at_s += length_s
         out: list[Word] = []
-        while found := self._text.split(maxsplit=1):
+        while word := _first(self._text):
+            rest = self._text[self._text.index(word) + len(word) :]
             # The last word may still be written on.
-            if len(found) == 1 and not self._text[-1:].isspace():
+            if not rest and not _wide(word):
                 break
-            end_s = self._said_s + _length_s(found[0])
+            end_s = self._said_s + _length_s(word)
             if end_s > self._at_s:
                 break
-            out.append(Word(found[0], self._said_s, end_s, 1.0))
-            self._text, self._said_s = found[1] if len(found) > 1 else "", end_s
+            out.append(Word(word, self._said_s, end_s, 1.0))
+            self._text, self._said_s = rest, end_s
         return tuple(out)
 
     def end(self) -> tuple[Word, ...]:
         """No more sound: the words that are left, up to its end."""
-        words = self._text.split()
+        words = list[str]()
+        while word := _first(self._text):
+            words.append(word)
+            self._text = self._text[self._text.index(word) + len(word) :]
         each = sum(map(_length_s, words))
         out = []
         start_s = min(self._said_s, self._at_s)
@@ -55,5 +59,19 @@ class PacedWords:
         return tuple(out)
 
 
+def _first(text: str) -> str:
+    """The first word; empty where there is none."""
+    text = text.lstrip()
+    if _wide(text):
+        return text[0]
+    end = next((i for i, c in enumerate(text) if c.isspace() or _wide(c)), len(text))
+    return text[:end]
+
+
+def _wide(text: str) -> bool:
+    """It begins with an ideograph."""
+    return bool(text) and unicodedata.east_asian_width(text[0]) in "WF"
+
+
 def _length_s(word: str) -> float:
-    return sum(WIDE if unicodedata.east_asian_width(c) in "WF" else 1.0 for c in word) / PACE
+    return sum(WIDE if _wide(c) else 1.0 for c in word) / PACE

@@ -29,15 +29,20 @@ from antiphon.adapters.base import (
 )
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import EngineError, MediaError, ModelError, Refused, RemoteProtocolError
+from antiphon.images import decode
 
 log = logging.getLogger(__name__)
 
+# A frame is looked at this large, to tell whether it is an image.
+MAX_SIDE = 2048
 SYSTEM = "You answer questions about what a camera or a screen shows and what is heard, in one or two sentences."
 MAX_TOKENS = 256
 # So many frames are taken in ahead at once, at most: where the sampling shifts with every frame, most would be taken in again.
 MAX_AHEAD = 2
-# Frames of answered questions that are remembered: past the first, the oldest questions go until the second is left.
+# Frames of answered questions that are remembered, seconds of sound, and messages: past the first, the oldest questions go until the second is left.
 MOST_FRAMES, LEFT_FRAMES = 256, 128
+MOST_SOUND_S, LEFT_SOUND_S = 600, 300
+MOST_MESSAGES, LEFT_MESSAGES = 400, 200
 # Of what was heard since the last question, a question has so much.
 MAX_SOUND_S = 60
 # A conversation that has outgrown the context is cut back to this share of it.
@@ -86,6 +91,7 @@ class PartnerWatching:
 
     async def see(self, frame: Seen) -> None:
         """See Watching."""
+        await asyncio.to_thread(decode, frame.image, MAX_SIDE)
         self._new[frame.number] = (frame.at_s, ImagePart(frame.image))
 
     def expect(self, frames: tuple[int, ...]) -> None:
@@ -97,16 +103,20 @@ class PartnerWatching:
         free = self._eager and not self._answering and not self._closed
         if free and wanted and len(wanted) - kept <= MAX_AHEAD:
             self._shown = wanted
-            if self._ahead:
-                self._ahead.cancel()
-            self._ahead = asyncio.create_task(self._take_in((*self._asked_so_far(), self._user(wanted))))
+            if self._ahead is None or self._ahead.done():
+                self._ahead = asyncio.create_task(self._take_in())
 
-    async def _take_in(self, messages: Sequence[Message]) -> None:
-        try:
-            await self._talk.prefill(messages)
-        except (ModelError, EngineError, Refused, MediaError, RemoteProtocolError) as error:
-            # The question to come says it, if it is not for now only.
-            log.warning("a frame was not taken in ahead: %s", error)
+    async def _take_in(self) -> None:
+        """What is wanted, until it is there: what came while it was taken in comes with the next."""
+        taken: list[int] | None = None
+        while taken is not self._shown and not self._answering:
+            taken = self._shown
+            try:
+                await self._talk.prefill((*self._asked_so_far(), self._user(self._wanted(taken))))
+            except (ModelError, EngineError, Refused, MediaError, RemoteProtocolError) as error:
+                # The question to come says it, if it is not for now only.
+                log.warning("a frame was not taken in ahead: %s", error)
+                return
 
     def lose(self, frame: int) -> None:
         """See Watching."""
@@ -158,12 +168,15 @@ class PartnerWatching:
             self.expect(self._expected)
 
     def _trim(self) -> None:
-        def frames(messages: Sequence[Message]) -> int:
-            return sum(isinstance(part, ImagePart) for m in messages for part in m.parts)
-
-        if frames(self._past) > MOST_FRAMES:
-            while len(self._past) > 2 and frames(self._past) > LEFT_FRAMES:
+        if self._is_over(MOST_FRAMES, MOST_SOUND_S, MOST_MESSAGES):
+            while len(self._past) > 2 and self._is_over(LEFT_FRAMES, LEFT_SOUND_S, LEFT_MESSAGES):
                 del self._past[:2]
+
+    def _is_over(self, frames: int, sound_s: float, messages: int) -> bool:
+        parts = [part for m in self._past for part in m.parts]
+        heard_s = sum(len(part.pcm) for part in parts if isinstance(part, SoundPart)) / SAMPLE_RATE_HZ
+        seen = sum(isinstance(part, ImagePart) for part in parts)
+        return seen > frames or heard_s > sound_s or len(self._past) > messages
 
     def close(self) -> None:
         """See Watching."""

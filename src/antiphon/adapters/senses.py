@@ -22,7 +22,8 @@ class Sensed:
     def sink(self, before: int, made: Any) -> None:
         """See engine/sequence.py."""
         if self.hidden is None:
-            self.hidden = made.new_empty(len(self.rows), made.shape[1])
+            # Rows that leave the context before they are computed are nothing.
+            self.hidden = made.new_zeros(len(self.rows), made.shape[1])
         self.hidden[before : before + len(made)] = made
 
 

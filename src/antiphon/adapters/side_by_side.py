@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from antiphon.adapters.base import Answer, ReplyDone
+from antiphon.adapters.base import Answer, ReplyDone, Speaking, ToolCallStarted
 
 # Bound: outputs nobody has read; the makers wait.
 MAX_WAITING = 64
@@ -14,7 +14,10 @@ Put = Callable[[Answer], Awaitable[None]]
 
 
 async def side_by_side(*work: Callable[[Put], Awaitable[None]]) -> AsyncGenerator[Answer, None]:
-    """What they put, as it comes; ReplyDone once all are through. What one raises ends all; so does closing the generator."""
+    """What they put, as it comes; calls of tools, and ReplyDone, once all are through: what is spoken belongs to what was written before a call.
+
+    What one raises ends all; so does closing the generator.
+    """
     out: asyncio.Queue[Answer | Exception | None] = asyncio.Queue(MAX_WAITING)
 
     async def guarded(part: Callable[[Put], Awaitable[None]]) -> None:
@@ -26,18 +29,18 @@ async def side_by_side(*work: Callable[[Put], Awaitable[None]]) -> AsyncGenerato
         await out.put(None)
 
     tasks = [asyncio.create_task(guarded(part)) for part in work]
-    done: ReplyDone | None = None
+    later: list[Answer] = []
     try:
         for _ in tasks:
             while (item := await out.get()) is not None:
                 if isinstance(item, Exception):
                     raise item
-                if isinstance(item, ReplyDone):
-                    done = item
+                if isinstance(item, ToolCallStarted | ReplyDone) or (later and not isinstance(item, Speaking)):
+                    later.append(item)
                 else:
                     yield item
-        if done:
-            yield done
+        for item in later:
+            yield item
     finally:
         for task in tasks:
             task.cancel()

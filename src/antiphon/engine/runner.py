@@ -101,9 +101,9 @@ class Runner:
         return frequencies.float().to(self.device)
 
     def embeddings(self, rows: Any) -> torch.Tensor:
-        """`rows`, float [n, width], as the decoder takes them. Raises ValueError for another shape."""
+        """`rows`, float [n, width], as the decoder takes them; of the decoder's own width they have no features. Raises ValueError for another shape."""
         given = torch.as_tensor(rows)
-        if given.dim() != 2 or given.shape[1] != self.width:
+        if given.dim() != 2 or given.shape[1] not in (self.width, int(self.config.hidden_size)):
             raise ValueError(f"embeddings are [rows, {self.width}], not {list(given.shape)}")
         return given.to(self.device, self.dtype)
 
@@ -182,7 +182,8 @@ class Runner:
         at = 0
         for chunk in chunks:
             for first, given in chunk.embeddings:
-                rows[at + first - chunk.start : at + first - chunk.start + len(given)] = given
+                where = slice(at + first - chunk.start, at + first - chunk.start + len(given))
+                rows[where, : given.shape[1]] = given
             at += chunk.count
         return rows[None]
 

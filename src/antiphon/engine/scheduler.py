@@ -215,8 +215,10 @@ class Scheduler:
         if generation := rows.generation:
             rows.generation = None
             generation.deliver(EngineError("the session was closed"))
-        if keep and not seat.failed and seat.lease.extent and rows.computed and not rows.dropped:
-            rows.rollback(rows.computed)
+        begins = min((span.start for span in rows.spans), default=rows.computed)
+        if keep and not seat.failed and seat.lease.extent and min(begins, rows.computed) and not rows.dropped:
+            # Nobody shares rows that are no tokens.
+            rows.rollback(min(begins, rows.computed))
             # What the new one continues is of no more use.
             for old in [k for k in self.kept if k.rows.shared(rows, rows.computed) == len(k.rows.ids)]:
                 self._drop(old)

@@ -195,7 +195,7 @@ class Rows:
             raise EngineError(
                 f"row {position} left the context: rows {self.pinned} to {self.pinned + self.dropped} did"
             )
-        if local <= self.pinned and self.dropped:
+        if position <= self.pinned and self.dropped:
             self.dropped = 0
         self._truncate(local)
 

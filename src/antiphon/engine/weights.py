@@ -47,13 +47,20 @@ def best_kind(device: str) -> str:
     return "bf16" if capability.startswith("AVX512") and torch.cpu._is_avx512_bf16_supported() else "fp32"
 
 
-def placed(device: str, weights: str) -> tuple[str, torch.dtype]:
-    """The type of weights asked for on a device, and what a part that is not rounded is kept in. Raises ModelError for a device that is not there."""
+def placed(device: str, weights: str, *, mixture: bool = False) -> tuple[str, torch.dtype]:
+    """The type of weights asked for on a device, and what a part that is not rounded is kept in. `mixture`: of experts, which are not rounded.
+
+    Raises ModelError for a device that is not there, or a type that is not for it.
+    """
     if device != "cpu" and not torch.cuda.is_available():
         raise ModelError("no CUDA device is to be found: set --device cpu")
     kind = best_kind(device) if weights == "auto" else weights
     if kind == "int8" and device != "cpu":
         raise ModelError("int8 weights are for the CPU: set --weights bf16")
+    if kind == "int8" and mixture:
+        if weights == "int8":
+            raise ModelError("int8 weights are not for mixtures of experts: set --weights bf16")
+        kind = "bf16"
     return kind, torch.float32 if kind == "fp32" else torch.bfloat16
 
 

@@ -201,7 +201,7 @@ class OpenAIRealtime(OpenAITranscription):
 
     def _loaded_voice(self, asked: Any) -> str | None:
         name = asked.get("id") if isinstance(asked, dict) else asked
-        return name if name in self.voices else None
+        return next((v for v in self.voices if isinstance(name, str) and v.lower() == name.lower()), None)
 
     def session(self) -> dict[str, Any]:
         """The whole session, in the shape of the names in use."""

@@ -156,7 +156,7 @@ class VllmRealtime(Dialect):
         if partner:
             # The prompt is what the model is told; whoever listens for it is told nothing.
             self.answer = self.answer or VllmAnswer()
-            self.config = TranscriptionConfig(language=language, turn=None, words=words, tuning=tuning)
+            self.config = TranscriptionConfig(language=language, turn=None, words=words, tuning=tuning, partials=False)
             self._most = tuning.max_tokens if event.get("realtime_max_tokens") is not None else self._most
             speaks = bool(self.voices)
             self._queue(TalkConfigured(TalkConfig(self.config, prompt, speaks, voice, max_tokens=self._most)))

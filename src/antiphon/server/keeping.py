@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from antiphon.conversation import IMAGE_GONE
 from antiphon.protocols.bridge import Bridge
 from antiphon.protocols.duplex_connection import DuplexConnection
 from antiphon.protocols.journal import ResumeToken
@@ -16,7 +17,7 @@ from antiphon.protocols.realtime import Opening, RealtimeConnection
 from antiphon.server.secrets import connection_for, duplex_for
 from antiphon.server.state import ServerState
 from antiphon.store.sessions import Kept
-from antiphon.talk_events import Item
+from antiphon.talk_events import Item, Part
 
 Wire = RealtimeConnection | DuplexConnection
 
@@ -47,7 +48,13 @@ def kept(who: str, wire: Wire | Bridge, token: ResumeToken, items: Sequence[Item
 def _without_images(item: Item) -> Item:
     if not any(p.image or p.media for p in item.parts):
         return item
-    return replace(item, parts=[replace(p, image="", media=None) for p in item.parts])
+    return replace(item, parts=[_told(p) for p in item.parts])
+
+
+def _told(part: Part) -> Part:
+    """An image that was seen, not read, is known to have been there."""
+    gone = part.kind == "input_image" and not part.text
+    return replace(part, image="", media=None, text=IMAGE_GONE if gone else part.text)
 
 
 def restored(state: ServerState, row: Kept) -> tuple[Wire, list[Item]]:

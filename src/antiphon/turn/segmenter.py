@@ -262,7 +262,8 @@ class Segmenter:
             begin = span.start if self._vad and span.first else begin
             span.end = self.quiet_since if self.quiet_since is not None else end
             span.audio_s = (end - begin) / SAMPLE_RATE_HZ
-        committed = TurnCommitted(self._turn, _ms(begin), _ms(end))
+        quiet = None if self.quiet_since is None else _ms(self.quiet_since)
+        committed = TurnCommitted(self._turn, _ms(begin), _ms(end), quiet)
         self._turn += 1
         self._turn_has_window = False
         self._committed = end

@@ -36,7 +36,7 @@ class PartnerProfile:
 class Speaking:
     """More of the answer's sound. pcm: float32 [num_samples], mono, at the profile's rate.
 
-    `words`: words that begin in it, with their places in the answer's sound so far, in seconds.
+    `words`: words that begin in it, or where the voice places none have ended by its end, with their places in the answer's sound so far, in seconds.
     """
 
     pcm: Pcm

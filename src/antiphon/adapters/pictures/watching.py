@@ -74,7 +74,7 @@ class PictureModel:
         prefill: Literal["eager", "query"] = "eager",
     ) -> None:
         """Raises ModelError for a checkpoint that does not load."""
-        kind, dtype = placed(device, weights)
+        kind, dtype = placed(device, weights, mixture=_kind(folder).endswith("_moe"))
         try:
             # In a thread that ends: see engine/weights.py.
             with ThreadPoolExecutor(1, "load") as thread:
@@ -119,10 +119,18 @@ class PictureModel:
         self.engine.close()
 
 
+def _kind(folder: Path) -> str:
+    """What its config.json says it is; empty where it does not."""
+    try:
+        return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def _load(folder: Path, device: str, dtype: torch.dtype, rounded: bool, threads: int) -> Family:
     if device == "cpu":
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
-    kind = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+    kind = _kind(folder)
     family: Family
     if kind == "smolvlm":
         family = SmolVlm(folder, device, dtype)

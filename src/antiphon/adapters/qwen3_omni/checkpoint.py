@@ -15,7 +15,7 @@ from antiphon.adapters.decoder import Decoder
 from antiphon.adapters.qwen3_omni.code2wav import Code2Wav
 from antiphon.adapters.qwen3_tts.talking import Inner
 
-# Its rows of codes, and how many samples of 24 kHz a frame of them is.
+# Of its sound.
 RATE_HZ = 24_000
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from antiphon.adapters.base import (
 )
 from antiphon.adapters.causal_lm import Chat, ChatModel, Row
 from antiphon.adapters.chat_template import ChatTemplate
+from antiphon.adapters.decoder import Decoder
 from antiphon.adapters.paced_words import PacedWords
 from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, Talker, Thinker, read
 from antiphon.adapters.qwen3_omni.senses import OmniSenses
@@ -32,7 +34,7 @@ from antiphon.adapters.side_by_side import Put, side_by_side
 from antiphon.adapters.tool_calls import OPENING
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.runner import Runner
-from antiphon.engine.weights import placed, round_linear
+from antiphon.engine.weights import placed
 from antiphon.errors import ModelError
 
 # A call that an answer must begin with has no more tokens than these.
@@ -62,24 +64,29 @@ class Qwen3Omni:
 
         Raises ModelError for a checkpoint that does not load.
         """
-        kind, dtype = placed(device, weights)
+        _, dtype = placed(device, weights, mixture=True)
         second = speaking or device
+        placed(second, weights, mixture=True)
+        given = settings or EngineSettings()
+        # A row of the talker's is a fifth of one of the thinker's.
+        thinks = replace(given, kv_bytes=given.kv_bytes // 4 * 3)
+        talks = replace(given, kv_bytes=given.kv_bytes // 4, context_rows=0)
         try:
             # In a thread that ends: see engine/weights.py.
             with ThreadPoolExecutor(1, "load") as thread:
-                loading = thread.submit(_load, parts or folder, device, second, dtype, kind == "int8", threads)
+                loading = thread.submit(_load, parts or folder, device, second, dtype, threads)
                 thinker, talker = loading.result()
 
-            def runner(decoder: object, where: str, input_width: int = 0) -> Runner:
-                computed = torch.float32 if kind == "int8" else dtype
-                return Runner(decoder, torch.device(where), computed, dtype, position_axes=3, input_width=input_width)
+            def runner(decoder: Decoder, where: str) -> Runner:
+                width = decoder.input_width
+                return Runner(decoder, torch.device(where), dtype, dtype, position_axes=3, input_width=width)
 
             self.thinker = ChatModel(
                 folder,
                 model_id,
-                runner(thinker.decoder, device, thinker.decoder.input_width),
+                runner(thinker.decoder, device),
                 thinker.tokenizer,
-                settings,
+                thinks,
                 observe,
             )
             self.thinker.template = ChatTemplate(thinker.tokenizer, takes_media=True)
@@ -88,7 +95,7 @@ class Qwen3Omni:
             raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
         self.voice: Voice | None = None
         if talker:
-            engine = Engine(runner(talker.decoder, second), settings, observe=observe)
+            engine = Engine(runner(talker.decoder, second), talks, observe=observe)
             self.voice = Voice(talker, thinker.model.get_input_embeddings(), engine)
         voices = self.voice.speakers if self.voice else ()
         self.profile = PartnerProfile(model_id, RATE_HZ, voices, takes_media=True)
@@ -209,15 +216,8 @@ def _load(
     device: str,
     speaking: str,
     dtype: torch.dtype,
-    rounded: bool,
     threads: int,
 ) -> tuple[Thinker, Talker | None]:
     if device == "cpu":
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
-    thinker, talker = read(source, device, speaking, dtype) if isinstance(source, Path) else source
-    if rounded:
-        round_linear(thinker.decoder)
-        if talker:
-            round_linear(talker.decoder)
-            round_linear(talker.inner)
-    return thinker, talker
+    return read(source, device, speaking, dtype) if isinstance(source, Path) else source

@@ -16,6 +16,7 @@ from antiphon.adapters.qwen3_omni.checkpoint import Thinker
 from antiphon.adapters.senses import Sensed
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.engine.engine import Engine
+from antiphon.errors import MediaError, ModelError
 from antiphon.images import decode
 
 # Larger pictures are scaled down to this before anything else: the encoder sees no more of them.
@@ -27,26 +28,34 @@ LEAST_SAMPLES = SAMPLE_RATE_HZ // 10
 class OmniSenses:
     """See Senses."""
 
-    taps = True
-
     def __init__(self, folder: Path, thinker: Thinker, engine: Engine) -> None:
         """Raises OSError, ValueError."""
         config = thinker.model.config
         self.places = frozenset((int(config.audio_token_id), int(config.image_token_id)))
+        self.taps = thinker.decoder.taps
         self._engine, self._model = engine, thinker.model
         self._eyes = QwenEyes(folder, thinker.model, config.vision_config)
         self._extract: Any = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
-        # Features of pictures for its first layers lie behind each row; sound has none.
-        self._width = thinker.decoder.input_width
 
     async def take(self, part: MediaPart) -> Sensed:
         """See Senses."""
+        try:
+            prepared = await asyncio.to_thread(self._prepared, part)
+        except MediaError:
+            raise
+        except Exception as error:
+            # The edge of the model: what its processors do not take fails the answer.
+            raise ModelError(f"{type(error).__name__}: {error}") from error
         if isinstance(part, ImagePart):
-            prepared = await asyncio.to_thread(lambda: self._eyes.prepare(decode(part.image, MAX_SIDE)))
             seen = await self._engine.ask_model(lambda: self._eyes.look(prepared))
             return Sensed(seen.rows, seen.positions)
-        features = await asyncio.to_thread(self._features, part)
-        return Sensed(await self._engine.ask_model(lambda: self._hear(features)))
+        return Sensed(await self._engine.ask_model(lambda: self._hear(prepared)))
+
+    def _prepared(self, part: MediaPart) -> Any:
+        """As its encoder wants it. No work of torch."""
+        if isinstance(part, ImagePart):
+            return self._eyes.prepare(decode(part.image, MAX_SIDE))
+        return self._features(part)
 
     def _features(self, part: SoundPart) -> Pcm:
         """Log-mel, float32 [bins, frames of 10 ms]."""
@@ -67,4 +76,4 @@ class OmniSenses:
         given = torch.from_numpy(features)[None].to(self._model.device, self._model.dtype)
         mask = torch.ones(1, given.shape[2], dtype=torch.long, device=given.device)
         rows: torch.Tensor = self._model.get_audio_features(given, mask).last_hidden_state
-        return torch.nn.functional.pad(rows, (0, self._width - rows.shape[1]))
+        return rows

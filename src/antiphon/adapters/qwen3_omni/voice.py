@@ -30,6 +30,7 @@ MANNER = Manner(
     Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, repetition_window=4096),
     Sampling(temperature=1.0, top_k=50, top_p=0.8),
     least=0,
+    most=4096,
 )
 # A session is promised room for a turn and its answer.
 RESERVE_ROWS = 1024
@@ -63,7 +64,11 @@ class Voice:
     @torch.inference_mode()
     def sensed_rows(self, sensed: Sensed) -> torch.Tensor:
         """Sound or a picture as the talker has it: [n, width]. In the engine's thread."""
-        return self._projected(self.talker.model.hidden_projection, sensed.hidden)
+        hidden = sensed.hidden
+        if hidden is None:
+            # It left the context before it was computed: the thinker knows nothing of it either.
+            hidden = torch.zeros(len(sensed.rows), self._embed.weight.shape[1])
+        return self._projected(self.talker.model.hidden_projection, hidden)
 
     @torch.inference_mode()
     def opening_rows(self, ids: Sequence[int], speaker: str) -> torch.Tensor:

@@ -35,11 +35,12 @@ MAX_VOCODED = 25
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How codes are chosen: the first of a frame, and the others (`inner`). Temperature 0: the likeliest. A sound has `least` frames and more."""
+    """How codes are chosen: the first of a frame, and the others (`inner`). Temperature 0: the likeliest. A sound has from `least` to `most` frames."""
 
     first: Sampling
     inner: Sampling
     least: int = 2
+    most: int = MOST_FRAMES
 
 
 MANNER = Manner(
@@ -210,7 +211,7 @@ async def frames(
     """
     first, inner = First(manner.first, end, size, manner.least), inner_chooser(manner.inner)
     sampling = Sampling(max_tokens=1, hidden=True, chooser=first)
-    for _ in range(min(most or MOST_FRAMES, MOST_FRAMES)):
+    for _ in range(min(most or manner.most, manner.most)):
         async with aclosing(session.generate(sampling)) as tokens:
             (token,) = [t async for t in tokens]
         if token.id == end:
@@ -253,9 +254,9 @@ class TextRows:
         if self._ids or not self._ended:
             token = self._ids.pop(0) if self._ids else self._eos
             self._ended = self._ended or token == self._eos
-            return (await self._engine.ask(lambda: self._rows([token])))[0]
+            return (await self._engine.ask_model(lambda: self._rows([token])))[0]
         if self._nothing is None:
-            self._nothing = (await self._engine.ask(lambda: self._rows([self._pad])))[0]
+            self._nothing = (await self._engine.ask_model(lambda: self._rows([self._pad])))[0]
         return self._nothing
 
 
