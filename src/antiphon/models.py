@@ -86,10 +86,10 @@ class LoadedModels:
     reads: Reader | None
     converses: Partner | None
     sees: Watcher | None
-    # A partner that sees takes frames in as they come.
-    looks_ahead: bool
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
+    # A partner that sees takes frames in as they come.
+    looks_ahead: bool = True
 
     @property
     def transcriber(self) -> Transcriber:
@@ -345,9 +345,9 @@ def load(
         reader,
         by_role.get("partner"),
         by_role.get("watcher"),
-        settings.engine.watcher_prefill == "eager",
         tuple(names),
         tuple(lanes),
+        settings.engine.watcher_prefill == "eager",
     )
 
 
