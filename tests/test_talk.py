@@ -10,7 +10,9 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import anyio
 import numpy as np
+import pytest
 from PIL import Image
 
 from antiphon.adapters.base import (
@@ -25,9 +27,12 @@ from antiphon.adapters.base import (
     TextDelta,
     Tool,
     VoiceOptions,
+    Window,
 )
 from antiphon.errors import MediaError, ModelError
 from antiphon.events import (
+    AudioAppended,
+    AudioCommitted,
     GuessDropped,
     OverlapBegan,
     OverlapDecided,
@@ -64,7 +69,7 @@ from antiphon.talk_events import (
     TalkConfig,
     UserTurn,
 )
-from tests.scripted import ScriptedDetector, ScriptedTranscriber
+from tests.scripted import ScriptedDetector, ScriptedTranscriber, heard, speech, text
 
 RATE_HZ = 24_000
 
@@ -120,10 +125,11 @@ class Scene:
         self.playback = config.pop("playback", None)
         vad = config.pop("vad", ServerVad())
         config.setdefault("weighs_overlap", bool(vad and vad.patience_ms))
-        talk = TalkConfig(TranscriptionConfig(turn=vad), **config)
-        self.inbox = Inbox(10)
+        transcriber = config.pop("transcriber", None) or ScriptedTranscriber()
+        talk = TalkConfig(TranscriptionConfig(turn=vad, answered=True), **config)
+        self.inbox = Inbox(60)
         self.session = TalkSession(
-            talk, ScriptedTranscriber(), ScriptedDetector(), self.partner, self.inbox, self.emit,
+            talk, transcriber, ScriptedDetector(), self.partner, self.inbox, self.emit,
             new_id=lambda prefix: f"{prefix}{next(count)}", playback=self.playback,
         )  # fmt: skip
         self.turn = -1
@@ -628,9 +634,9 @@ async def _hears_and_sees() -> None:
         assert isinstance(shows.parts[1], ImagePart)
         assert shows.parts[1].image == file.getvalue()
         # The turn was from 0 to 100 ms, and 100 ms more are heard; its transcript is for those who read.
-        (heard,) = says.parts
-        assert isinstance(heard, SoundPart)
-        assert (len(heard.pcm), says.text) == (3_200, "Hello.")
+        (sound,) = says.parts
+        assert isinstance(sound, SoundPart)
+        assert (len(sound.pcm), says.text) == (3_200, "Hello.")
         await scene.says("Again.")
         assert scene.partner.asked[1][1] is not says
         assert scene.partner.asked[1][1] == says
@@ -650,10 +656,62 @@ def test_an_answer_begun_at_a_pause_is_that_to_the_turns_sound() -> None:
 
     scene = play(main())
     assert len(scene.partner.asked) == 1
-    (heard,) = scene.partner.asked[0][0].parts
-    assert isinstance(heard, SoundPart)
-    assert len(heard.pcm) == 3_200
+    (sound,) = scene.partner.asked[0][0].parts
+    assert isinstance(sound, SoundPart)
+    assert len(sound.pcm) == 3_200
     assert scene.responses() == ["completed"]
+
+
+@pytest.mark.parametrize("vad", [ServerVad(0.5, 96, 192), ServerVad(0.5, 96, 640), None])
+@pytest.mark.parametrize("chunk", [512, 4_000, 16_000])
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_partner_hears_the_words_of_the_turn_it_answers(vad: ServerVad | None, chunk: int, slow: bool) -> None:
+    """A real listener, whose guesses come before a turn's end or after it: no other turn's words, and none missing."""
+    turns = [(1, 3), (11, 4), (21, 2)]
+    gates: list[anyio.Event] = []
+
+    def gate(_: Window) -> object:
+        # A decode that takes until some more sound has come.
+        if slow:
+            gates.append(anyio.Event())
+            return gates[-1]
+        return None
+
+    async def main() -> Scene:
+        async with Scene(takes_media=True, vad=vad, transcriber=ScriptedTranscriber(gate=gate)) as scene:
+            scene.partner.go.set()
+            for first, count in turns:
+                # A breath inside the turn, shorter than what ends it.
+                head, tail = speech(first, count - 1, 4), speech(first + count - 1, 1, 40)
+                pcm = np.concatenate((head, tail))
+                for at in range(0, len(pcm), chunk):
+                    await scene.inbox.put(AudioAppended(pcm[at : at + chunk]))
+                    await scene.settle()
+                    for event in gates[:-1]:
+                        event.set()
+                if vad is None:
+                    await scene.inbox.put(AudioCommitted(final=True))
+                    await scene.inbox.put(ResponseAsked())
+                for _ in range(20):
+                    for event in gates:
+                        event.set()
+                    await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert scene.created == len(turns)
+    answered = [asked for asked in scene.partner.asked if asked[-1].role == "user"]
+    last = {asked[-1].text: asked[-1] for asked in answered}
+    for first, count in turns:
+        (part,) = last[text(first, count)].parts
+        assert isinstance(part, SoundPart)
+        assert [word for word, a, b in heard(part.pcm) if b - a > 500] == list(range(first, first + count))
+    if vad and not slow and chunk == 512:
+        # What was begun at the pause was the answer: it was asked for once. What was begun in the breath was not.
+        asked = [messages[-1].text for messages in scene.partner.asked]
+        assert asked == [text(*part) for a, n in turns for part in ((a, n - 1), (a, n))]
+    assert scene.session._sounds
+    assert not scene.session._sounds._turns
 
 
 def test_what_has_no_words_is_heard_by_nobody() -> None:
