@@ -100,6 +100,12 @@ class ScriptedTranscriber:
 
     async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
         yield FileInfo("en", len(pcm) / SAMPLE_RATE_HZ)
+        spans = heard(pcm)
+        if self.fail in [n for n, *_ in spans]:
+            raise ModelError("scripted failure")
+        text = "".join(f" w{n}" for n, *_ in spans)
+        end_s = len(pcm) / SAMPLE_RATE_HZ
+        yield Segment(0, 0, 0.0, end_s, text, tuple(n for n, *_ in spans), 0.0, 0.0, 1.0, 0.0, ())
 
 
 class ScriptedStream:

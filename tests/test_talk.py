@@ -744,6 +744,34 @@ def test_a_turn_without_a_transcript_is_answered_by_who_heard_it() -> None:
     assert play(main(False)).responses() == []
 
 
+@pytest.mark.parametrize("takes_media", [False, True])
+def test_sound_that_comes_in_an_item_is_heard_or_transcribed(takes_media: bool) -> None:
+    async def main() -> Scene:
+        async with Scene(speaks=False, takes_media=takes_media, transcriber=ScriptedTranscriber(fail=99)) as scene:
+            scene.partner.go.set()
+            for name, first, known in (("a", 1, ""), ("b", 5, "As the client knows."), ("c", 99, "")):
+                part = Part("input_audio", known, media=SoundPart(speech(first, 2)))
+                await scene.session.handle(ItemCreated(Item(name, parts=[part])))
+            await scene.session.handle(ResponseAsked())
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    (asked,) = scene.partner.asked
+    if takes_media:
+        sounds = [part for m in asked for part in m.parts]
+        assert [[n for n, *_ in heard(s.pcm)] for s in sounds if isinstance(s, SoundPart)] == [
+            [1, 2],
+            [5, 6],
+            [99, 100],
+        ]
+        assert not [o for o in scene.out if isinstance(o, Rejected)]
+    else:
+        said = ["w1 w2", "As the client knows.", "[Sound that could not be heard.]"]
+        assert [(m.text, m.parts) for m in asked] == [(text, ()) for text in said]
+        assert [o.code for o in scene.out if isinstance(o, Rejected)] == ["invalid_audio"]
+
+
 def test_what_is_no_image_is_told_to_a_partner_that_sees() -> None:
     async def main() -> Scene:
         async with Scene(speaks=False, takes_media=True) as scene:

@@ -1,4 +1,4 @@
-"""Images in a conversation's items: read for a partner that cannot see, handed to one that can."""
+"""Images and sound in the items that a client gives: read and transcribed for a partner that takes text, handed to one that takes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import anyio.abc
 import anyio.to_thread
 
-from antiphon.adapters.base import ImagePart, Reader
+from antiphon.adapters.base import FileOptions, ImagePart, Reader, Segment, Transcriber
 from antiphon.answering import FAILURES, Emit
 from antiphon.conversation import Conversation
 from antiphon.errors import MediaError, RemoteProtocolError
@@ -21,19 +21,21 @@ MAX_SIDE = 2048
 
 
 class Looking:
-    """`reader`: who reads for a partner that does not see (`sees`). `done`: awaited once an item's images are known."""
+    """`reader`: who reads, and `transcriber`: who listens, for a partner that takes text only. `done`: awaited once an item is known."""
 
     def __init__(
         self,
         conversation: Conversation,
         reader: Reader | None,
+        transcriber: Transcriber,
         emit: Emit,
         done: Callable[[], Awaitable[None]],
         *,
-        sees: bool,
+        takes_media: bool,
     ) -> None:
-        self._conversation, self._reader, self._emit, self._done, self._sees = conversation, reader, emit, done, sees
-        # Items with images that nobody has looked at yet.
+        self._conversation, self._reader, self._transcriber = conversation, reader, transcriber
+        self._emit, self._done, self._takes_media = emit, done, takes_media
+        # Items that nobody has looked at yet.
         self.unread: set[str] = set()
 
     def bound(self, new: Item) -> None:
@@ -44,30 +46,48 @@ class Looking:
                 "image_limit_exceeded", f"A conversation's images may have {MAX_IMAGES >> 20} MiB.", "item.content"
             )
 
-    def look_at(self, item: Item, event_id: str | None, group: anyio.abc.TaskGroup) -> None:
-        """Have its images looked at; an answer that is asked for waits for it."""
-        if (self._reader or self._sees) and any(_unknown(p) for p in item.parts):
+    def look_at(self, item: Item, event_id: str | None, language: str | None, group: anyio.abc.TaskGroup) -> None:
+        """Have its images and its sound made known; an answer that is asked for waits for it. `language` of the sound, if it is known."""
+        if any(self._unknown(p) for p in item.parts):
             self.unread.add(item.id)
-            group.start_soon(self._look, item, event_id)
-
-    async def _look(self, item: Item, event_id: str | None) -> None:
+            group.start_soon(self._look, item, event_id, language)
         for part in item.parts:
-            if part.kind == "input_image":
-                try:
-                    await self._take(part, from_data_uri(part.image))
-                except (MediaError, *FAILURES) as error:
-                    part.text = Conversation.image_said(None)
-                    await self._emit(Rejected("invalid_image", str(error), "item.content", event_id))
+            if part.kind == "input_audio" and part.text and not self._takes_media:
+                part.media = None
+
+    def _unknown(self, part: Part) -> bool:
+        if part.text:
+            return False
+        if part.kind == "input_image":
+            return part.media is None and (self._takes_media or self._reader is not None)
+        return part.kind == "input_audio" and part.media is not None and not self._takes_media
+
+    async def _look(self, item: Item, event_id: str | None, language: str | None) -> None:
+        for part in item.parts:
+            if not self._unknown(part):
+                continue
+            try:
+                if part.kind == "input_image":
+                    await self._see(part)
+                else:
+                    await self._hear(part, language)
+            except (MediaError, *FAILURES) as error:
+                sound = part.kind == "input_audio"
+                part.text = "[Sound that could not be heard.]" if sound else Conversation.image_said(None)
+                code = "invalid_audio" if sound else "invalid_image"
+                await self._emit(Rejected(code, str(error), "item.content", event_id))
         self.unread.discard(item.id)
         await self._done()
 
-    async def _take(self, part: Part, image: bytes) -> None:
-        if self._sees:
+    async def _see(self, part: Part) -> None:
+        image = from_data_uri(part.image)
+        if self._takes_media:
             await anyio.to_thread.run_sync(decode, image, MAX_SIDE)
             part.media = ImagePart(image)
         elif self._reader:
             part.text = Conversation.image_said(await self._reader.read(image))
 
-
-def _unknown(part: Part) -> bool:
-    return part.kind == "input_image" and not part.text and part.media is None
+    async def _hear(self, part: Part, language: str | None) -> None:
+        sound, part.media = part.media, None
+        found = self._transcriber.transcribe(sound.pcm, FileOptions(language))
+        part.text = "".join([s.text async for s in found if isinstance(s, Segment)]).strip()

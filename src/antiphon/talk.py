@@ -113,7 +113,7 @@ class TalkSession:
         self._closing = False
         self.conversation = Conversation()
         hears = partner.profile.takes_media
-        self._looking = Looking(self.conversation, reader, emit, self._looked, sees=hears)
+        self._looking = Looking(self.conversation, reader, transcriber, emit, self._looked, takes_media=hears)
         self._sounds = TurnSounds() if hears else None
         self._emit = emit
         self._new_id = new_id
@@ -250,7 +250,8 @@ class TalkSession:
                 await self._emit(ItemAdded(new, previous))
                 await self._emit(ItemDone(new, previous))
                 assert self._group
-                self._looking.look_at(new, item.event_id, self._group)
+                self._looking.look_at(new, item.event_id, self.config.listening.language, self._group)
+                bound(conversation.items)
             case ItemAsked(item_id):
                 await self._emit(ItemShown(conversation.get(item_id)))
             case ItemDropped(item_id):
@@ -268,7 +269,8 @@ class TalkSession:
                 for given in items or ():
                     if isinstance(given, Item):
                         assert self._group
-                        self._looking.look_at(given, item.event_id, self._group)
+                        language = self.config.listening.language
+                        self._looking.look_at(given, item.event_id, language, self._group)
                 if self._unknown():
                     # What is to be answered is still being transcribed, or read.
                     self._later.append(item)

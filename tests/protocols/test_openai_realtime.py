@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
+from antiphon.adapters.base import SoundPart
 from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
+from antiphon.audio.pcm import to_pcm16
 from antiphon.protocols.openai_realtime import EVENTS, OpenAIRealtime
 from antiphon.protocols.wire import Models
 from antiphon.talk_events import (
@@ -124,6 +127,36 @@ def test_items_and_responses_are_read() -> None:
         {"a": "b"},
         None,
     )
+
+
+def test_sound_in_an_item_is_read_in_the_sessions_format() -> None:
+    tone = (0.5 * np.sin(np.arange(24000) / 10)).astype(np.float32)
+
+    def create(wire: OpenAIRealtime, data: str, **more: Any) -> None:
+        content = [{"type": "input_audio", "audio": data, **more}]
+        item = {"type": "message", "role": "user", "content": content}
+        wire.receive(json.dumps({"type": "conversation.item.create", "item": item}))
+
+    for form, encoded, seconds in (("audio/pcm", to_pcm16(tone), 1.0), ("audio/pcmu", to_ulaw(tone[::3]), 1.0)):
+        wire = dialect()
+        updated(
+            wire, audio={"input": {"format": {"type": form, "rate": 24000} if "pcmu" not in form else {"type": form}}}
+        )
+        wire.inputs()
+        create(wire, base64.b64encode(encoded).decode(), transcript="A tone.")
+        (created,) = wire.inputs()
+        assert isinstance(created, ItemCreated)
+        (part,) = created.item.parts
+        assert part.text == "A tone."
+        assert isinstance(part.media, SoundPart)
+        assert len(part.media.pcm) == pytest.approx(16_000 * seconds, abs=2)
+        assert 0.4 < np.abs(part.media.pcm[2000:-2000]).max() < 0.6
+    wire = dialect()
+    for wrong in ("*", base64.b64encode(b"odd").decode()):
+        create(wire, wrong)
+        assert not wire.inputs()
+        (frame,) = map(json.loads, wire.frames())
+        assert (frame["error"]["code"], frame["error"]["param"]) == ("invalid_value", "item.content[0].audio")
 
 
 def test_sound_in_the_format_asked_for_and_nothing_of_it_is_lost() -> None:

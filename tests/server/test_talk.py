@@ -486,6 +486,23 @@ def picture(data: bytes) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": content}
 
 
+def test_sound_in_an_item_is_transcribed(talker: Process, recordings: dict[str, Recording]) -> None:
+    async def main() -> tuple[str, int]:
+        async with talk(talker, **TEXT_ONLY) as wire:
+            content = [{"type": "input_audio", "audio": b64(recordings["jfk"].pcm, 24_000)}]
+            item = {"type": "message", "id": "mine", "role": "user", "content": content}
+            await wire.say("conversation.item.create", item=item)
+            await wire.say("response.create", response={"max_output_tokens": 3})
+            done = await wire.until("response.done")
+            await wire.say("conversation.item.retrieve", item_id="mine")
+            shown = await wire.until("conversation.item.retrieved")
+            return shown["item"]["content"][0]["transcript"], done["response"]["usage"]["input_tokens"]
+
+    said, tokens = asyncio.run(main())
+    assert "ask not what your country can do for you" in said.lower().replace(",", "")
+    assert tokens > 20
+
+
 def test_the_text_on_an_image_reaches_the_model(talker: Process) -> None:
     async def main() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         done, errors = [], []

@@ -308,27 +308,27 @@ class DuplexDialect(OpenAIRealtime):
             self._set_sound(form)
         if event.get("video_frames") is not None:
             self._ask(FramesShown(video_frames(event["video_frames"])))
-        pcm = self._pcm(require(event, "audio", str, "audio"))
+        pcm = self._resampler.feed(self._decoded(require(event, "audio", str, "audio"), "audio"))
         if self._overlap(event):
             pcm = np.zeros_like(pcm)
         if len(pcm):
             self._queue(AudioAppended(pcm))
 
-    def _pcm(self, text: str) -> Pcm:
+    def _decoded(self, text: str, param: str) -> Pcm:
         try:
             data = decode_base64(text)
         except ValueError:
-            raise RemoteProtocolError("bad_audio", "Sound comes in base64.", "audio") from None
+            raise RemoteProtocolError("bad_audio", "Sound comes in base64.", param) from None
         if len(data) > self.max_append_bytes or len(data) % self._bytes:
             raise RemoteProtocolError(
                 "bad_audio",
                 f"{len(data)} bytes are no whole number of samples, or over {self.max_append_bytes}.",
-                "audio",
+                param,
             )
         pcm = self._decode(data)
         if not np.isfinite(pcm).all():
-            raise RemoteProtocolError("bad_audio", "A sample is not a finite number.", "audio")
-        return self._resampler.feed(pcm)
+            raise RemoteProtocolError("bad_audio", "A sample is not a finite number.", param)
+        return pcm
 
     def _overlap(self, event: dict[str, Any]) -> bool:
         """What the client says of sound over an answer; True: the sound is to be dropped. The first that matches."""

@@ -236,7 +236,9 @@ class OpenAIRealtime(OpenAITranscription):
                 after = typed(event.get("previous_item_id"), (str, type(None)), "previous_item_id")
                 self._ask(
                     ItemCreated(
-                        item_from(require(event, "item", dict, "item"), "item", self.new_id), after, self._event_id
+                        item_from(require(event, "item", dict, "item"), "item", self.new_id, self._whole),
+                        after,
+                        self._event_id,
                     )
                 )
             case "conversation.item.retrieve":
@@ -254,6 +256,7 @@ class OpenAIRealtime(OpenAITranscription):
                         typed(event.get("response"), (dict, type(None)), "response") or {},
                         self.new_id,
                         self._loaded_voice,
+                        self._whole,
                         self._event_id,
                     )
                 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.g711 import from_alaw, from_ulaw
@@ -170,21 +171,28 @@ class OpenAITranscription(Dialect):
                 )
 
     def _append(self, text: str) -> None:
-        form = self.audio["format"]["type"]
+        self._sound(self._resampler.feed(self._decoded(text, "audio")))
+
+    def _decoded(self, text: str, param: str) -> Pcm:
+        """Base64 sound in the session's format, at its rate. Raises RemoteProtocolError."""
         try:
             data = decode_base64(text)
         except ValueError:
             raise RemoteProtocolError(
-                "invalid_value", "Invalid 'audio'. Expected base64-encoded audio bytes.", "audio"
+                "invalid_value", "Invalid 'audio'. Expected base64-encoded audio bytes.", param
             ) from None
         if len(data) > self.max_append_bytes:
             raise RemoteProtocolError(
-                "invalid_value", f"Invalid 'audio': {len(data)} bytes are more than {self.max_append_bytes}.", "audio"
+                "invalid_value", f"Invalid 'audio': {len(data)} bytes are more than {self.max_append_bytes}.", param
             )
-        if form == "audio/pcm" and len(data) % 2:
-            raise RemoteProtocolError("invalid_value", "Invalid 'audio': an odd number of bytes is not PCM16.", "audio")
-        if data:
-            self._sound(self._resampler.feed(self._decode(data)))
+        if self.audio["format"]["type"] == "audio/pcm" and len(data) % 2:
+            raise RemoteProtocolError("invalid_value", "Invalid 'audio': an odd number of bytes is not PCM16.", param)
+        return self._decode(data)
+
+    def _whole(self, text: str, param: str) -> Pcm:
+        """Base64 sound in the session's format, at 16 kHz. Raises RemoteProtocolError."""
+        resampler = Resampler(self.audio["format"].get("rate", 8000), SAMPLE_RATE_HZ)
+        return np.concatenate((resampler.feed(self._decoded(text, param)), resampler.flush()))
 
     def _flush(self) -> None:
         self._sound(self._resampler.flush())

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from antiphon.adapters.base import Tool
+from antiphon.adapters.base import SoundPart, Tool
+from antiphon.audio import Pcm
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.wire import NewId, known, number, require, typed
 from antiphon.talk_events import Item, Part, Place, Response, ResponseAsked
 
+# Base64 sound, and where it stands, to float32 [num_samples], 16 kHz. Raises RemoteProtocolError.
+Decode = Callable[[str, str], Pcm]
 
-def item_from(raw: dict[str, Any], where: str, new_id: NewId) -> Item:
+
+def item_from(raw: dict[str, Any], where: str, new_id: NewId, decode: Decode) -> Item:
     """An item as a client gives it. Raises RemoteProtocolError."""
     item_id = typed(raw.get("id"), (str, type(None)), f"{where}.id") or new_id("item_")
     match require(raw, "type", str, f"{where}.type"):
@@ -20,7 +24,7 @@ def item_from(raw: dict[str, Any], where: str, new_id: NewId) -> Item:
             if role not in ("system", "user", "assistant"):
                 raise RemoteProtocolError("invalid_value", f"Invalid value: '{role}'.", f"{where}.role")
             content = typed(raw.get("content") or [], list, f"{where}.content")
-            parts = [_part_from(p, role, f"{where}.content[{i}]") for i, p in enumerate(content)]
+            parts = [_part_from(p, role, f"{where}.content[{i}]", decode) for i, p in enumerate(content)]
             return Item(item_id, "message", role, "completed", parts)
         case "function_call":
             return Item(
@@ -46,7 +50,7 @@ def item_from(raw: dict[str, Any], where: str, new_id: NewId) -> Item:
             )
 
 
-def _part_from(raw: Any, role: str, where: str) -> Part:
+def _part_from(raw: Any, role: str, where: str, decode: Decode) -> Part:
     part = typed(raw, dict, where)
     kind = require(part, "type", str, f"{where}.type")
     match role, kind:
@@ -57,7 +61,10 @@ def _part_from(raw: Any, role: str, where: str) -> Part:
         case ("assistant", "output_audio" | "audio"):
             return Part("output_audio", part.get("transcript") or "")
         case ("user", "input_audio"):
-            return Part("input_audio", typed(part.get("transcript"), (str, type(None)), f"{where}.transcript") or "")
+            transcript = typed(part.get("transcript"), (str, type(None)), f"{where}.transcript") or ""
+            audio = typed(part.get("audio"), (str, type(None)), f"{where}.audio")
+            sound = SoundPart(decode(audio, f"{where}.audio")) if audio else None
+            return Part("input_audio", transcript, media=sound)
         case ("user", "input_image"):
             image = require(part, "image_url", str, f"{where}.image_url")
             if not image.startswith("data:image/") or ";base64," not in image[:64]:
@@ -74,7 +81,11 @@ def _part_from(raw: Any, role: str, where: str) -> Part:
 
 
 def response_from(
-    raw: dict[str, Any], new_id: NewId, voice_of: Callable[[Any], str | None], event_id: str | None
+    raw: dict[str, Any],
+    new_id: NewId,
+    voice_of: Callable[[Any], str | None],
+    decode: Decode,
+    event_id: str | None,
 ) -> ResponseAsked:
     """What a `response.create` asks. Raises RemoteProtocolError."""
     known(
@@ -96,7 +107,9 @@ def response_from(
     items: tuple[Item | str, ...] | None = None
     if raw.get("input") is not None:
         given = typed(raw["input"], list, "response.input")
-        items = tuple(_input_item(typed(v, dict, f"response.input[{i}]"), i, new_id) for i, v in enumerate(given))
+        items = tuple(
+            _input_item(typed(v, dict, f"response.input[{i}]"), i, new_id, decode) for i, v in enumerate(given)
+        )
     output = typed(
         typed(raw.get("audio") or {}, dict, "response.audio").get("output") or {}, dict, "response.audio.output"
     )
@@ -117,11 +130,11 @@ def response_from(
     )
 
 
-def _input_item(raw: dict[str, Any], index: int, new_id: NewId) -> Item | str:
+def _input_item(raw: dict[str, Any], index: int, new_id: NewId, decode: Decode) -> Item | str:
     if raw.get("type") == "item_reference":
         found: str = require(raw, "id", str, f"response.input[{index}].id")
         return found
-    return item_from(raw, f"response.input[{index}]", new_id)
+    return item_from(raw, f"response.input[{index}]", new_id, decode)
 
 
 def response_shown(response: Response, session_id: str, output: dict[str, Any], *, beta: bool) -> dict[str, Any]:
