@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import shutil
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
@@ -505,6 +506,13 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "copy" / "chat_template.json").unlink()
     with pytest.raises(ModelError, match="chat template"):
         Qwen3Omni(tmp_path / "copy", "omni", weights="fp32")
+    shutil.copytree(folder, tmp_path / "blind")
+    (tmp_path / "blind" / "preprocessor_config.json").unlink()
+    running = threading.active_count()
+    with pytest.raises(ModelError, match="preprocessor_config"):
+        Qwen3Omni(tmp_path / "blind", "omni", weights="fp32")
+    # Its engine was stopped.
+    assert threading.active_count() <= running
 
 
 def test_what_is_no_image_fails_the_answer_not_the_model(model: Qwen3Omni, whole: Whole) -> None:

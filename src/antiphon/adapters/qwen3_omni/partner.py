@@ -90,7 +90,11 @@ class Qwen3Omni:
                 observe,
             )
             self.thinker.template = ChatTemplate(thinker.tokenizer, takes_media=True)
-            self.thinker.senses = OmniSenses(folder, thinker, self.thinker.engine)
+            try:
+                self.thinker.senses = OmniSenses(folder, thinker, self.thinker.engine)
+            except (OSError, ValueError):
+                self.thinker.close()
+                raise
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
         self.voice: Voice | None = None
