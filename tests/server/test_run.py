@@ -1,14 +1,17 @@
-"""The listening socket."""
+"""The listening socket, and what is told where the server does not start."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
-from antiphon.errors import SettingsError
-from antiphon.server.run import _bind
+from antiphon.errors import ModelError, SettingsError
+from antiphon.server.run import _bind, _first
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -40,3 +43,22 @@ def test_an_address_that_is_taken_is_a_clear_error() -> None:
         taken.listen()
         with pytest.raises(SettingsError, match="cannot listen on"):
             _bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_omni_moe"}')
+    flags = ("--partner", str(tmp_path), "--synthesizer", "none", "--port", "0")
+    ended = subprocess.run(
+        [sys.executable, "-m", "antiphon", "serve", *flags], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith(f"antiphon: {tmp_path.name} does not load from {tmp_path}")
+
+
+def test_of_several_failures_the_first_that_says_what_is_wrong_is_told() -> None:
+    told = ModelError("the voice broke")
+    group = ExceptionGroup("a", [ValueError("no"), ExceptionGroup("b", [told, ModelError("later")])])
+    assert _first(group) is told
+    assert isinstance(_first(ExceptionGroup("a", [ValueError("no")])), ValueError)
+    assert _first(told) is told

@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 import uvicorn
 
-from antiphon.errors import SettingsError
+from antiphon.errors import AntiphonError, SettingsError
 from antiphon.models import load, store_of
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
@@ -77,7 +77,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
         timeout_graceful_shutdown=5,
     )
     http = _Server(config)
-    stop, models = anyio.Event(), None
+    stop, models, failure = anyio.Event(), None, None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
@@ -86,15 +86,21 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
             state.group = group
             group.start_soon(_serve_http, http, sock, group.cancel_scope)
             store = store_of(settings.models)
-            models = await anyio.to_thread.run_sync(load, settings, store, metrics.step)
-            await models.warm()
-            state.models = models
-            metrics.watch(state.models.lanes, state.backlog_s, state.models.language)
-            host = f"[{server.host}]" if ":" in server.host else server.host
-            on_ready(f"http://{host}:{sock.getsockname()[1]}")
-            await stop.wait()
-            await _drain(state, server.drain_s)
+            try:
+                models = await anyio.to_thread.run_sync(load, settings, store, metrics.step)
+                await models.warm()
+            except (AntiphonError, ExceptionGroup) as error:
+                failure = error
+            else:
+                state.models = models
+                metrics.watch(state.models.lanes, state.backlog_s, state.models.language)
+                host = f"[{server.host}]" if ":" in server.host else server.host
+                on_ready(f"http://{host}:{sock.getsockname()[1]}")
+                await stop.wait()
+                await _drain(state, server.drain_s)
             http.should_exit = True
+        if failure:
+            raise _first(failure)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
@@ -103,6 +109,14 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
             state.kept.close()
         if models:
             models.close()
+
+
+def _first(failure: Exception) -> Exception:
+    """Of several failures, the first that says what is wrong by itself."""
+    while isinstance(failure, ExceptionGroup):
+        found = failure.subgroup(AntiphonError)
+        failure = (found or failure).exceptions[0]
+    return failure
 
 
 def _kept(settings: Settings) -> SessionStore | None:
