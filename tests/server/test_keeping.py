@@ -1,0 +1,23 @@
+"""What of a conversation's items is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from antiphon.adapters.base import ImagePart, SoundPart
+from antiphon.conversation import IMAGE_GONE
+from antiphon.server.keeping import _without_images
+from antiphon.talk_events import Item, Part
+
+
+def test_what_was_seen_and_heard_is_kept_as_text() -> None:
+    seen = Part("input_image", image="data:image/png;base64,AA", media=ImagePart(b"image"))
+    read = Part("input_image", "[An image. The text on it: Gate 7]", "data:image/png;base64,AA")
+    said = Part("input_audio", "Hello.", media=SoundPart(np.zeros(3, np.float32)))
+    kept = _without_images(Item("mine", parts=[seen, read, said, Part("input_text", "And?")]))
+    assert [p.text for p in kept.parts] == [IMAGE_GONE, read.text, "Hello.", "And?"]
+    assert not any(p.image or p.media for p in kept.parts)
+    # The conversation itself goes on as it was.
+    assert seen.image
+    assert seen.media
+    assert seen.text == ""
