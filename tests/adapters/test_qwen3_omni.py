@@ -477,16 +477,16 @@ def test_a_part_is_taken_in_once_whoever_asks(model: Qwen3Omni) -> None:
             taken.append(part)
             return await self._senses.take(part)
 
-    # More than are held for when they come back: what a truncation took is not taken in again.
-    parts = [image(i) for i in range(24)]
+    # More than the context holds: what a truncation took is not taken in again.
+    parts = [image(i) for i in range(120)]
     messages = [Message("user", "", parts=(p, str(i))) for i, p in enumerate(parts)]
 
     async def run() -> None:
         talk = await model.open()
-        ahead = [asyncio.create_task(talk.prefill(messages[: i + 1])) for i in range(24)]
+        ahead = [asyncio.create_task(talk.prefill(messages[:i])) for i in range(1, 7)]
         await asyncio.sleep(0)
         ahead[2].cancel()
-        options = replace(OPTIONS, truncation=0.02)
+        options = replace(OPTIONS, truncation=0.2)
         for _ in range(3):
             async with aclosing(talk.respond(messages, options, None)) as answers:
                 async for _ in answers:
@@ -497,7 +497,7 @@ def test_a_part_is_taken_in_once_whoever_asks(model: Qwen3Omni) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model.thinker, "senses", Counted(model.thinker.senses))
         asyncio.run(run())
-    assert sorted(map(parts.index, taken)) == list(range(24))
+    assert sorted(map(parts.index, taken)) == list(range(120))
 
 
 def test_what_is_no_checkpoint_is_refused(tmp_path: Path, folder: Path) -> None:
