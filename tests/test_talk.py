@@ -29,6 +29,7 @@ from antiphon.adapters.base import (
     VoiceOptions,
     Window,
 )
+from antiphon.duplex_events import Unanswered
 from antiphon.errors import MediaError, ModelError
 from antiphon.events import (
     AudioAppended,
@@ -726,6 +727,44 @@ def test_what_has_no_words_is_heard_by_nobody() -> None:
 
     scene = play(main())
     assert [m.text for m in scene.partner.asked[0]] == ["Hello."]
+
+
+def test_what_the_client_commits_is_heard_words_or_none() -> None:
+    async def main() -> Scene:
+        async with Scene(takes_media=True, vad=None) as scene:
+            assert scene.session._sounds
+            scene.partner.go.set()
+            await scene.session._sounds.hear(np.full(3_200, 0.5, np.float32))
+            scene.turn = 0
+            await scene.session._heard(TurnCommitted(0, 0, 200))
+            await scene.session.handle(ResponseAsked())
+            await scene.known(0, "")
+        return scene
+
+    scene = play(main())
+    (asked,) = scene.partner.asked
+    (sound,) = asked[0].parts
+    assert isinstance(sound, SoundPart)
+    assert len(sound.pcm) == 3_200
+
+
+def test_a_failed_transcript_leaves_what_is_owed() -> None:
+    """One turn waits for its answer; another, which the client wants none to, cannot be transcribed."""
+
+    async def main() -> Scene:
+        async with Scene(takes_media=True) as scene:
+            scene.partner.go.set()
+            await scene.begins()
+            first = await scene.stops()
+            await scene.session.handle(Unanswered())
+            await scene.begins()
+            second = await scene.stops()
+            await scene.known(first, "Hello.")
+            await scene.session._heard(TranscriptFailed(second, "no"))
+            await scene.settle()
+        return scene
+
+    assert play(main()).responses() == ["completed"]
 
 
 def test_a_turn_without_a_transcript_is_answered_by_who_heard_it() -> None:

@@ -363,8 +363,8 @@ class TalkSession:
                 item = await self._name(turn)
                 del self._turns[turn]
                 item.parts[0].text = text
-                if not text.strip():
-                    # A cough is no turn for anybody.
+                if not text.strip() and self.config.listening.turn:
+                    # A cough is no turn for anybody; what the client commits is one, words or none.
                     item.parts[0].media = None
                 if self.config.transcribes:
                     await self._emit(output)
@@ -381,7 +381,7 @@ class TalkSession:
             case TranscriptFailed(turn):
                 if self._turns.pop(turn, None) and self._sounds and self._answers and self.config.listening.turn:
                     # It was heard all the same.
-                    self._owed = turn not in self._unanswered
+                    self._owed = self._owed or turn not in self._unanswered
                 self._yielded.discard(turn)
                 self._unanswered.discard(turn)
                 await self._emit(output)

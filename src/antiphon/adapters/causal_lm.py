@@ -351,35 +351,36 @@ class Chat:
         if not messages or messages[0].role != "system" or not any(m.role == "user" for m in messages):
             return ids, 0
         probe = self._model.encode([messages[0], Message("user", "\u2026")], tools, answer=False)
-        return ids, _common(ids, probe)
+        return ids, common(ids, probe)
 
     def _align(self, ids: list[Row], head: int) -> int:
         """Make the session hold just `ids`; returns how many of them it held."""
-        common = _common(self.rows, ids)
+        held = common(self.rows, ids)
         try:
-            if common < len(self.rows):
-                self._session.rollback(common)
+            if held < len(self.rows):
+                self._session.rollback(held)
         except EngineError:
             # Those rows left the context in a cut: begin anew.
             self._session.rollback(0)
-            common = 0
-        if common < head:
-            self._append(ids[common:head])
+            held = 0
+        if held < head:
+            self._append(ids[held:head])
             self._session.pin()
         self._session.start_turn()
-        self._append(ids[max(common, head) :])
+        self._append(ids[max(held, head) :])
         self.rows = list(ids)
-        used = {row[0] for row in ids if not isinstance(row, int)}
-        for part in [part for part in self.sensed if part not in used][:-MAX_SPARE]:
-            del self.sensed[part]
-        return common
+        if self.sensed:
+            used = {row[0] for row in ids if not isinstance(row, int)}
+            for part in [part for part in self.sensed if part not in used][:-MAX_SPARE]:
+                del self.sensed[part]
+        return held
 
     def _append(self, rows: Sequence[Row]) -> None:
         """Rows of one part are here from the first to the last, or not at all."""
         senses = self._model.senses
-        for part, of_it in itertools.groupby(rows, lambda row: None if isinstance(row, int) else row[0]):
+        for part, ids in runs(rows):
             if part is None:
-                self._session.append([row for row in of_it if isinstance(row, int)])
+                self._session.append(ids)
             else:
                 sensed = self.sensed[part]
                 sink = sensed.sink if senses and senses.taps else None
@@ -396,7 +397,14 @@ def _media(messages: Sequence[Message]) -> list[MediaPart]:
     return [p for m in messages for p in m.parts if not isinstance(p, str)]
 
 
-def _common(a: Sequence[Row], b: Sequence[Row]) -> int:
+def runs(rows: Sequence[Row]) -> Iterator[tuple[MediaPart | None, list[int]]]:
+    """Rows by what they are of, in order: a part, or None and their tokens."""
+    for part, of_it in itertools.groupby(rows, lambda row: None if isinstance(row, int) else row[0]):
+        yield part, [row for row in of_it if isinstance(row, int)]
+
+
+def common(a: Sequence[Row], b: Sequence[Row]) -> int:
+    """How many rows at the head are the same."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from antiphon.adapters.base import MediaPart
-from antiphon.adapters.causal_lm import Row
+from antiphon.adapters.causal_lm import Row, common, runs
 from antiphon.adapters.qwen3_omni.checkpoint import Talker
 from antiphon.adapters.qwen3_tts.talking import Inners, Manner, TextRows, chunk_sizes, frames
 from antiphon.adapters.qwen3_tts.vocoder import Past
@@ -158,25 +158,24 @@ class Speaker:
         """Make the session hold just the users' turns."""
         voice, session = self._voice, self._session
         wanted = list(_users(prompt, voice.talker.roles))
-        pairs = zip(self._rows, wanted, strict=False)
-        common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._rows), len(wanted)))
+        held = common(self._rows, wanted)
         try:
-            session.rollback(common)
+            session.rollback(held)
         except EngineError:
             # Those rows left the context: begin anew.
             session.rollback(0)
-            common = 0
-        self._rows = wanted[:common]
-        for part, run in itertools.groupby(wanted[common:], lambda row: None if isinstance(row, int) else row[0]):
-            rows = list(run)
+            held = 0
+        self._rows = wanted[:held]
+        for part, ids in runs(wanted[held:]):
             if part is None:
-                ids = [row for row in rows if isinstance(row, int)]
+                held += len(ids)
                 session.append_embeddings(await voice.engine.ask_model(partial(voice.text_rows, ids)))
             else:
                 of = sensed[part]
+                held += len(of.rows)
                 made = await voice.engine.ask_model(partial(voice.sensed_rows, of))
                 session.append_embeddings(made, of.positions)
-            self._rows += rows
+            self._rows = wanted[:held]
 
     def close(self) -> None:
         """End it."""
