@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import words as wer
 from common import HERE, Server, machine, percentile, save, server, table
 
-from antiphon.adapters.base import FileInfo, FileOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import to_pcm16
+from antiphon.contracts import FileInfo, FileOptions
 from antiphon.models import HEARING, LoadedModels, load, store_of
 from antiphon.settings import load as load_settings
 

@@ -30,9 +30,9 @@ from common import RESULTS, machine, percentile, save, table
 from tests.adapters import tiny_minicpmo as tiny
 from tokenizers import Tokenizer
 
-from antiphon.adapters.base import NativeOptions, Unit
 from antiphon.adapters.minicpmo.checkpoint import VISION, build
 from antiphon.adapters.minicpmo.native import MiniCpmO
+from antiphon.contracts import NativeOptions, Unit
 from antiphon.engine.engine import EngineSettings
 
 # openbmb/MiniCPM-o-4_5, config.json.

@@ -36,7 +36,6 @@ from qwen3_omni import omni_section
 from tests.adapters import tiny_qwen3_asr as tiny
 from tests.adapters import tiny_qwen3_tts as tiny_tts
 
-from antiphon.adapters.base import Urgency, VoiceOptions, Window
 from antiphon.adapters.decoder import Decoder
 from antiphon.adapters.qwen3_asr import Qwen3Asr
 from antiphon.adapters.qwen3_asr.checkpoint import END, Parts
@@ -46,6 +45,7 @@ from antiphon.adapters.qwen3_tts.checkpoint import build
 from antiphon.adapters.qwen3_tts.talking import MANNER
 from antiphon.adapters.qwen3_tts.vocoder import Past
 from antiphon.adapters.vocabulary import Vocabulary
+from antiphon.contracts import Urgency, VoiceOptions, Window
 from antiphon.engine.sequence import Sampling
 from antiphon.models import chosen, prepare, store_of
 from antiphon.settings import EngineOptions, Settings

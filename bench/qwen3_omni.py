@@ -27,9 +27,9 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from antiphon.adapters.base import Message, ReplyOptions, SoundPart, Speaking, TextDelta, VoiceOptions
 from antiphon.adapters.qwen3_omni import Qwen3Omni
 from antiphon.adapters.qwen3_omni.checkpoint import parts_of, tokenizer
+from antiphon.contracts import Message, ReplyOptions, SoundPart, Speaking, TextDelta, VoiceOptions
 
 ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0}
 SECTIONS = ROPE | {"mrope_section": [24, 20, 20], "mrope_interleaved": True}

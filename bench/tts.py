@@ -30,13 +30,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import HERE, Server, machine, percentile, save, server, table
 from words import score
 
-from antiphon.adapters.base import FileOptions, Segment, Urgency, VoiceOptions
 from antiphon.audio.containers import decode_all
 from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
+from antiphon.contracts import FileOptions, Segment, Urgency, VoiceOptions
 from antiphon.models import HEARING, SPEAKING, load, store_of
 from antiphon.settings import load as load_settings
-from antiphon.splitter import Splitter
+from antiphon.text.sentences import Splitter
 
 RATE_HZ = 24_000
 SENTENCES = 200

@@ -29,11 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import RESULTS, Server, machine, percentile, save, server, table
 from tests.adapters import tiny_pictures
 
-from antiphon.adapters.base import Question, ReplyOptions, Seen
 from antiphon.adapters.pictures import PictureModel
-from antiphon.frames import BlockFilter, EvsFilter
+from antiphon.contracts import Question, ReplyOptions, Seen
 from antiphon.models import chosen, prepare, store_of
 from antiphon.settings import EngineOptions, Settings
+from antiphon.vision.frame_filters import BlockFilter, EvsFilter
 
 FRAMES_A_S = 2.0
 # Questions that the text on the pictures answers.

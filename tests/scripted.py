@@ -12,18 +12,10 @@ from dataclasses import replace
 import anyio
 import numpy as np
 
-from antiphon.adapters.base import (
-    FileInfo,
-    FileOptions,
-    Hypothesis,
-    Piece,
-    Segment,
-    TranscriberProfile,
-    Window,
-)
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Window
 from antiphon.errors import ModelError
-from antiphon.events import Word
+from antiphon.events.words import Word
 from tests.test_transcript import PROFILE
 
 FRAME = 512

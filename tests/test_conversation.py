@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.adapters.base import Message, ToolCall
+from antiphon.contracts import Message
 from antiphon.conversation import ROOT, Conversation, cut_to
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import Word
-from antiphon.talk_events import Item, Part
+from antiphon.events.conversation import Item, Part
+from antiphon.events.tools import ToolCall
+from antiphon.events.words import Word
 
 
 def user(item_id: str, text: str) -> Item:

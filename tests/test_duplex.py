@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 
 from antiphon.duplex import DuplexSession
-from antiphon.duplex_events import (
+from antiphon.events.conversation import (
+    Item,
+    ItemCreated,
+    ItemTruncated,
+    Part,
+    Rejected,
+    ResponseAsked,
+    ResponseStopped,
+    SoundSaid,
+    TalkConfig,
+    TextSaid,
+)
+from antiphon.events.duplex import (
     BargeInAsked,
     Duplex,
     EpochRaised,
@@ -27,7 +39,7 @@ from antiphon.duplex_events import (
     TurnSignalled,
     Unanswered,
 )
-from antiphon.events import (
+from antiphon.events.transcription import (
     AudioCleared,
     CommitRefused,
     ServerVad,
@@ -39,18 +51,6 @@ from antiphon.events import (
 from antiphon.inbox import Inbox
 from antiphon.protocols.journal import Journal
 from antiphon.talk import TalkSession
-from antiphon.talk_events import (
-    Item,
-    ItemCreated,
-    ItemTruncated,
-    Part,
-    Rejected,
-    ResponseAsked,
-    ResponseStopped,
-    SoundSaid,
-    TalkConfig,
-    TextSaid,
-)
 from tests.protocols.test_duplex import connection, say
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 from tests.test_talk import Partner, Scene, play

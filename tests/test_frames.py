@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from antiphon.frames import BlockFilter, EvsFilter, look, sample, thumbnail
+from antiphon.vision.frame_filters import BlockFilter, EvsFilter, sample, thumbnail
+from antiphon.vision.scene import look
 
 
 def scene(ball: tuple[int, int] | None = None, *, light: int = 0, seed: int = 0) -> np.ndarray:

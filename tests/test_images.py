@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from antiphon.errors import MediaError
-from antiphon.images import MAX_PIXELS, decode, from_data_uri
+from antiphon.vision.images import MAX_PIXELS, decode, from_data_uri
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:

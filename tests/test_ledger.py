@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from antiphon.duplex_events import Cursors, PlaybackAcked
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import Part, PartDone, Place, SoundSaid
+from antiphon.events.duplex import Cursors, PlaybackAcked
 from antiphon.ledger import Ledger
-from antiphon.talk_events import Part, PartDone, Place, SoundSaid
 
 A, B = Place("resp_a", "item_a", 0), Place("resp_b", "item_b", 0)
 

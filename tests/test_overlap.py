@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.events import (
+from antiphon.events.transcription import (
     Output,
     OverlapBegan,
     OverlapDecided,
@@ -18,8 +18,8 @@ from antiphon.events import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.overlap import Overlap
-from antiphon.turn.backchannel import is_backchannel
+from antiphon.turns.backchannel import is_backchannel
+from antiphon.turns.overlap import Overlap
 
 
 def done(text: str, turn: int = 0) -> TranscriptDone:

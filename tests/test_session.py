@@ -10,10 +10,10 @@ import anyio
 import numpy as np
 import pytest
 
-from antiphon.adapters.base import Hypothesis, TranscriberProfile, Window
 from antiphon.audio import Pcm
+from antiphon.contracts import Hypothesis, TranscriberProfile, Window
 from antiphon.errors import Refused
-from antiphon.events import (
+from antiphon.events.transcription import (
     AudioAppended,
     AudioCleared,
     AudioCommitted,

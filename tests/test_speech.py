@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from antiphon import speech
-from antiphon.adapters.base import Sound, SynthesizerProfile, Urgency, VoiceOptions
+from antiphon.contracts import Sound, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
-from antiphon.events import (
+from antiphon.events.speech import (
     SpeechCancelled,
     SpeechConfig,
     SpeechConfigured,
@@ -23,8 +23,8 @@ from antiphon.events import (
     UnitSound,
     UnitStarted,
     UtteranceDone,
-    Word,
 )
+from antiphon.events.words import Word
 from antiphon.speech import Playback, SpeechSession, speak
 
 RATE_HZ = 24_000

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.events import Granularity
-from antiphon.splitter import Splitter
+from antiphon.events.speech import Granularity
+from antiphon.text.sentences import Splitter
 
 GRANULARITIES: tuple[Granularity, ...] = ("sentence", "clause", "none")
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antiphon.adapters.base import (
+from antiphon.contracts import (
     Answer,
     ImagePart,
     Message,
@@ -25,13 +25,32 @@ from antiphon.adapters.base import (
     SoundPart,
     Speaking,
     TextDelta,
-    Tool,
     VoiceOptions,
     Window,
 )
-from antiphon.duplex_events import Unanswered
 from antiphon.errors import MediaError, ModelError
-from antiphon.events import (
+from antiphon.events.conversation import (
+    Item,
+    ItemCreated,
+    ItemCut,
+    ItemTruncated,
+    NobodySpoke,
+    OutputItemAdded,
+    Part,
+    Place,
+    PlaybackCleared,
+    Rejected,
+    ResponseAsked,
+    ResponseCreated,
+    ResponseDone,
+    ResponseStopped,
+    SoundSaid,
+    TalkConfig,
+    UserTurn,
+)
+from antiphon.events.duplex import Unanswered
+from antiphon.events.tools import Tool
+from antiphon.events.transcription import (
     AudioAppended,
     AudioCommitted,
     GuessDropped,
@@ -51,25 +70,6 @@ from antiphon.events import (
 )
 from antiphon.inbox import Inbox
 from antiphon.talk import TalkSession
-from antiphon.talk_events import (
-    Item,
-    ItemCreated,
-    ItemCut,
-    ItemTruncated,
-    NobodySpoke,
-    OutputItemAdded,
-    Part,
-    Place,
-    PlaybackCleared,
-    Rejected,
-    ResponseAsked,
-    ResponseCreated,
-    ResponseDone,
-    ResponseStopped,
-    SoundSaid,
-    TalkConfig,
-    UserTurn,
-)
 from tests.scripted import ScriptedDetector, ScriptedTranscriber, heard, speech, text
 
 RATE_HZ = 24_000

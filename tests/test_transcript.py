@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.adapters.base import Hypothesis, Piece, TranscriberProfile
-from antiphon.events import StreamTuning
+from antiphon.contracts import Hypothesis, Piece, TranscriberProfile
+from antiphon.events.transcription import StreamTuning
 from antiphon.transcript import WindowText, goes_on, spoken, tuned
 
 PROFILE = TranscriberProfile(

@@ -7,10 +7,10 @@ import asyncio
 import numpy as np
 import pytest
 
-from antiphon.adapters.base import ImagePart, SoundPart
+from antiphon.contracts import ImagePart, SoundPart
 from antiphon.conversation import IMAGE_GONE
-from antiphon.events import SpeechStarted, TranscriptDone, TurnCleared, TurnCommitted
-from antiphon.talk_events import Item, Part
+from antiphon.events.conversation import Item, Part
+from antiphon.events.transcription import SpeechStarted, TranscriptDone, TurnCleared, TurnCommitted
 from antiphon.turn_sounds import LEFT_IMAGES, LEFT_S, LONGEST_S, MOST_IMAGES, MOST_S, TurnSounds, bound
 
 

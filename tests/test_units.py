@@ -10,17 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.adapters.base import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
 from antiphon.adapters.self_turning import SelfTurning
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
+from antiphon.contracts import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
 from antiphon.duplex import DuplexSession
-from antiphon.duplex_events import BargeInAsked, Duplex, EpochRaised, FramesShown, Listened, PlaybackAcked, Spoke
 from antiphon.errors import MediaError, ModelError, RemoteProtocolError
-from antiphon.events import AudioAppended, ServerVad, TranscriptionConfig
+from antiphon.events.conversation import (
+    Rejected,
+    ResponseAsked,
+    ResponseCreated,
+    ResponseDone,
+    SoundSaid,
+    TalkConfig,
+    TextSaid,
+)
+from antiphon.events.duplex import BargeInAsked, Duplex, EpochRaised, FramesShown, Listened, PlaybackAcked, Spoke
+from antiphon.events.transcription import AudioAppended, ServerVad, TranscriptionConfig
 from antiphon.inbox import Inbox
 from antiphon.talk import TalkSession
-from antiphon.talk_events import Rejected, ResponseAsked, ResponseCreated, ResponseDone, SoundSaid, TalkConfig, TextSaid
 from antiphon.units import MAX_WAITING_UNITS, Units
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 

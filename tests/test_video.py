@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antiphon.adapters.base import (
+from antiphon.contracts import (
     Answer,
     Question,
     ReplyDone,
@@ -25,9 +25,7 @@ from antiphon.adapters.base import (
     WatcherProfile,
 )
 from antiphon.errors import MediaError, ModelError, Refused
-from antiphon.images import decode
-from antiphon.video import MAX_SOUND_SAMPLES, MAX_WAITING_BYTES, VideoSession
-from antiphon.video_events import (
+from antiphon.events.video import (
     AnswerBegan,
     AnswerDone,
     AnswerSound,
@@ -42,6 +40,8 @@ from antiphon.video_events import (
     VideoOver,
     WentWrong,
 )
+from antiphon.video import MAX_SOUND_SAMPLES, MAX_WAITING_BYTES, VideoSession
+from antiphon.vision.images import decode
 
 
 def png(value: int, side: int = 64) -> bytes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import anyio.abc
 
-from antiphon.adapters.base import Talk
 from antiphon.answering import Making, Wanted
+from antiphon.contracts import Talk
 
 
 class Ahead:

@@ -11,7 +11,7 @@ from typing import Protocol
 import anyio
 import anyio.abc
 
-from antiphon.adapters.base import (
+from antiphon.contracts import (
     Answer,
     Message,
     PartnerProfile,
@@ -26,8 +26,7 @@ from antiphon.adapters.base import (
 )
 from antiphon.conversation import Conversation, cut_to
 from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
-from antiphon.events import Output
-from antiphon.talk_events import (
+from antiphon.events.conversation import (
     ArgumentsDone,
     ArgumentsSaid,
     Item,
@@ -49,6 +48,7 @@ from antiphon.talk_events import (
     TextSaid,
     Usage,
 )
+from antiphon.events.transcription import Output
 
 log = logging.getLogger(__name__)
 
@@ -93,14 +93,6 @@ def wanted(
         named = (v for v in voices if voice and v.lower() == voice.lower())
         spoken = VoiceOptions(next(named, voices[0]), config.speed)
     return conversation.messages(instructions, items), options, spoken
-
-
-class Playback(Protocol):
-    """Who plays what the session says, where it is not the client, and knows how much of it was heard."""
-
-    def silence(self) -> list[tuple[Place, int]]:
-        """Silence at once. What was not played to its end: each item's place, and the milliseconds of it that were heard."""
-        ...
 
 
 class Made(Protocol):

@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import anyio.to_thread
 
-from antiphon.adapters.base import Dialogue, LanguageModel, Message, ReplyDone, ReplyOptions, TextDelta
+from antiphon.contracts import Dialogue, LanguageModel, Message, ReplyDone, ReplyOptions, TextDelta
 from antiphon.errors import SettingsError
 from antiphon.models import TALKING, load, store_of
 from antiphon.settings import Settings

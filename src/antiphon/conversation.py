@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from antiphon.adapters.base import Message, MessagePart, ToolCall
+from antiphon.contracts import Message, MessagePart
 from antiphon.errors import RemoteProtocolError
-from antiphon.talk_events import Item
+from antiphon.events.conversation import Item
+from antiphon.events.tools import ToolCall
 
 ROOT = "root"
 # What an image is to a partner that has seen it, once it is no more.

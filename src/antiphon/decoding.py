@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
-from antiphon.adapters.base import Hypothesis, Piece, Transcriber, Window
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.quiet import quietest
+from antiphon.contracts import Hypothesis, Piece, Transcriber, Window
 from antiphon.errors import ModelError, Refused
-from antiphon.events import (
+from antiphon.events.transcription import (
     GuessDropped,
     Output,
     TranscriptDelta,
@@ -26,18 +27,10 @@ from antiphon.events import (
     TranscriptGuess,
     TranscriptionConfig,
     TranscriptPartial,
-    Word,
 )
-from antiphon.transcript import (
-    MIN_LANGUAGE_PROBABILITY,
-    WindowText,
-    goes_on,
-    quietest,
-    shortened,
-    tuned,
-    words_to_settle,
-)
-from antiphon.turn.segmenter import OpenWindow, Segmenter, TurnEnded, WindowEnded, owners
+from antiphon.events.words import Word
+from antiphon.transcript import MIN_LANGUAGE_PROBABILITY, WindowText, goes_on, shortened, tuned, words_to_settle
+from antiphon.turns.segmenter import OpenWindow, Segmenter, TurnEnded, WindowEnded, owners
 
 log = logging.getLogger(__name__)
 

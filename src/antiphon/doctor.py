@@ -14,7 +14,8 @@ import ctranslate2
 import numpy as np
 
 from antiphon import __version__
-from antiphon.adapters.base import (
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.contracts import (
     LanguageModel,
     Message,
     ReplyDone,
@@ -24,7 +25,6 @@ from antiphon.adapters.base import (
     VoiceOptions,
     Window,
 )
-from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import AntiphonError
 from antiphon.models import LocalModel, chosen, load, num_workers, store_of
 from antiphon.settings import Settings

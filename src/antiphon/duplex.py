@@ -10,36 +10,11 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from antiphon.answering import Emit, Playback
+from antiphon.answering import Emit
+from antiphon.contracts.playback import Playback
 from antiphon.conversation import Conversation
-from antiphon.duplex_events import (
-    BargeInAsked,
-    Duplex,
-    EpochRaised,
-    InputCancelled,
-    ListenAsked,
-    Listened,
-    OverlapShown,
-    PlaybackAcked,
-    Spoke,
-    TurnChanged,
-    TurnSignalled,
-    TurnState,
-)
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import (
-    Output,
-    OverlapBegan,
-    OverlapDecided,
-    SpeechStarted,
-    SpeechStopped,
-    TranscriptDone,
-    TranscriptFailed,
-    TurnCleared,
-)
-from antiphon.ledger import Ledger
-from antiphon.talk import TalkSession
-from antiphon.talk_events import (
+from antiphon.events.conversation import (
     ArgumentsSaid,
     ItemCut,
     PartDone,
@@ -54,6 +29,32 @@ from antiphon.talk_events import (
     TextSaid,
     UserTurn,
 )
+from antiphon.events.duplex import (
+    BargeInAsked,
+    Duplex,
+    EpochRaised,
+    InputCancelled,
+    ListenAsked,
+    Listened,
+    OverlapShown,
+    PlaybackAcked,
+    Spoke,
+    TurnChanged,
+    TurnSignalled,
+    TurnState,
+)
+from antiphon.events.transcription import (
+    Output,
+    OverlapBegan,
+    OverlapDecided,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptDone,
+    TranscriptFailed,
+    TurnCleared,
+)
+from antiphon.ledger import Ledger
+from antiphon.talk import TalkSession
 
 
 class MakeTalk(Protocol):

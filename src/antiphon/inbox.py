@@ -7,10 +7,10 @@ from collections import deque
 import anyio
 
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.duplex_events import FramesShown
 from antiphon.errors import Refused
-from antiphon.events import AudioAppended, Input
-from antiphon.talk_events import ItemCreated, TalkInput
+from antiphon.events.conversation import ItemCreated, TalkInput
+from antiphon.events.duplex import FramesShown
+from antiphon.events.transcription import AudioAppended, Input
 
 # Inputs without sound weigh something too, or a flood of them would be free.
 CONTROL_SAMPLES = SAMPLE_RATE_HZ // 100

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from antiphon.duplex_events import Cursors, PlaybackAcked, PlaybackKnown
 from antiphon.errors import RemoteProtocolError
-from antiphon.talk_events import PartDone, Place, SoundSaid, TalkOutput
+from antiphon.events.conversation import PartDone, Place, SoundSaid, TalkOutput
+from antiphon.events.duplex import Cursors, PlaybackAcked, PlaybackKnown
 
 NOTHING = Cursors()
 # Who has acknowledged all but this has heard it all: clients count in whole chunks and milliseconds.

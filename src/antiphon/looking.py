@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 import anyio.abc
 import anyio.to_thread
 
-from antiphon.adapters.base import FileOptions, ImagePart, Reader, Segment, Transcriber
 from antiphon.answering import FAILURES, Emit
+from antiphon.contracts import FileOptions, ImagePart, Reader, Segment, Transcriber
 from antiphon.conversation import Conversation
 from antiphon.errors import MediaError, RemoteProtocolError
-from antiphon.images import decode, from_data_uri
-from antiphon.talk_events import Item, Part, Rejected
+from antiphon.events.conversation import Item, Part, Rejected
+from antiphon.vision.images import decode, from_data_uri
 
 # Characters of data URIs that one conversation may hold.
 MAX_IMAGES = 64 << 20

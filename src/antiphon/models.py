@@ -17,7 +17,13 @@ import anyio
 import numpy as np
 
 from antiphon.adapters import ADAPTERS, PREPARERS
-from antiphon.adapters.base import (
+from antiphon.adapters.cascade import Cascade
+from antiphon.adapters.observer import Observer
+from antiphon.adapters.partner_watcher import PartnerWatcher
+from antiphon.adapters.rapid_ocr import RapidOcr
+from antiphon.adapters.self_turning import SelfTurning
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.contracts import (
     LanguageModel,
     Message,
     Partner,
@@ -34,12 +40,6 @@ from antiphon.adapters.base import (
     Watcher,
     Window,
 )
-from antiphon.adapters.cascade import Cascade
-from antiphon.adapters.observer import Observer
-from antiphon.adapters.partner_watcher import PartnerWatcher
-from antiphon.adapters.rapid_ocr import RapidOcr
-from antiphon.adapters.self_turning import SelfTurning
-from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.engine.engine import EngineSettings
 from antiphon.errors import SettingsError, StoreError
 from antiphon.lanes import Lane

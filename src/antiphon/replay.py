@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 
 from antiphon.blackbox import Entry, Tape, Turn, turns
-from antiphon.events import AudioAppended
+from antiphon.events.transcription import AudioAppended
 from antiphon.models import load, store_of
 from antiphon.protocols.realtime import Opening
 from antiphon.server.connection import Connection

@@ -12,14 +12,13 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from antiphon.adapters.base import Partner, SoundPart, Talk
 from antiphon.ahead import Ahead
-from antiphon.answering import FAILURES, Answering, Emit, Made, Making, Playback, Wanted, speaks, wanted
+from antiphon.answering import FAILURES, Answering, Emit, Made, Making, Wanted, speaks, wanted
+from antiphon.contracts import Partner, SoundPart, Talk
+from antiphon.contracts.playback import Playback
 from antiphon.conversation import Conversation
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import Output
-from antiphon.sounding import Sounding
-from antiphon.talk_events import (
+from antiphon.events.conversation import (
     Item,
     ItemTruncated,
     Part,
@@ -31,6 +30,8 @@ from antiphon.talk_events import (
     TalkConfig,
     TalkOutput,
 )
+from antiphon.events.transcription import Output
+from antiphon.sounding import Sounding
 
 log = logging.getLogger(__name__)
 

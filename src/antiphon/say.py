@@ -15,16 +15,16 @@ from typing import BinaryIO, cast, get_args
 
 import anyio.to_thread
 
-from antiphon.adapters.base import Synthesizer
 from antiphon.audio import SpeechFormat
 from antiphon.audio.encode import Encoder, wav_header
 from antiphon.audio.pcm import from_pcm16
+from antiphon.contracts import Synthesizer
 from antiphon.errors import RemoteProtocolError, SettingsError
-from antiphon.events import SpeechConfig
+from antiphon.events.speech import SpeechConfig
 from antiphon.models import SPEAKING, load, store_of
 from antiphon.settings import Settings
 from antiphon.speech import Playback, speak
-from antiphon.splitter import Splitter
+from antiphon.text.sentences import Splitter
 
 # Programs that play raw PCM16 mono from standard input, with the arguments that take the rate.
 PLAYERS: dict[str, Callable[[int], list[str]]] = {

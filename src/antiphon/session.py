@@ -16,15 +16,12 @@ import anyio
 import anyio.abc
 import numpy as np
 
-from antiphon.adapters.base import (
-    SpeechDetector,
-    Transcriber,
-    TurnJudge,
-)
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import SpeechDetector, Transcriber, TurnJudge
 from antiphon.decoding import Decoding
 from antiphon.errors import ModelError, Refused
-from antiphon.events import (
+from antiphon.events.conversation import TalkInput
+from antiphon.events.transcription import (
     AudioAppended,
     AudioCleared,
     AudioCommitted,
@@ -39,9 +36,8 @@ from antiphon.events import (
     TurnCommitted,
 )
 from antiphon.inbox import Inbox
-from antiphon.talk_events import TalkInput
-from antiphon.turn.echo import EchoGuard
-from antiphon.turn.segmenter import Step, TurnEnded, WindowEnded
+from antiphon.turns.echo import EchoGuard
+from antiphon.turns.segmenter import Step, TurnEnded, WindowEnded
 
 log = logging.getLogger(__name__)
 

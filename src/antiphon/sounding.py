@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import Resampler
-from antiphon.talk_events import SoundSaid
-from antiphon.turn.echo import EchoGuard
+from antiphon.events.conversation import SoundSaid
+from antiphon.turns.echo import EchoGuard
 
 
 class Sounding:

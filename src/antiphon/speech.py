@@ -18,13 +18,13 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from antiphon.adapters.base import LiveSynthesizer, Synthesizer, Transcriber, Urgency, VoiceOptions
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import Resampler, from_pcm16
 from antiphon.audio.stretch import Stretch
+from antiphon.contracts import LiveSynthesizer, Synthesizer, Transcriber, Urgency, VoiceOptions
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
-from antiphon.events import (
+from antiphon.events.speech import (
     SpeechCancelled,
     SpeechConfig,
     SpeechConfigured,
@@ -36,9 +36,9 @@ from antiphon.events import (
     UnitSound,
     UnitStarted,
     UtteranceDone,
-    Word,
 )
-from antiphon.splitter import Splitter
+from antiphon.events.words import Word
+from antiphon.text.sentences import Splitter
 
 log = logging.getLogger(__name__)
 

@@ -13,39 +13,12 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.abc
 
-from antiphon.adapters.base import (
-    Partner,
-    Reader,
-    SpeechDetector,
-    Transcriber,
-    TurnJudge,
-)
-from antiphon.answering import Answering, Emit, Playback
+from antiphon.answering import Answering, Emit
+from antiphon.contracts import Partner, Reader, SpeechDetector, Transcriber, TurnJudge
+from antiphon.contracts.playback import Playback
 from antiphon.conversation import Conversation
-from antiphon.duplex_events import FramesShown, Unanswered
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import (
-    CommitRefused,
-    GuessDropped,
-    Output,
-    OverlapDecided,
-    SpeechStarted,
-    SpeechStopped,
-    TranscriptDelta,
-    TranscriptDone,
-    TranscriptFailed,
-    TranscriptGuess,
-    TranscriptPartial,
-    TurnCleared,
-    TurnCommitted,
-)
-from antiphon.inbox import Inbox
-from antiphon.looking import Looking
-from antiphon.overlap import DECIDE_S, LAST_S, LONGEST_S, Overlap
-from antiphon.responder import Responder
-from antiphon.session import TranscriptionSession
-from antiphon.sounding import Sounding
-from antiphon.talk_events import (
+from antiphon.events.conversation import (
     Item,
     ItemAdded,
     ItemAsked,
@@ -69,8 +42,30 @@ from antiphon.talk_events import (
     TurnNamed,
     UserTurn,
 )
-from antiphon.turn.echo import EchoGuard
+from antiphon.events.duplex import FramesShown, Unanswered
+from antiphon.events.transcription import (
+    CommitRefused,
+    GuessDropped,
+    Output,
+    OverlapDecided,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptFailed,
+    TranscriptGuess,
+    TranscriptPartial,
+    TurnCleared,
+    TurnCommitted,
+)
+from antiphon.inbox import Inbox
+from antiphon.looking import Looking
+from antiphon.responder import Responder
+from antiphon.session import TranscriptionSession
+from antiphon.sounding import Sounding
 from antiphon.turn_sounds import TurnSounds, bound
+from antiphon.turns.echo import EchoGuard
+from antiphon.turns.overlap import DECIDE_S, LAST_S, LONGEST_S, Overlap
 from antiphon.units import Units
 
 # How long a client's word that what is said takes no floor holds: it says so with each piece of sound.

@@ -11,11 +11,11 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from antiphon.adapters.base import Segment
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode
+from antiphon.contracts import Segment
 from antiphon.errors import MediaError, ModelError
-from antiphon.events import (
+from antiphon.events.transcription import (
     AudioAppended,
     Output,
     ServerVad,

@@ -17,11 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-import numpy as np
-
-from antiphon.adapters.base import Hypothesis, Piece, TranscriberProfile
-from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.events import StreamTuning
+from antiphon.contracts import Hypothesis, Piece, TranscriberProfile
+from antiphon.events.transcription import StreamTuning
 
 # A language guessed from a second of sound is not to be trusted with words that cannot be taken back.
 MIN_LANGUAGE_PROBABILITY = 0.5
@@ -174,17 +171,6 @@ def end_of(sent: Sequence[Piece], final: Sequence[Piece]) -> int:
         elif tag == "insert" and i2 < len(mine):
             end = j2
     return end
-
-
-def quietest(pcm: Pcm, near_s: float) -> float:
-    """The middle of the quietest tenth of a second within a second of a place, in seconds: where a window is cut if nobody knows where its words lie."""
-    tenth = SAMPLE_RATE_HZ // 10
-    first = max(0, int((near_s - 1.0) * SAMPLE_RATE_HZ))
-    near = pcm[first : first + 2 * SAMPLE_RATE_HZ]
-    tenths = near[: len(near) // tenth * tenth].reshape(-1, tenth)
-    if not len(tenths):
-        return near_s
-    return (first + (int(np.square(tenths).sum(axis=1).argmin()) + 0.5) * tenth) / SAMPLE_RATE_HZ
 
 
 def shortened(final: Hypothesis, keep: int) -> Hypothesis:

@@ -9,11 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from antiphon.adapters.base import ImagePart, SoundPart
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import ImagePart, SoundPart
 from antiphon.conversation import IMAGE_GONE
-from antiphon.events import Output, SpeechStarted, TranscriptDone, TranscriptFailed, TurnCleared, TurnCommitted
-from antiphon.talk_events import Item
+from antiphon.events.conversation import Item
+from antiphon.events.transcription import (
+    Output,
+    SpeechStarted,
+    TranscriptDone,
+    TranscriptFailed,
+    TurnCleared,
+    TurnCommitted,
+)
 
 # Of a turn so much is heard: the last of it. After its last speech it goes on for so long.
 LONGEST_S, TAIL_MS = 120, 100

@@ -14,7 +14,9 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
-from antiphon.adapters.base import (
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.containers import decode_beginning
+from antiphon.contracts import (
     Answer,
     Listens,
     NativeModel,
@@ -27,12 +29,10 @@ from antiphon.adapters.base import (
     TextDelta,
     Unit,
 )
-from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.containers import decode_beginning
-from antiphon.duplex_events import Duplex, Listened
 from antiphon.errors import MediaError, ModelError
-from antiphon.events import Word
-from antiphon.talk_events import Rejected, TalkConfig, TalkOutput
+from antiphon.events.conversation import Rejected, TalkConfig, TalkOutput
+from antiphon.events.duplex import Duplex, Listened
+from antiphon.events.words import Word
 
 # Bounds: units of sound that wait for the model, before whoever hears is held back; parts of a turn that nobody has taken.
 MAX_WAITING_UNITS = 4

@@ -17,7 +17,8 @@ import anyio
 import anyio.abc
 import numpy as np
 
-from antiphon.adapters.base import (
+from antiphon.audio import Pcm
+from antiphon.contracts import (
     Question,
     ReplyDone,
     ReplyOptions,
@@ -28,11 +29,8 @@ from antiphon.adapters.base import (
     Watcher,
     Watching,
 )
-from antiphon.audio import Pcm
 from antiphon.errors import EngineError, MediaError, ModelError, Refused, RemoteProtocolError
-from antiphon.frames import BlockFilter, EvsFilter, Filter, sample
-from antiphon.images import decode
-from antiphon.video_events import (
+from antiphon.events.video import (
     AnswerBegan,
     AnswerDone,
     AnswerSound,
@@ -49,6 +47,8 @@ from antiphon.video_events import (
     VideoOver,
     WentWrong,
 )
+from antiphon.vision.frame_filters import BlockFilter, EvsFilter, Filter, sample
+from antiphon.vision.images import decode
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,7 @@ import av
 from av.error import FFmpegError
 
 from antiphon.errors import MediaError
-from antiphon.models import SEEING, TALKING, load, store_of
-from antiphon.settings import Settings
-from antiphon.video import VideoSession
-from antiphon.video_events import (
+from antiphon.events.video import (
     AnswerDone,
     AnswerText,
     Asked,
@@ -27,6 +24,9 @@ from antiphon.video_events import (
     VideoOutput,
     WentWrong,
 )
+from antiphon.models import SEEING, TALKING, load, store_of
+from antiphon.settings import Settings
+from antiphon.video import VideoSession
 
 # What an image loses by being kept as JPEG is nothing anyone reads.
 QUALITY = 90

@@ -11,7 +11,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from antiphon.adapters.base import (
+from antiphon.adapters.cascade import Cascade
+from antiphon.contracts import (
     Answer,
     LanguageLoad,
     LanguageProfile,
@@ -23,15 +24,14 @@ from antiphon.adapters.base import (
     Speaking,
     SynthesizerProfile,
     TextDelta,
-    Tool,
     ToolCallDelta,
     ToolCallStarted,
     Urgency,
     VoiceOptions,
 )
-from antiphon.adapters.cascade import Cascade
 from antiphon.errors import ModelError, RemoteProtocolError
-from antiphon.events import Word
+from antiphon.events.tools import Tool
+from antiphon.events.words import Word
 
 RATE_HZ = 1000
 

@@ -13,11 +13,12 @@ import pytest
 from hibari import dsp
 
 from antiphon.adapters import hibari
-from antiphon.adapters.base import Sound, Urgency, VoiceOptions
 from antiphon.adapters.hibari import Hibari
 from antiphon.audio import Pcm
+from antiphon.contracts import Sound, Urgency, VoiceOptions
 from antiphon.errors import ModelError, RemoteProtocolError
-from antiphon.events import SpeechConfig, SpeechConfigured, TextAppended, TextFlushed, UnitDone, Word
+from antiphon.events.speech import SpeechConfig, SpeechConfigured, TextAppended, TextFlushed, UnitDone
+from antiphon.events.words import Word
 from antiphon.models import HEARING, SPEAKING, chosen, load, prepare, store_of
 from antiphon.settings import load as load_settings
 from antiphon.speech import SpeechSession

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.adapters.base import NativeOptions, NativeStep, Speaks, Unit
 from antiphon.adapters.minicpmo.native import Conversing, MiniCpmO
+from antiphon.contracts import NativeOptions, NativeStep, Speaks, Unit
 from tests.adapters import tiny_minicpmo as tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / "minicpmo.json").read_text())

@@ -10,10 +10,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from antiphon.adapters.base import FileInfo, FileOptions, Segment, Window
 from antiphon.adapters.silero import SileroDetector
-from antiphon.adapters.slabs import slabs
 from antiphon.adapters.whisper import SLAB_S, SLAB_SLACK_S, WhisperTranscriber, _repeats
+from antiphon.audio.quiet import slabs
+from antiphon.contracts import FileInfo, FileOptions, Segment, Window
 from antiphon.models import HEARING, LoadedModels, load, store_of
 from antiphon.settings import load as load_settings
 from antiphon.store import MODELS

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antiphon.adapters.base import (
+from antiphon.adapters.observer import MAX_UNREAD, Observer, Observing, time_of
+from antiphon.contracts import (
     Answer,
     FileInfo,
     Message,
@@ -24,11 +25,10 @@ from antiphon.adapters.base import (
     Sound,
     Speaking,
     TextDelta,
-    Tool,
     VoiceOptions,
 )
-from antiphon.adapters.observer import MAX_UNREAD, Observer, Observing, time_of
 from antiphon.errors import MediaError, ModelError
+from antiphon.events.tools import Tool
 
 
 class Partner:

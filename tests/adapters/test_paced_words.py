@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.adapters.paced_words import PACE, PacedWords
+from antiphon.text.word_timing import PACE, PacedWords
 
 
 def test_words_come_when_their_letters_were_spoken() -> None:

@@ -16,10 +16,10 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from antiphon.adapters.base import Question, ReplyDone, ReplyOptions, Seen, TextDelta
 from antiphon.adapters.pictures import PictureModel
 from antiphon.adapters.pictures.watching import SYSTEM, SeeingPictures
 from antiphon.adapters.vocabulary import Vocabulary
+from antiphon.contracts import Question, ReplyDone, ReplyOptions, Seen, TextDelta
 from antiphon.errors import MediaError, ModelError
 from tests.adapters import tiny_pictures
 from tests.adapters.tiny_pictures import FAMILIES, FIRST, ROWS, SIDE

@@ -15,11 +15,11 @@ import pytest
 import torch
 from transformers import Qwen3ASRForConditionalGeneration
 
-from antiphon.adapters.base import FileInfo, FileOptions, Hypothesis, Segment, Window
 from antiphon.adapters.pieces import characters, spread, words
 from antiphon.adapters.qwen3_asr import Qwen3Asr, transcriber
 from antiphon.adapters.qwen3_asr.checkpoint import NAMES, _config
 from antiphon.adapters.qwen3_asr.transcriber import Listening
+from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Segment, Window
 from antiphon.engine.engine import EngineSettings
 from antiphon.engine.scheduler import Limits
 from antiphon.errors import EngineError, ModelError

@@ -23,7 +23,13 @@ from transformers import Qwen3OmniMoeForConditionalGeneration, WhisperFeatureExt
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
 
-from antiphon.adapters.base import (
+from antiphon.adapters.causal_lm import MAX_SPARE
+from antiphon.adapters.qwen3_omni import Qwen3Omni
+from antiphon.adapters.qwen3_omni.checkpoint import tokenizer
+from antiphon.adapters.qwen3_omni.partner import OmniTalk, _Said
+from antiphon.adapters.qwen3_omni.voice import MANNER
+from antiphon.adapters.qwen3_tts.talking import First
+from antiphon.contracts import (
     ImagePart,
     MediaPart,
     Message,
@@ -34,12 +40,6 @@ from antiphon.adapters.base import (
     TextDelta,
     VoiceOptions,
 )
-from antiphon.adapters.causal_lm import MAX_SPARE
-from antiphon.adapters.qwen3_omni import Qwen3Omni
-from antiphon.adapters.qwen3_omni.checkpoint import tokenizer
-from antiphon.adapters.qwen3_omni.partner import OmniTalk, _Said
-from antiphon.adapters.qwen3_omni.voice import MANNER
-from antiphon.adapters.qwen3_tts.talking import First
 from antiphon.engine.engine import EngineSettings
 from antiphon.errors import ModelError, RemoteProtocolError
 from tests.adapters import tiny_qwen3_omni as tiny

@@ -11,16 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.duplex_events import BargeInAsked, EpochRaised, Listened
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import AudioAppended, AudioCommitted, SessionEnding, TranscriptDone
-from antiphon.protocols.bridge import Bridge
-from antiphon.protocols.minicpmo_worker import MinicpmoWorker
-from antiphon.protocols.omni import Omni
-from antiphon.protocols.openbmb_realtime import OpenbmbRealtime
-from antiphon.protocols.realtime import Opening
-from antiphon.protocols.wire import BinaryFrame, Models
-from antiphon.talk_events import (
+from antiphon.events.conversation import (
     Part,
     PartDone,
     Place,
@@ -32,6 +24,14 @@ from antiphon.talk_events import (
     TextSaid,
     Usage,
 )
+from antiphon.events.duplex import BargeInAsked, EpochRaised, Listened
+from antiphon.events.transcription import AudioAppended, AudioCommitted, SessionEnding, TranscriptDone
+from antiphon.protocols.bridge import Bridge
+from antiphon.protocols.minicpmo_worker import MinicpmoWorker
+from antiphon.protocols.omni import Omni
+from antiphon.protocols.openbmb_realtime import OpenbmbRealtime
+from antiphon.protocols.realtime import Opening
+from antiphon.protocols.wire import BinaryFrame, Models
 from tests.protocols.test_openai_realtime import JSON, KEYS
 
 AT = Place("resp_1", "item_1", 0)

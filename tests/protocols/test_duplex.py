@@ -11,7 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.duplex_events import (
+from antiphon.events.conversation import (
+    ItemCreated,
+    Part,
+    PartDone,
+    Place,
+    Response,
+    ResponseAsked,
+    ResponseCreated,
+    ResponseDone,
+    ResponseStopped,
+    SoundSaid,
+    TalkConfigured,
+    TextSaid,
+)
+from antiphon.events.duplex import (
     BargeInAsked,
     Cursors,
     EpochRaised,
@@ -26,26 +40,13 @@ from antiphon.duplex_events import (
     TurnSignalled,
     Unanswered,
 )
-from antiphon.events import AudioAppended, AudioCleared, AudioCommitted, CommitRefused, SessionEnding, Word
+from antiphon.events.transcription import AudioAppended, AudioCleared, AudioCommitted, CommitRefused, SessionEnding
+from antiphon.events.words import Word
 from antiphon.protocols.duplex_connection import DuplexConnection
 from antiphon.protocols.duplex_session import ALIASES
 from antiphon.protocols.openai_realtime import EVENTS
 from antiphon.protocols.realtime import Opening
 from antiphon.protocols.wire import MediaFrame, Models
-from antiphon.talk_events import (
-    ItemCreated,
-    Part,
-    PartDone,
-    Place,
-    Response,
-    ResponseAsked,
-    ResponseCreated,
-    ResponseDone,
-    ResponseStopped,
-    SoundSaid,
-    TalkConfigured,
-    TextSaid,
-)
 from tests.protocols.test_openai_realtime import JSON, KEYS
 
 AT = Place("resp_1", "item_1", 0)

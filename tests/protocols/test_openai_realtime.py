@@ -13,12 +13,10 @@ from hypothesis import strategies as st
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
-from antiphon.adapters.base import SoundPart
 from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
 from antiphon.audio.pcm import to_pcm16
-from antiphon.protocols.openai_realtime import EVENTS, OpenAIRealtime
-from antiphon.protocols.wire import Models
-from antiphon.talk_events import (
+from antiphon.contracts import SoundPart
+from antiphon.events.conversation import (
     Item,
     ItemCreated,
     Part,
@@ -32,6 +30,8 @@ from antiphon.talk_events import (
     TalkConfigured,
     Usage,
 )
+from antiphon.protocols.openai_realtime import EVENTS, OpenAIRealtime
+from antiphon.protocols.wire import Models
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
 

@@ -18,7 +18,7 @@ from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import (
+from antiphon.events.transcription import (
     AudioAppended,
     AudioCleared,
     AudioCommitted,
@@ -34,8 +34,8 @@ from antiphon.events import (
     TranscriptFailed,
     TurnCleared,
     TurnCommitted,
-    Word,
 )
+from antiphon.events.words import Word
 from antiphon.protocols.realtime import Opening, RealtimeConnection
 from antiphon.protocols.wire import Models
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.events import (
+from antiphon.events.speech import (
     SpeechCancelled,
     SpeechConfig,
     SpeechConfigured,
@@ -22,8 +22,8 @@ from antiphon.events import (
     UnitStarted,
     UtteranceDone,
     VoiceSample,
-    Word,
 )
+from antiphon.events.words import Word
 from antiphon.protocols.speech_fields import SpeechFacts
 from antiphon.protocols.speech_stream import MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES, SpeechStream
 from antiphon.protocols.wire import Models

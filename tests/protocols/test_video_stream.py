@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.protocols.video_stream import JPEG, MAX_FRAME_CHARS, PNG, VideoStream
-from antiphon.video_events import (
+from antiphon.events.video import (
     AnswerBegan,
     AnswerDone,
     AnswerSound,
@@ -25,6 +24,7 @@ from antiphon.video_events import (
     VideoOver,
     WentWrong,
 )
+from antiphon.protocols.video_stream import JPEG, MAX_FRAME_CHARS, PNG, VideoStream
 
 IMAGE = b64encode(JPEG + b"...").decode()
 

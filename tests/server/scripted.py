@@ -14,7 +14,7 @@ import anyio
 import numpy as np
 import uvicorn
 
-from antiphon.adapters.base import (
+from antiphon.contracts import (
     Answer,
     Message,
     PartnerProfile,
@@ -22,11 +22,11 @@ from antiphon.adapters.base import (
     ReplyOptions,
     Speaking,
     TextDelta,
-    Tool,
     VoiceOptions,
 )
 from antiphon.errors import ModelError
-from antiphon.events import Word
+from antiphon.events.tools import Tool
+from antiphon.events.words import Word
 from antiphon.models import LoadedModels
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from antiphon.adapters.base import ImagePart, SoundPart
+from antiphon.contracts import ImagePart, SoundPart
 from antiphon.conversation import IMAGE_GONE
+from antiphon.events.conversation import Item, Part
 from antiphon.server.keeping import _without_images
-from antiphon.talk_events import Item, Part
 
 
 def test_what_was_seen_and_heard_is_kept_as_text() -> None:

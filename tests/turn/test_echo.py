@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.turn.echo import FRAME, EchoGuard
+from antiphon.turns.echo import FRAME, EchoGuard
 from tests.conftest import Recording
 
 SECONDS = 8.0

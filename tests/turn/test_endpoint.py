@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.turn.endpoint import Change, Endpointer, Paused, Resumed, Started, Stopped
+from antiphon.turns.endpoint import Change, Endpointer, Paused, Resumed, Started, Stopped
 
 FRAME = 512
 LOUD, SOFT, QUIET = 0.9, 0.4, 0.05

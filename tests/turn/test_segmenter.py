@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.audio import Pcm
-from antiphon.events import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
-from antiphon.turn.segmenter import Segmenter, Step, TurnEnded, WindowEnded
+from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
+from antiphon.turns.segmenter import Segmenter, Step, TurnEnded, WindowEnded
 from tests.test_transcript import PROFILE
 
 FRAME = 512

@@ -16,7 +16,8 @@ from typing import cast
 
 import numpy as np
 
-from antiphon.adapters.base import (
+from antiphon.adapters.side_by_side import Put, side_by_side
+from antiphon.contracts import (
     Answer,
     Dialogue,
     LanguageModel,
@@ -28,15 +29,14 @@ from antiphon.adapters.base import (
     Synthesizer,
     Talk,
     TextDelta,
-    Tool,
     Urgency,
     VoiceOptions,
 )
-from antiphon.adapters.paced_words import PacedWords
-from antiphon.adapters.side_by_side import Put, side_by_side
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import Word
-from antiphon.splitter import Splitter
+from antiphon.events.tools import Tool
+from antiphon.events.words import Word
+from antiphon.text.sentences import Splitter
+from antiphon.text.word_timing import PacedWords
 
 # A first unit shorter than this waits for more: "Well," alone would be followed by a gap.
 MIN_FIRST_CHARS = 10

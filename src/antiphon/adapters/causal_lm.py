@@ -21,7 +21,11 @@ from typing import Any
 from llguidance import LLTokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
-from antiphon.adapters.base import (
+from antiphon.adapters.chat_template import ChatTemplate
+from antiphon.adapters.senses import Sensed, Senses
+from antiphon.adapters.text_stream import TextStream
+from antiphon.adapters.tool_calls import CLOSING, OPENING, CallGrammar, CallReader, Grammar, call_grammar, json_grammar
+from antiphon.contracts import (
     LanguageLoad,
     LanguageProfile,
     MediaPart,
@@ -30,17 +34,13 @@ from antiphon.adapters.base import (
     ReplyDone,
     ReplyOptions,
     TextDelta,
-    Tool,
 )
-from antiphon.adapters.chat_template import ChatTemplate
-from antiphon.adapters.senses import Sensed, Senses
-from antiphon.adapters.text_stream import TextStream
-from antiphon.adapters.tool_calls import CLOSING, OPENING, CallGrammar, CallReader, Grammar, call_grammar, json_grammar
 from antiphon.engine.engine import Engine, EngineSettings, Session
 from antiphon.engine.runner import Runner
 from antiphon.engine.sequence import Constraint, Finish, Sampling
 from antiphon.engine.weights import load_model
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
+from antiphon.events.tools import Tool
 
 log = logging.getLogger(__name__)
 

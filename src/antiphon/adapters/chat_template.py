@@ -16,7 +16,8 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
 
-from antiphon.adapters.base import ImagePart, Message, MessagePart, SoundPart, Tool
+from antiphon.contracts import ImagePart, Message, MessagePart, SoundPart
+from antiphon.events.tools import Tool
 
 # Unicode noncharacters, never interchanged; taken out of users' text.
 OPEN, CLOSE = "\ufdd0", "\ufdd1"

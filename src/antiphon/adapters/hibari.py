@@ -28,11 +28,11 @@ from hibari.voices import VOICES
 from numpy.typing import NDArray
 from onnx.utils import Extractor
 
-from antiphon.adapters.base import Sound, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.adapters.spoken_text import Spoken, owners, parts
 from antiphon.audio import Pcm
+from antiphon.contracts import Sound, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.errors import ModelError, RemoteProtocolError
-from antiphon.events import Word
+from antiphon.events.words import Word
 from antiphon.lanes import Lane
 
 Floats = NDArray[np.float32]

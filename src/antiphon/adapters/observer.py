@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from antiphon.adapters.base import (
+from antiphon.adapters.grounding import Grounding
+from antiphon.contracts import (
     Answer,
     FileOptions,
     Message,
@@ -35,10 +36,10 @@ from antiphon.adapters.base import (
     VoiceOptions,
     WatcherProfile,
 )
-from antiphon.adapters.grounding import Grounding
 from antiphon.errors import EngineError, MediaError, ModelError, Refused
-from antiphon.frames import EvsFilter, Look, look
-from antiphon.images import decode
+from antiphon.vision.frame_filters import EvsFilter
+from antiphon.vision.images import decode
+from antiphon.vision.scene import Look, look
 
 log = logging.getLogger(__name__)
 

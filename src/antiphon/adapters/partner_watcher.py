@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from antiphon.adapters.base import (
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.contracts import (
     Answer,
     ImagePart,
     Message,
@@ -27,9 +28,8 @@ from antiphon.adapters.base import (
     VoiceOptions,
     WatcherProfile,
 )
-from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import EngineError, MediaError, ModelError, Refused, RemoteProtocolError
-from antiphon.images import decode
+from antiphon.vision.images import decode
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from antiphon.adapters.base import Piece
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.events import Word
+from antiphon.contracts import Piece
+from antiphon.events.words import Word
 
 # Scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})

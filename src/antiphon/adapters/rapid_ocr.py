@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from antiphon.images import decode
 from antiphon.lanes import Lane
+from antiphon.vision.images import decode
 
 # Screens at their own size are read best; more than this costs time and finds no more.
 MAX_SIDE = 1600

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from antiphon.adapters.base import (
-    Answer,
-    Message,
-    NativeModel,
-    PartnerProfile,
-    ReplyOptions,
-    Tool,
-    VoiceOptions,
-)
+from antiphon.contracts import Answer, Message, NativeModel, PartnerProfile, ReplyOptions, VoiceOptions
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.tools import Tool
 
 # Of a model without a voice: nothing is said at it.
 NO_RATE_HZ = 24_000

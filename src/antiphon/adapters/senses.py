@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from antiphon.adapters.base import MediaPart
+from antiphon.contracts import MediaPart
 from antiphon.engine.sequence import Position
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from antiphon.adapters.base import Answer, ReplyDone, Speaking, ToolCallStarted
+from antiphon.contracts import Answer, ReplyDone, Speaking, ToolCallStarted
 
 # Bound: outputs nobody has read; the makers wait.
 MAX_WAITING = 64

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from antiphon.splitter import Splitter
+from antiphon.text.sentences import Splitter
 
 # A text longer than this is spoken in several parts: the model reads a part at once, at 0.1 ms a character.
 MAX_PART_CHARS = 300

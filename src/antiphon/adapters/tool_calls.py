@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from antiphon.adapters.base import Reply, TextDelta, Tool, ToolCallDelta, ToolCallStarted
 from antiphon.adapters.text_stream import held_back
+from antiphon.contracts import Reply, TextDelta, ToolCallDelta, ToolCallStarted
+from antiphon.events.tools import Tool
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')

@@ -26,21 +26,12 @@ import numpy as np
 from faster_whisper import WhisperModel
 from faster_whisper.tokenizer import Tokenizer
 
-from antiphon.adapters.base import (
-    FileInfo,
-    FileOptions,
-    Hypothesis,
-    Piece,
-    Segment,
-    TranscriberProfile,
-    Urgency,
-    Window,
-)
 from antiphon.adapters.pieces import words
-from antiphon.adapters.slabs import slabs
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.quiet import slabs
+from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Urgency, Window
 from antiphon.errors import ModelError
-from antiphon.events import Word
+from antiphon.events.words import Word
 from antiphon.lanes import Lane
 
 FRAMES_PER_S = 100

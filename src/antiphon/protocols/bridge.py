@@ -12,13 +12,8 @@ import numpy as np
 
 from antiphon.audio import Pcm
 from antiphon.audio.pcm import Resampler
-from antiphon.duplex_events import Duplex, EpochRaised
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import Input, Output, ServerVad, SessionEnding, TranscriptionConfig
-from antiphon.protocols.openai_realtime import COMPLETE_MS, EAGERNESS_MS
-from antiphon.protocols.realtime import Opening
-from antiphon.protocols.wire import Models, NewId, frame
-from antiphon.talk_events import (
+from antiphon.events.conversation import (
     Rejected,
     ResponseCreated,
     ResponseDone,
@@ -29,6 +24,11 @@ from antiphon.talk_events import (
     TalkOutput,
     TextSaid,
 )
+from antiphon.events.duplex import Duplex, EpochRaised
+from antiphon.events.transcription import Input, Output, ServerVad, SessionEnding, TranscriptionConfig
+from antiphon.protocols.realtime import Opening
+from antiphon.protocols.wire import Models, NewId, frame
+from antiphon.turns.eagerness import COMPLETE_MS, EAGERNESS_MS
 
 OUT_HZ = 24_000
 TURN = ServerVad(0.5, 300, COMPLETE_MS, EAGERNESS_MS["medium"])

@@ -15,7 +15,23 @@ import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import Resampler
-from antiphon.duplex_events import (
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import (
+    Item,
+    ItemCreated,
+    Part,
+    PartDone,
+    Place,
+    ResponseAsked,
+    ResponseCreated,
+    ResponseDone,
+    ResponseStopped,
+    SoundSaid,
+    TalkConfigured,
+    TalkOutput,
+    TextSaid,
+)
+from antiphon.events.duplex import (
     BargeInAsked,
     EpochRaised,
     FramesShown,
@@ -30,8 +46,7 @@ from antiphon.duplex_events import (
     TurnSignalled,
     Unanswered,
 )
-from antiphon.errors import RemoteProtocolError
-from antiphon.events import AudioAppended, AudioCleared, AudioCommitted, Output, ServerVad, SessionEnding
+from antiphon.events.transcription import AudioAppended, AudioCleared, AudioCommitted, Output, ServerVad, SessionEnding
 from antiphon.protocols.duplex_session import (
     ALIASES,
     CODES,
@@ -48,26 +63,12 @@ from antiphon.protocols.duplex_session import (
     video_frames,
 )
 from antiphon.protocols.duplex_sound import AnswerSounds, decoder
-from antiphon.protocols.openai_realtime import COMPLETE_MS, EAGERNESS_MS, EVENTS, OpenAIRealtime
+from antiphon.protocols.openai_realtime import EVENTS, OpenAIRealtime
 from antiphon.protocols.realtime_items import at as where
 from antiphon.protocols.realtime_items import session_field
 from antiphon.protocols.wire import MediaFrame, decode_base64, frame, require, typed
-from antiphon.talk_events import (
-    Item,
-    ItemCreated,
-    Part,
-    PartDone,
-    Place,
-    ResponseAsked,
-    ResponseCreated,
-    ResponseDone,
-    ResponseStopped,
-    SoundSaid,
-    TalkConfigured,
-    TalkOutput,
-    TextSaid,
-)
-from antiphon.turn.backchannel import is_backchannel
+from antiphon.turns.backchannel import is_backchannel
+from antiphon.turns.eagerness import COMPLETE_MS, EAGERNESS_MS
 
 _INTERRUPTS, _LISTENS = ("barge_in", "interrupt", "cancel"), ("listen", "continue", "continue_output", "ack")
 _DROPS = ("drop", "ignore", "silence")

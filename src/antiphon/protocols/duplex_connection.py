@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import Input, Output, SessionEnding
+from antiphon.events.conversation import TalkInput, TalkOutput
+from antiphon.events.transcription import Input, Output, SessionEnding
 from antiphon.protocols.duplex import DuplexDialect
 from antiphon.protocols.duplex_session import ALIASES
 from antiphon.protocols.realtime import Opening
 from antiphon.protocols.resuming import control, replaced_frame, resumed_frame
 from antiphon.protocols.wire import Models, NewId
-from antiphon.talk_events import TalkInput, TalkOutput
 
 
 class DuplexConnection:

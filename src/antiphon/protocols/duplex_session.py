@@ -6,8 +6,8 @@ from base64 import b64decode
 from binascii import Error as NoBase64
 from typing import Any
 
-from antiphon.duplex_events import Duplex
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.duplex import Duplex
 from antiphon.protocols.wire import number, sound_file, typed
 
 Form = dict[str, Any]

@@ -13,7 +13,7 @@ from antiphon.audio import Pcm
 from antiphon.audio.encode import wav_header
 from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
-from antiphon.events import Word
+from antiphon.events.words import Word
 from antiphon.protocols.duplex_session import Form
 
 

@@ -12,11 +12,11 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
-from antiphon.duplex_events import BargeInAsked, EpochRaised
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import AudioAppended, Output
+from antiphon.events.conversation import PartDone, ResponseDone, SoundSaid, TalkOutput, TextSaid
+from antiphon.events.duplex import BargeInAsked, EpochRaised
+from antiphon.events.transcription import AudioAppended, Output
 from antiphon.protocols.bridge import OUT_HZ, Bridge, f32_base64
-from antiphon.talk_events import PartDone, ResponseDone, SoundSaid, TalkOutput, TextSaid
 
 
 class MinicpmoWorker(Bridge):

@@ -6,12 +6,12 @@ from typing import Any
 
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import from_pcm16, to_pcm16
-from antiphon.duplex_events import Listened
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import AudioAppended, AudioCommitted, Output
+from antiphon.events.conversation import PartDone, Place, ResponseCreated, ResponseDone, SoundSaid, TalkOutput, TextSaid
+from antiphon.events.duplex import Listened
+from antiphon.events.transcription import AudioAppended, AudioCommitted, Output
 from antiphon.protocols.bridge import OUT_HZ, Bridge
 from antiphon.protocols.wire import BinaryFrame, MediaFrame, frame
-from antiphon.talk_events import PartDone, Place, ResponseCreated, ResponseDone, SoundSaid, TalkOutput, TextSaid
 
 
 class Omni(Bridge):

@@ -11,19 +11,9 @@ from typing import Any
 
 import msgspec
 
-from antiphon.adapters.base import (
-    Message,
-    Reply,
-    ReplyDone,
-    ReplyOptions,
-    Role,
-    TextDelta,
-    Tool,
-    ToolCall,
-    ToolCallDelta,
-    ToolCallStarted,
-)
+from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, Role, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.tools import Tool, ToolCall
 
 MAX_STOPS = 16
 ROLES: Mapping[str, Role] = {

@@ -15,32 +15,7 @@ from antiphon.audio import Pcm
 from antiphon.audio.g711 import to_alaw, to_ulaw
 from antiphon.audio.pcm import Resampler, to_pcm16
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import (
-    AudioCleared,
-    AudioCommitted,
-    Output,
-    OverlapBegan,
-    OverlapDecided,
-    ServerVad,
-    TranscriptionConfig,
-    TurnCommitted,
-)
-from antiphon.protocols.openai_transcription import OpenAITranscription, default_input
-from antiphon.protocols.realtime_items import at as where
-from antiphon.protocols.realtime_items import (
-    choice_from,
-    item_from,
-    item_shown,
-    part_shown,
-    response_from,
-    response_shown,
-    session_field,
-    tools_from,
-    truncation_from,
-)
-from antiphon.protocols.realtime_session import flat, flat_shown, is_flat, nested, nested_shown
-from antiphon.protocols.wire import known, number, require, typed
-from antiphon.talk_events import (
+from antiphon.events.conversation import (
     ArgumentsDone,
     ArgumentsSaid,
     ItemAdded,
@@ -77,6 +52,32 @@ from antiphon.talk_events import (
     TurnNamed,
     UserTurn,
 )
+from antiphon.events.transcription import (
+    AudioCleared,
+    AudioCommitted,
+    Output,
+    OverlapBegan,
+    OverlapDecided,
+    ServerVad,
+    TranscriptionConfig,
+    TurnCommitted,
+)
+from antiphon.protocols.openai_transcription import OpenAITranscription, default_input
+from antiphon.protocols.realtime_items import at as where
+from antiphon.protocols.realtime_items import (
+    choice_from,
+    item_from,
+    item_shown,
+    part_shown,
+    response_from,
+    response_shown,
+    session_field,
+    tools_from,
+    truncation_from,
+)
+from antiphon.protocols.realtime_session import flat, flat_shown, is_flat, nested, nested_shown
+from antiphon.protocols.wire import known, number, require, typed
+from antiphon.turns.eagerness import COMPLETE_MS, EAGERNESS_MS
 
 EVENTS = (
     "session.update",
@@ -90,10 +91,6 @@ EVENTS = (
     "response.create",
     "response.cancel",
 )
-# How long a semantic turn waits for more where what was said is not complete. Milliseconds.
-EAGERNESS_MS = {"low": 8000, "auto": 4000, "medium": 4000, "high": 2000}
-# And after what is.
-COMPLETE_MS = 300
 # What `idle_timeout_ms` may be.
 IDLE_MS = (1000, 60_000)
 # GA event and content names that the beta spells otherwise.

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from antiphon.adapters.base import FileInfo, Segment, Task
+from antiphon.contracts import FileInfo, Segment, Task
 from antiphon.errors import RemoteProtocolError
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import SpeechConfig, Word
+from antiphon.events.speech import SpeechConfig
+from antiphon.events.words import Word
 from antiphon.protocols import speech_fields
 from antiphon.protocols.speech_fields import SpeechFacts
 from antiphon.protocols.wire import require, typed

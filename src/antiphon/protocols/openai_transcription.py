@@ -18,7 +18,7 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.g711 import from_alaw, from_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
-from antiphon.events import (
+from antiphon.events.transcription import (
     AudioAppended,
     AudioCleared,
     AudioCommitted,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from antiphon.audio import Pcm
-from antiphon.duplex_events import BargeInAsked, FramesShown, Listened
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import AudioAppended, Output, SessionEnding, TranscriptDone
+from antiphon.events.conversation import PartDone, Place, ResponseDone, SoundSaid, TalkOutput, TextSaid
+from antiphon.events.duplex import BargeInAsked, FramesShown, Listened
+from antiphon.events.transcription import AudioAppended, Output, SessionEnding, TranscriptDone
 from antiphon.protocols.bridge import Bridge, f32_base64
 from antiphon.protocols.duplex_session import video_frames
 from antiphon.protocols.wire import MediaFrame, frame
-from antiphon.talk_events import PartDone, Place, ResponseDone, SoundSaid, TalkOutput, TextSaid
 
 SUBPROTOCOL = "map.realtime"
 

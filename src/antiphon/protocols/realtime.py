@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import Input, Output, SessionEnding
+from antiphon.events.conversation import TalkInput, TalkOutput
+from antiphon.events.transcription import Input, Output, SessionEnding
 from antiphon.protocols.openai_realtime import OpenAIRealtime
 from antiphon.protocols.openai_transcription import MIN_COMMIT_MS, OpenAITranscription
 from antiphon.protocols.resuming import control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.vllm_realtime import VllmRealtime
 from antiphon.protocols.wire import Models, NewId, frame, random_id
-from antiphon.talk_events import TalkInput, TalkOutput
 
 # Sound that may come before the dialect is known, in bytes of frames; more ends the connection.
 MAX_HELD_BYTES = 4 << 20

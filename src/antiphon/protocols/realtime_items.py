@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-from antiphon.adapters.base import SoundPart, Tool
 from antiphon.audio import Pcm
+from antiphon.contracts import SoundPart
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import Item, Part, Place, Response, ResponseAsked
+from antiphon.events.tools import Tool
 from antiphon.protocols.wire import NewId, known, number, require, typed
-from antiphon.talk_events import Item, Part, Place, Response, ResponseAsked
 
 # Base64 sound, and where it stands, to float32 [num_samples], 16 kHz. Raises RemoteProtocolError.
 Decode = Callable[[str, str], Pcm]

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from antiphon.audio import SpeechFormat
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import Granularity, SpeechConfig, VoiceSample
+from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
 from antiphon.protocols.wire import Models, number, sound_file, typed
 
 # The hosted service's voices. A client that names one, as most do that never chose, is spoken to by the default voice.

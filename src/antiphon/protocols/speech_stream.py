@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import (
+from antiphon.events.speech import (
     SpeechCancelled,
     SpeechConfig,
     SpeechConfigured,
@@ -20,8 +20,8 @@ from antiphon.events import (
     UnitSound,
     UnitStarted,
     UtteranceDone,
-    Word,
 )
+from antiphon.events.words import Word
 from antiphon.protocols import speech_fields
 from antiphon.protocols.speech_fields import SpeechFacts
 from antiphon.protocols.wire import frame

@@ -12,8 +12,7 @@ import msgspec
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.wire import frame
-from antiphon.video_events import (
+from antiphon.events.video import (
     AnswerBegan,
     AnswerDone,
     AnswerSound,
@@ -30,6 +29,7 @@ from antiphon.video_events import (
     VideoOver,
     WentWrong,
 )
+from antiphon.protocols.wire import frame
 
 CONFIG_TIMEOUT, IDLE_TIMEOUT = "Timeout waiting for session.config", "Idle timeout"
 MAX_FRAME_CHARS = 10 << 20

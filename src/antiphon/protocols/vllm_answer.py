@@ -6,8 +6,8 @@ from base64 import b64encode
 from typing import Any
 
 from antiphon.audio.pcm import to_pcm16
-from antiphon.events import Output
-from antiphon.talk_events import Rejected, ResponseDone, SoundSaid, TalkOutput, TextSaid
+from antiphon.events.conversation import Rejected, ResponseDone, SoundSaid, TalkOutput, TextSaid
+from antiphon.events.transcription import Output
 
 
 class VllmAnswer:

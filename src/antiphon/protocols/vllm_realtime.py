@@ -16,7 +16,8 @@ import msgspec
 
 from antiphon.audio.pcm import from_pcm16
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
-from antiphon.events import (
+from antiphon.events.conversation import ResponseAsked, TalkConfig, TalkConfigured, TalkOutput
+from antiphon.events.transcription import (
     AudioAppended,
     AudioCommitted,
     Configured,
@@ -34,7 +35,6 @@ from antiphon.events import (
 )
 from antiphon.protocols.vllm_answer import VllmAnswer
 from antiphon.protocols.wire import Dialect, Models, decode_base64, number
-from antiphon.talk_events import ResponseAsked, TalkConfig, TalkConfigured, TalkOutput
 
 # (wire field, StreamTuning field, least, most, whole numbers only)
 TUNING: tuple[tuple[str, str, float, float, bool], ...] = (

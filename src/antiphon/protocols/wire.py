@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import Input
-from antiphon.talk_events import TalkInput
+from antiphon.events.conversation import TalkInput
+from antiphon.events.transcription import Input
 
 # prefix -> a fresh id; injected so that golden traces repeat.
 NewId = Callable[[str], str]

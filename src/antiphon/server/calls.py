@@ -32,7 +32,8 @@ from starlette.responses import JSONResponse, Response
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import Resampler
 from antiphon.errors import Refused, RemoteProtocolError
-from antiphon.events import AudioAppended, Output
+from antiphon.events.conversation import PartDone, Place, PlaybackStarted, PlaybackStopped, SoundSaid, TalkOutput
+from antiphon.events.transcription import AudioAppended, Output
 from antiphon.protocols.realtime import Opening
 from antiphon.protocols.wire import typed
 from antiphon.server.auth import bearer
@@ -41,7 +42,6 @@ from antiphon.server.errors import error_response
 from antiphon.server.secrets import connection_for
 from antiphon.server.state import ServerState
 from antiphon.server.transport import STALL_S, Gone
-from antiphon.talk_events import PartDone, Place, PlaybackStarted, PlaybackStopped, SoundSaid, TalkOutput
 
 log = logging.getLogger(__name__)
 

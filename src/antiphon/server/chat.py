@@ -11,7 +11,7 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from antiphon.adapters.base import Dialogue, LanguageModel, Reply
+from antiphon.contracts import Dialogue, LanguageModel, Reply
 from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols import openai_chat
 from antiphon.protocols.openai_chat import Answer, ChatRequest

@@ -20,23 +20,8 @@ import anyio.abc
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.blackbox import Recorder
 from antiphon.duplex import DuplexSession
-from antiphon.duplex_events import BargeInAsked, EpochRaised, InputCancelled, PlaybackAcked
 from antiphon.errors import Refused, RemoteProtocolError, StoreError
-from antiphon.events import AudioAppended, Configured, Input, Output, SessionEnding, TranscriptDone
-from antiphon.inbox import Inbox
-from antiphon.protocols.bridge import Bridge
-from antiphon.protocols.duplex_connection import DuplexConnection
-from antiphon.protocols.journal import Journal, ResumeToken
-from antiphon.protocols.realtime import RealtimeConnection
-from antiphon.protocols.wire import BinaryFrame
-from antiphon.server.keeping import kept
-from antiphon.server.line import Line
-from antiphon.server.outbox import Outbox
-from antiphon.server.state import Live, ServerState
-from antiphon.server.transport import Transport
-from antiphon.session import TranscriptionSession
-from antiphon.talk import TalkSession
-from antiphon.talk_events import (
+from antiphon.events.conversation import (
     Item,
     ItemDeleted,
     ItemDone,
@@ -51,6 +36,21 @@ from antiphon.talk_events import (
     TalkOutput,
     UserTurn,
 )
+from antiphon.events.duplex import BargeInAsked, EpochRaised, InputCancelled, PlaybackAcked
+from antiphon.events.transcription import AudioAppended, Configured, Input, Output, SessionEnding, TranscriptDone
+from antiphon.inbox import Inbox
+from antiphon.protocols.bridge import Bridge
+from antiphon.protocols.duplex_connection import DuplexConnection
+from antiphon.protocols.journal import Journal, ResumeToken
+from antiphon.protocols.realtime import RealtimeConnection
+from antiphon.protocols.wire import BinaryFrame
+from antiphon.server.keeping import kept
+from antiphon.server.line import Line
+from antiphon.server.outbox import Outbox
+from antiphon.server.state import Live, ServerState
+from antiphon.server.transport import Transport
+from antiphon.session import TranscriptionSession
+from antiphon.talk import TalkSession
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphon.events import VoiceSample
+from antiphon.events.speech import VoiceSample
 from antiphon.protocols.speech_fields import SpeechFacts
 from antiphon.protocols.wire import Models
 from antiphon.server.state import ServerState

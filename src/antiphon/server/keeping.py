@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from antiphon.conversation import IMAGE_GONE
+from antiphon.events.conversation import Item, Part
 from antiphon.protocols.bridge import Bridge
 from antiphon.protocols.duplex_connection import DuplexConnection
 from antiphon.protocols.journal import ResumeToken
@@ -17,7 +18,6 @@ from antiphon.protocols.realtime import Opening, RealtimeConnection
 from antiphon.server.secrets import connection_for, duplex_for
 from antiphon.server.state import ServerState
 from antiphon.store.sessions import Kept
-from antiphon.talk_events import Item, Part
 
 Wire = RealtimeConnection | DuplexConnection
 

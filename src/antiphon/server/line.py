@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events import AudioAppended
+from antiphon.events.transcription import AudioAppended
 from antiphon.protocols.journal import ResumeToken
 from antiphon.server.outbox import End, Outbox
 from antiphon.server.transport import STALL_S, Gone, Transport

@@ -16,11 +16,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Message
 
-from antiphon.adapters.base import Synthesizer
 from antiphon.audio.containers import decode
 from antiphon.audio.encode import MEDIA_TYPES
+from antiphon.contracts import Synthesizer
 from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError, StoreError
-from antiphon.events import Word
+from antiphon.events.words import Word
 from antiphon.protocols import openai_speech
 from antiphon.protocols.openai_speech import SpeechRequest
 from antiphon.protocols.speech_fields import HOSTED_VOICES

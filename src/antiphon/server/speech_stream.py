@@ -11,7 +11,8 @@ import anyio.lowlevel
 from starlette.websockets import WebSocket
 
 from antiphon.errors import Refused, RemoteProtocolError
-from antiphon.events import AudioAppended, UnitSound
+from antiphon.events.speech import UnitSound
+from antiphon.events.transcription import AudioAppended
 from antiphon.protocols.journal import ResumeToken
 from antiphon.protocols.speech_stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechStream
 from antiphon.server.auth import bearer

@@ -14,8 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from antiphon.adapters.base import FileInfo, FileOptions, Segment, Task, Transcriber
 from antiphon.audio.containers import decode_all
+from antiphon.contracts import FileInfo, FileOptions, Segment, Task, Transcriber
 from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols import openai_rest
 from antiphon.protocols.openai_rest import FileRequest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from antiphon.answering import Playback
-from antiphon.events import AudioAppended, Output
-from antiphon.talk_events import PlaybackStarted, PlaybackStopped, TalkOutput
+from antiphon.contracts.playback import Playback
+from antiphon.events.conversation import PlaybackStarted, PlaybackStopped, TalkOutput
+from antiphon.events.transcription import AudioAppended, Output
 
 # A client that has not read for so long is taken to be gone.
 STALL_S = 30.0

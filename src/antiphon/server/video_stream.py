@@ -8,9 +8,10 @@ import time
 import anyio
 from starlette.websockets import WebSocket
 
-from antiphon.adapters.base import Watcher
+from antiphon.contracts import Watcher
 from antiphon.errors import Refused
-from antiphon.events import AudioAppended
+from antiphon.events.transcription import AudioAppended
+from antiphon.events.video import Finished, VideoConfig, VideoOutput
 from antiphon.protocols.journal import ResumeToken
 from antiphon.protocols.video_stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, VideoStream
 from antiphon.protocols.wire import random_id
@@ -20,7 +21,6 @@ from antiphon.server.realtime import YES, Socket, accept, by_resume
 from antiphon.server.state import ServerState
 from antiphon.server.stream import CLOSE_INTERNAL, CLOSE_NORMAL, Stream
 from antiphon.video import VideoSession
-from antiphon.video_events import Finished, VideoConfig, VideoOutput
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from antiphon.adapters.base import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
 from antiphon.adapters.chat_template import plain_tokenizer
 from antiphon.adapters.minicpmo import token2wav
 from antiphon.adapters.minicpmo.checkpoint import Parts, read
@@ -19,11 +18,12 @@ from antiphon.adapters.minicpmo.deciding import MAX_TOKENS, Decider, Manner
 from antiphon.adapters.minicpmo.hearing import Heard
 from antiphon.adapters.minicpmo.voicing import SAMPLE_RATE_HZ, Speaker, Vocoder, Voice
 from antiphon.adapters.text_stream import TextStream
+from antiphon.contracts import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
 from antiphon.engine.engine import Engine, EngineSettings, Session
 from antiphon.engine.runner import Runner
 from antiphon.engine.sequence import Sampling, Token
 from antiphon.engine.weights import placed, round_linear
-from antiphon.images import decode
+from antiphon.vision.images import decode
 
 UNIT_S = 1.0
 MAX_FRAMES = 4

@@ -10,7 +10,7 @@ import torch
 
 from antiphon.adapters.vocabulary import Vocabulary
 from antiphon.engine.sequence import Position
-from antiphon.images import Pixels
+from antiphon.vision.images import Pixels
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from antiphon.adapters.pictures.family import Picture
-from antiphon.images import Pixels
+from antiphon.vision.images import Pixels
 
 # Rows of a picture at most: what the models' makers give a frame of video.
 MAX_ROWS = 768

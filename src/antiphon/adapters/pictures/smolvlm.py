@@ -13,7 +13,7 @@ from transformers import SmolVLMForConditionalGeneration
 from antiphon.adapters.decoder import Decoder
 from antiphon.adapters.pictures.family import Part, Picture
 from antiphon.adapters.vocabulary import Vocabulary
-from antiphon.images import Pixels
+from antiphon.vision.images import Pixels
 
 AROUND, WHOLE, END = "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"
 

@@ -20,7 +20,13 @@ from typing import Literal
 
 import torch
 
-from antiphon.adapters.base import (
+from antiphon.adapters.cascade import spoken
+from antiphon.adapters.observer import words_of
+from antiphon.adapters.pictures.family import Family, Part, Picture
+from antiphon.adapters.pictures.qwen_vl import MODELS, QwenVl
+from antiphon.adapters.pictures.smolvlm import SmolVlm
+from antiphon.adapters.text_stream import TextStream
+from antiphon.contracts import (
     Answer,
     Message,
     Question,
@@ -30,23 +36,17 @@ from antiphon.adapters.base import (
     Seen,
     Synthesizer,
     TextDelta,
-    Tool,
     Transcriber,
     VoiceOptions,
     WatcherProfile,
 )
-from antiphon.adapters.cascade import spoken
-from antiphon.adapters.observer import words_of
-from antiphon.adapters.pictures.family import Family, Part, Picture
-from antiphon.adapters.pictures.qwen_vl import MODELS, QwenVl
-from antiphon.adapters.pictures.smolvlm import SmolVlm
-from antiphon.adapters.text_stream import TextStream
 from antiphon.engine.engine import Engine, EngineSettings, Session
 from antiphon.engine.runner import Runner
 from antiphon.engine.sequence import Finish, Sampling
 from antiphon.engine.weights import placed, round_linear
 from antiphon.errors import EngineError, ModelError, Refused
-from antiphon.images import decode
+from antiphon.events.tools import Tool
+from antiphon.vision.images import decode
 
 SYSTEM = "You answer questions about what a camera or a screen shows, in one or two sentences."
 MAX_TOKENS = 256

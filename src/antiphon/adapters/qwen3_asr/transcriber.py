@@ -18,18 +18,18 @@ import numpy as np
 import torch
 from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
-from antiphon.adapters.base import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Window
 from antiphon.adapters.pieces import UNSPACED, characters, spread, words
 from antiphon.adapters.qwen3_asr.checkpoint import END, Parts, read
 from antiphon.adapters.qwen3_asr.ears import UNSURE_FRAMES, Features
-from antiphon.adapters.slabs import slabs
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.quiet import slabs
+from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Window
 from antiphon.engine.engine import Engine, EngineSettings, Session
 from antiphon.engine.runner import Runner
 from antiphon.engine.sequence import Sampling, Token
 from antiphon.engine.weights import placed, round_linear
 from antiphon.errors import EngineError, ModelError
-from antiphon.events import Word
+from antiphon.events.words import Word
 
 CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
 TEXT_MARK = "<asr_text>"

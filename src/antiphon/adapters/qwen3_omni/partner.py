@@ -13,29 +13,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from antiphon.adapters.base import (
-    Answer,
-    Message,
-    PartnerProfile,
-    ReplyOptions,
-    Speaking,
-    TextDelta,
-    Tool,
-    VoiceOptions,
-)
 from antiphon.adapters.causal_lm import Chat, ChatModel, Row
 from antiphon.adapters.chat_template import ChatTemplate
 from antiphon.adapters.decoder import Decoder
-from antiphon.adapters.paced_words import PacedWords
 from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, Talker, Thinker, read
 from antiphon.adapters.qwen3_omni.senses import OmniSenses
 from antiphon.adapters.qwen3_omni.voice import Speaker, Voice
 from antiphon.adapters.side_by_side import Put, side_by_side
 from antiphon.adapters.tool_calls import OPENING
+from antiphon.contracts import Answer, Message, PartnerProfile, ReplyOptions, Speaking, TextDelta, VoiceOptions
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.runner import Runner
 from antiphon.engine.weights import placed
 from antiphon.errors import ModelError
+from antiphon.events.tools import Tool
+from antiphon.text.word_timing import PacedWords
 
 # A call that an answer must begin with has no more tokens than these.
 FORCED_ROWS = 4

@@ -14,13 +14,13 @@ from functools import partial
 
 import torch
 
-from antiphon.adapters.base import MediaPart
 from antiphon.adapters.causal_lm import Row, common, runs
 from antiphon.adapters.qwen3_omni.checkpoint import Talker
 from antiphon.adapters.qwen3_tts.talking import Inners, Manner, TextRows, chunk_sizes, frames
 from antiphon.adapters.qwen3_tts.vocoder import Past
 from antiphon.adapters.senses import Sensed
 from antiphon.audio import Pcm
+from antiphon.contracts import MediaPart
 from antiphon.engine.engine import Engine, Session
 from antiphon.engine.sequence import Sampling
 from antiphon.errors import EngineError, ModelError

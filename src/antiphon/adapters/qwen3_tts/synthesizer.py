@@ -14,19 +14,19 @@ from textwrap import wrap
 
 import torch
 
-from antiphon.adapters.base import Sound, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.adapters.qwen3_tts.checkpoint import END, Parts, read
 from antiphon.adapters.qwen3_tts.cloning import RATE_HZ, Sample, codes_of
 from antiphon.adapters.qwen3_tts.talking import MAX_VOCODED, Inners, Manner, TextRows, chunk_sizes, frames
 from antiphon.adapters.qwen3_tts.vocoder import Past
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_beginning
+from antiphon.contracts import Sound, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.engine.engine import Engine, EngineSettings
 from antiphon.engine.runner import Runner
 from antiphon.engine.weights import placed, round_linear
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
-from antiphon.events import VoiceSample
-from antiphon.splitter import Splitter
+from antiphon.events.speech import VoiceSample
+from antiphon.text.sentences import Splitter
 
 CODES = {
     "chinese": "zh",

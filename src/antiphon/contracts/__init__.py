@@ -3,22 +3,8 @@
 Sessions see these types only; never a model's name or class.
 """
 
-from antiphon.adapters.base.hearing import (
-    FileInfo,
-    FileOptions,
-    Hearing,
-    Hypothesis,
-    Piece,
-    Segment,
-    SpeechDetector,
-    SpeechStream,
-    Task,
-    Transcriber,
-    TranscriberProfile,
-    TurnJudge,
-    Window,
-)
-from antiphon.adapters.base.language import (
+from antiphon.contracts.conversation import Answer, Partner, PartnerProfile, Speaking, Talk
+from antiphon.contracts.language import (
     Dialogue,
     ImagePart,
     LanguageLoad,
@@ -34,12 +20,10 @@ from antiphon.adapters.base.language import (
     Role,
     SoundPart,
     TextDelta,
-    Tool,
-    ToolCall,
     ToolCallDelta,
     ToolCallStarted,
 )
-from antiphon.adapters.base.native import (
+from antiphon.contracts.native import (
     Listens,
     NativeModel,
     NativeOptions,
@@ -49,16 +33,21 @@ from antiphon.adapters.base.native import (
     Speaks,
     Unit,
 )
-from antiphon.adapters.base.partner import Answer, Partner, PartnerProfile, Speaking, Talk
-from antiphon.adapters.base.speaking import (
-    LiveSynthesizer,
-    Sound,
-    Synthesizer,
-    SynthesizerProfile,
-    Urgency,
-    VoiceOptions,
+from antiphon.contracts.speech import LiveSynthesizer, Sound, Synthesizer, SynthesizerProfile, Urgency, VoiceOptions
+from antiphon.contracts.transcription import (
+    FileInfo,
+    FileOptions,
+    Hearing,
+    Hypothesis,
+    Piece,
+    Segment,
+    Task,
+    Transcriber,
+    TranscriberProfile,
+    Window,
 )
-from antiphon.adapters.base.watching import Question, Seen, Watcher, WatcherProfile, Watching
+from antiphon.contracts.turns import SpeechDetector, SpeechStream, TurnJudge
+from antiphon.contracts.video import Question, Seen, Watcher, WatcherProfile, Watching
 
 __all__ = [
     "Answer",
@@ -103,8 +92,6 @@ __all__ = [
     "Talk",
     "Task",
     "TextDelta",
-    "Tool",
-    "ToolCall",
     "ToolCallDelta",
     "ToolCallStarted",
     "Transcriber",

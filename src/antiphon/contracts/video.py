@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from antiphon.adapters.base.language import ReplyOptions
-from antiphon.adapters.base.partner import Answer
-from antiphon.adapters.base.speaking import VoiceOptions
 from antiphon.audio import Pcm
+from antiphon.contracts.conversation import Answer
+from antiphon.contracts.language import ReplyOptions
+from antiphon.contracts.speech import VoiceOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from antiphon.adapters.base import Tool
 from antiphon.audio import Pcm
-from antiphon.duplex_events import Duplex, DuplexInput, DuplexOutput
-from antiphon.events import TranscriptionConfig, Word
+from antiphon.events.duplex import Duplex, DuplexInput, DuplexOutput
+from antiphon.events.tools import Tool
+from antiphon.events.transcription import TranscriptionConfig
+from antiphon.events.words import Word
 
 Kind = Literal["message", "function_call", "function_call_output"]
 Speaker = Literal["system", "user", "assistant"]

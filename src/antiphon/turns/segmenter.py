@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from antiphon.adapters.base import Hypothesis, TranscriberProfile
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.events import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
-from antiphon.turn.endpoint import Change, Endpointer, Paused, Resumed, Started, Stopped
+from antiphon.contracts import Hypothesis, TranscriberProfile
+from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
+from antiphon.turns.endpoint import Change, Endpointer, Paused, Resumed, Started, Stopped
 
 # Sound kept before and after the speech of a window, where there is any.
 MARGIN = SAMPLE_RATE_HZ // 5

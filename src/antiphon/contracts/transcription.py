@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from antiphon.audio import Pcm
-from antiphon.events import Word
+from antiphon.events.words import Word
 
 Task = Literal["transcribe", "translate"]
 
@@ -168,34 +168,4 @@ class Transcriber(Protocol):
 
     def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
         """A whole file, any length: one FileInfo, then its segments in order. Raises Refused, ModelError."""
-        ...
-
-
-class SpeechStream(Protocol):
-    """One session's speech detection. Frames are `FRAME_SAMPLES` long."""
-
-    async def feed(self, pcm: Pcm) -> list[float]:
-        """Probabilities of speech, in [0, 1], of the frames that `pcm` completes. Waits in the model's lane."""
-        ...
-
-    def reset(self) -> None:
-        """Forget everything heard."""
-        ...
-
-
-class SpeechDetector(Protocol):
-    """One loaded voice-activity model, shared by all sessions."""
-
-    @property
-    def frame_samples(self) -> int: ...
-
-    def open(self) -> SpeechStream: ...
-
-
-class TurnJudge(Protocol):
-    """One loaded model that says whether a turn is complete, shared by all sessions."""
-
-    async def complete(self, pcm: Pcm) -> float:
-        """The probability that who has paused has finished. pcm: float32 [num_samples], 16 kHz: the turn, pause included; its last
-        seconds count. Raises Refused, ModelError."""
         ...

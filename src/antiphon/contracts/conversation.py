@@ -6,19 +6,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from antiphon.adapters.base.language import (
-    Message,
-    ReplyDone,
-    ReplyOptions,
-    TextDelta,
-    Tool,
-    ToolCallDelta,
-    ToolCallStarted,
-)
-from antiphon.adapters.base.native import NativeModel
-from antiphon.adapters.base.speaking import VoiceOptions
 from antiphon.audio import Pcm
-from antiphon.events import Word
+from antiphon.contracts.language import Message, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
+from antiphon.contracts.native import NativeModel
+from antiphon.contracts.speech import VoiceOptions
+from antiphon.events.tools import Tool
+from antiphon.events.words import Word
 
 
 @dataclass(frozen=True, slots=True)

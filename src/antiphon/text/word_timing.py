@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-from antiphon.events import Word
+from antiphon.events.words import Word
 
 # Letters a second of read speech, spaces not counted; an ideograph is said in the time of about three letters.
 PACE, WIDE = 13.0, 3.0

@@ -8,7 +8,8 @@ from enum import IntEnum
 from typing import Protocol
 
 from antiphon.audio import Pcm
-from antiphon.events import VoiceSample, Word
+from antiphon.events.speech import VoiceSample
+from antiphon.events.words import Word
 
 
 class Urgency(IntEnum):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from antiphon.events import (
+from antiphon.events.transcription import (
     GuessDropped,
     Output,
     OverlapBegan,
@@ -23,7 +23,7 @@ from antiphon.events import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.turn.backchannel import is_backchannel
+from antiphon.turns.backchannel import is_backchannel
 
 # An acknowledgement is over by then: speech that goes on is told whatever its words. Seconds since its onset was found.
 LONGEST_S = 0.9

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from antiphon.events import Granularity
+from antiphon.events.speech import Granularity
 
 # A word that is known to be complete: white space follows.
 _WORD = re.compile(r"\S+(?=\s)")

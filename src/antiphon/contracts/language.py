@@ -7,17 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from antiphon.audio import Pcm
+from antiphon.events.tools import Tool, ToolCall
 
 Role = Literal["system", "user", "assistant", "tool"]
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A function the model wants called. `arguments`: JSON text."""
-
-    id: str
-    name: str
-    arguments: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,15 +43,6 @@ class Message:
     tool_call_id: str = ""
     name: str = ""
     parts: tuple[MessagePart, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function the model may call. `parameters`: JSON schema of its arguments."""
-
-    name: str
-    description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Text on its way to a voice: sentences, and the times of words. Pure."""
