@@ -33,10 +33,10 @@ from common import HERE, machine, percentile, save, table
 
 from antiphon.adapters.causal_lm import CausalLm
 from antiphon.adapters.checkpoint import prepare
-from antiphon.engine.engine import Engine, EngineSettings, Session
-from antiphon.engine.runner import Runner
-from antiphon.engine.sequence import Sampling
-from antiphon.engine.weights import Int8Linear
+from antiphon.engine.api import EngineSettings, Sampling
+from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.runner import Runner
+from antiphon.engine.local.weights import Int8Linear
 from antiphon.models import TALKING, LocalModel, chosen, store_of
 from antiphon.models import prepare as prepared
 from antiphon.settings import load as load_settings

@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 from antiphon.adapters.minicpmo.checkpoint import VISION, build
 from antiphon.adapters.minicpmo.native import MiniCpmO
 from antiphon.contracts import NativeOptions, Unit
-from antiphon.engine.engine import EngineSettings
+from antiphon.engine.api import EngineSettings
 
 # openbmb/MiniCPM-o-4_5, config.json.
 RELEASED: dict[str, Any] = tiny.CONFIG | {

@@ -46,7 +46,7 @@ from antiphon.adapters.qwen3_tts.talking import MANNER
 from antiphon.adapters.qwen3_tts.vocoder import Past
 from antiphon.adapters.vocabulary import Vocabulary
 from antiphon.contracts import Urgency, VoiceOptions, Window
-from antiphon.engine.sequence import Sampling
+from antiphon.engine.api import Sampling
 from antiphon.models import chosen, prepare, store_of
 from antiphon.settings import EngineOptions, Settings
 

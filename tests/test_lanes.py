@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
+from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError, Refused
-from antiphon.lanes import Lane
 
 
 class Gate:

@@ -40,9 +40,9 @@ from antiphon.contracts import (
     Watcher,
     Window,
 )
-from antiphon.engine.engine import EngineSettings
+from antiphon.engine.api import EngineSettings
+from antiphon.engine.lane import Lane
 from antiphon.errors import SettingsError, StoreError
-from antiphon.lanes import Lane
 from antiphon.settings import WEIGHTS, ModelSettings, Settings
 from antiphon.store import MODELS, Model, Store
 from antiphon.store.registry import Role, profile

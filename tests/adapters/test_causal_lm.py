@@ -15,8 +15,8 @@ from antiphon.adapters.causal_lm import CausalLm, Chat
 from antiphon.adapters.text_stream import TextStream, held_back
 from antiphon.adapters.tool_calls import CallReader
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
-from antiphon.engine import packed
-from antiphon.engine.engine import EngineSettings
+from antiphon.engine.api import EngineSettings
+from antiphon.engine.local import packed
 from antiphon.errors import ModelError, RemoteProtocolError, SettingsError
 from antiphon.events.tools import Tool, ToolCall
 from antiphon.models import TALKING, chosen, prepare, store_of

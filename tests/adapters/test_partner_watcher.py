@@ -12,7 +12,7 @@ import pytest
 from antiphon.adapters.partner_watcher import LEFT_FRAMES, MOST_FRAMES, SYSTEM, PartnerWatcher, PartnerWatching
 from antiphon.adapters.qwen3_omni import Qwen3Omni
 from antiphon.contracts import Answer, ImagePart, Message, MessagePart, Question, ReplyOptions, Seen, TextDelta
-from antiphon.engine.engine import EngineSettings
+from antiphon.engine.api import EngineSettings
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.test_qwen3_omni import TOKENS, Whole, image, sound
 

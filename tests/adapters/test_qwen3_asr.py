@@ -20,8 +20,8 @@ from antiphon.adapters.qwen3_asr import Qwen3Asr, transcriber
 from antiphon.adapters.qwen3_asr.checkpoint import NAMES, _config
 from antiphon.adapters.qwen3_asr.transcriber import Listening
 from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Segment, Window
-from antiphon.engine.engine import EngineSettings
-from antiphon.engine.scheduler import Limits
+from antiphon.engine.api import EngineSettings
+from antiphon.engine.local.scheduler import Limits
 from antiphon.errors import EngineError, ModelError
 from tests.adapters import tiny_qwen3_asr as tiny
 

@@ -40,7 +40,7 @@ from antiphon.contracts import (
     TextDelta,
     VoiceOptions,
 )
-from antiphon.engine.engine import EngineSettings
+from antiphon.engine.api import EngineSettings
 from antiphon.errors import ModelError, RemoteProtocolError
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from antiphon.engine.scheduler import Chunk
-from antiphon.engine.sequence import Token
+from antiphon.engine.api import Token
+from antiphon.engine.local.scheduler import Chunk
 
 
 class Memory:

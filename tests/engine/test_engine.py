@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from antiphon.adapters.decoder import Decoder
-from antiphon.engine.engine import Engine, EngineSettings, Session
-from antiphon.engine.runner import Runner
-from antiphon.engine.sequence import Sampling
+from antiphon.engine.api import EngineSettings, Sampling
+from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, ModelError, Refused
 from tests.engine import tiny
 from tests.engine.tiny import FAMILIES, VOCABULARY, Embedded, Shadow

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.engine.sampling import generator, sample
-from antiphon.engine.sequence import Sampling
+from antiphon.engine.api import Sampling
+from antiphon.engine.local.sampling import generator, sample
 from antiphon.errors import ModelError
 
 # Probabilities 0.4, 0.3, 0.2, 0.08, 0.02.

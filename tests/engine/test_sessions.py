@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from antiphon.engine.engine import Engine, EngineSettings, Session
-from antiphon.engine.scheduler import MAX_UNREAD
-from antiphon.engine.sequence import Finish, Sampling
+from antiphon.engine.api import EngineSettings, Finish, Sampling
+from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.scheduler import MAX_UNREAD
 from antiphon.errors import EngineError, Refused
 from tests.engine.scripted import ScriptedRunner
 

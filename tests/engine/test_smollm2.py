@@ -12,8 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from antiphon.engine.engine import Engine, EngineSettings
-from antiphon.engine.runner import Runner
+from antiphon.engine.api import EngineSettings
+from antiphon.engine.local.engine import Engine
+from antiphon.engine.local.runner import Runner
 from antiphon.models import store_of
 from antiphon.settings import load as load_settings
 from antiphon.store import MODELS

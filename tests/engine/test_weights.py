@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from antiphon.engine import packed as packed_weights
-from antiphon.engine.weights import Int8Linear, _int8_model, _replace, quantized, write_int8, write_packed
+from antiphon.engine.local import packed as packed_weights
+from antiphon.engine.local.weights import Int8Linear, _int8_model, _replace, quantized, write_int8, write_packed
 
 
 class Block(nn.Module):

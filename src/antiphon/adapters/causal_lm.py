@@ -35,10 +35,10 @@ from antiphon.contracts import (
     ReplyOptions,
     TextDelta,
 )
-from antiphon.engine.engine import Engine, EngineSettings, Session
-from antiphon.engine.runner import Runner
-from antiphon.engine.sequence import Constraint, Finish, Sampling
-from antiphon.engine.weights import load_model
+from antiphon.engine.api import Constraint, EngineSettings, Finish, Sampling
+from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.runner import Runner
+from antiphon.engine.local.weights import load_model
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 

@@ -19,8 +19,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging as transformers_logging
 
-from antiphon.engine import packed
-from antiphon.engine.weights import best_kind, write_int8, write_packed
+from antiphon.engine.local import packed
+from antiphon.engine.local.weights import best_kind, write_int8, write_packed
 from antiphon.errors import StoreError
 
 log = logging.getLogger(__name__)

@@ -31,9 +31,9 @@ from onnx.utils import Extractor
 from antiphon.adapters.spoken_text import Spoken, owners, parts
 from antiphon.audio import Pcm
 from antiphon.contracts import Sound, SynthesizerProfile, Urgency, VoiceOptions
+from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.words import Word
-from antiphon.lanes import Lane
 
 Floats = NDArray[np.float32]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from antiphon.lanes import Lane
+from antiphon.engine.lane import Lane
 from antiphon.vision.images import decode
 
 # Screens at their own size are read best; more than this costs time and finds no more.

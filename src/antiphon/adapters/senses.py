@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from antiphon.contracts import MediaPart
-from antiphon.engine.sequence import Position
+from antiphon.engine.api import Position
 
 
 class Sensed:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.lanes import Lane
+from antiphon.engine.lane import Lane
 
 FRAME_SAMPLES = 512
 CONTEXT_SAMPLES = 64

@@ -14,8 +14,8 @@ import onnxruntime
 from faster_whisper.feature_extractor import FeatureExtractor
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
-from antiphon.lanes import Lane
 
 SECONDS, FRAMES = 8, 800
 

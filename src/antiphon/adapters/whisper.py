@@ -30,9 +30,9 @@ from antiphon.adapters.pieces import words
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import slabs
 from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Urgency, Window
+from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.events.words import Word
-from antiphon.lanes import Lane
 
 FRAMES_PER_S = 100
 SAMPLES_PER_FRAME = 160

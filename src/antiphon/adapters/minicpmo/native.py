@@ -19,10 +19,10 @@ from antiphon.adapters.minicpmo.hearing import Heard
 from antiphon.adapters.minicpmo.voicing import SAMPLE_RATE_HZ, Speaker, Vocoder, Voice
 from antiphon.adapters.text_stream import TextStream
 from antiphon.contracts import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
-from antiphon.engine.engine import Engine, EngineSettings, Session
-from antiphon.engine.runner import Runner
-from antiphon.engine.sequence import Sampling, Token
-from antiphon.engine.weights import placed, round_linear
+from antiphon.engine.api import EngineSettings, Sampling, Token
+from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.runner import Runner
+from antiphon.engine.local.weights import placed, round_linear
 from antiphon.vision.images import decode
 
 UNIT_S = 1.0

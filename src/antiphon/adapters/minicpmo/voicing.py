@@ -16,8 +16,8 @@ from torch.nn.functional import normalize
 
 from antiphon.adapters.minicpmo.deciding import COLD, CodeChooser, Manner
 from antiphon.audio import Pcm
-from antiphon.engine.engine import Engine, Session
-from antiphon.engine.sequence import Sampling
+from antiphon.engine.api import Sampling
+from antiphon.engine.local.engine import Engine, Session
 
 CODES_A_UNIT = 25
 SAMPLE_RATE_HZ = 24_000

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from antiphon.adapters.vocabulary import Vocabulary
-from antiphon.engine.sequence import Position
+from antiphon.engine.api import Position
 from antiphon.vision.images import Pixels
 
 

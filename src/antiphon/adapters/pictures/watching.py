@@ -40,10 +40,10 @@ from antiphon.contracts import (
     VoiceOptions,
     WatcherProfile,
 )
-from antiphon.engine.engine import Engine, EngineSettings, Session
-from antiphon.engine.runner import Runner
-from antiphon.engine.sequence import Finish, Sampling
-from antiphon.engine.weights import placed, round_linear
+from antiphon.engine.api import EngineSettings, Finish, Sampling
+from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.runner import Runner
+from antiphon.engine.local.weights import placed, round_linear
 from antiphon.errors import EngineError, ModelError, Refused
 from antiphon.events.tools import Tool
 from antiphon.vision.images import decode

@@ -24,10 +24,10 @@ from antiphon.adapters.qwen3_asr.ears import UNSURE_FRAMES, Features
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import slabs
 from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Window
-from antiphon.engine.engine import Engine, EngineSettings, Session
-from antiphon.engine.runner import Runner
-from antiphon.engine.sequence import Sampling, Token
-from antiphon.engine.weights import placed, round_linear
+from antiphon.engine.api import EngineSettings, Sampling, Token
+from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.runner import Runner
+from antiphon.engine.local.weights import placed, round_linear
 from antiphon.errors import EngineError, ModelError
 from antiphon.events.words import Word
 

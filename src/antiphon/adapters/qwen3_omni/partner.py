@@ -22,9 +22,10 @@ from antiphon.adapters.qwen3_omni.voice import Speaker, Voice
 from antiphon.adapters.side_by_side import Put, side_by_side
 from antiphon.adapters.tool_calls import OPENING
 from antiphon.contracts import Answer, Message, PartnerProfile, ReplyOptions, Speaking, TextDelta, VoiceOptions
-from antiphon.engine.engine import Engine, EngineSettings
-from antiphon.engine.runner import Runner
-from antiphon.engine.weights import placed
+from antiphon.engine.api import EngineSettings
+from antiphon.engine.local.engine import Engine
+from antiphon.engine.local.runner import Runner
+from antiphon.engine.local.weights import placed
 from antiphon.errors import ModelError
 from antiphon.events.tools import Tool
 from antiphon.text.word_timing import PacedWords

@@ -15,7 +15,7 @@ from antiphon.adapters.qwen3_omni.checkpoint import Thinker
 from antiphon.adapters.senses import Sensed
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import ImagePart, MediaPart, SoundPart
-from antiphon.engine.engine import Engine
+from antiphon.engine.local.engine import Engine
 from antiphon.errors import MediaError, ModelError
 from antiphon.vision.images import decode
 

@@ -21,8 +21,8 @@ from antiphon.adapters.qwen3_tts.vocoder import Past
 from antiphon.adapters.senses import Sensed
 from antiphon.audio import Pcm
 from antiphon.contracts import MediaPart
-from antiphon.engine.engine import Engine, Session
-from antiphon.engine.sequence import Sampling
+from antiphon.engine.api import Sampling
+from antiphon.engine.local.engine import Engine, Session
 from antiphon.errors import EngineError, ModelError
 
 # As its makers have it choose (generate()'s own settings).

@@ -19,7 +19,7 @@ from antiphon.adapters.qwen3_tts.talking import MANNER, Inner, Manner, Projectio
 from antiphon.adapters.qwen3_tts.vocoder import Vocoder
 from antiphon.adapters.tensors import Tensors, fill, plain
 from antiphon.adapters.vocabulary import Vocabulary
-from antiphon.engine.sequence import Sampling
+from antiphon.engine.api import Sampling
 
 END = "<|im_end|>"
 Kind = Literal["custom_voice", "voice_design", "base"]

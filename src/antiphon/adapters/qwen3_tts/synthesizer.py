@@ -21,9 +21,10 @@ from antiphon.adapters.qwen3_tts.vocoder import Past
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_beginning
 from antiphon.contracts import Sound, SynthesizerProfile, Urgency, VoiceOptions
-from antiphon.engine.engine import Engine, EngineSettings
-from antiphon.engine.runner import Runner
-from antiphon.engine.weights import placed, round_linear
+from antiphon.engine.api import EngineSettings
+from antiphon.engine.local.engine import Engine
+from antiphon.engine.local.runner import Runner
+from antiphon.engine.local.weights import placed, round_linear
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
 from antiphon.text.sentences import Splitter

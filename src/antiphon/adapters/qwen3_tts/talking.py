@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn.functional import silu
 from transformers import DynamicCache
 
-from antiphon.engine.engine import Engine, Session
-from antiphon.engine.sampling import generator, sample
-from antiphon.engine.sequence import Sampling
+from antiphon.engine.api import Sampling
+from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.sampling import generator, sample
 from antiphon.errors import ModelError
 
 # The last codes of the talker's vocabulary are no sound but its own marks.

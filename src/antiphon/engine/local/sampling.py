@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from antiphon.engine.sequence import Row, Sampling
+from antiphon.engine.api import Row, Sampling
 from antiphon.errors import ModelError
 
 # Candidates looked at before the whole vocabulary is sorted: nearly always enough, and a hundred times cheaper.

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from antiphon.engine.attention import NAME, KvTensors, Segment
-from antiphon.engine.sampling import generator, sample
-from antiphon.engine.scheduler import Chunk
-from antiphon.engine.sequence import EMBEDDED, Token
+from antiphon.engine.api import EMBEDDED, Token
+from antiphon.engine.local.attention import NAME, KvTensors, Segment
+from antiphon.engine.local.sampling import generator, sample
+from antiphon.engine.local.scheduler import Chunk
 from antiphon.errors import AntiphonError, ModelError
 
 log = logging.getLogger(__name__)

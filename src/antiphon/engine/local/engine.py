@@ -14,12 +14,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from antiphon.engine.kv_cache import PAGE_ROWS, KvCache, Storage
-from antiphon.engine.scheduler import MAX_UNREAD, Chunk, Limits, Scheduler, Seat
-from antiphon.engine.sequence import Finish, Generation, Position, Sampling, Sink, Token
+from antiphon.engine.api import EngineSettings, EngineState, Finish, Generation, Position, Sampling, Sink, Token
+from antiphon.engine.local.kv_cache import PAGE_ROWS, KvCache, Storage
+from antiphon.engine.local.scheduler import MAX_UNREAD, Chunk, Limits, Scheduler, Seat
 from antiphon.errors import AntiphonError, EngineError, ModelError, Refused
 
 log = logging.getLogger(__name__)
@@ -44,38 +43,6 @@ class Steps(Protocol):
     def embeddings(self, rows: Any) -> Any: ...
 
     def step(self, chunks: Sequence[Chunk]) -> Sequence[Token | Exception | None]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """`kv_bytes`: memory for the KV of sessions that are awake. `host_bytes`, `disk_bytes`: for parked ones.
-
-    `context_rows` 0: as many as the model was made for. `reserve_rows`: room a session is promised when it opens.
-    """
-
-    kv_bytes: int = 2 << 30
-    host_bytes: int = 1 << 30
-    disk_bytes: int = 8 << 30
-    context_rows: int = 0
-    reserve_rows: int = 512
-    prefill_rows: int = 64
-    alone_rows: int = 256
-    decode_rows: int = 64
-    park_after_s: float = 120.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineState:
-    """A look at the engine. `sessions` counts the parked ones too; bytes are of KV."""
-
-    sessions: int = 0
-    generating: int = 0
-    parked: int = 0
-    kept_prefixes: int = 0
-    kv_bytes: int = 0
-    kv_total_bytes: int = 0
-    parked_bytes: int = 0
-    context_cuts: int = 0
 
 
 class Engine:

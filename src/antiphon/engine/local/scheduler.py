@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from antiphon.engine.kv_cache import PAGE_ROWS, Extent, KvCache, Lease
-from antiphon.engine.sequence import Finish, Generation, Position, Row, Rows, Sink, Token
+from antiphon.engine.api import Finish, Generation, Position, Row, Sink, Token
+from antiphon.engine.local.kv_cache import PAGE_ROWS, Extent, KvCache, Lease
+from antiphon.engine.rows import Rows
 from antiphon.errors import EngineError, Refused
 
 # A consumer that is this many tokens behind is generated for no further until it reads.

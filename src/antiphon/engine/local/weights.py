@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from antiphon.engine import packed
-from antiphon.engine.runner import Runner
+from antiphon.engine.local import packed
+from antiphon.engine.local.runner import Runner
 from antiphon.errors import ModelError
 
 log = logging.getLogger(__name__)
