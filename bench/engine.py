@@ -31,8 +31,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import HERE, machine, percentile, save, table
 
-from antiphon.adapters.causal_lm import CausalLm
-from antiphon.adapters.checkpoint import prepare
+from antiphon.adapters.causal_lm.checkpoint import prepare
+from antiphon.adapters.causal_lm.model import CausalLm
 from antiphon.engine.api import EngineSettings, Sampling
 from antiphon.engine.local.engine import Engine, Session
 from antiphon.engine.local.runner import Runner

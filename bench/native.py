@@ -31,7 +31,7 @@ from tests.adapters import tiny_minicpmo as tiny
 from tokenizers import Tokenizer
 
 from antiphon.adapters.minicpmo.checkpoint import VISION, build
-from antiphon.adapters.minicpmo.native import MiniCpmO
+from antiphon.adapters.minicpmo.model import MiniCpmO
 from antiphon.contracts import NativeOptions, Unit
 from antiphon.engine.api import EngineSettings
 

@@ -36,17 +36,17 @@ from qwen3_omni import omni_section
 from tests.adapters import tiny_qwen3_asr as tiny
 from tests.adapters import tiny_qwen3_tts as tiny_tts
 
-from antiphon.adapters.decoder import Decoder
 from antiphon.adapters.qwen3_asr import Qwen3Asr
+from antiphon.adapters.qwen3_asr.audio_encoder import Ears
 from antiphon.adapters.qwen3_asr.checkpoint import END, Parts
-from antiphon.adapters.qwen3_asr.ears import Ears
 from antiphon.adapters.qwen3_tts import Qwen3Tts
 from antiphon.adapters.qwen3_tts.checkpoint import build
-from antiphon.adapters.qwen3_tts.talking import MANNER
-from antiphon.adapters.qwen3_tts.vocoder import Past
-from antiphon.adapters.vocabulary import Vocabulary
 from antiphon.contracts import Urgency, VoiceOptions, Window
 from antiphon.engine.api import Sampling
+from antiphon.modeling.codec_talker import MANNER
+from antiphon.modeling.codec_vocoder import Past
+from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.vocabulary import Vocabulary
 from antiphon.models import chosen, prepare, store_of
 from antiphon.settings import EngineOptions, Settings
 

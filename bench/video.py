@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import RESULTS, Server, machine, percentile, save, server, table
 from tests.adapters import tiny_pictures
 
-from antiphon.adapters.pictures import PictureModel
+from antiphon.adapters.vlm import PictureModel
 from antiphon.contracts import Question, ReplyOptions, Seen
 from antiphon.models import chosen, prepare, store_of
 from antiphon.settings import EngineOptions, Settings

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.adapters.self_turning import SelfTurning
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
 from antiphon.contracts import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
@@ -28,6 +27,7 @@ from antiphon.events.conversation import (
 from antiphon.events.duplex import BargeInAsked, Duplex, EpochRaised, FramesShown, Listened, PlaybackAcked, Spoke
 from antiphon.events.transcription import AudioAppended, ServerVad, TranscriptionConfig
 from antiphon.inbox import Inbox
+from antiphon.pipelines.native_partner import SelfTurning
 from antiphon.talk import TalkSession
 from antiphon.units import MAX_WAITING_UNITS, Units
 from tests.scripted import ScriptedDetector, ScriptedTranscriber

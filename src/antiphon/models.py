@@ -17,11 +17,7 @@ import anyio
 import numpy as np
 
 from antiphon.adapters import ADAPTERS, PREPARERS
-from antiphon.adapters.cascade import Cascade
-from antiphon.adapters.observer import Observer
-from antiphon.adapters.partner_watcher import PartnerWatcher
-from antiphon.adapters.rapid_ocr import RapidOcr
-from antiphon.adapters.self_turning import SelfTurning
+from antiphon.adapters.rapid_ocr.reader import RapidOcr
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import (
     LanguageModel,
@@ -43,6 +39,10 @@ from antiphon.contracts import (
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.lane import Lane
 from antiphon.errors import SettingsError, StoreError
+from antiphon.pipelines.cascade import Cascade
+from antiphon.pipelines.native_partner import SelfTurning
+from antiphon.pipelines.observer import Observer
+from antiphon.pipelines.video_partner import PartnerWatcher
 from antiphon.settings import WEIGHTS, ModelSettings, Settings
 from antiphon.store import MODELS, Model, Store
 from antiphon.store.registry import Role, profile
@@ -59,7 +59,7 @@ EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING + CONVERSING + SEEING
 # Roles whose models can be put on a device of their own.
 PLACED = ("transcriber", "language", "synthesizer", "partner", "watcher", "talker")
 # Whose work is an engine's, not a lane's.
-STEPPED = ("causal_lm", "minicpmo", "pictures", "qwen3_asr", "qwen3_omni", "qwen3_tts")
+STEPPED = ("causal_lm", "minicpmo", "vlm", "qwen3_asr", "qwen3_omni", "qwen3_tts")
 # Partners that are asked for answers, and write, hear and see besides; the others take turns by themselves.
 ASKED = ("qwen3_omni",)
 
@@ -229,7 +229,7 @@ def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Mo
             found = [m for m in found if m.role != "language"]
         found.append(partner)
     if settings.engine.watcher and "watcher" in roles:
-        found.append(_own("watcher", settings.engine.watcher, "pictures"))
+        found.append(_own("watcher", settings.engine.watcher, "vlm"))
     return tuple(dict.fromkeys(found))
 
 

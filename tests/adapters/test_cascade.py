@@ -11,7 +11,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from antiphon.adapters.cascade import Cascade
 from antiphon.contracts import (
     Answer,
     LanguageLoad,
@@ -32,6 +31,7 @@ from antiphon.contracts import (
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.events.words import Word
+from antiphon.pipelines.cascade import Cascade
 
 RATE_HZ = 1000
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from antiphon.adapters.causal_lm import CausalLm, Chat
-from antiphon.adapters.text_stream import TextStream, held_back
-from antiphon.adapters.tool_calls import CallReader
+from antiphon.adapters.causal_lm.model import CausalLm
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local import packed
 from antiphon.errors import ModelError, RemoteProtocolError, SettingsError
 from antiphon.events.tools import Tool, ToolCall
+from antiphon.modeling.chat import Chat
+from antiphon.modeling.detokenizer import TextStream, held_back
+from antiphon.modeling.tool_grammar import CallReader
 from antiphon.models import TALKING, chosen, prepare, store_of
 from antiphon.settings import load as load_settings
 from tests.conftest import SMALL

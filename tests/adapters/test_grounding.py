@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.adapters.grounding import Grounding
+from antiphon.pipelines.grounding import Grounding
 
 READ = ["RUE DE LONDRES", "Google France", "Total: 12.50 EUR"]
 

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hibari import dsp
 
-from antiphon.adapters import hibari
-from antiphon.adapters.hibari import Hibari
+from antiphon.adapters.hibari import synthesizer as hibari
+from antiphon.adapters.hibari.synthesizer import Hibari
 from antiphon.audio import Pcm
 from antiphon.contracts import Sound, Urgency, VoiceOptions
 from antiphon.errors import ModelError, RemoteProtocolError

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.adapters.minicpmo.native import Conversing, MiniCpmO
+from antiphon.adapters.minicpmo.model import Conversing, MiniCpmO
 from antiphon.contracts import NativeOptions, NativeStep, Speaks, Unit
 from tests.adapters import tiny_minicpmo as tiny
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from antiphon.adapters.silero import SileroDetector
-from antiphon.adapters.whisper import SLAB_S, SLAB_SLACK_S, WhisperTranscriber, _repeats
+from antiphon.adapters.silero.detector import SileroDetector
+from antiphon.adapters.whisper.transcriber import SLAB_S, SLAB_SLACK_S, WhisperTranscriber, _repeats
 from antiphon.audio.quiet import slabs
 from antiphon.contracts import FileInfo, FileOptions, Segment, Window
 from antiphon.models import HEARING, LoadedModels, load, store_of

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from antiphon.adapters.observer import MAX_UNREAD, Observer, Observing, time_of
 from antiphon.contracts import (
     Answer,
     FileInfo,
@@ -29,6 +28,7 @@ from antiphon.contracts import (
 )
 from antiphon.errors import MediaError, ModelError
 from antiphon.events.tools import Tool
+from antiphon.pipelines.observer import MAX_UNREAD, Observer, Observing, time_of
 
 
 class Partner:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.adapters.partner_watcher import LEFT_FRAMES, MOST_FRAMES, SYSTEM, PartnerWatcher, PartnerWatching
 from antiphon.adapters.qwen3_omni import Qwen3Omni
 from antiphon.contracts import Answer, ImagePart, Message, MessagePart, Question, ReplyOptions, Seen, TextDelta
 from antiphon.engine.api import EngineSettings
+from antiphon.pipelines.video_partner import LEFT_FRAMES, MOST_FRAMES, SYSTEM, PartnerWatcher, PartnerWatching
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.test_qwen3_omni import TOKENS, Whole, image, sound
 

@@ -16,11 +16,11 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from antiphon.adapters.pictures import PictureModel
-from antiphon.adapters.pictures.watching import SYSTEM, SeeingPictures
-from antiphon.adapters.vocabulary import Vocabulary
+from antiphon.adapters.vlm import PictureModel
+from antiphon.adapters.vlm.session import SYSTEM, SeeingPictures
 from antiphon.contracts import Question, ReplyDone, ReplyOptions, Seen, TextDelta
 from antiphon.errors import MediaError, ModelError
+from antiphon.modeling.vocabulary import Vocabulary
 from tests.adapters import tiny_pictures
 from tests.adapters.tiny_pictures import FAMILIES, FIRST, ROWS, SIDE
 

@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import Qwen3ASRForConditionalGeneration
 
-from antiphon.adapters.pieces import characters, spread, words
 from antiphon.adapters.qwen3_asr import Qwen3Asr, transcriber
 from antiphon.adapters.qwen3_asr.checkpoint import NAMES, _config
 from antiphon.adapters.qwen3_asr.transcriber import Listening
@@ -23,6 +22,7 @@ from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Segment, Windo
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.scheduler import Limits
 from antiphon.errors import EngineError, ModelError
+from antiphon.modeling.token_words import characters, spread, words
 from tests.adapters import tiny_qwen3_asr as tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / "qwen3_asr.json").read_text())

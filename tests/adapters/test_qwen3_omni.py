@@ -23,12 +23,10 @@ from transformers import Qwen3OmniMoeForConditionalGeneration, WhisperFeatureExt
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
 
-from antiphon.adapters.causal_lm import MAX_SPARE
 from antiphon.adapters.qwen3_omni import Qwen3Omni
 from antiphon.adapters.qwen3_omni.checkpoint import tokenizer
 from antiphon.adapters.qwen3_omni.partner import OmniTalk, _Said
-from antiphon.adapters.qwen3_omni.voice import MANNER
-from antiphon.adapters.qwen3_tts.talking import First
+from antiphon.adapters.qwen3_omni.talker import MANNER
 from antiphon.contracts import (
     ImagePart,
     MediaPart,
@@ -42,6 +40,8 @@ from antiphon.contracts import (
 )
 from antiphon.engine.api import EngineSettings
 from antiphon.errors import ModelError, RemoteProtocolError
+from antiphon.modeling.chat import MAX_SPARE
+from antiphon.modeling.codec_talker import First
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID
 

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from antiphon.adapters.qwen3_tts import Qwen3Tts
-from antiphon.adapters.qwen3_tts.cloning import Sample
 from antiphon.adapters.qwen3_tts.synthesizer import Reading, _in_parts, _words
-from antiphon.adapters.qwen3_tts.vocoder import Past
+from antiphon.adapters.qwen3_tts.voice_cloning import Sample
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
 from antiphon.contracts import Urgency, VoiceOptions
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
+from antiphon.modeling.codec_vocoder import Past
 from tests.adapters import tiny_qwen3_tts as tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / "qwen3_tts.json").read_text())

@@ -6,7 +6,7 @@ import anyio
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from antiphon.adapters.rapid_ocr import RapidOcr
+from antiphon.adapters.rapid_ocr.reader import RapidOcr
 from antiphon.errors import MediaError
 from tests.test_images import RED, encoded
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from antiphon.adapters.smart_turn import SmartTurn
+from antiphon.adapters.smart_turn.turn_detector import SmartTurn
 from antiphon.errors import ModelError
 from antiphon.models import JUDGING, chosen, prepare, store_of
 from antiphon.settings import load as load_settings

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.adapters.spoken_text import MAX_PART_CHARS, owners, parts
+from antiphon.adapters.hibari.normalize import MAX_PART_CHARS, owners, parts
 
 
 def said(text: str) -> str:

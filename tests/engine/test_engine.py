@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
-from antiphon.adapters.decoder import Decoder
 from antiphon.engine.api import EngineSettings, Sampling
 from antiphon.engine.local.engine import Engine, Session
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, ModelError, Refused
+from antiphon.modeling.text_decoder import Decoder
 from tests.engine import tiny
 from tests.engine.tiny import FAMILIES, VOCABULARY, Embedded, Shadow
 

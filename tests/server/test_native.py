@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
-from antiphon.adapters.minicpmo.native import MiniCpmO
+from antiphon.adapters.minicpmo.model import MiniCpmO
 from antiphon.contracts import NativeOptions, Speaks, Unit
 from tests.adapters import tiny_minicpmo as tiny
 from tests.conftest import Process, Serve

@@ -21,12 +21,12 @@ from transformers import (
     WhisperConfig,
 )
 
-from antiphon.adapters.minicpmo.deciding import Ids
-from antiphon.adapters.minicpmo.hearing import Hearing
-from antiphon.adapters.minicpmo.seeing import Seeing
-from antiphon.adapters.minicpmo.voicing import Conditions
-from antiphon.adapters.tensors import Tensors, fill, plain
+from antiphon.adapters.minicpmo.audio_encoder import Hearing
+from antiphon.adapters.minicpmo.sampling import Ids
+from antiphon.adapters.minicpmo.speech_decoder import Conditions
+from antiphon.adapters.minicpmo.vision_encoder import Seeing
 from antiphon.errors import ModelError
+from antiphon.modeling.tensors import Tensors, fill, plain
 
 # Of the vision encoder where config.json says nothing.
 VISION = {

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
 
-from antiphon.adapters.decoder import Decoder
-from antiphon.adapters.qwen3_asr.ears import Ears
-from antiphon.adapters.tensors import Tensors
-from antiphon.adapters.vocabulary import Vocabulary
+from antiphon.adapters.qwen3_asr.audio_encoder import Ears
+from antiphon.modeling.tensors import Tensors
+from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.vocabulary import Vocabulary
 
 # Released names to those of `transformers`, in this order.
 NAMES = {

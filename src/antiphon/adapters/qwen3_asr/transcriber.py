@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
-from antiphon.adapters.pieces import UNSPACED, characters, spread, words
+from antiphon.adapters.qwen3_asr.audio_encoder import UNSURE_FRAMES, Features
 from antiphon.adapters.qwen3_asr.checkpoint import END, Parts, read
-from antiphon.adapters.qwen3_asr.ears import UNSURE_FRAMES, Features
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import slabs
 from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Window
@@ -30,6 +29,7 @@ from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
 from antiphon.errors import EngineError, ModelError
 from antiphon.events.words import Word
+from antiphon.modeling.token_words import UNSPACED, characters, spread, words
 
 CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
 TEXT_MARK = "<asr_text>"

@@ -11,9 +11,9 @@ import torch
 from accelerate.hooks import remove_hook_from_submodules
 from transformers import AutoTokenizer, Qwen3OmniMoeForConditionalGeneration
 
-from antiphon.adapters.decoder import Decoder
 from antiphon.adapters.qwen3_omni.code2wav import Code2Wav
-from antiphon.adapters.qwen3_tts.talking import Inner
+from antiphon.modeling.codec_talker import Inner
+from antiphon.modeling.text_decoder import Decoder
 
 # Of its sound.
 RATE_HZ = 24_000

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from antiphon.adapters.qwen3_tts.vocoder import CausalConv, CausalUp, ConvNext, Past, Snake, Transformer, Upper
+from antiphon.modeling.codec_vocoder import CausalConv, CausalUp, ConvNext, Past, Snake, Transformer, Upper
 
 
 class Code2Wav(nn.Module):

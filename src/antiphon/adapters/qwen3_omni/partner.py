@@ -13,14 +13,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from antiphon.adapters.causal_lm import Chat, ChatModel, Row
-from antiphon.adapters.chat_template import ChatTemplate
-from antiphon.adapters.decoder import Decoder
 from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, Talker, Thinker, read
-from antiphon.adapters.qwen3_omni.senses import OmniSenses
-from antiphon.adapters.qwen3_omni.voice import Speaker, Voice
-from antiphon.adapters.side_by_side import Put, side_by_side
-from antiphon.adapters.tool_calls import OPENING
+from antiphon.adapters.qwen3_omni.media_encoder import OmniSenses
+from antiphon.adapters.qwen3_omni.talker import Speaker, Voice
 from antiphon.contracts import Answer, Message, PartnerProfile, ReplyOptions, Speaking, TextDelta, VoiceOptions
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import Engine
@@ -28,6 +23,11 @@ from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed
 from antiphon.errors import ModelError
 from antiphon.events.tools import Tool
+from antiphon.modeling.chat import Chat, ChatModel, Row
+from antiphon.modeling.chat_template import ChatTemplate
+from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.tool_grammar import OPENING
+from antiphon.pipelines.merge import Put, side_by_side
 from antiphon.text.word_timing import PacedWords
 
 # A call that an answer must begin with has no more tokens than these.

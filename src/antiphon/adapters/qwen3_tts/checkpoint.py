@@ -13,13 +13,13 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import MimiConfig, MimiModel, Qwen3Config, Qwen3Model
 
-from antiphon.adapters.decoder import Decoder
-from antiphon.adapters.qwen3_tts.cloning import Speaker
-from antiphon.adapters.qwen3_tts.talking import MANNER, Inner, Manner, Projection
-from antiphon.adapters.qwen3_tts.vocoder import Vocoder
-from antiphon.adapters.tensors import Tensors, fill, plain
-from antiphon.adapters.vocabulary import Vocabulary
+from antiphon.adapters.qwen3_tts.voice_cloning import Speaker
 from antiphon.engine.api import Sampling
+from antiphon.modeling.codec_talker import MANNER, Inner, Manner, Projection
+from antiphon.modeling.codec_vocoder import Vocoder
+from antiphon.modeling.tensors import Tensors, fill, plain
+from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.vocabulary import Vocabulary
 
 END = "<|im_end|>"
 Kind = Literal["custom_voice", "voice_design", "base"]

@@ -15,9 +15,7 @@ from textwrap import wrap
 import torch
 
 from antiphon.adapters.qwen3_tts.checkpoint import END, Parts, read
-from antiphon.adapters.qwen3_tts.cloning import RATE_HZ, Sample, codes_of
-from antiphon.adapters.qwen3_tts.talking import MAX_VOCODED, Inners, Manner, TextRows, chunk_sizes, frames
-from antiphon.adapters.qwen3_tts.vocoder import Past
+from antiphon.adapters.qwen3_tts.voice_cloning import RATE_HZ, Sample, codes_of
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_beginning
 from antiphon.contracts import Sound, SynthesizerProfile, Urgency, VoiceOptions
@@ -27,6 +25,8 @@ from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
+from antiphon.modeling.codec_talker import MAX_VOCODED, Inners, Manner, TextRows, chunk_sizes, frames
+from antiphon.modeling.codec_vocoder import Past
 from antiphon.text.sentences import Splitter
 
 CODES = {

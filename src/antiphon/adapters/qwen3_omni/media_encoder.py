@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from transformers import WhisperFeatureExtractor
 
-from antiphon.adapters.pictures.qwen_eyes import QwenEyes
 from antiphon.adapters.qwen3_omni.checkpoint import Thinker
-from antiphon.adapters.senses import Sensed
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import ImagePart, MediaPart, SoundPart
 from antiphon.engine.local.engine import Engine
 from antiphon.errors import MediaError, ModelError
+from antiphon.modeling.media_rows import Sensed
+from antiphon.modeling.qwen_vision import QwenEyes
 from antiphon.vision.images import decode
 
 # Larger pictures are scaled down to this before anything else: the encoder sees no more of them.

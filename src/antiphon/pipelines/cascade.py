@@ -16,7 +16,6 @@ from typing import cast
 
 import numpy as np
 
-from antiphon.adapters.side_by_side import Put, side_by_side
 from antiphon.contracts import (
     Answer,
     Dialogue,
@@ -35,6 +34,7 @@ from antiphon.contracts import (
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.events.words import Word
+from antiphon.pipelines.merge import Put, side_by_side
 from antiphon.text.sentences import Splitter
 from antiphon.text.word_timing import PacedWords
 

@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from antiphon.adapters.chat_template import plain_tokenizer
 from antiphon.adapters.minicpmo import token2wav
+from antiphon.adapters.minicpmo.audio_encoder import Heard
 from antiphon.adapters.minicpmo.checkpoint import Parts, read
-from antiphon.adapters.minicpmo.deciding import MAX_TOKENS, Decider, Manner
-from antiphon.adapters.minicpmo.hearing import Heard
-from antiphon.adapters.minicpmo.voicing import SAMPLE_RATE_HZ, Speaker, Vocoder, Voice
-from antiphon.adapters.text_stream import TextStream
+from antiphon.adapters.minicpmo.sampling import MAX_TOKENS, Decider, Manner
+from antiphon.adapters.minicpmo.speech_decoder import SAMPLE_RATE_HZ, Speaker, Vocoder, Voice
 from antiphon.contracts import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
 from antiphon.engine.api import EngineSettings, Sampling, Token
 from antiphon.engine.local.engine import Engine, Session
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
+from antiphon.modeling.chat_template import plain_tokenizer
+from antiphon.modeling.detokenizer import TextStream
 from antiphon.vision.images import decode
 
 UNIT_S = 1.0

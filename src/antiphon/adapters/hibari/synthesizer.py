@@ -28,7 +28,7 @@ from hibari.voices import VOICES
 from numpy.typing import NDArray
 from onnx.utils import Extractor
 
-from antiphon.adapters.spoken_text import Spoken, owners, parts
+from antiphon.adapters.hibari.normalize import Spoken, owners, parts
 from antiphon.audio import Pcm
 from antiphon.contracts import Sound, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.engine.lane import Lane

@@ -17,10 +17,11 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from antiphon.adapters.decoder import Decoder
-from antiphon.adapters.pictures.family import Part, Picture
-from antiphon.adapters.pictures.qwen_eyes import QwenEyes
-from antiphon.adapters.vocabulary import Vocabulary
+from antiphon.adapters.vlm.family import Part
+from antiphon.modeling.media_rows import Picture
+from antiphon.modeling.qwen_vision import QwenEyes
+from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.vocabulary import Vocabulary
 
 END = "<|im_end|>"
 MODELS: dict[str, Any] = {

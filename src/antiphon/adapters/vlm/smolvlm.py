@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 from transformers import SmolVLMForConditionalGeneration
 
-from antiphon.adapters.decoder import Decoder
-from antiphon.adapters.pictures.family import Part, Picture
-from antiphon.adapters.vocabulary import Vocabulary
+from antiphon.adapters.vlm.family import Part
+from antiphon.modeling.media_rows import Picture
+from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.vocabulary import Vocabulary
 from antiphon.vision.images import Pixels
 
 AROUND, WHOLE, END = "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"

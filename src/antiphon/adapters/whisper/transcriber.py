@@ -26,13 +26,13 @@ import numpy as np
 from faster_whisper import WhisperModel
 from faster_whisper.tokenizer import Tokenizer
 
-from antiphon.adapters.pieces import words
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import slabs
 from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Urgency, Window
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.events.words import Word
+from antiphon.modeling.token_words import words
 
 FRAMES_PER_S = 100
 SAMPLES_PER_FRAME = 160

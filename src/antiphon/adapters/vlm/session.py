@@ -20,12 +20,9 @@ from typing import Literal
 
 import torch
 
-from antiphon.adapters.cascade import spoken
-from antiphon.adapters.observer import words_of
-from antiphon.adapters.pictures.family import Family, Part, Picture
-from antiphon.adapters.pictures.qwen_vl import MODELS, QwenVl
-from antiphon.adapters.pictures.smolvlm import SmolVlm
-from antiphon.adapters.text_stream import TextStream
+from antiphon.adapters.vlm.family import Family, Part
+from antiphon.adapters.vlm.qwen_vl import MODELS, QwenVl
+from antiphon.adapters.vlm.smolvlm import SmolVlm
 from antiphon.contracts import (
     Answer,
     Message,
@@ -46,6 +43,10 @@ from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
 from antiphon.errors import EngineError, ModelError, Refused
 from antiphon.events.tools import Tool
+from antiphon.modeling.detokenizer import TextStream
+from antiphon.modeling.media_rows import Picture
+from antiphon.pipelines.cascade import spoken
+from antiphon.pipelines.observer import words_of
 from antiphon.vision.images import decode
 
 SYSTEM = "You answer questions about what a camera or a screen shows, in one or two sentences."

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+import torch
 
 from antiphon.contracts import MediaPart
 from antiphon.engine.api import Position
@@ -36,3 +39,11 @@ class Senses(Protocol):
     async def take(self, part: MediaPart) -> Sensed:
         """Encode it. Raises MediaError for what is no image, ModelError, Refused."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture as the decoder sees it: `rows` [n, width]; `positions` of each, where they do not follow one another."""
+
+    rows: torch.Tensor
+    positions: tuple[Position, ...] | None = None

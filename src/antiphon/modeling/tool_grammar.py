@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from antiphon.adapters.text_stream import held_back
 from antiphon.contracts import Reply, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.events.tools import Tool
+from antiphon.modeling.detokenizer import held_back
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')

@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
-from antiphon.adapters.chat_template import plain_tokenizer
+from antiphon.modeling.chat_template import plain_tokenizer
 
 
 class Vocabulary:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from antiphon.adapters.minicpmo.deciding import COLD, CodeChooser, Manner
+from antiphon.adapters.minicpmo.sampling import COLD, CodeChooser, Manner
 from antiphon.audio import Pcm
 from antiphon.engine.api import Sampling
 from antiphon.engine.local.engine import Engine, Session

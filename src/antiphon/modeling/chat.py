@@ -12,19 +12,14 @@ import itertools
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llguidance import LLTokenizer
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import GenerationConfig
 
-from antiphon.adapters.chat_template import ChatTemplate
-from antiphon.adapters.senses import Sensed, Senses
-from antiphon.adapters.text_stream import TextStream
-from antiphon.adapters.tool_calls import CLOSING, OPENING, CallGrammar, CallReader, Grammar, call_grammar, json_grammar
 from antiphon.contracts import (
     LanguageLoad,
     LanguageProfile,
@@ -38,9 +33,20 @@ from antiphon.contracts import (
 from antiphon.engine.api import Constraint, EngineSettings, Finish, Sampling
 from antiphon.engine.local.engine import Engine, Session
 from antiphon.engine.local.runner import Runner
-from antiphon.engine.local.weights import load_model
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
+from antiphon.modeling.chat_template import ChatTemplate
+from antiphon.modeling.detokenizer import TextStream
+from antiphon.modeling.media_rows import Sensed, Senses
+from antiphon.modeling.tool_grammar import (
+    CLOSING,
+    OPENING,
+    CallGrammar,
+    CallReader,
+    Grammar,
+    call_grammar,
+    json_grammar,
+)
 
 log = logging.getLogger(__name__)
 
@@ -154,32 +160,6 @@ class ChatModel:
 
     def _piece(self, token: int) -> str:
         return str(self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False))
-
-
-class CausalLm(ChatModel):
-    """The loaded model: `folder` holds a checkpoint as `transformers` or `antiphon pull` writes it."""
-
-    def __init__(
-        self,
-        folder: Path,
-        model_id: str,
-        *,
-        settings: EngineSettings | None = None,
-        device: str = "cpu",
-        weights: str = "auto",
-        threads: int = 0,
-        observe: Callable[[int, int, float], None] | None = None,
-    ) -> None:
-        """Raises ModelError for a checkpoint that does not load."""
-        try:
-            # Side by side: either takes a second, and most of it outside the interpreter.
-            with ThreadPoolExecutor(1) as pool:
-                found = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
-                runner = load_model(folder, device=device, weights=weights, threads=threads)
-                tokenizer: Any = found.result()
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
-        super().__init__(folder, model_id, runner, tokenizer, settings, observe)
 
 
 class Chat:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from antiphon.adapters.grounding import Grounding
 from antiphon.contracts import (
     Answer,
     FileOptions,
@@ -37,6 +36,7 @@ from antiphon.contracts import (
     WatcherProfile,
 )
 from antiphon.errors import EngineError, MediaError, ModelError, Refused
+from antiphon.pipelines.grounding import Grounding
 from antiphon.vision.frame_filters import EvsFilter
 from antiphon.vision.images import decode
 from antiphon.vision.scene import Look, look

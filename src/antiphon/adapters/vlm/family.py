@@ -3,23 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
-
-from antiphon.adapters.vocabulary import Vocabulary
-from antiphon.engine.api import Position
+from antiphon.modeling.media_rows import Picture
+from antiphon.modeling.vocabulary import Vocabulary
 from antiphon.vision.images import Pixels
-
-
-@dataclass(frozen=True, slots=True)
-class Picture:
-    """A picture as the decoder sees it: `rows` [n, width]; `positions` of each, where they do not follow one another."""
-
-    rows: torch.Tensor
-    positions: tuple[Position, ...] | None = None
-
 
 Part = Sequence[int] | Picture
 

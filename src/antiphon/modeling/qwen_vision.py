@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from antiphon.adapters.pictures.family import Picture
+from antiphon.modeling.media_rows import Picture
 from antiphon.vision.images import Pixels
 
 # Rows of a picture at most: what the models' makers give a frame of video.

@@ -14,16 +14,16 @@ from functools import partial
 
 import torch
 
-from antiphon.adapters.causal_lm import Row, common, runs
 from antiphon.adapters.qwen3_omni.checkpoint import Talker
-from antiphon.adapters.qwen3_tts.talking import Inners, Manner, TextRows, chunk_sizes, frames
-from antiphon.adapters.qwen3_tts.vocoder import Past
-from antiphon.adapters.senses import Sensed
 from antiphon.audio import Pcm
 from antiphon.contracts import MediaPart
 from antiphon.engine.api import Sampling
 from antiphon.engine.local.engine import Engine, Session
 from antiphon.errors import EngineError, ModelError
+from antiphon.modeling.chat import Row, common, runs
+from antiphon.modeling.codec_talker import Inners, Manner, TextRows, chunk_sizes, frames
+from antiphon.modeling.codec_vocoder import Past
+from antiphon.modeling.media_rows import Sensed
 
 # As its makers have it choose (generate()'s own settings).
 MANNER = Manner(

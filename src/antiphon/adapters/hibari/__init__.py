@@ -1,0 +1,1 @@
+"""hibari: an English voice whose sound is made in chunks."""

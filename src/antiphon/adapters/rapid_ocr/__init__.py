@@ -1,0 +1,1 @@
+"""RapidOCR: reads the text on images."""

@@ -1,0 +1,1 @@
+"""Silero VAD: a speech detector."""

@@ -1,0 +1,1 @@
+"""Smart Turn: judges whether a turn that pauses is complete."""
