@@ -36,7 +36,9 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import to_pcm16
 from antiphon.contracts import FileInfo, FileOptions
-from antiphon.models import HEARING, LoadedModels, load, store_of
+from antiphon.loading.loaded import LoadedModels
+from antiphon.loading.loader import load, store_of
+from antiphon.loading.selection import HEARING
 from antiphon.settings import load as load_settings
 
 WIRE_HZ = 24_000

@@ -37,8 +37,9 @@ from antiphon.engine.api import EngineSettings, Sampling
 from antiphon.engine.local.engine import Engine, Session
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import Int8Linear
-from antiphon.models import TALKING, LocalModel, chosen, store_of
-from antiphon.models import prepare as prepared
+from antiphon.loading.loader import prepare as prepared
+from antiphon.loading.loader import store_of
+from antiphon.loading.selection import TALKING, LocalModel, chosen
 from antiphon.settings import load as load_settings
 
 TURNS, TURN_TOKENS, ANSWER_TOKENS, COLD_TOKENS = 20, 20, 12, 200

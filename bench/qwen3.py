@@ -43,11 +43,12 @@ from antiphon.adapters.qwen3_tts import Qwen3Tts
 from antiphon.adapters.qwen3_tts.checkpoint import build
 from antiphon.contracts import Urgency, VoiceOptions, Window
 from antiphon.engine.api import Sampling
+from antiphon.loading.loader import prepare, store_of
+from antiphon.loading.selection import chosen
 from antiphon.modeling.codec_talker import MANNER
 from antiphon.modeling.codec_vocoder import Past
 from antiphon.modeling.text_decoder import Decoder
 from antiphon.modeling.vocabulary import Vocabulary
-from antiphon.models import chosen, prepare, store_of
 from antiphon.settings import EngineOptions, Settings
 
 # Qwen/Qwen3-ASR-0.6B, config.json.

@@ -32,7 +32,7 @@ from common import HERE, Server, machine, percentile, save, server, table
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import from_pcm16, to_pcm16
-from antiphon.models import load, store_of
+from antiphon.loading.loader import load, store_of
 from antiphon.settings import Settings
 
 CHUNK_S, WIRE_HZ = 0.02, 24_000

@@ -34,7 +34,8 @@ from antiphon.audio.containers import decode_all
 from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
 from antiphon.contracts import FileOptions, Segment, Urgency, VoiceOptions
-from antiphon.models import HEARING, SPEAKING, load, store_of
+from antiphon.loading.loader import load, store_of
+from antiphon.loading.selection import HEARING, SPEAKING
 from antiphon.settings import load as load_settings
 from antiphon.text.sentences import Splitter
 

@@ -31,7 +31,8 @@ from tests.adapters import tiny_pictures
 
 from antiphon.adapters.vlm import PictureModel
 from antiphon.contracts import Question, ReplyOptions, Seen
-from antiphon.models import chosen, prepare, store_of
+from antiphon.loading.loader import prepare, store_of
+from antiphon.loading.selection import chosen
 from antiphon.settings import EngineOptions, Settings
 from antiphon.vision.frame_filters import BlockFilter, EvsFilter
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.blackbox import Entry, Recorder, Tape, turns
+from antiphon.cli.replay import compare
 from antiphon.errors import StoreError
-from antiphon.replay import compare
-from antiphon.timeline import picture, write
+from antiphon.recording.recorder import Recorder
+from antiphon.recording.tape import Entry, Tape, turns
+from antiphon.recording.timeline import picture, write
 
 ANSWER: list[tuple[float, dict[str, Any]]] = [
     (1.0, {"type": "input_audio_buffer.speech_started", "item_id": "item_1", "audio_start_ms": 0}),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.cli import _parser
+from antiphon.cli.main import _parser
 from antiphon.protocols import DIALECTS, openai_transcription, vllm_realtime
 
 ROOT = Path(__file__).parents[1]

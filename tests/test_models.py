@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import SettingsError
-from antiphon.models import LocalModel, chosen, placement
+from antiphon.loading.selection import LocalModel, chosen, placement
 from antiphon.settings import EngineOptions, ModelSettings, Settings, SpeechSettings
 
 
@@ -47,7 +47,7 @@ def test_models_of_the_users_own(tmp_path: Path) -> None:
         "transcriber": "qwen3_asr",
         "synthesizer": "qwen3_tts",
         "partner": "minicpmo",
-        "watcher": "pictures",
+        "watcher": "vlm",
     }
     assert [
         m.id for m in chosen(Settings(models=ModelSettings(transcriber="whisper-tiny.en"))) if m.role == "transcriber"

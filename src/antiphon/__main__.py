@@ -1,5 +1,5 @@
 """`python -m antiphon`."""
 
-from antiphon.cli import main
+from antiphon.cli.main import main
 
 raise SystemExit(main())

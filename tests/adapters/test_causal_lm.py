@@ -17,10 +17,11 @@ from antiphon.engine.api import EngineSettings
 from antiphon.engine.local import packed
 from antiphon.errors import ModelError, RemoteProtocolError, SettingsError
 from antiphon.events.tools import Tool, ToolCall
+from antiphon.loading.loader import prepare, store_of
+from antiphon.loading.selection import TALKING, chosen
 from antiphon.modeling.chat import Chat
 from antiphon.modeling.detokenizer import TextStream, held_back
 from antiphon.modeling.tool_grammar import CallReader
-from antiphon.models import TALKING, chosen, prepare, store_of
 from antiphon.settings import load as load_settings
 from tests.conftest import SMALL
 

@@ -19,7 +19,8 @@ from antiphon.contracts import Sound, Urgency, VoiceOptions
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.speech import SpeechConfig, SpeechConfigured, TextAppended, TextFlushed, UnitDone
 from antiphon.events.words import Word
-from antiphon.models import HEARING, SPEAKING, chosen, load, prepare, store_of
+from antiphon.loading.loader import load, prepare, store_of
+from antiphon.loading.selection import HEARING, SPEAKING, chosen
 from antiphon.settings import load as load_settings
 from antiphon.speech import SpeechSession
 

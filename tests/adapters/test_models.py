@@ -14,7 +14,9 @@ from antiphon.adapters.silero.detector import SileroDetector
 from antiphon.adapters.whisper.transcriber import SLAB_S, SLAB_SLACK_S, WhisperTranscriber, _repeats
 from antiphon.audio.quiet import slabs
 from antiphon.contracts import FileInfo, FileOptions, Segment, Window
-from antiphon.models import HEARING, LoadedModels, load, store_of
+from antiphon.loading.loaded import LoadedModels
+from antiphon.loading.loader import load, store_of
+from antiphon.loading.selection import HEARING
 from antiphon.settings import load as load_settings
 from antiphon.store import MODELS
 from tests.conftest import Recording

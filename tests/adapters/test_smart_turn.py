@@ -11,7 +11,8 @@ import pytest
 
 from antiphon.adapters.smart_turn.turn_detector import SmartTurn
 from antiphon.errors import ModelError
-from antiphon.models import JUDGING, chosen, prepare, store_of
+from antiphon.loading.loader import prepare, store_of
+from antiphon.loading.selection import JUDGING, chosen
 from antiphon.settings import load as load_settings
 from tests.conftest import Recording
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import Engine
 from antiphon.engine.local.runner import Runner
-from antiphon.models import store_of
+from antiphon.loading.loader import store_of
 from antiphon.settings import load as load_settings
 from antiphon.store import MODELS
 from tests.conftest import SMALL

@@ -27,7 +27,7 @@ from antiphon.contracts import (
 from antiphon.errors import ModelError
 from antiphon.events.tools import Tool
 from antiphon.events.words import Word
-from antiphon.models import LoadedModels
+from antiphon.loading.loaded import LoadedModels
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
 from antiphon.server.run import _drain

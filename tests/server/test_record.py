@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from antiphon.blackbox import Tape
+from antiphon.recording.tape import Tape
 from tests.conftest import SMALL, VOICE, Recording, Serve
 from tests.server.test_talk import talk
 

@@ -21,8 +21,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from antiphon.audio.pcm import to_pcm16
+from antiphon.cli.watch import Request, watch
 from antiphon.settings import EngineOptions, Settings, SpeechSettings
-from antiphon.watch import Request, watch
 from tests.adapters import tiny_pictures
 from tests.conftest import SMALL, Process, Recording, Serve
 

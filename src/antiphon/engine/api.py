@@ -42,11 +42,7 @@ class EngineState:
 
 # The id of a row that was given as an embedding.
 EMBEDDED: None = None
-
-
 Row = int | None
-
-
 Position = tuple[int, ...]
 
 

@@ -18,7 +18,6 @@ import anyio
 import anyio.abc
 
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.blackbox import Recorder
 from antiphon.duplex import DuplexSession
 from antiphon.errors import Refused, RemoteProtocolError, StoreError
 from antiphon.events.conversation import (
@@ -44,6 +43,7 @@ from antiphon.protocols.duplex_connection import DuplexConnection
 from antiphon.protocols.journal import Journal, ResumeToken
 from antiphon.protocols.realtime import RealtimeConnection
 from antiphon.protocols.wire import BinaryFrame
+from antiphon.recording.recorder import Recorder
 from antiphon.server.keeping import kept
 from antiphon.server.line import Line
 from antiphon.server.outbox import Outbox

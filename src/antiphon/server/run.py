@@ -17,7 +17,7 @@ import anyio.to_thread
 import uvicorn
 
 from antiphon.errors import AntiphonError, SettingsError
-from antiphon.models import load, store_of
+from antiphon.loading.loader import load, store_of
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState

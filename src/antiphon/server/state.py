@@ -15,7 +15,8 @@ import anyio
 import anyio.abc
 
 from antiphon.errors import Refused
-from antiphon.models import LoadedModels, store_of
+from antiphon.loading.loaded import LoadedModels
+from antiphon.loading.loader import store_of
 from antiphon.protocols.wire import Models
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings

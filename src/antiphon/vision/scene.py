@@ -11,12 +11,8 @@ from antiphon.vision.images import Pixels
 
 # A picture is another scene when its thumbnail differs by so much of full scale on average.
 SCENE = 0.18
-
-
 # Mean difference to the frame before: much motion from here on, some from there.
 MUCH, SOME = 0.05, 0.012
-
-
 # Hues by name, each up to so many degrees; what is less coloured than GREY is no hue.
 HUES = (
     (15, "red"),
@@ -29,14 +25,8 @@ HUES = (
     (340, "pink"),
     (361, "red"),
 )
-
-
 NAMES = ("black", "grey", "white", "brown", *dict.fromkeys(name for _, name in HUES))
-
-
 GREY, DARK, LIGHT = 0.18, 0.18, 0.78
-
-
 # A colour is told if it covers this much.
 SHARE = 0.12
 

@@ -189,7 +189,8 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _fetch(settings: Settings, roles: Collection[Role] | None = None) -> None:
-    from antiphon.models import EVERYTHING, LocalModel, chosen, prepare, store_of
+    from antiphon.loading.loader import prepare, store_of
+    from antiphon.loading.selection import EVERYTHING, LocalModel, chosen
 
     store = store_of(settings.models)
     wanted = chosen(settings, EVERYTHING if roles is None else roles)
@@ -219,7 +220,8 @@ def _download(store: Store, missing: Sequence[Model]) -> None:
 
 
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.models import chosen, prepare, store_of
+    from antiphon.loading.loader import prepare, store_of
+    from antiphon.loading.selection import chosen
     from antiphon.store.registry import MODELS, PROFILES
 
     store = store_of(settings.models)
@@ -238,8 +240,8 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.models import HEARING
-    from antiphon.transcribe import Style, transcribe_file
+    from antiphon.cli.transcribe import Style, transcribe_file
+    from antiphon.loading.selection import HEARING
 
     _fetch(settings, HEARING)
     style = Style.JSON if args.json else Style.SRT if args.srt else Style.TEXT
@@ -248,8 +250,8 @@ def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _say(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.models import SPEAKING
-    from antiphon.say import Request, say
+    from antiphon.cli.say import Request, say
+    from antiphon.loading.selection import SPEAKING
 
     _fetch(settings, SPEAKING)
     request = Request(args.text, args.output, args.play, args.speak_as, args.speed, args.seed, args.words)
@@ -258,8 +260,8 @@ def _say(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _watch(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.models import TALKING
-    from antiphon.watch import Request, watch
+    from antiphon.cli.watch import Request, watch
+    from antiphon.loading.selection import TALKING
 
     if args.fps <= 0:
         raise SettingsError("--fps: above 0")
@@ -269,8 +271,8 @@ def _watch(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _chat(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.chat import chat
-    from antiphon.models import TALKING
+    from antiphon.cli.chat import chat
+    from antiphon.loading.selection import TALKING
 
     _fetch(settings, TALKING)
     anyio.run(chat, settings, args.system, args.max_tokens, args.temperature)
@@ -278,13 +280,13 @@ def _chat(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _replay(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.replay import replay
+    from antiphon.cli.replay import replay
 
     return 1 if anyio.run(replay, settings, args.folder) else 0
 
 
 def _timeline(_: Settings, args: argparse.Namespace) -> int:
-    from antiphon.timeline import write
+    from antiphon.recording.timeline import write
 
     target = args.output or args.folder / "timeline.html"
     write(args.folder, target)
@@ -293,13 +295,13 @@ def _timeline(_: Settings, args: argparse.Namespace) -> int:
 
 
 def _doctor(settings: Settings, _: argparse.Namespace) -> int:
-    from antiphon.doctor import report
+    from antiphon.cli.doctor import report
 
     return anyio.run(report, settings)
 
 
 def _bench(name: str, rest: list[str]) -> int:
-    script = Path(__file__).resolve().parents[2] / "bench" / f"{name}.py"
+    script = Path(__file__).resolve().parents[3] / "bench" / f"{name}.py"
     if not script.is_file():
         raise SettingsError(
             "bench runs from a checkout of the repository: there is no bench folder beside this install"

@@ -24,7 +24,8 @@ from antiphon.events.video import (
     VideoOutput,
     WentWrong,
 )
-from antiphon.models import SEEING, TALKING, load, store_of
+from antiphon.loading.loader import load, store_of
+from antiphon.loading.selection import SEEING, TALKING
 from antiphon.settings import Settings
 from antiphon.video import VideoSession
 

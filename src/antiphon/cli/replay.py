@@ -18,10 +18,10 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from antiphon.blackbox import Entry, Tape, Turn, turns
 from antiphon.events.transcription import AudioAppended
-from antiphon.models import load, store_of
+from antiphon.loading.loader import load, store_of
 from antiphon.protocols.realtime import Opening
+from antiphon.recording.tape import Entry, Tape, Turn, turns
 from antiphon.server.connection import Connection
 from antiphon.server.metrics import Metrics
 from antiphon.server.secrets import connection_for

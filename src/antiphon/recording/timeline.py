@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.blackbox import Entry, Tape, Turn, turns
+from antiphon.recording.tape import Entry, Tape, Turn, turns
 
 PX_PER_S, LEFT, LANE, STEP_S = 60, 110, 46, 0.05
 LANES = ("microphone", "you speak", "thinking", "answer made", "events")

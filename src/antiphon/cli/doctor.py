@@ -26,7 +26,8 @@ from antiphon.contracts import (
     Window,
 )
 from antiphon.errors import AntiphonError
-from antiphon.models import LocalModel, chosen, load, num_workers, store_of
+from antiphon.loading.loader import load, num_workers, store_of
+from antiphon.loading.selection import LocalModel, chosen
 from antiphon.settings import Settings
 
 PACKAGES = (

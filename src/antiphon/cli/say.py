@@ -21,7 +21,8 @@ from antiphon.audio.pcm import from_pcm16
 from antiphon.contracts import Synthesizer
 from antiphon.errors import RemoteProtocolError, SettingsError
 from antiphon.events.speech import SpeechConfig
-from antiphon.models import SPEAKING, load, store_of
+from antiphon.loading.loader import load, store_of
+from antiphon.loading.selection import SPEAKING
 from antiphon.settings import Settings
 from antiphon.speech import Playback, speak
 from antiphon.text.sentences import Splitter

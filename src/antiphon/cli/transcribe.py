@@ -26,7 +26,8 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.inbox import Inbox
-from antiphon.models import HEARING, load, store_of
+from antiphon.loading.loader import load, store_of
+from antiphon.loading.selection import HEARING
 from antiphon.protocols.openai_rest import srt
 from antiphon.session import TranscriptionSession
 from antiphon.settings import Settings

@@ -10,7 +10,8 @@ import anyio.to_thread
 
 from antiphon.contracts import Dialogue, LanguageModel, Message, ReplyDone, ReplyOptions, TextDelta
 from antiphon.errors import SettingsError
-from antiphon.models import TALKING, load, store_of
+from antiphon.loading.loader import load, store_of
+from antiphon.loading.selection import TALKING
 from antiphon.settings import Settings
 
 

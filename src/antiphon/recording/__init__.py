@@ -1,0 +1,1 @@
+"""Recorded sessions: written while they run, read back, drawn."""
