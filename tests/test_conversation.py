@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.contracts import Message
-from antiphon.conversation import ROOT, Conversation, cut_to
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import Item, Part
 from antiphon.events.tools import ToolCall
 from antiphon.events.words import Word
+from antiphon.sessions.conversation.history import ROOT, Conversation, cut_to
 
 
 def user(item_id: str, text: str) -> Item:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from antiphon.duplex import DuplexSession
 from antiphon.events.conversation import (
     Item,
     ItemCreated,
@@ -48,9 +47,10 @@ from antiphon.events.transcription import (
     TranscriptPartial,
     TurnCleared,
 )
-from antiphon.inbox import Inbox
 from antiphon.protocols.journal import Journal
-from antiphon.talk import TalkSession
+from antiphon.sessions.conversation.session import TalkSession
+from antiphon.sessions.duplex.session import DuplexSession
+from antiphon.sessions.inbox import Inbox
 from tests.protocols.test_duplex import connection, say
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 from tests.test_talk import Partner, Scene, play

@@ -8,7 +8,7 @@ import pytest
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import Part, PartDone, Place, SoundSaid
 from antiphon.events.duplex import Cursors, PlaybackAcked
-from antiphon.ledger import Ledger
+from antiphon.sessions.duplex.playback_ledger import Ledger
 
 A, B = Place("resp_a", "item_a", 0), Place("resp_b", "item_b", 0)
 

@@ -33,8 +33,8 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.inbox import Inbox
-from antiphon.session import TranscriptionSession
+from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.session import TranscriptionSession
 from tests.scripted import FRAME, WORD_SAMPLES, ScriptedDetector, ScriptedTranscriber, speech, text
 
 VAD = ServerVad(0.5, 96, 192)

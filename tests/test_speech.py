@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from antiphon import speech
 from antiphon.contracts import Sound, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
 from antiphon.events.speech import (
@@ -25,7 +24,10 @@ from antiphon.events.speech import (
     UtteranceDone,
 )
 from antiphon.events.words import Word
-from antiphon.speech import Playback, SpeechSession, speak
+from antiphon.sessions.speech import render
+from antiphon.sessions.speech import session as speech
+from antiphon.sessions.speech.render import Playback, speak
+from antiphon.sessions.speech.session import SpeechSession
 
 RATE_HZ = 24_000
 
@@ -408,7 +410,7 @@ def test_a_chunk_that_is_done_as_the_cancel_comes_is_not_said() -> None:
 
 
 def test_one_file_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(speech, "MAX_FILE_S", 1.0)
+    monkeypatch.setattr(render, "MAX_FILE_S", 1.0)
     whole = run(SpeechConfigured(SpeechConfig(format="wav")), TextAppended("x" * 20 + ". Two."), TextFlushed())
     assert [s for s in shape(whole) if s.startswith("done")] == [
         "done 0.0 one file may hold 1 s of sound: stream it, or send shorter units",

@@ -68,8 +68,8 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.inbox import Inbox
-from antiphon.talk import TalkSession
+from antiphon.sessions.conversation.session import TalkSession
+from antiphon.sessions.inbox import Inbox
 from tests.scripted import ScriptedDetector, ScriptedTranscriber, heard, speech, text
 
 RATE_HZ = 24_000

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from antiphon.contracts import Hypothesis, Piece, TranscriberProfile
 from antiphon.events.transcription import StreamTuning
-from antiphon.transcript import WindowText, goes_on, spoken, tuned
+from antiphon.sessions.transcription.stable_words import WindowText, goes_on, spoken, tuned
 
 PROFILE = TranscriberProfile(
     id="t",

@@ -8,10 +8,18 @@ import numpy as np
 import pytest
 
 from antiphon.contracts import ImagePart, SoundPart
-from antiphon.conversation import IMAGE_GONE
 from antiphon.events.conversation import Item, Part
 from antiphon.events.transcription import SpeechStarted, TranscriptDone, TurnCleared, TurnCommitted
-from antiphon.turn_sounds import LEFT_IMAGES, LEFT_S, LONGEST_S, MOST_IMAGES, MOST_S, TurnSounds, bound
+from antiphon.sessions.conversation.history import IMAGE_GONE
+from antiphon.sessions.conversation.turn_audio import (
+    LEFT_IMAGES,
+    LEFT_S,
+    LONGEST_S,
+    MOST_IMAGES,
+    MOST_S,
+    TurnSounds,
+    bound,
+)
 
 
 def feed(sounds: TurnSounds, seconds: float) -> None:

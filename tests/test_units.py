@@ -13,7 +13,6 @@ import pytest
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
 from antiphon.contracts import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
-from antiphon.duplex import DuplexSession
 from antiphon.errors import MediaError, ModelError, RemoteProtocolError
 from antiphon.events.conversation import (
     Rejected,
@@ -26,10 +25,11 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import BargeInAsked, Duplex, EpochRaised, FramesShown, Listened, PlaybackAcked, Spoke
 from antiphon.events.transcription import AudioAppended, ServerVad, TranscriptionConfig
-from antiphon.inbox import Inbox
 from antiphon.pipelines.native_partner import SelfTurning
-from antiphon.talk import TalkSession
-from antiphon.units import MAX_WAITING_UNITS, Units
+from antiphon.sessions.conversation.native_turns import MAX_WAITING_UNITS, Units
+from antiphon.sessions.conversation.session import TalkSession
+from antiphon.sessions.duplex.session import DuplexSession
+from antiphon.sessions.inbox import Inbox
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 
 UNIT = 800

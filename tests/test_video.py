@@ -40,7 +40,7 @@ from antiphon.events.video import (
     VideoOver,
     WentWrong,
 )
-from antiphon.video import MAX_SOUND_SAMPLES, MAX_WAITING_BYTES, VideoSession
+from antiphon.sessions.video.session import MAX_SOUND_SAMPLES, MAX_WAITING_BYTES, VideoSession
 from antiphon.vision.images import decode
 
 

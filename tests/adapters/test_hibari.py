@@ -21,8 +21,8 @@ from antiphon.events.speech import SpeechConfig, SpeechConfigured, TextAppended,
 from antiphon.events.words import Word
 from antiphon.loading.loader import load, prepare, store_of
 from antiphon.loading.selection import HEARING, SPEAKING, chosen
+from antiphon.sessions.speech.session import SpeechSession
 from antiphon.settings import load as load_settings
-from antiphon.speech import SpeechSession
 
 SHORT = "Hello there, how are you today?"
 LONG = (

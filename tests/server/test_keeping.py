@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from antiphon.contracts import ImagePart, SoundPart
-from antiphon.conversation import IMAGE_GONE
 from antiphon.events.conversation import Item, Part
 from antiphon.server.keeping import _without_images
+from antiphon.sessions.conversation.history import IMAGE_GONE
 
 
 def test_what_was_seen_and_heard_is_kept_as_text() -> None:

@@ -23,8 +23,8 @@ from antiphon.errors import RemoteProtocolError, SettingsError
 from antiphon.events.speech import SpeechConfig
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import SPEAKING
+from antiphon.sessions.speech.render import Playback, speak
 from antiphon.settings import Settings
-from antiphon.speech import Playback, speak
 from antiphon.text.sentences import Splitter
 
 # Programs that play raw PCM16 mono from standard input, with the arguments that take the rate.

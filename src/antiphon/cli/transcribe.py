@@ -25,11 +25,11 @@ from antiphon.events.transcription import (
     TranscriptionConfig,
     TurnCommitted,
 )
-from antiphon.inbox import Inbox
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import HEARING
 from antiphon.protocols.openai_rest import srt
-from antiphon.session import TranscriptionSession
+from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings
 
 SILENCE_MS = 600

@@ -26,8 +26,8 @@ from antiphon.events.video import (
 )
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import SEEING, TALKING
+from antiphon.sessions.video.session import VideoSession
 from antiphon.settings import Settings
-from antiphon.video import VideoSession
 
 # What an image loses by being kept as JPEG is nothing anyone reads.
 QUALITY = 90

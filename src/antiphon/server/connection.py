@@ -18,7 +18,6 @@ import anyio
 import anyio.abc
 
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.duplex import DuplexSession
 from antiphon.errors import Refused, RemoteProtocolError, StoreError
 from antiphon.events.conversation import (
     Item,
@@ -37,7 +36,6 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import BargeInAsked, EpochRaised, InputCancelled, PlaybackAcked
 from antiphon.events.transcription import AudioAppended, Configured, Input, Output, SessionEnding, TranscriptDone
-from antiphon.inbox import Inbox
 from antiphon.protocols.bridge import Bridge
 from antiphon.protocols.duplex_connection import DuplexConnection
 from antiphon.protocols.journal import Journal, ResumeToken
@@ -49,8 +47,10 @@ from antiphon.server.line import Line
 from antiphon.server.outbox import Outbox
 from antiphon.server.state import Live, ServerState
 from antiphon.server.transport import Transport
-from antiphon.session import TranscriptionSession
-from antiphon.talk import TalkSession
+from antiphon.sessions.conversation.session import TalkSession
+from antiphon.sessions.duplex.session import DuplexSession
+from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.session import TranscriptionSession
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from antiphon.conversation import IMAGE_GONE
 from antiphon.events.conversation import Item, Part
 from antiphon.protocols.bridge import Bridge
 from antiphon.protocols.duplex_connection import DuplexConnection
@@ -17,6 +16,7 @@ from antiphon.protocols.journal import ResumeToken
 from antiphon.protocols.realtime import Opening, RealtimeConnection
 from antiphon.server.secrets import connection_for, duplex_for
 from antiphon.server.state import ServerState
+from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.store.sessions import Kept
 
 Wire = RealtimeConnection | DuplexConnection

@@ -29,7 +29,7 @@ from antiphon.server.errors import error_response
 from antiphon.server.facts import speech_facts
 from antiphon.server.gone import unless_gone
 from antiphon.server.state import ServerState
-from antiphon.speech import Spoken, speak
+from antiphon.sessions.speech.render import Spoken, speak
 from antiphon.store.voices import StoredVoice
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from antiphon.server.facts import speech_facts
 from antiphon.server.realtime import YES, Socket, by_resume
 from antiphon.server.state import ServerState
 from antiphon.server.stream import CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY, Stream
-from antiphon.speech import SpeechSession
+from antiphon.sessions.speech.session import SpeechSession
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from antiphon.server.errors import deny
 from antiphon.server.realtime import YES, Socket, accept, by_resume
 from antiphon.server.state import ServerState
 from antiphon.server.stream import CLOSE_INTERNAL, CLOSE_NORMAL, Stream
-from antiphon.video import VideoSession
+from antiphon.sessions.video.session import VideoSession
 
 log = logging.getLogger(__name__)
 

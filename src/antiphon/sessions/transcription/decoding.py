@@ -29,7 +29,14 @@ from antiphon.events.transcription import (
     TranscriptPartial,
 )
 from antiphon.events.words import Word
-from antiphon.transcript import MIN_LANGUAGE_PROBABILITY, WindowText, goes_on, shortened, tuned, words_to_settle
+from antiphon.sessions.transcription.stable_words import (
+    MIN_LANGUAGE_PROBABILITY,
+    WindowText,
+    goes_on,
+    shortened,
+    tuned,
+    words_to_settle,
+)
 from antiphon.turns.segmenter import OpenWindow, Segmenter, TurnEnded, WindowEnded, owners
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from antiphon.answering import Emit
 from antiphon.contracts.playback import Playback
-from antiphon.conversation import Conversation
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ArgumentsSaid,
@@ -53,8 +51,10 @@ from antiphon.events.transcription import (
     TranscriptFailed,
     TurnCleared,
 )
-from antiphon.ledger import Ledger
-from antiphon.talk import TalkSession
+from antiphon.sessions.conversation.history import Conversation
+from antiphon.sessions.conversation.response import Emit
+from antiphon.sessions.conversation.session import TalkSession
+from antiphon.sessions.duplex.playback_ledger import Ledger
 
 
 class MakeTalk(Protocol):

@@ -18,7 +18,6 @@ import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import SpeechDetector, Transcriber, TurnJudge
-from antiphon.decoding import Decoding
 from antiphon.errors import ModelError, Refused
 from antiphon.events.conversation import TalkInput
 from antiphon.events.transcription import (
@@ -35,7 +34,8 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.inbox import Inbox
+from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.decoding import Decoding
 from antiphon.turns.echo import EchoGuard
 from antiphon.turns.segmenter import Step, TurnEnded, WindowEnded
 

@@ -24,7 +24,6 @@ from antiphon.contracts import (
     ToolCallStarted,
     VoiceOptions,
 )
-from antiphon.conversation import Conversation, cut_to
 from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.events.conversation import (
     ArgumentsDone,
@@ -49,6 +48,7 @@ from antiphon.events.conversation import (
     Usage,
 )
 from antiphon.events.transcription import Output
+from antiphon.sessions.conversation.history import Conversation, cut_to
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,6 @@ MAX_WAITING = 64
 
 Emit = Callable[[Output | TalkOutput], Awaitable[None]]
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
-
-
 # What a partner is asked: Talk.respond's arguments.
 Wanted = tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]
 

@@ -13,10 +13,8 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.abc
 
-from antiphon.answering import Answering, Emit
 from antiphon.contracts import Partner, Reader, SpeechDetector, Transcriber, TurnJudge
 from antiphon.contracts.playback import Playback
-from antiphon.conversation import Conversation
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     Item,
@@ -58,15 +56,17 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.inbox import Inbox
-from antiphon.looking import Looking
-from antiphon.responder import Responder
-from antiphon.session import TranscriptionSession
-from antiphon.sounding import Sounding
-from antiphon.turn_sounds import TurnSounds, bound
+from antiphon.sessions.conversation.history import Conversation
+from antiphon.sessions.conversation.item_media import Looking
+from antiphon.sessions.conversation.native_turns import Units
+from antiphon.sessions.conversation.playout import Sounding
+from antiphon.sessions.conversation.responder import Responder
+from antiphon.sessions.conversation.response import Answering, Emit
+from antiphon.sessions.conversation.turn_audio import TurnSounds, bound
+from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.echo import EchoGuard
 from antiphon.turns.overlap import DECIDE_S, LAST_S, LONGEST_S, Overlap
-from antiphon.units import Units
 
 # How long a client's word that what is said takes no floor holds: it says so with each piece of sound.
 DISMISSED_S = 0.6

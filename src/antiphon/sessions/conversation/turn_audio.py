@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import ImagePart, SoundPart
-from antiphon.conversation import IMAGE_GONE
 from antiphon.events.conversation import Item
 from antiphon.events.transcription import (
     Output,
@@ -21,6 +20,7 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
+from antiphon.sessions.conversation.history import IMAGE_GONE
 
 # Of a turn so much is heard: the last of it. After its last speech it goes on for so long.
 LONGEST_S, TAIL_MS = 120, 100

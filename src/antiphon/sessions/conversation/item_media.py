@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 import anyio.abc
 import anyio.to_thread
 
-from antiphon.answering import FAILURES, Emit
 from antiphon.contracts import FileOptions, ImagePart, Reader, Segment, Transcriber
-from antiphon.conversation import Conversation
 from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events.conversation import Item, Part, Rejected
+from antiphon.sessions.conversation.history import Conversation
+from antiphon.sessions.conversation.response import FAILURES, Emit
 from antiphon.vision.images import decode, from_data_uri
 
 # Characters of data URIs that one conversation may hold.

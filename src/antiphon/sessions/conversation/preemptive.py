@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import anyio.abc
 
-from antiphon.answering import Making, Wanted
 from antiphon.contracts import Talk
+from antiphon.sessions.conversation.response import Making, Wanted
 
 
 class Ahead:

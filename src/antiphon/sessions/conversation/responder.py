@@ -12,11 +12,8 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from antiphon.ahead import Ahead
-from antiphon.answering import FAILURES, Answering, Emit, Made, Making, Wanted, speaks, wanted
 from antiphon.contracts import Partner, SoundPart, Talk
 from antiphon.contracts.playback import Playback
-from antiphon.conversation import Conversation
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     Item,
@@ -31,7 +28,10 @@ from antiphon.events.conversation import (
     TalkOutput,
 )
 from antiphon.events.transcription import Output
-from antiphon.sounding import Sounding
+from antiphon.sessions.conversation.history import Conversation
+from antiphon.sessions.conversation.playout import Sounding
+from antiphon.sessions.conversation.preemptive import Ahead
+from antiphon.sessions.conversation.response import FAILURES, Answering, Emit, Made, Making, Wanted, speaks, wanted
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Full duplex: a conversation with acknowledged playback, epochs and overlap."""

@@ -1,0 +1,1 @@
+"""Speech synthesis: text in as it is written, units of sound out."""

@@ -1,0 +1,1 @@
+"""Questions about frames and sound."""
