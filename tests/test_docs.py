@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from antiphon.cli.main import _parser
-from antiphon.protocols import DIALECTS, openai_transcription, vllm_realtime
+from antiphon.protocols import DIALECTS
+from antiphon.protocols.openai import transcription as openai_transcription
+from antiphon.protocols.vllm import dialect as vllm_realtime
 
 ROOT = Path(__file__).parents[1]
 VLLM = (ROOT / "docs/wire/vllm-realtime.md").read_text()
@@ -38,12 +40,12 @@ def test_every_frame_of_the_traces_is_documented(trace: str, document: str) -> N
 
 def test_the_speech_stream_is_documented() -> None:
     document = (ROOT / "docs/wire/speech-stream.md").read_text()
-    source = (ROOT / "src/antiphon/protocols/speech_stream.py").read_text()
+    source = (ROOT / "src/antiphon/protocols/speech/stream.py").read_text()
     kinds = set(re.findall(r'"((?:session|input|audio)\.[a-z]+)"', source))
     assert len(kinds) >= 9
     for kind in kinds:
         assert f"`{kind}" in document or f"`{kind} " in document, kind
-    fields = (ROOT / "src/antiphon/protocols/speech_fields.py").read_text()
+    fields = (ROOT / "src/antiphon/protocols/speech/fields.py").read_text()
     for name in set(re.findall(r'fields(?:\.get\(|\[)"([a-z_]+)"', fields)):
         assert f"`{name}`" in document, name
 

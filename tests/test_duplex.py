@@ -47,7 +47,7 @@ from antiphon.events.transcription import (
     TranscriptPartial,
     TurnCleared,
 )
-from antiphon.protocols.journal import Journal
+from antiphon.protocols.resume.journal import Journal
 from antiphon.sessions.conversation.session import TalkSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox

@@ -26,12 +26,13 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import BargeInAsked, EpochRaised, Listened
 from antiphon.events.transcription import AudioAppended, AudioCommitted, SessionEnding, TranscriptDone
-from antiphon.protocols.bridge import Bridge
-from antiphon.protocols.minicpmo_worker import MinicpmoWorker
-from antiphon.protocols.omni import Omni
-from antiphon.protocols.openbmb_realtime import OpenbmbRealtime
-from antiphon.protocols.realtime import Opening
-from antiphon.protocols.wire import BinaryFrame, Models
+from antiphon.protocols.bridges.base import Bridge
+from antiphon.protocols.bridges.minicpmo_worker import MinicpmoWorker
+from antiphon.protocols.bridges.omni import Omni
+from antiphon.protocols.bridges.openbmb import OpenbmbRealtime
+from antiphon.protocols.model_names import Models
+from antiphon.protocols.opening import Opening
+from antiphon.protocols.wire import BinaryFrame
 from tests.protocols.test_openai_realtime import JSON, KEYS
 
 AT = Place("resp_1", "item_1", 0)

@@ -42,11 +42,12 @@ from antiphon.events.duplex import (
 )
 from antiphon.events.transcription import AudioAppended, AudioCleared, AudioCommitted, CommitRefused, SessionEnding
 from antiphon.events.words import Word
-from antiphon.protocols.duplex_connection import DuplexConnection
-from antiphon.protocols.duplex_session import ALIASES
-from antiphon.protocols.openai_realtime import EVENTS
-from antiphon.protocols.realtime import Opening
-from antiphon.protocols.wire import MediaFrame, Models
+from antiphon.protocols.duplex.connection import DuplexConnection
+from antiphon.protocols.duplex.session_fields import ALIASES
+from antiphon.protocols.model_names import Models
+from antiphon.protocols.openai.conversation import EVENTS
+from antiphon.protocols.opening import Opening
+from antiphon.protocols.wire import MediaFrame
 from tests.protocols.test_openai_realtime import JSON, KEYS
 
 AT = Place("resp_1", "item_1", 0)

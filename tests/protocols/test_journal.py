@@ -8,7 +8,7 @@ import random
 import pytest
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.journal import Journal, JournalGap, ResumeToken
+from antiphon.protocols.resume.journal import Journal, JournalGap, ResumeToken
 from antiphon.protocols.wire import MediaFrame, frame
 
 

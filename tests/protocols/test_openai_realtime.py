@@ -30,8 +30,8 @@ from antiphon.events.conversation import (
     TalkConfigured,
     Usage,
 )
-from antiphon.protocols.openai_realtime import EVENTS, OpenAIRealtime
-from antiphon.protocols.wire import Models
+from antiphon.protocols.model_names import Models
+from antiphon.protocols.openai.conversation import EVENTS, OpenAIRealtime
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
 

@@ -36,8 +36,9 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.events.words import Word
-from antiphon.protocols.realtime import Opening, RealtimeConnection
-from antiphon.protocols.wire import Models
+from antiphon.protocols.model_names import Models
+from antiphon.protocols.negotiation import RealtimeConnection
+from antiphon.protocols.opening import Opening
 
 TRACES = Path(__file__).parents[1] / "traces"
 VENDOR = TypeAdapter[Any](RealtimeServerEvent)

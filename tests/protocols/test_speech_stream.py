@@ -24,9 +24,9 @@ from antiphon.events.speech import (
     VoiceSample,
 )
 from antiphon.events.words import Word
-from antiphon.protocols.speech_fields import SpeechFacts
-from antiphon.protocols.speech_stream import MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES, SpeechStream
-from antiphon.protocols.wire import Models
+from antiphon.protocols.model_names import Models
+from antiphon.protocols.speech.fields import SpeechFacts
+from antiphon.protocols.speech.stream import MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES, SpeechStream
 
 stood_in: list[str] = []
 

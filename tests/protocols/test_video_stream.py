@@ -24,7 +24,7 @@ from antiphon.events.video import (
     VideoOver,
     WentWrong,
 )
-from antiphon.protocols.video_stream import JPEG, MAX_FRAME_CHARS, PNG, VideoStream
+from antiphon.protocols.video.stream import JPEG, MAX_FRAME_CHARS, PNG, VideoStream
 
 IMAGE = b64encode(JPEG + b"...").decode()
 

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from antiphon.protocols.journal import Journal, ResumeToken
+from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.server.line import Line
 from antiphon.server.outbox import Outbox
 

@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from antiphon.events.transcription import AudioAppended
 from antiphon.loading.loader import load, store_of
-from antiphon.protocols.realtime import Opening
+from antiphon.protocols.opening import Opening
 from antiphon.recording.tape import Entry, Tape, Turn, turns
 from antiphon.server.connection import Connection
 from antiphon.server.metrics import Metrics

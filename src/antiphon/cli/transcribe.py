@@ -27,7 +27,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import HEARING
-from antiphon.protocols.openai_rest import srt
+from antiphon.protocols.rest.transcriptions import srt
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings

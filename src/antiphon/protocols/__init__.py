@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 DIALECTS: Mapping[str, str] = MappingProxyType(
     {
-        "vllm": "antiphon.protocols.vllm_realtime:VllmRealtime",
-        "openai": "antiphon.protocols.openai_transcription:OpenAITranscription",
+        "vllm": "antiphon.protocols.vllm.dialect:VllmRealtime",
+        "openai": "antiphon.protocols.openai.transcription:OpenAITranscription",
     }
 )

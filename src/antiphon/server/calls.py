@@ -34,8 +34,8 @@ from antiphon.audio.pcm import Resampler
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.conversation import PartDone, Place, PlaybackStarted, PlaybackStopped, SoundSaid, TalkOutput
 from antiphon.events.transcription import AudioAppended, Output
-from antiphon.protocols.realtime import Opening
-from antiphon.protocols.wire import typed
+from antiphon.protocols.fields import typed
+from antiphon.protocols.opening import Opening
 from antiphon.server.auth import bearer
 from antiphon.server.connection import Connection
 from antiphon.server.errors import error_response

@@ -13,8 +13,8 @@ from starlette.responses import Response, StreamingResponse
 
 from antiphon.contracts import Dialogue, LanguageModel, Reply
 from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
-from antiphon.protocols import openai_chat
-from antiphon.protocols.openai_chat import Answer, ChatRequest
+from antiphon.protocols.rest import chat as openai_chat
+from antiphon.protocols.rest.chat import Answer, ChatRequest
 from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
 from antiphon.server.gone import unless_gone

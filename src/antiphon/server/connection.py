@@ -36,10 +36,10 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import BargeInAsked, EpochRaised, InputCancelled, PlaybackAcked
 from antiphon.events.transcription import AudioAppended, Configured, Input, Output, SessionEnding, TranscriptDone
-from antiphon.protocols.bridge import Bridge
-from antiphon.protocols.duplex_connection import DuplexConnection
-from antiphon.protocols.journal import Journal, ResumeToken
-from antiphon.protocols.realtime import RealtimeConnection
+from antiphon.protocols.bridges.base import Bridge
+from antiphon.protocols.duplex.connection import DuplexConnection
+from antiphon.protocols.negotiation import RealtimeConnection
+from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import BinaryFrame
 from antiphon.recording.recorder import Recorder
 from antiphon.server.keeping import kept

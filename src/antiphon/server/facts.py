@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from antiphon.events.speech import VoiceSample
-from antiphon.protocols.speech_fields import SpeechFacts
-from antiphon.protocols.wire import Models
+from antiphon.protocols.model_names import Models
+from antiphon.protocols.speech.fields import SpeechFacts
 from antiphon.server.state import ServerState
 
 

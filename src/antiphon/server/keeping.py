@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 
 from antiphon.events.conversation import Item, Part
-from antiphon.protocols.bridge import Bridge
-from antiphon.protocols.duplex_connection import DuplexConnection
-from antiphon.protocols.journal import ResumeToken
-from antiphon.protocols.realtime import Opening, RealtimeConnection
+from antiphon.protocols.bridges.base import Bridge
+from antiphon.protocols.duplex.connection import DuplexConnection
+from antiphon.protocols.negotiation import RealtimeConnection
+from antiphon.protocols.opening import Opening
+from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.secrets import connection_for, duplex_for
 from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.history import IMAGE_GONE

@@ -13,7 +13,7 @@ import anyio.abc
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import AudioAppended
-from antiphon.protocols.journal import ResumeToken
+from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.outbox import End, Outbox
 from antiphon.server.transport import STALL_S, Gone, Transport
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from antiphon.protocols.journal import Journal
+from antiphon.protocols.resume.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ import anyio.to_thread
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.errors import Refused, RemoteProtocolError
-from antiphon.protocols.bridge import Bridge
-from antiphon.protocols.journal import JournalGap, ResumeToken
-from antiphon.protocols.minicpmo_worker import MinicpmoWorker
-from antiphon.protocols.omni import Omni
-from antiphon.protocols.openbmb_realtime import SUBPROTOCOL, OpenbmbRealtime
-from antiphon.protocols.realtime import Opening
-from antiphon.protocols.resuming import Resume, control, refused_frame, resume_from, resync_frame
+from antiphon.protocols.bridges.base import Bridge
+from antiphon.protocols.bridges.minicpmo_worker import MinicpmoWorker
+from antiphon.protocols.bridges.omni import Omni
+from antiphon.protocols.bridges.openbmb import SUBPROTOCOL, OpenbmbRealtime
+from antiphon.protocols.opening import Opening
+from antiphon.protocols.resume.control import Resume, control, refused_frame, resume_from, resync_frame
+from antiphon.protocols.resume.journal import JournalGap, ResumeToken
 from antiphon.protocols.wire import BinaryFrame, random_id
 from antiphon.server.auth import bearer
 from antiphon.server.connection import CLOSE_POLICY, CLOSE_TRY_LATER, Connection

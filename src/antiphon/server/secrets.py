@@ -12,9 +12,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from antiphon.errors import Refused, RemoteProtocolError
-from antiphon.protocols.duplex_connection import DuplexConnection
-from antiphon.protocols.realtime import Opening, RealtimeConnection
-from antiphon.protocols.wire import known, number, random_id, typed
+from antiphon.protocols.duplex.connection import DuplexConnection
+from antiphon.protocols.fields import known, number, typed
+from antiphon.protocols.negotiation import RealtimeConnection
+from antiphon.protocols.opening import Opening
+from antiphon.protocols.wire import random_id
 from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
 from antiphon.server.state import Secret, ServerState

@@ -21,9 +21,9 @@ from antiphon.audio.encode import MEDIA_TYPES
 from antiphon.contracts import Synthesizer
 from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError, StoreError
 from antiphon.events.words import Word
-from antiphon.protocols import openai_speech
-from antiphon.protocols.openai_speech import SpeechRequest
-from antiphon.protocols.speech_fields import HOSTED_VOICES
+from antiphon.protocols.speech import rest as openai_speech
+from antiphon.protocols.speech.fields import HOSTED_VOICES
+from antiphon.protocols.speech.rest import SpeechRequest
 from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
 from antiphon.server.facts import speech_facts

@@ -13,8 +13,8 @@ from starlette.websockets import WebSocket
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.speech import UnitSound
 from antiphon.events.transcription import AudioAppended
-from antiphon.protocols.journal import ResumeToken
-from antiphon.protocols.speech_stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechStream
+from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.protocols.speech.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechStream
 from antiphon.server.auth import bearer
 from antiphon.server.errors import deny
 from antiphon.server.facts import speech_facts

@@ -17,7 +17,7 @@ import anyio.abc
 from antiphon.errors import Refused
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import store_of
-from antiphon.protocols.wire import Models
+from antiphon.protocols.model_names import Models
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
 from antiphon.store.sessions import SessionStore

@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.journal import Journal, ResumeToken
-from antiphon.protocols.resuming import control, refused_frame, replaced_frame, resumed_frame
+from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
+from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import BinaryFrame, frame, random_id
 from antiphon.server.line import Line
 from antiphon.server.outbox import Outbox

@@ -17,8 +17,8 @@ from starlette.responses import Response, StreamingResponse
 from antiphon.audio.containers import decode_all
 from antiphon.contracts import FileInfo, FileOptions, Segment, Task, Transcriber
 from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
-from antiphon.protocols import openai_rest
-from antiphon.protocols.openai_rest import FileRequest
+from antiphon.protocols.rest import transcriptions as openai_rest
+from antiphon.protocols.rest.transcriptions import FileRequest
 from antiphon.server.errors import error_response
 from antiphon.server.state import ServerState
 

@@ -12,8 +12,8 @@ from antiphon.contracts import Watcher
 from antiphon.errors import Refused
 from antiphon.events.transcription import AudioAppended
 from antiphon.events.video import Finished, VideoConfig, VideoOutput
-from antiphon.protocols.journal import ResumeToken
-from antiphon.protocols.video_stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, VideoStream
+from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.protocols.video.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, VideoStream
 from antiphon.protocols.wire import random_id
 from antiphon.server.auth import bearer
 from antiphon.server.errors import deny

@@ -10,7 +10,8 @@ from antiphon.contracts import SoundPart
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import Item, Part, Place, Response, ResponseAsked
 from antiphon.events.tools import Tool
-from antiphon.protocols.wire import NewId, known, number, require, typed
+from antiphon.protocols.fields import known, number, require, typed
+from antiphon.protocols.wire import NewId
 
 # Base64 sound, and where it stands, to float32 [num_samples], 16 kHz. Raises RemoteProtocolError.
 Decode = Callable[[str, str], Pcm]

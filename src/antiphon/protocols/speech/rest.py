@@ -12,9 +12,9 @@ import msgspec
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
-from antiphon.protocols import speech_fields
-from antiphon.protocols.speech_fields import SpeechFacts
-from antiphon.protocols.wire import require, typed
+from antiphon.protocols.fields import require, typed
+from antiphon.protocols.speech import fields as speech_fields
+from antiphon.protocols.speech.fields import SpeechFacts
 
 MAX_INPUT_CHARS, MAX_ITEMS = 4096, 32
 MAX_FIELD_CHARS = 2000

@@ -7,7 +7,7 @@ The first `session.update` decides: a top-level `model` and no `session` object 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,31 +16,16 @@ import msgspec
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import TalkInput, TalkOutput
 from antiphon.events.transcription import Input, Output, SessionEnding
-from antiphon.protocols.openai_realtime import OpenAIRealtime
-from antiphon.protocols.openai_transcription import MIN_COMMIT_MS, OpenAITranscription
-from antiphon.protocols.resuming import control, refused_frame, replaced_frame, resumed_frame
-from antiphon.protocols.vllm_realtime import VllmRealtime
-from antiphon.protocols.wire import Models, NewId, frame, random_id
+from antiphon.protocols.model_names import Models
+from antiphon.protocols.openai.conversation import OpenAIRealtime
+from antiphon.protocols.openai.transcription import MIN_COMMIT_MS, OpenAITranscription
+from antiphon.protocols.opening import Opening
+from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
+from antiphon.protocols.vllm.dialect import VllmRealtime
+from antiphon.protocols.wire import NewId, frame, random_id
 
 # Sound that may come before the dialect is known, in bytes of frames; more ends the connection.
 MAX_HELD_BYTES = 4 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What the upgrade request said: `?model=`, `?dialect=`, `?intent=`, and whether it asked for the beta names.
-
-    `session`: the session that it is made with, by its short-lived key or its call, as a `session.update` would give it.
-    `duplex`: the dialect of duplex_connection.py. `plays`: the server plays the answers' sound itself.
-    """
-
-    model: str = ""
-    dialect: str = ""
-    intent: str = ""
-    beta: bool = False
-    session: Mapping[str, Any] | None = None
-    plays: bool = False
-    duplex: bool = False
 
 
 @dataclass(slots=True)

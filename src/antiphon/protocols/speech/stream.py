@@ -22,8 +22,8 @@ from antiphon.events.speech import (
     UtteranceDone,
 )
 from antiphon.events.words import Word
-from antiphon.protocols import speech_fields
-from antiphon.protocols.speech_fields import SpeechFacts
+from antiphon.protocols.speech import fields as speech_fields
+from antiphon.protocols.speech.fields import SpeechFacts
 from antiphon.protocols.wire import frame
 
 MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES = 4 << 20, 128 << 10

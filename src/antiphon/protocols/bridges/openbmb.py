@@ -9,8 +9,8 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import PartDone, Place, ResponseDone, SoundSaid, TalkOutput, TextSaid
 from antiphon.events.duplex import BargeInAsked, FramesShown, Listened
 from antiphon.events.transcription import AudioAppended, Output, SessionEnding, TranscriptDone
-from antiphon.protocols.bridge import Bridge, f32_base64
-from antiphon.protocols.duplex_session import video_frames
+from antiphon.protocols.bridges.base import Bridge, f32_base64
+from antiphon.protocols.duplex.session_fields import video_frames
 from antiphon.protocols.wire import MediaFrame, frame
 
 SUBPROTOCOL = "map.realtime"

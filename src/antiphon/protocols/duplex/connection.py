@@ -10,11 +10,12 @@ import msgspec
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import TalkInput, TalkOutput
 from antiphon.events.transcription import Input, Output, SessionEnding
-from antiphon.protocols.duplex import DuplexDialect
-from antiphon.protocols.duplex_session import ALIASES
-from antiphon.protocols.realtime import Opening
-from antiphon.protocols.resuming import control, replaced_frame, resumed_frame
-from antiphon.protocols.wire import Models, NewId
+from antiphon.protocols.duplex.dialect import DuplexDialect
+from antiphon.protocols.duplex.session_fields import ALIASES
+from antiphon.protocols.model_names import Models
+from antiphon.protocols.opening import Opening
+from antiphon.protocols.resume.control import control, replaced_frame, resumed_frame
+from antiphon.protocols.wire import NewId
 
 
 class DuplexConnection:

@@ -36,7 +36,8 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.protocols.wire import Dialect, decode_base64, known, number, require, typed
+from antiphon.protocols.fields import known, number, require, typed
+from antiphon.protocols.wire import Dialect, decode_base64
 
 MIN_COMMIT_MS = 100
 EVENTS = (

@@ -14,7 +14,7 @@ from antiphon.audio.encode import wav_header
 from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
 from antiphon.events.words import Word
-from antiphon.protocols.duplex_session import Form
+from antiphon.protocols.duplex.session_fields import Form
 
 
 @dataclass(slots=True)

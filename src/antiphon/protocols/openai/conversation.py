@@ -62,9 +62,9 @@ from antiphon.events.transcription import (
     TranscriptionConfig,
     TurnCommitted,
 )
-from antiphon.protocols.openai_transcription import OpenAITranscription, default_input
-from antiphon.protocols.realtime_items import at as where
-from antiphon.protocols.realtime_items import (
+from antiphon.protocols.fields import known, number, require, typed
+from antiphon.protocols.openai.items import at as where
+from antiphon.protocols.openai.items import (
     choice_from,
     item_from,
     item_shown,
@@ -75,8 +75,8 @@ from antiphon.protocols.realtime_items import (
     tools_from,
     truncation_from,
 )
-from antiphon.protocols.realtime_session import flat, flat_shown, is_flat, nested, nested_shown
-from antiphon.protocols.wire import known, number, require, typed
+from antiphon.protocols.openai.session_fields import flat, flat_shown, is_flat, nested, nested_shown
+from antiphon.protocols.openai.transcription import OpenAITranscription, default_input
 from antiphon.turns.eagerness import COMPLETE_MS, EAGERNESS_MS
 
 EVENTS = (

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.wire import NewId, frame, require
+from antiphon.protocols.fields import require
+from antiphon.protocols.wire import NewId, frame
 
 # Nothing about a connection is longer.
 MAX_BYTES = 4096

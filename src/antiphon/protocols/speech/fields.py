@@ -9,7 +9,8 @@ from typing import Any, get_args
 from antiphon.audio import SpeechFormat
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
-from antiphon.protocols.wire import Models, number, sound_file, typed
+from antiphon.protocols.fields import number, sound_file, typed
+from antiphon.protocols.model_names import Models
 
 # The hosted service's voices. A client that names one, as most do that never chose, is spoken to by the default voice.
 HOSTED_VOICES = frozenset(

@@ -10,7 +10,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import PartDone, Place, ResponseCreated, ResponseDone, SoundSaid, TalkOutput, TextSaid
 from antiphon.events.duplex import Listened
 from antiphon.events.transcription import AudioAppended, AudioCommitted, Output
-from antiphon.protocols.bridge import OUT_HZ, Bridge
+from antiphon.protocols.bridges.base import OUT_HZ, Bridge
 from antiphon.protocols.wire import BinaryFrame, MediaFrame, frame
 
 

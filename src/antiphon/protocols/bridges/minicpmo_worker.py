@@ -16,7 +16,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import PartDone, ResponseDone, SoundSaid, TalkOutput, TextSaid
 from antiphon.events.duplex import BargeInAsked, EpochRaised
 from antiphon.events.transcription import AudioAppended, Output
-from antiphon.protocols.bridge import OUT_HZ, Bridge, f32_base64
+from antiphon.protocols.bridges.base import OUT_HZ, Bridge, f32_base64
 
 
 class MinicpmoWorker(Bridge):

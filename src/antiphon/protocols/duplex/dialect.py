@@ -47,7 +47,8 @@ from antiphon.events.duplex import (
     Unanswered,
 )
 from antiphon.events.transcription import AudioAppended, AudioCleared, AudioCommitted, Output, ServerVad, SessionEnding
-from antiphon.protocols.duplex_session import (
+from antiphon.protocols.duplex.audio import AnswerSounds, decoder
+from antiphon.protocols.duplex.session_fields import (
     ALIASES,
     CODES,
     RETRYABLE,
@@ -62,11 +63,11 @@ from antiphon.protocols.duplex_session import (
     sound_format,
     video_frames,
 )
-from antiphon.protocols.duplex_sound import AnswerSounds, decoder
-from antiphon.protocols.openai_realtime import EVENTS, OpenAIRealtime
-from antiphon.protocols.realtime_items import at as where
-from antiphon.protocols.realtime_items import session_field
-from antiphon.protocols.wire import MediaFrame, decode_base64, frame, require, typed
+from antiphon.protocols.fields import require, typed
+from antiphon.protocols.openai.conversation import EVENTS, OpenAIRealtime
+from antiphon.protocols.openai.items import at as where
+from antiphon.protocols.openai.items import session_field
+from antiphon.protocols.wire import MediaFrame, decode_base64, frame
 from antiphon.turns.backchannel import is_backchannel
 from antiphon.turns.eagerness import COMPLETE_MS, EAGERNESS_MS
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.duplex import Duplex
-from antiphon.protocols.wire import number, sound_file, typed
+from antiphon.protocols.fields import number, sound_file, typed
 
 Form = dict[str, Any]
 # Other names of events.
@@ -51,8 +51,6 @@ LEAST_HZ, MOST_HZ = 8000, 192_000
 MAX_FRAMES = 2
 CHUNK_PERIOD_MS = 100
 TARGET_BARGE_IN_MS = 300
-
-
 # A voice to speak with, as a file.
 MAX_REFERENCE_BYTES = 10 << 20
 

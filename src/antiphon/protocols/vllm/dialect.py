@@ -33,8 +33,10 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.protocols.vllm_answer import VllmAnswer
-from antiphon.protocols.wire import Dialect, Models, decode_base64, number
+from antiphon.protocols.fields import number
+from antiphon.protocols.model_names import Models
+from antiphon.protocols.vllm.answers import VllmAnswer
+from antiphon.protocols.wire import Dialect, decode_base64
 
 # (wire field, StreamTuning field, least, most, whole numbers only)
 TUNING: tuple[tuple[str, str, float, float, bool], ...] = (

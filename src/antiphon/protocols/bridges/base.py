@@ -26,8 +26,9 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import Duplex, EpochRaised
 from antiphon.events.transcription import Input, Output, ServerVad, SessionEnding, TranscriptionConfig
-from antiphon.protocols.realtime import Opening
-from antiphon.protocols.wire import Models, NewId, frame
+from antiphon.protocols.model_names import Models
+from antiphon.protocols.opening import Opening
+from antiphon.protocols.wire import NewId, frame
 from antiphon.turns.eagerness import COMPLETE_MS, EAGERNESS_MS
 
 OUT_HZ = 24_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.openai_transcription import BETA_FORMATS
-from antiphon.protocols.wire import known, typed
+from antiphon.protocols.fields import known, typed
+from antiphon.protocols.openai.transcription import BETA_FORMATS
 
 Update = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 

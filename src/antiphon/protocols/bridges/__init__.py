@@ -1,0 +1,1 @@
+"""Other servers' duplex dialects, spoken to the same sessions."""

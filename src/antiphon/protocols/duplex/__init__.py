@@ -1,0 +1,1 @@
+"""Full duplex: the OpenAI conversation with epochs, acknowledged playback and turn states."""

@@ -1,0 +1,1 @@
+"""The OpenAI Realtime API, GA and beta: transcription sessions and conversations."""

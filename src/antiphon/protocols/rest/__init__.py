@@ -1,0 +1,1 @@
+"""REST requests and answers: chat completions, transcriptions."""

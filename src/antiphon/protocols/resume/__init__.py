@@ -1,0 +1,1 @@
+"""What resuming needs on the wire: the journal of sent frames, and its control messages."""

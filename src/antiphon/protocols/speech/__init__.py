@@ -1,0 +1,1 @@
+"""Speech synthesis: the stream's messages, and the REST twins."""

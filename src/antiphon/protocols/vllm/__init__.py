@@ -1,0 +1,1 @@
+"""vLLM's realtime transcription dialect, with answers where a model gives them."""
