@@ -19,7 +19,7 @@ from av import AudioFrame
 
 from antiphon.audio import Pcm
 from antiphon.events.conversation import Part, PartDone, Place, PlaybackStarted, PlaybackStopped, SoundSaid
-from antiphon.server.calls import FRAME_SAMPLES, RTC_HZ, Speaker
+from antiphon.transports.webrtc import FRAME_SAMPLES, RTC_HZ, Speaker
 from tests.conftest import SMALL, VOICE, Process, Recording, Serve
 from tests.server.test_faults import idle
 from tests.server.test_talk import EVENT, LIMIT_S

@@ -6,7 +6,7 @@ import numpy as np
 
 from antiphon.contracts import ImagePart, SoundPart
 from antiphon.events.conversation import Item, Part
-from antiphon.server.keeping import _without_images
+from antiphon.server.live.persistence import _without_images
 from antiphon.sessions.conversation.history import IMAGE_GONE
 
 

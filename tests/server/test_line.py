@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from antiphon.protocols.resume.journal import Journal, ResumeToken
-from antiphon.server.line import Line
-from antiphon.server.outbox import Outbox
+from antiphon.transports.attachment import Line
+from antiphon.transports.outbox import Outbox
 
 STALL_S, GRACE_S, MOST = 0.05, 0.1, 3
 

@@ -22,9 +22,9 @@ from antiphon.events.transcription import AudioAppended
 from antiphon.loading.loader import load, store_of
 from antiphon.protocols.opening import Opening
 from antiphon.recording.tape import Entry, Tape, Turn, turns
-from antiphon.server.connection import Connection
+from antiphon.server.live.open_wire import connection_for
+from antiphon.server.live.realtime import Connection
 from antiphon.server.metrics import Metrics
-from antiphon.server.secrets import connection_for
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 

@@ -14,18 +14,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon import __version__
 from antiphon.server.auth import bearer
-from antiphon.server.calls import calls, hang_up
-from antiphon.server.chat import chat_completions
 from antiphon.server.errors import error_response, http_exception
-from antiphon.server.facts import worker_health
-from antiphon.server.page import asset, root
-from antiphon.server.realtime import realtime
-from antiphon.server.secrets import client_secrets, sessions
-from antiphon.server.speech import batch, speech, voice, voices
-from antiphon.server.speech_stream import speech_stream
+from antiphon.server.routes.calls import calls, hang_up
+from antiphon.server.routes.chat import chat_completions
+from antiphon.server.routes.client_secrets import client_secrets, sessions
+from antiphon.server.routes.health import worker_health
+from antiphon.server.routes.page import asset, root
+from antiphon.server.routes.realtime import realtime
+from antiphon.server.routes.speech import batch, speech, voice, voices
+from antiphon.server.routes.speech_stream import speech_stream
+from antiphon.server.routes.transcriptions import transcriptions, translations
+from antiphon.server.routes.video_stream import video_stream
 from antiphon.server.state import ServerState
-from antiphon.server.transcriptions import transcriptions, translations
-from antiphon.server.video_stream import video_stream
 
 # Probes and scrapers come without a key, and so does the page, which asks for one; a call may come with a short-lived one.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/v1/realtime/calls"})

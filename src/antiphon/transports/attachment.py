@@ -14,8 +14,8 @@ import anyio.abc
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import AudioAppended
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.server.outbox import End, Outbox
-from antiphon.server.transport import STALL_S, Gone, Transport
+from antiphon.transports.outbox import End, Outbox
+from antiphon.transports.transport import STALL_S, Gone, Transport
 
 log = logging.getLogger(__name__)
 Data = str | bytes | AudioAppended

@@ -42,15 +42,15 @@ from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import BinaryFrame
 from antiphon.recording.recorder import Recorder
-from antiphon.server.keeping import kept
-from antiphon.server.line import Line
-from antiphon.server.outbox import Outbox
+from antiphon.server.live.persistence import kept
 from antiphon.server.state import Live, ServerState
-from antiphon.server.transport import Transport
 from antiphon.sessions.conversation.session import TalkSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
+from antiphon.transports.attachment import Line
+from antiphon.transports.outbox import Outbox
+from antiphon.transports.transport import Transport
 
 log = logging.getLogger(__name__)
 

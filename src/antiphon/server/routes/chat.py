@@ -16,8 +16,8 @@ from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolErro
 from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import Answer, ChatRequest
 from antiphon.server.auth import bearer
+from antiphon.server.disconnect import unless_gone
 from antiphon.server.errors import error_response
-from antiphon.server.gone import unless_gone
 from antiphon.server.state import ServerState
 
 log = logging.getLogger(__name__)

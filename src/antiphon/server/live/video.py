@@ -1,4 +1,4 @@
-"""The WebSocket of /v1/video/chat/stream: one video session over whichever socket is attached to it (line.py)."""
+"""One video stream that is being served."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import logging
 import time
 
 import anyio
-from starlette.websockets import WebSocket
 
 from antiphon.contracts import Watcher
 from antiphon.errors import Refused
@@ -15,45 +14,15 @@ from antiphon.events.video import Finished, VideoConfig, VideoOutput
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.video.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, VideoStream
 from antiphon.protocols.wire import random_id
-from antiphon.server.auth import bearer
-from antiphon.server.errors import deny
-from antiphon.server.realtime import YES, Socket, accept, by_resume
+from antiphon.server.live.stream import CLOSE_INTERNAL, CLOSE_NORMAL, Stream
 from antiphon.server.state import ServerState
-from antiphon.server.stream import CLOSE_INTERNAL, CLOSE_NORMAL, Stream
 from antiphon.sessions.video.session import VideoSession
+from antiphon.transports.websocket import Socket
 
 log = logging.getLogger(__name__)
-
 LABEL = "video"
 # Frames that may wait for the socket: what answers a new question does not wait behind an old answer.
 MAX_WAITING_FRAMES = 2
-
-
-async def video_stream(websocket: WebSocket) -> None:
-    """GET /v1/video/chat/stream, upgraded. Refusals before the upgrade are HTTP answers."""
-    state: ServerState = websocket.app.state.antiphon
-    who = state.who(bearer(websocket.headers))
-    if who is None:
-        state.metrics.refused.labels("unauthorized").inc()
-        await deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
-        return
-    resume = websocket.query_params.get("resume", "")
-    try:
-        watcher = state.loaded().watcher
-        if watcher is None:
-            await deny(websocket, 404, "No language model is loaded.", "model_not_found")
-            return
-        if resume and resume not in YES:
-            await by_resume(state, who, websocket)
-            return
-        with state.admit(who):
-            await accept(websocket)
-            token = ResumeToken() if resume else None
-            ga = websocket.query_params.get("events") == "ga"
-            await _Stream(Socket(websocket), state, who, watcher, token, ga=ga).run()
-    except Refused as refusal:
-        state.metrics.refused.labels("no_room").inc()
-        await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
 
 
 class _Stream(Stream):

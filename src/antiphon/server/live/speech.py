@@ -1,4 +1,4 @@
-"""The WebSocket of /v1/audio/speech/stream: one speech session over whichever socket is attached to it (line.py)."""
+"""One speech stream that is being served."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ import time
 import anyio
 import anyio.abc
 import anyio.lowlevel
-from starlette.websockets import WebSocket
 
-from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import UnitSound
 from antiphon.events.transcription import AudioAppended
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.speech.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechStream
-from antiphon.server.auth import bearer
-from antiphon.server.errors import deny
-from antiphon.server.facts import speech_facts
-from antiphon.server.realtime import YES, Socket, by_resume
+from antiphon.server.live.speech_catalog import speech_facts
+from antiphon.server.live.stream import CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY, Stream
 from antiphon.server.state import ServerState
-from antiphon.server.stream import CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY, Stream
 from antiphon.sessions.speech.session import SpeechSession
+from antiphon.transports.websocket import Socket
 
 log = logging.getLogger(__name__)
-
 LABEL = "speech_stream"
 # A client that takes nothing for this long is gone. Until then its synthesis waits.
 STALL_S = 300.0
@@ -32,30 +28,6 @@ STALL_S = 300.0
 MESSAGES_PER_S = 1000.0
 # Frames that may wait for the socket: what is said after a cancel does not wait behind sound.
 MAX_WAITING_FRAMES = 0
-
-
-async def speech_stream(websocket: WebSocket) -> None:
-    """GET /v1/audio/speech/stream, upgraded. Refusals before the upgrade are HTTP answers."""
-    state: ServerState = websocket.app.state.antiphon
-    who = state.who(bearer(websocket.headers))
-    if who is None:
-        state.metrics.refused.labels("unauthorized").inc()
-        await deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
-        return
-    resume = websocket.query_params.get("resume", "")
-    try:
-        if state.loaded().speaks is None:
-            await deny(websocket, 404, "No speech synthesizer is loaded.", "model_not_found")
-            return
-        if resume and resume not in YES:
-            await by_resume(state, who, websocket)
-            return
-        with state.admit(who):
-            await websocket.accept()
-            await _Stream(Socket(websocket), state, who, ResumeToken() if resume else None).run()
-    except Refused as refusal:
-        state.metrics.refused.labels("no_room").inc()
-        await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
 
 
 class _Stream(Stream):

@@ -15,7 +15,7 @@ from antiphon.protocols.duplex.connection import DuplexConnection
 from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.server.secrets import connection_for, duplex_for
+from antiphon.server.live.open_wire import connection_for, duplex_for
 from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.store.sessions import Kept

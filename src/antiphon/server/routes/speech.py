@@ -25,9 +25,9 @@ from antiphon.protocols.speech import rest as openai_speech
 from antiphon.protocols.speech.fields import HOSTED_VOICES
 from antiphon.protocols.speech.rest import SpeechRequest
 from antiphon.server.auth import bearer
+from antiphon.server.disconnect import unless_gone
 from antiphon.server.errors import error_response
-from antiphon.server.facts import speech_facts
-from antiphon.server.gone import unless_gone
+from antiphon.server.live.speech_catalog import speech_facts
 from antiphon.server.state import ServerState
 from antiphon.sessions.speech.render import Spoken, speak
 from antiphon.store.voices import StoredVoice

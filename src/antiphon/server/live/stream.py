@@ -9,11 +9,11 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import BinaryFrame, frame, random_id
-from antiphon.server.line import Line
-from antiphon.server.outbox import Outbox
-from antiphon.server.realtime import Socket
 from antiphon.server.state import Live, ServerState
-from antiphon.server.transport import STALL_S
+from antiphon.transports.attachment import Line
+from antiphon.transports.outbox import Outbox
+from antiphon.transports.transport import STALL_S
+from antiphon.transports.websocket import Socket
 
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_INTERNAL = 1000, 1001, 1008, 1011
 

@@ -1,9 +1,8 @@
-"""The WebSocket of /v1/realtime and /v1/duplex: who comes in, with what, and to which session."""
+"""The first frames of a realtime connection: taking up a session that is there, or being turned away."""
 
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
 import anyio
@@ -11,127 +10,22 @@ import anyio.to_thread
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.errors import Refused, RemoteProtocolError
-from antiphon.protocols.bridges.base import Bridge
-from antiphon.protocols.bridges.minicpmo_worker import MinicpmoWorker
-from antiphon.protocols.bridges.omni import Omni
-from antiphon.protocols.bridges.openbmb import SUBPROTOCOL, OpenbmbRealtime
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import Resume, control, refused_frame, resume_from, resync_frame
 from antiphon.protocols.resume.journal import JournalGap, ResumeToken
-from antiphon.protocols.wire import BinaryFrame, random_id
+from antiphon.protocols.wire import random_id
 from antiphon.server.auth import bearer
-from antiphon.server.connection import CLOSE_POLICY, CLOSE_TRY_LATER, Connection
-from antiphon.server.errors import deny
-from antiphon.server.keeping import owner, restored
-from antiphon.server.secrets import connection_for, duplex_for
+from antiphon.server.live.open_wire import duplex_for
+from antiphon.server.live.persistence import owner, restored
+from antiphon.server.live.realtime import CLOSE_POLICY, CLOSE_TRY_LATER, Connection
 from antiphon.server.state import ServerState
-from antiphon.server.transport import Gone
 from antiphon.store.sessions import Kept
+from antiphon.transports.websocket import Socket
 
 log = logging.getLogger(__name__)
-
 YES = ("1", "true", "yes")
-BRIDGES: dict[str, type[Bridge]] = {"/ws/duplex": MinicpmoWorker, "/v1/omni": Omni}
 # A duplex client says within this time what it wants.
 CONFIG_S = 10.0
-
-
-class Socket:
-    """A WebSocket as a transport; see server/transport.py. `first`: a frame that was read already."""
-
-    playback = None
-
-    def __init__(self, websocket: WebSocket, first: str | bytes | None = None) -> None:
-        self._websocket = websocket
-        self._first = first
-
-    async def receive(self) -> str | bytes | None:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        message = await self._websocket.receive()
-        if message["type"] == "websocket.disconnect":
-            return None
-        text: str | None = message.get("text")
-        data: bytes = message.get("bytes") or b""
-        return data if text is None else text
-
-    async def send(self, frame: str) -> None:
-        try:
-            if isinstance(frame, BinaryFrame):
-                await self._websocket.send_bytes(frame.data)
-            else:
-                await self._websocket.send_text(frame)
-        except (WebSocketDisconnect, RuntimeError, OSError):
-            raise Gone from None
-
-    async def close(self, code: int, reason: str) -> None:
-        try:
-            await self._websocket.close(code, reason)
-        except (WebSocketDisconnect, RuntimeError, OSError):
-            raise Gone from None
-
-
-async def realtime(websocket: WebSocket) -> None:
-    """GET /v1/realtime, upgraded. Refusals before the upgrade are HTTP answers."""
-    state: ServerState = websocket.app.state.antiphon
-    key = bearer(websocket.headers)
-    who = state.who(key, short=True)
-    if who is None:
-        state.metrics.refused.labels("unauthorized").inc()
-        await deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
-        return
-    asked = websocket.query_params
-    bridge = BRIDGES.get(websocket.url.path) or (OpenbmbRealtime if asked.get("mode") in ("audio", "video") else None)
-    duplex = asked.get("duplex") in YES or websocket.url.path == "/v1/duplex"
-    resume = asked.get("resume", "")
-    try:
-        state.loaded()
-        if bridge:
-            await _bridged(state, who, websocket, bridge)
-            return
-        if duplex or (resume and resume not in YES):
-            await _by_first_frame(state, who, websocket, duplex=duplex)
-            return
-        with state.admit(who):
-            secret = state.secret(key)
-            opening = Opening(
-                model=asked.get("model", ""),
-                dialect=asked.get("dialect", ""),
-                intent=asked.get("intent", ""),
-                beta="realtime=v1" in websocket.headers.get("openai-beta", ""),
-                session=secret.session if secret else None,
-            )
-            token = ResumeToken() if resume else None
-            wire = connection_for(state, opening, resume_token=token.renew() if token else None)
-            await accept(websocket)
-            try:
-                wire.open()
-            except RemoteProtocolError as error:
-                await _turn_away(websocket, error)
-                return
-            await Connection(state, who, wire, Socket(websocket), token=token).run()
-    except Refused as refusal:
-        state.metrics.refused.labels("no_room").inc()
-        await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
-
-
-async def _bridged(state: ServerState, who: str, websocket: WebSocket, dialect: type[Bridge]) -> None:
-    """A connection in one of the small dialects."""
-    models = state.loaded()
-    voices = models.partner.profile.voices if models.partner else ()
-    with state.admit(who):
-        opening = Opening(model=websocket.query_params.get("model", ""))
-        most = state.settings.audio.max_append_bytes
-        wire = dialect(opening, state.partners, voices, random_id, most, time.monotonic)
-        protocols = websocket.scope.get("subprotocols", [])
-        await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in protocols else None)
-        try:
-            wire.open()
-        except RemoteProtocolError as error:
-            await _turn_away(websocket, error)
-            return
-        await Connection(state, who, wire, Socket(websocket)).run()
 
 
 async def by_resume(state: ServerState, who: str, websocket: WebSocket) -> None:

@@ -12,13 +12,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from antiphon.errors import Refused, RemoteProtocolError
-from antiphon.protocols.duplex.connection import DuplexConnection
 from antiphon.protocols.fields import known, number, typed
-from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.wire import random_id
 from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
+from antiphon.server.live.open_wire import connection_for
 from antiphon.server.state import Secret, ServerState
 
 MAX_BODY_BYTES = 1 << 20
@@ -69,42 +67,3 @@ def _parse(body: bytes, *, beta: bool) -> tuple[dict[str, Any], float]:
     after = typed(fields.get("expires_after") or {}, dict, "expires_after")
     seconds = number(after.get("seconds", DEFAULT_S), "expires_after.seconds", LEAST_S, MOST_S)
     return typed(fields.get("session") or {}, dict, "session"), seconds
-
-
-def duplex_for(
-    state: ServerState, opening: Opening, *, resume_token: str | None = None, autostart: bool = False
-) -> DuplexConnection:
-    """The protocol of a duplex connection that is about to begin. Raises Refused while models load."""
-    settings, models = state.settings, state.loaded()
-    partner = models.partner
-    return DuplexConnection(
-        opening,
-        state.names,
-        state.partners,
-        partner.profile.voices if partner else (),
-        new_id=random_id,
-        expires_at=int(time.time() + (settings.server.session_s or 365 * 86400)),
-        max_append_bytes=settings.audio.max_append_bytes,
-        language_check=models.transcriber.profile.languages.__contains__,
-        stand_in=state.stand_in,
-        resume_token=resume_token,
-        autostart=autostart,
-    )
-
-
-def connection_for(state: ServerState, opening: Opening, *, resume_token: str | None = None) -> RealtimeConnection:
-    """The protocol of a connection that is about to begin. Raises Refused while models load."""
-    settings, models = state.settings, state.loaded()
-    partner = models.partner
-    return RealtimeConnection(
-        opening,
-        state.names,
-        time.time,
-        session_s=settings.server.session_s,
-        max_append_bytes=settings.audio.max_append_bytes,
-        language_check=models.transcriber.profile.languages.__contains__,
-        stand_in=state.stand_in,
-        partners=state.partners,
-        voices=partner.profile.voices if partner else (),
-        resume_token=resume_token,
-    )

@@ -1,0 +1,1 @@
+"""HTTP and WebSocket routes: who comes in, with what, and to which session."""

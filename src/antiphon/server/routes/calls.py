@@ -1,0 +1,131 @@
+"""POST /v1/realtime/calls: the conversation over WebRTC. Opus both ways, events over the `oai-events` data channel.
+
+The answer's sound is played from here in real time, so it is known what was heard of it: an interruption cuts the rest without the
+client's help.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import ExitStack
+from typing import Any
+
+import msgspec
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.protocols.fields import typed
+from antiphon.protocols.opening import Opening
+from antiphon.server.auth import bearer
+from antiphon.server.errors import error_response
+from antiphon.server.live.open_wire import connection_for
+from antiphon.server.live.realtime import Connection
+from antiphon.server.state import ServerState
+from antiphon.transports.transport import STALL_S
+from antiphon.transports.webrtc import Call
+
+log = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 1 << 20
+
+
+async def calls(request: Request) -> Response:
+    """An offer in (multipart `sdp` and `session`, or `application/sdp` alone), the answer out; the call then lives by itself."""
+    state: ServerState = request.app.state.antiphon
+    key = bearer(request.headers)
+    who = state.who(key, short=True)
+    if who is None:
+        state.metrics.refused.labels("unauthorized").inc()
+        return error_response(401, "Incorrect API key provided.", code="invalid_api_key")
+    try:
+        offer, session = await _asked(request)
+        secret = state.secret(key)
+        opening = Opening(
+            model=request.query_params.get("model", ""),
+            session=session or (secret.session if secret else {}),
+            plays=True,
+        )
+        wire = connection_for(state, opening)
+        wire.open()
+        place = ExitStack()
+        place.enter_context(state.admit(who))
+    except RemoteProtocolError as error:
+        status = 404 if error.code == "model_not_found" else 400
+        return error_response(status, error.message, code=error.code, param=error.param)
+    except Refused as refusal:
+        state.metrics.refused.labels("no_room").inc()
+        return error_response(503, str(refusal), code="rate_limit_exceeded", retry_after_s=refusal.retry_after_s)
+    except HTTPException as error:
+        return error_response(error.status_code, error.detail, code="invalid_value")
+    call = Call(state.settings.server.ice_servers)
+    try:
+        answer = await call.answer(offer)
+    except RemoteProtocolError as error:
+        await call.hang_up()
+        place.close()
+        return error_response(400, error.message, code=error.code, param=error.param)
+
+    async def live() -> None:
+        try:
+            async with asyncio.timeout(STALL_S):
+                await call.opened.wait()
+            await Connection(state, who, wire, call).run()
+        except TimeoutError:
+            log.info("call %s: nobody came", wire.id)
+        except Exception:
+            # The call's edge: whatever failed in it ends it alone.
+            log.exception("call %s failed", wire.id)
+        finally:
+            place.close()
+            await call.hang_up()
+
+    state.spawn(live)
+    headers = {"Location": f"/v1/realtime/calls/{wire.id}"}
+    return Response(answer, 201, headers, media_type="application/sdp")
+
+
+async def _asked(request: Request) -> tuple[str, dict[str, Any] | None]:
+    if int(request.headers.get("content-length", "0") or 0) > MAX_BODY_BYTES:
+        raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip()
+    if kind == "application/sdp":
+        return (await _body(request)).decode(errors="replace"), None
+    if kind != "multipart/form-data":
+        raise HTTPException(415, "Send application/sdp, or multipart/form-data with sdp and session.")
+    await _body(request)
+    async with request.form(max_files=2, max_fields=4) as form:
+        fields = {
+            k: (await v.read()).decode(errors="replace") if isinstance(v, UploadFile) else v for k, v in form.items()
+        }
+    if not fields.get("sdp"):
+        raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'sdp'.", "sdp")
+    try:
+        return fields["sdp"], typed(msgspec.json.decode(fields.get("session") or "{}"), dict, "session")
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RemoteProtocolError("invalid_json", f"The session is not valid JSON: {error}", "session") from None
+
+
+async def _body(request: Request) -> bytes:
+    """All of it, if it is not too large; kept in the request for whoever reads it next."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY_BYTES:
+            raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+        parts.append(part)
+    request._body = b"".join(parts)
+    return request._body
+
+
+async def hang_up(request: Request) -> Response:
+    """POST /v1/realtime/calls/{id}/hangup."""
+    state: ServerState = request.app.state.antiphon
+    for live in list(state.live):
+        if live.id == request.path_params["id"] and state.who(bearer(request.headers)) == live.key:
+            live.finish()
+            return JSONResponse({})
+    return error_response(404, "There is no such call.", code="call_not_found")
