@@ -295,7 +295,7 @@ async def turns(srv: Server, clips: list[Clip], count: int) -> dict[str, Any]:
 
 async def schedules(count: int) -> dict[str, Any]:
     """Random speech, answers, cuts and acknowledgements on a virtual clock: frames of an old epoch among what a client gets."""
-    from tests.test_duplex import schedule
+    from tests.sessions.duplex.test_session import schedule
 
     frames, broken = 0, 0
     for seed in range(count):

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import RESULTS, Server, machine, percentile, save, server, table
-from tests.adapters import tiny_pictures
+from tests.adapters import tiny_vlm as tiny_pictures
 
 from antiphon.adapters.vlm import PictureModel
 from antiphon.contracts import Question, ReplyOptions, Seen

@@ -16,7 +16,7 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Window
 from antiphon.errors import ModelError
 from antiphon.events.words import Word
-from tests.test_transcript import PROFILE
+from tests.sessions.transcription.test_stable_words import PROFILE
 
 FRAME = 512
 WORD_SAMPLES = 10 * FRAME

@@ -38,6 +38,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": BELOW_SERVER | {"transports"},
     "cli": BELOW_SERVER | {"server", "transports"},
 }
+# The package itself and `python -m antiphon` hand on to the rooms.
+UNRULED = {"__init__", "__main__"}
+# Rooms whose folders must not import each other, and the pairs that may.
+SIBLINGS: dict[str, set[tuple[str, str]]] = {
+    "adapters": set(),
+    # Full duplex is the OpenAI conversation with more messages, and the bridges are other spellings of full duplex.
+    "protocols": {("duplex", "openai"), ("duplex", "resume"), ("bridges", "duplex")},
+}
 # Rooms without input, output, clocks or an event loop.
 PURE = {"audio", "contracts", "events", "protocols", "text", "turns", "vision"}
 PURE_FILES = {"engine/api.py", "engine/rows.py", "engine/local/kv_cache.py", "engine/local/scheduler.py"}
@@ -49,7 +57,6 @@ TORCH_FILES = {
 }
 
 MODULES = sorted(SRC.rglob("*.py"))
-FOLDERS = sorted({p.parent for p in MODULES})
 
 
 def relative(path: Path) -> str:
@@ -79,11 +86,21 @@ def own_imports(path: Path) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_imports_follow_the_table(path: Path) -> None:
     mine = room(path.relative_to(SRC).with_suffix("").parts)
-    if mine not in MAY_IMPORT:
+    if mine in UNRULED:
         return
     for theirs in own_imports(path):
-        if room(theirs) in MAY_IMPORT:
-            assert room(theirs) in MAY_IMPORT[mine] | {mine}, f"{relative(path)} imports antiphon.{'.'.join(theirs)}"
+        assert room(theirs) in MAY_IMPORT[mine] | {mine}, f"{relative(path)} imports antiphon.{'.'.join(theirs)}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_no_adapter_imports_another_and_no_dialect_a_sibling(path: Path) -> None:
+    parts = path.relative_to(SRC).parts
+    if parts[0] not in SIBLINGS or len(parts) < 3:
+        return
+    folders = {p.name for p in (SRC / parts[0]).iterdir() if p.is_dir()}
+    for theirs in own_imports(path):
+        if theirs[0] == parts[0] and len(theirs) > 1 and theirs[1] in folders - {parts[1]}:
+            assert (parts[1], theirs[1]) in SIBLINGS[parts[0]], f"{relative(path)} imports antiphon.{'.'.join(theirs)}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
@@ -103,3 +120,11 @@ def test_a_module_is_documented_and_of_bounded_size(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_LINES
     assert ast.get_docstring(ast.parse(text))
+
+
+def test_a_folder_holds_at_most_a_dozen_modules() -> None:
+    folders: dict[Path, int] = {}
+    for path in MODULES:
+        if path.name != "__init__.py":
+            folders[path.parent] = folders.get(path.parent, 0) + 1
+    assert {relative(folder): count for folder, count in folders.items() if count > MAX_MODULES} == {}

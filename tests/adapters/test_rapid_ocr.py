@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from antiphon.adapters.rapid_ocr.reader import RapidOcr
 from antiphon.errors import MediaError
-from tests.test_images import RED, encoded
+from tests.vision.test_images import RED, encoded
 
 
 def page(*lines: str) -> bytes:

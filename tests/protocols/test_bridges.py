@@ -33,7 +33,7 @@ from antiphon.protocols.bridges.openbmb import OpenbmbRealtime
 from antiphon.protocols.model_names import Models
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import BinaryFrame
-from tests.protocols.test_openai_realtime import JSON, KEYS
+from tests.protocols.test_openai_conversation import JSON, KEYS
 
 AT = Place("resp_1", "item_1", 0)
 SECOND = np.full(24_000, 0.25, np.float32)

@@ -48,7 +48,7 @@ from antiphon.protocols.model_names import Models
 from antiphon.protocols.openai.conversation import EVENTS
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import MediaFrame
-from tests.protocols.test_openai_realtime import JSON, KEYS
+from tests.protocols.test_openai_conversation import JSON, KEYS
 
 AT = Place("resp_1", "item_1", 0)
 

@@ -21,8 +21,8 @@ from antiphon.audio import Pcm
 from antiphon.events.conversation import Part, PartDone, Place, PlaybackStarted, PlaybackStopped, SoundSaid
 from antiphon.transports.webrtc import FRAME_SAMPLES, RTC_HZ, Speaker
 from tests.conftest import SMALL, VOICE, Process, Recording, Serve
+from tests.server.routes.test_conversation import EVENT, LIMIT_S
 from tests.server.test_faults import idle
-from tests.server.test_talk import EVENT, LIMIT_S
 
 SDP = {"content-type": "application/sdp"}
 
@@ -225,7 +225,7 @@ def test_an_offer_that_cannot_be_is_refused_and_holds_no_place(partner: Process,
 
 
 def test_clear_is_for_webrtc_only(partner: Process) -> None:
-    from tests.server.test_talk import talk
+    from tests.server.routes.test_conversation import talk
 
     async def main() -> str:
         async with talk(partner) as wire:

@@ -13,7 +13,7 @@ from antiphon.engine.api import EngineSettings, Finish, Sampling
 from antiphon.engine.local.engine import Engine, Session
 from antiphon.engine.local.scheduler import MAX_UNREAD
 from antiphon.errors import EngineError, Refused
-from tests.engine.scripted import ScriptedRunner
+from tests.engine.local.scripted import ScriptedRunner
 
 
 def engine(runner: ScriptedRunner, **options: Any) -> Engine:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from antiphon.recording.tape import Tape
 from tests.conftest import SMALL, VOICE, Recording, Serve
-from tests.server.test_talk import talk
+from tests.server.routes.test_conversation import talk
 
 
 def test_a_recorded_conversation_is_replayed_turn_by_turn(

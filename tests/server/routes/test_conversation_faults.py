@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import SMALL, Process, Serve
+from tests.server.routes.test_conversation import TEXT_ONLY, talk
 from tests.server.test_faults import idle
-from tests.server.test_talk import TEXT_ONLY, talk
 
 CONTEXT = 1024
 

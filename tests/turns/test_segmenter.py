@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from antiphon.audio import Pcm
 from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
 from antiphon.turns.segmenter import Segmenter, Step, TurnEnded, WindowEnded
-from tests.test_transcript import PROFILE
+from tests.sessions.transcription.test_stable_words import PROFILE
 
 FRAME = 512
 VAD = ServerVad(0.5, 96, 192)

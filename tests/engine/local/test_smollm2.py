@@ -19,7 +19,7 @@ from antiphon.loading.loader import store_of
 from antiphon.settings import load as load_settings
 from antiphon.store import MODELS
 from tests.conftest import SMALL
-from tests.engine.test_engine import Driver, integrity
+from tests.engine.local.test_engine import Driver, integrity
 
 
 @pytest.fixture(scope="module")

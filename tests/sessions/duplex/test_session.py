@@ -53,7 +53,7 @@ from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
 from tests.protocols.test_duplex import connection, say
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
-from tests.test_talk import Partner, Scene, play
+from tests.sessions.conversation.test_session import Partner, Scene, play
 
 
 class DuplexScene(Scene):

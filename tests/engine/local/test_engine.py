@@ -20,8 +20,8 @@ from antiphon.engine.local.engine import Engine, Session
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, ModelError, Refused
 from antiphon.modeling.text_decoder import Decoder
-from tests.engine import tiny
-from tests.engine.tiny import FAMILIES, VOCABULARY, Embedded, Shadow
+from tests.engine.local import tiny
+from tests.engine.local.tiny import FAMILIES, VOCABULARY, Embedded, Shadow
 
 torch.set_num_threads(1)
 ROW_BYTES = 3 * 2 * 2 * 16 * 4

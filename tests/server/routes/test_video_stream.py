@@ -23,7 +23,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from antiphon.audio.pcm import to_pcm16
 from antiphon.cli.watch import Request, watch
 from antiphon.settings import EngineOptions, Settings, SpeechSettings
-from tests.adapters import tiny_pictures
+from tests.adapters import tiny_vlm as tiny_pictures
 from tests.conftest import SMALL, Process, Recording, Serve
 
 LIMIT_S = 90
@@ -383,7 +383,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_example_asks_about_a_clip(server: Process, clip: Path) -> None:
-    script = Path(__file__).parents[2] / "examples" / "ask_what_is_seen.py"
+    script = Path(__file__).parents[3] / "examples" / "ask_what_is_seen.py"
     given = [str(clip), "--url", url(server), "--ask", "What does the screen say?", "--ask", "What is written there?"]
     done = subprocess.run(
         [sys.executable, str(script), *given], capture_output=True, text=True, timeout=LIMIT_S, check=True
@@ -393,7 +393,7 @@ def test_the_example_asks_about_a_clip(server: Process, clip: Path) -> None:
 
 
 def test_the_example_asks_what_is_typed(server: Process, clip: Path) -> None:
-    script = Path(__file__).parents[2] / "examples" / "ask_what_is_seen.py"
+    script = Path(__file__).parents[3] / "examples" / "ask_what_is_seen.py"
     with subprocess.Popen(
         [sys.executable, str(script), str(clip), "--url", url(server)],
         stdin=subprocess.PIPE,

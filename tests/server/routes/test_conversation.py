@@ -24,7 +24,7 @@ from tests.adapters.test_rapid_ocr import page
 from tests.conftest import SMALL, VOICE, Process, Recording, Serve
 from tests.server.clients import b64
 from tests.server.test_faults import idle
-from tests.test_images import RED, encoded
+from tests.vision.test_images import RED, encoded
 
 LIMIT_S = 90
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)

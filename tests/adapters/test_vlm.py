@@ -21,8 +21,8 @@ from antiphon.adapters.vlm.session import SYSTEM, SeeingPictures
 from antiphon.contracts import Question, ReplyDone, ReplyOptions, Seen, TextDelta
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.vocabulary import Vocabulary
-from tests.adapters import tiny_pictures
-from tests.adapters.tiny_pictures import FAMILIES, FIRST, ROWS, SIDE
+from tests.adapters import tiny_vlm as tiny_pictures
+from tests.adapters.tiny_vlm import FAMILIES, FIRST, ROWS, SIDE
 
 MAX_TOKENS = 12
 END, IMAGE = FIRST + 1, FIRST + 2
