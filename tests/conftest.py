@@ -13,9 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_all
+
+# The same examples on every machine, however slow it is.
+hypothesis_settings.register_profile(
+    "antiphon", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("antiphon")
 
 SMALL, VOICE = "smollm2-135m-instruct", "hibari-heart"
 DATA = Path(__file__).parent / "data"

@@ -106,12 +106,12 @@ def test_a_conversation_pays_for_what_is_new(model: CausalLm) -> None:
         chat = await model.open()
         messages = [
             Message("system", "You are a helpful assistant."),
-            Message("user", "What is the capital of France?"),
+            Message("user", "Complete the sentence: The capital of France is"),
         ]
         text, first = await said(chat, messages)
         assert "Paris" in text
         assert first.reason == "stop"
-        messages += [Message("assistant", text), Message("user", "And of Italy?")]
+        messages += [Message("assistant", text), Message("user", "Complete the sentence: The capital of Italy is")]
         before = model.engine._runner.stats.rows  # type: ignore[attr-defined]
         text, second = await said(chat, messages)
         assert "Rome" in text
@@ -120,7 +120,7 @@ def test_a_conversation_pays_for_what_is_new(model: CausalLm) -> None:
         rows = model.engine._runner.stats.rows - before  # type: ignore[attr-defined]
         assert rows <= second.prompt_tokens - second.cached_tokens + second.completion_tokens + 1
         # Going back to another second turn rolls back, and recomputes that turn only.
-        messages[-1] = Message("user", "And of Spain?")
+        messages[-1] = Message("user", "Complete the sentence: The capital of Spain is")
         text, third = await said(chat, messages)
         assert "Madrid" in text
         assert third.cached_tokens >= first.prompt_tokens + first.completion_tokens - 1
