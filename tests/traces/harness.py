@@ -1,0 +1,491 @@
+"""The server in memory, with scripted models, and clients whose conversation is written down.
+
+Importing this module needs `clock.install()` first. Of antiphon it knows the application, its state, its settings and
+the table of loaded models; scenarios know none of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import re
+import struct
+import zlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+
+from antiphon.adapters.self_turning import SelfTurning
+from antiphon.models import LoadedModels
+from antiphon.server.app import build
+from antiphon.server.metrics import Metrics
+from antiphon.server.state import ServerState
+from antiphon.settings import Settings
+from tests.traces import models
+from tests.traces.clock import CLOCK, EPOCH_S, idle
+
+Frame = dict[str, Any]
+Play = Callable[["Stage"], Coroutine[Any, Any, None]]
+SCENARIOS: dict[str, Callable[[Trace], Coroutine[Any, Any, None]]] = {}
+# Virtual seconds that a client waits for a frame.
+PATIENCE_S = 60.0
+# A string as long as this is shown as its length and hash where it is base64.
+LONG = 96
+BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
+
+
+# --- what is written down
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON, as the server writes it."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def digest(data: bytes) -> str:
+    """Bytes too many to be shown."""
+    return f"<{len(data)} bytes, sha256 {hashlib.sha256(data).hexdigest()[:32]}>"
+
+
+def shortened(value: Any) -> Any:
+    """`value` with each long base64 string as a digest."""
+    if isinstance(value, dict):
+        return {k: shortened(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [shortened(v) for v in value]
+    if isinstance(value, str):
+        head, comma, body = value.rpartition(";base64,")
+        if len(body) > LONG and len(body) % 4 == 0 and BASE64.fullmatch(body):
+            return head + comma + digest(base64.b64decode(body))
+    return value
+
+
+def shown(text: str) -> Frame:
+    """A text frame as a trace shows it: its JSON object, marked where it is not written compactly; else its text."""
+    try:
+        frame = json.loads(text)
+    except ValueError:
+        return {"text": text}
+    if not isinstance(frame, dict) or frame.keys() & {"at", "from", "socket"}:
+        return {"text": text}
+    if dumps(frame) == text:
+        return dict(shortened(frame))
+    if json.dumps(frame) == text:
+        return {"spaced": True, **shortened(frame)}
+    return {"text": text}
+
+
+class Trace:
+    """The lines of one run, as they happen."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self.num_sockets = 0
+
+    def add(self, side: str, socket: int, frame: Mapping[str, Any]) -> None:
+        """One frame of a socket; HTTP requests have number 0."""
+        named = {"socket": socket} if socket > 1 else {}
+        self._lines.append(
+            json.dumps({"at": round(CLOCK.now_s, 3), "from": side, **named, **frame}, ensure_ascii=False)
+        )
+
+    def text(self) -> str:
+        """JSON lines, with each random id named by its prefix and the order in which such ids appeared."""
+        names: dict[str, str] = {}
+        counts: dict[str, int] = {}
+
+        def name(found: re.Match[str]) -> str:
+            prefix, token = found.groups()
+            if token not in CLOCK.tokens:
+                return found[0]
+            if token not in names:
+                kind = prefix or "token_"
+                counts[kind] = counts.get(kind, 0) + 1
+                names[token] = f"{kind}{counts[kind]}"
+            return names[token]
+
+        joined = "".join(f"{line}\n" for line in self._lines)
+        return re.sub(r"((?:[A-Za-z][A-Za-z0-9]*[-_])*)([0-9a-f]{16,})", name, joined)
+
+
+# --- clients
+
+
+class Closed(Exception):
+    """The server closed the socket. `args`: code and reason."""
+
+
+class Socket:
+    """One WebSocket client. It acts when the server has nothing left to do at that instant, and keeps all that came."""
+
+    def __init__(self, stage: Stage, number: int) -> None:
+        self._stage = stage
+        self._number = number
+        self._to_server: asyncio.Queue[Frame] = asyncio.Queue()
+        self._changed = asyncio.Event()
+        self._read = 0
+        self.status = 0
+        self.closed: tuple[int, str] | None = None
+        # JSON frames as objects, others as bytes or str.
+        self.seen: list[Any] = []
+        self.task: asyncio.Task[None]
+
+    # --- what the application calls
+
+    async def asgi_receive(self) -> Frame:
+        return await self._to_server.get()
+
+    async def asgi_send(self, message: Frame) -> None:
+        kind = message["type"]
+        if self.closed and kind != "websocket.http.response.body":
+            raise OSError("the client is gone")
+        if kind == "websocket.accept":
+            self.status = 101
+            self._note({"accepts": message.get("subprotocol")})
+        elif kind == "websocket.send":
+            text, data = message.get("text"), message.get("bytes")
+            if text is not None:
+                self._note(shown(text))
+                try:
+                    self.seen.append(json.loads(text))
+                except ValueError:
+                    self.seen.append(text)
+            else:
+                self._note({"binary": digest(data)})
+                self.seen.append(data)
+        elif kind == "websocket.close":
+            self.closed = (message.get("code", 1000), message.get("reason") or "")
+            self._note({"closes": list(self.closed)})
+        elif kind == "websocket.http.response.start":
+            self.status = message["status"]
+            self._note({"status": message["status"], "headers": _headers(message)})
+        else:
+            self.closed = (1006, "")
+            self._note({"body": shown(message.get("body", b"").decode())})
+        self._changed.set()
+
+    def _note(self, frame: Mapping[str, Any]) -> None:
+        self._stage.trace.add("server", self._number, frame)
+
+    # --- what a scenario calls
+
+    async def send(self, frame: Frame | str | bytes) -> None:
+        """One frame: an object as JSON."""
+        await idle()
+        if isinstance(frame, bytes):
+            self._stage.trace.add("client", self._number, {"binary": digest(frame)})
+            message = {"type": "websocket.receive", "bytes": frame}
+        else:
+            text = frame if isinstance(frame, str) else dumps(frame)
+            self._stage.trace.add("client", self._number, shown(text))
+            message = {"type": "websocket.receive", "text": text}
+        self._to_server.put_nowait(message)
+        await idle()
+
+    async def say(self, type: str, **fields: Any) -> None:
+        """A JSON frame of this type."""
+        await self.send({"type": type, **fields})
+
+    async def leave(self, code: int = 1000) -> None:
+        """The client closes the socket, or loses it (1006)."""
+        await idle()
+        self._stage.trace.add("client", self._number, {"leaves": code})
+        self.closed = self.closed or (code, "")
+        self._to_server.put_nowait({"type": "websocket.disconnect", "code": code})
+        await idle()
+
+    async def until(self, type: str, count: int = 1, **fields: Any) -> Frame:
+        """Read up to the `count`th frame from here of this type and these values. Raises Closed, TimeoutError."""
+        while True:
+            frame = await self.next()
+            if isinstance(frame, dict) and frame.get("type") == type and fields.items() <= frame.items():
+                count -= 1
+                if not count:
+                    return frame
+
+    async def next(self) -> Any:
+        """The next frame. Raises Closed, TimeoutError."""
+        async with asyncio.timeout(PATIENCE_S):
+            while self._read == len(self.seen):
+                if self.closed:
+                    raise Closed(*self.closed)
+                self._changed.clear()
+                await self._changed.wait()
+        await idle()
+        self._read += 1
+        return self.seen[self._read - 1]
+
+    async def end(self) -> tuple[int, str]:
+        """Read until the server closes: its code and reason."""
+        try:
+            while True:
+                await self.next()
+        except Closed as closed:
+            return closed.args  # type: ignore[return-value]
+
+    def of(self, type: str, **fields: Any) -> list[Frame]:
+        """All frames so far of this type and these values."""
+        return [f for f in self.seen if isinstance(f, dict) and f.get("type") == type and fields.items() <= f.items()]
+
+    @property
+    def kinds(self) -> list[str]:
+        """The types of all frames so far; a run of one type counts once."""
+        out: list[str] = []
+        for frame in self.seen:
+            kind = frame["type"] if isinstance(frame, dict) else "binary"
+            if out[-1:] != [kind]:
+                out.append(kind)
+        return out
+
+    def joined(self, type: str, field: str = "delta", **fields: Any) -> str:
+        """The texts of all frames so far of this type."""
+        return "".join(f[field] for f in self.of(type, **fields))
+
+    def num_bytes(self, type: str, field: str = "delta", **fields: Any) -> int:
+        """The bytes of sound in all frames so far of this type."""
+        return sum(len(base64.b64decode(f[field])) for f in self.of(type, **fields))
+
+
+class Response:
+    """An HTTP response. `events`: the data of its server-sent events."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        found = [part.removeprefix("data: ") for part in self.body.decode().split("\n\n") if part]
+        return [e if e == "[DONE]" else json.loads(e) for e in found]
+
+
+def _headers(message: Frame) -> dict[str, str]:
+    return {k.decode(): v.decode() for k, v in message.get("headers", ())}
+
+
+def _body(data: bytes) -> Frame:
+    """A body as a trace shows it."""
+    if not data:
+        return {"body": ""}
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return {"body": digest(data)}
+    found = shown(text)
+    if found.keys() == {"text"}:
+        return {"body": text if len(text) < 4096 else digest(data)}
+    return {"body": found}
+
+
+class Stage:
+    """One server and its clients."""
+
+    def __init__(self, trace: Trace, state: ServerState) -> None:
+        self.trace = trace
+        self._state = state
+        self._app = build(state)
+        self._sockets: list[Socket] = []
+
+    @property
+    def now_s(self) -> float:
+        """Virtual seconds since the beginning."""
+        return CLOCK.now_s
+
+    def _scope(self, kind: str, url: str, headers: Mapping[str, str]) -> Frame:
+        path, query = urlsplit(url).path, urlsplit(url).query
+        given = [(b"host", b"test"), *((k.lower().encode(), v.encode()) for k, v in headers.items())]
+        return {
+            "type": kind,
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "root_path": "",
+            "headers": given,
+            "client": ("127.0.0.1", 1),
+            "server": ("test", 80),
+            "state": {},
+        }
+
+    async def connect(
+        self, url: str, headers: Mapping[str, str] | None = None, subprotocols: Sequence[str] = ()
+    ) -> Socket:
+        """A WebSocket; where the server refuses it, it is closed and has a `status`."""
+        await idle()
+        self.trace.num_sockets += 1
+        number = self.trace.num_sockets
+        more = {"headers": dict(headers)} if headers else {}
+        more |= {"subprotocols": list(subprotocols)} if subprotocols else {}
+        self.trace.add("client", number, {"opens": url, **more})
+        socket = Socket(self, number)
+        headers = {**(headers or {}), **({"sec-websocket-protocol": ", ".join(subprotocols)} if subprotocols else {})}
+        scope = self._scope("websocket", url, headers) | {
+            "scheme": "ws",
+            "subprotocols": list(subprotocols),
+            "extensions": {"websocket.http.response": {}},
+        }
+        await socket._to_server.put({"type": "websocket.connect"})
+        socket.task = asyncio.create_task(self._app(scope, socket.asgi_receive, socket.asgi_send))
+        self._sockets.append(socket)
+        await idle()
+        return socket
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        json: Any = None,
+        body: bytes = b"",
+        headers: Mapping[str, str] | None = None,
+    ) -> Response:
+        """An HTTP request, read to its end."""
+        await idle()
+        asked = {"headers": dict(headers)} if headers else {}
+        if json is not None:
+            body = dumps(json).encode()
+        self.trace.add("client", 0, {"requests": f"{method} {url}", **asked, **_body(body)})
+        given = {"content-type": "application/json"} if json is not None else {}
+        given |= {"content-length": str(len(body)), **(headers or {})}
+        scope = self._scope("http", url, given) | {"scheme": "http", "method": method}
+        response, asked_for = Response(), False
+
+        async def receive() -> Frame:
+            nonlocal asked_for
+            if asked_for:
+                await asyncio.Event().wait()
+            asked_for = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Frame) -> None:
+            if message["type"] == "http.response.start":
+                response.status, response.headers = message["status"], _headers(message)
+                self.trace.add("server", 0, {"status": response.status, "headers": response.headers})
+                return
+            data = message.get("body", b"")
+            response.body += data
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                self.trace.add("server", 0, _body(data))
+                return
+            for event in data.decode().split("\n\n"):
+                whole = event.startswith("data: {")
+                if event:
+                    self.trace.add("server", 0, {"data": shown(event[6:])} if whole else {"line": event})
+
+        await self._app(scope, receive, send)
+        await idle()
+        return response
+
+    async def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        await asyncio.sleep(seconds)
+        await idle()
+
+    async def finish(self) -> None:
+        """Every client that is still there leaves, and every connection ends."""
+        await idle()
+        for socket in self._sockets:
+            if not socket.closed:
+                await socket.leave()
+        for socket in self._sockets:
+            async with asyncio.timeout(600):
+                await socket.task
+
+
+def settings_of(**sections: Mapping[str, Any]) -> Settings:
+    """Settings that differ from the defaults in these sections' values."""
+    settings = Settings()
+    changed = {name: replace(getattr(settings, name), **values) for name, values in sections.items()}
+    return replace(settings, **changed)  # type: ignore[arg-type]
+
+
+def scenario(*, native: bool = False, speaks: bool = True, **sections: Mapping[str, Any]) -> Callable[[Play], Play]:
+    """Register a scenario under its function's name; its trace is recorded/NAME.jsonl.
+
+    `native`: the partner takes turns by itself. `speaks`: it has a voice. `sections`: settings that differ from the
+    defaults, by section.
+    """
+
+    def register(play: Play) -> Play:
+        assert play.__name__ not in SCENARIOS
+
+        async def run(trace: Trace) -> None:
+            partner = SelfTurning(models.Native(voice=speaks)) if native else None
+            voice = models.Voice() if speaks else None
+            loaded = LoadedModels(
+                models.Ears(),
+                models.Detector(),
+                models.Judge(),
+                models.Writer(),
+                voice,
+                models.Reader(),
+                partner,
+                None,
+                ("ears", "writer", "voice"),
+                (),
+            )
+            state = ServerState(settings_of(**sections), Metrics(), loaded, started_s=int(EPOCH_S))
+            async with anyio.create_task_group() as state.group:
+                stage = Stage(trace, state)
+                await play(stage)
+                await stage.finish()
+                state.group.cancel_scope.cancel()
+
+        SCENARIOS[play.__name__] = run
+        return play
+
+    return register
+
+
+# --- sound that clients send
+
+
+def b64(data: bytes) -> str:
+    """Base64 text."""
+    return base64.b64encode(data).decode()
+
+
+def pcm16(text: str, silence_s: float = 0.0, rate_hz: int = 24_000) -> bytes:
+    """These words, 320 ms each, then silence, as 16-bit samples."""
+    return (models.said(text, silence_s, rate_hz) * 32768).round().astype("<i2").tobytes()
+
+
+def f32(text: str, silence_s: float = 0.0, rate_hz: int = 16_000) -> bytes:
+    """As pcm16, as 32-bit floats."""
+    return models.said(text, silence_s, rate_hz).astype("<f4").tobytes()
+
+
+def pieces(data: bytes, size: int) -> list[bytes]:
+    """`data` in pieces of `size` bytes."""
+    return [data[at : at + size] for at in range(0, len(data), size)]
+
+
+def image(grey: int, side: int = 64) -> bytes:
+    """A PNG of one grey, written without a library: the same bytes everywhere."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = b"".join(b"\0" + bytes([grey] * side) for _ in range(side))
+    stored = b"\x78\x01\x01" + struct.pack("<HH", len(rows), len(rows) ^ 0xFFFF) + rows
+    stored += struct.pack(">I", zlib.adler32(rows))
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", stored) + chunk(b"IEND", b"")
+
+
+def wav(text: str, silence_s: float = 0.0, rate_hz: int = 16_000) -> bytes:
+    """As pcm16, as a WAV file."""
+    data = pcm16(text, silence_s, rate_hz)
+    form = struct.pack("<IHHIIHH", 16, 1, 1, rate_hz, 2 * rate_hz, 2, 16)
+    sizes = (struct.pack("<I", size) for size in (36 + len(data), len(data)))
+    return b"RIFF" + next(sizes) + b"WAVEfmt " + form + b"data" + next(sizes) + data
