@@ -20,8 +20,8 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from antiphon.adapters.self_turning import SelfTurning
-from antiphon.models import LoadedModels
+from antiphon.loading.loaded import LoadedModels
+from antiphon.pipelines.native_partner import SelfTurning
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState

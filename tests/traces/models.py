@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
 import numpy as np
 
-from antiphon.adapters.base import (
+from antiphon.contracts import (
     FileInfo,
     FileOptions,
     Hypothesis,
@@ -32,7 +32,6 @@ from antiphon.adapters.base import (
     Speaks,
     SynthesizerProfile,
     TextDelta,
-    Tool,
     ToolCallDelta,
     ToolCallStarted,
     TranscriberProfile,
@@ -42,7 +41,8 @@ from antiphon.adapters.base import (
     Window,
 )
 from antiphon.errors import ModelError, RemoteProtocolError
-from antiphon.events import Word
+from antiphon.events.tools import Tool
+from antiphon.events.words import Word
 
 HEARD_HZ, SPOKEN_HZ = 16_000, 24_000
 VOCABULARY = (
