@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import secrets
 import selectors
 import time
@@ -21,7 +22,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 # Where each run begins: seconds of the monotonic clock, and seconds since 1970.
-MONOTONIC_S, EPOCH_S = 1_000.0, 1_700_000_000.0
+MONOTONIC_S, EPOCH_S = 1_000, 1_700_000_000
 
 
 class Stuck(RuntimeError):
@@ -29,10 +30,10 @@ class Stuck(RuntimeError):
 
 
 class Clock:
-    """The time of the process, in seconds since its start."""
+    """The time of the process. It counts whole microseconds: what sums of seconds round to does not show."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self.now_us = 0
         self.idle: list[asyncio.Future[None]] = []
         self.num_tokens = 0
         self.tokens: set[str] = set()
@@ -40,6 +41,15 @@ class Clock:
     def reset(self) -> None:
         """Begin a run."""
         self.__init__()  # type: ignore[misc]
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the beginning of the run."""
+        return self.now_us / 1e6
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass, up to the next whole microsecond."""
+        self.now_us += max(1, math.ceil(seconds * 1e6 - 1e-3))
 
     def token(self, length: int) -> str:
         """Characters of [0-9a-f] that no other call gets."""
@@ -67,7 +77,7 @@ class _Selector(selectors.DefaultSelector):
         elif timeout is None:
             raise Stuck
         else:
-            CLOCK.now_s += timeout
+            CLOCK.advance(timeout)
         return ready
 
 
@@ -113,7 +123,7 @@ def install() -> None:
     """Replace the clocks, the threads and the random tokens of this process."""
 
     def monotonic() -> float:
-        return MONOTONIC_S + CLOCK.now_s
+        return (MONOTONIC_S * 1_000_000 + CLOCK.now_us) / 1e6
 
     time.monotonic = time.perf_counter = monotonic
     time.monotonic_ns = time.perf_counter_ns = lambda: round(monotonic() * 1e9)

@@ -14,6 +14,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent import futures
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -134,6 +135,8 @@ class Socket:
         # JSON frames as objects, others as bytes or str.
         self.seen: list[Any] = []
         self.task: asyncio.Task[None]
+        self._reads = asyncio.Event()
+        self._reads.set()
 
     # --- what the application calls
 
@@ -141,6 +144,7 @@ class Socket:
         return await self._to_server.get()
 
     async def asgi_send(self, message: Frame) -> None:
+        await self._reads.wait()
         kind = message["type"]
         if self.closed and kind != "websocket.http.response.body":
             raise OSError("the client is gone")
@@ -190,6 +194,15 @@ class Socket:
     async def say(self, type: str, **fields: Any) -> None:
         """A JSON frame of this type."""
         await self.send({"type": type, **fields})
+
+    def stop_reading(self) -> None:
+        """The next frame is not taken from the wire."""
+        self._reads.clear()
+
+    async def read_on(self) -> None:
+        """Take what waits."""
+        self._reads.set()
+        await idle()
 
     async def leave(self, code: int = 1000) -> None:
         """The client closes the socket, or loses it (1006)."""
@@ -252,12 +265,13 @@ class Socket:
 
 
 class Response:
-    """An HTTP response. `events`: the data of its server-sent events."""
+    """An HTTP response. `events`: the data of its server-sent events. `broken`: the server broke it off."""
 
     def __init__(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
+        self.broken = False
 
     @property
     def json(self) -> Any:
@@ -287,13 +301,33 @@ def _body(data: bytes) -> Frame:
     return {"body": found}
 
 
+class Kept:
+    """A store of conversations that outlive the server, in memory; each write is done at once."""
+
+    def __init__(self, before: Kept | None = None) -> None:
+        self.rows: dict[str, Any] = dict(before.rows) if before else {}
+
+    def put(self, row: Any) -> futures.Future[None]:
+        self.rows[row.id] = row
+        written: futures.Future[None] = futures.Future()
+        written.set_result(None)
+        return written
+
+    def get(self, session_id: str) -> Any:
+        return self.rows.get(session_id)
+
+    def forget(self, session_id: str) -> None:
+        self.rows.pop(session_id, None)
+
+
 class Stage:
     """One server and its clients."""
 
-    def __init__(self, trace: Trace, state: ServerState) -> None:
+    def __init__(self, trace: Trace, serve: Callable[[Kept], ServerState]) -> None:
         self.trace = trace
-        self._state = state
-        self._app = build(state)
+        self._serve = serve
+        self._state, self._kept = serve(kept := Kept()), kept
+        self._app = build(self._state)
         self._sockets: list[Socket] = []
 
     @property
@@ -382,7 +416,14 @@ class Stage:
                 if event:
                     self.trace.add("server", 0, {"data": shown(event[6:])} if whole else {"line": event})
 
-        await self._app(scope, receive, send)
+        try:
+            await self._app(scope, receive, send)
+        except Exception:
+            # The response has begun: it is broken off.
+            if not response.status:
+                raise
+            response.broken = True
+            self.trace.add("server", 0, {"breaks": True})
         await idle()
         return response
 
@@ -390,6 +431,22 @@ class Stage:
         """Let time pass."""
         await asyncio.sleep(seconds)
         await idle()
+
+    async def kill(self) -> None:
+        """The server is gone at once, and another begins with what that one had kept on disk."""
+        await idle()
+        self._kept = Kept(self._kept)
+        self._state = self._serve(self._kept)
+        for socket in self._sockets:
+            if not socket.closed:
+                await socket.leave(1006)
+        self._app = build(self._state)
+
+    def drain(self) -> None:
+        """Tell the server to finish, as a signal does."""
+        self._state.draining = True
+        for live in list(self._state.live):
+            live.finish()
 
     async def finish(self) -> None:
         """Every client that is still there leaves, and every connection ends."""
@@ -434,12 +491,17 @@ def scenario(*, native: bool = False, speaks: bool = True, **sections: Mapping[s
                 ("ears", "writer", "voice"),
                 (),
             )
-            state = ServerState(settings_of(**sections), Metrics(), loaded, started_s=int(EPOCH_S))
-            async with anyio.create_task_group() as state.group:
-                stage = Stage(trace, state)
+            async with anyio.create_task_group() as group:
+
+                def serve(kept: Kept) -> ServerState:
+                    state = ServerState(settings_of(**sections), Metrics(), loaded, started_s=EPOCH_S)
+                    state.group, state.kept = group, kept  # type: ignore[assignment]
+                    return state
+
+                stage = Stage(trace, serve)
                 await play(stage)
                 await stage.finish()
-                state.group.cancel_scope.cancel()
+                group.cancel_scope.cancel()
 
         SCENARIOS[play.__name__] = run
         return play

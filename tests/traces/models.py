@@ -203,6 +203,8 @@ class Dialogue:
         text = last.text
         if last.role == "tool":
             return f"It says {text}."
+        if "read it" in text:
+            return "4228 bytes is what it says. 4228 bytes again, and that is all there is to read."
         if "fail" in text:
             raise ModelError("scripted failure")
         if "weather" in text and options.tools and options.tool_choice != "none":

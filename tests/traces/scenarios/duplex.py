@@ -163,6 +163,25 @@ async def duplex_barge_in(stage: Stage) -> None:
 
 
 @scenario()
+async def duplex_slow_reader(stage: Stage) -> None:
+    """What waits for a client that does not read is not sent once its epoch is over."""
+    socket = await opened(stage)
+    response = await story(socket, 3)
+    socket.stop_reading()
+    await stage.wait(0.5)
+    before = len(socket.seen)
+    await socket.say("barge_in")
+    await socket.read_on()
+    await socket.until(DONE)
+    media = [f for f in socket.seen[before:] if f["type"].endswith(".delta")]
+    # The one frame that was on its way.
+    assert len(media) <= 1
+    assert socket.of(DONE)[0]["response"]["id"] == response["id"]
+    numbers = [f["server_event_seq"] for f in socket.seen if "server_event_seq" in f]
+    assert numbers == list(range(1, len(numbers) + 1))
+
+
+@scenario()
 async def duplex_overlap_held(stage: Stage) -> None:
     """The client ducks at once. "Mm-hm" is let go, and words take the floor."""
     socket = await opened(stage)
