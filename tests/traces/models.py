@@ -193,7 +193,8 @@ class Writer:
 
 class Dialogue:
     def __init__(self) -> None:
-        self.known = 0
+        # It begins as another did.
+        self.known = 2
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         return

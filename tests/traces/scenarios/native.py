@@ -15,7 +15,7 @@ async def native_duplex(stage: Stage) -> None:
     await speak(stage, socket, "hello. what is the time?", 0.5)
     await socket.until(DONE)
     assert socket.joined("response.output_audio_transcript.delta") == "I heard you. Go on, and tell me more of it."
-    await socket.say("playback.ack", played_ms=900)
+    await socket.say("playback.ack", played_ms=2200)
     await stage.wait(3)
     await socket.say(APPEND, audio=b64(bytes(6400)), video_frames=[b64(image(1)), b64(image(2))])
     await speak(stage, socket, "tell me", 0.7)

@@ -19,6 +19,7 @@ def user(text: str) -> list[dict[str, str]]:
 async def completions(stage: Stage) -> None:
     whole = (await stage.request("POST", CHAT, {"model": "gpt-4o", "messages": user("hello")})).json
     assert whole["choices"][0]["message"]["content"] == "You said: hello."
+    assert whole["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
     streamed = {"model": "writer", "messages": user("tell me a story"), "stream": True, "max_tokens": 12}
     events = (await stage.request("POST", CHAT, streamed | {"stream_options": {"include_usage": True}})).events
     assert events[-1] == "[DONE]"
