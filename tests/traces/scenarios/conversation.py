@@ -366,3 +366,14 @@ async def refused_sessions(stage: Stage) -> None:
     await first.until("session.created")
     second = await stage.connect("/v1/realtime?model=writer")
     assert second.status == 503
+
+
+@scenario()
+async def silence_is_asked_about(stage: Stage) -> None:
+    """With `idle_timeout_ms` a user who says nothing after an answer is asked again."""
+    socket = await opened(stage, audio=listening(SERVER_VAD | {"idle_timeout_ms": 2000}))
+    await speak(stage, socket, "hello.", 1.0)
+    await socket.until(DONE)
+    await speak(stage, socket, "", 6.0)
+    await socket.until("input_audio_buffer.timeout_triggered")
+    await socket.until(DONE)

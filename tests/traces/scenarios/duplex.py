@@ -364,3 +364,37 @@ async def duplex_replaced(stage: Stage) -> None:
     frame = await stage.connect("/v1/realtime?resume=sess-0")
     await frame.say("session.update")
     assert await frame.end() == (1008, "bad_event")
+
+
+@scenario(server={"max_sessions": 1}, audio={"max_frame_bytes": 2048})
+async def duplex_refused(stage: Stage) -> None:
+    """One session too many, by either door; an event too large; the older names of events."""
+    socket = await stage.connect("/v1/duplex")
+    await socket.say("session.create", session={"instructions": "x"})
+    await socket.until("session.created")
+    other = await stage.connect("/v1/duplex")
+    await other.say("session.update", session={})
+    assert (await other.end())[0] == 1013
+    assert other.of("error")[0]["error"]["code"] == "resource_exhausted"
+    await socket.say("audio.playback_ack", played_ms=1)
+    await socket.say("input.text.append", text="hello")
+    await socket.until(DONE)
+    await socket.say("push_chunk", audio=b64(bytes(4000)))
+    await stage.wait(1)
+    assert socket.of("error")[-1]["error"]["code"] == "event_too_large"
+
+
+@scenario(resume={"journal_mb": 1, "grace_s": 20.0})
+async def duplex_overflow(stage: Stage) -> None:
+    """More was said to nobody than is kept: who comes back is told to begin anew."""
+    socket = await opened(stage)
+    created = socket.of("session.created")[0]
+    await story(socket, 1)
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "tell me a story"}]}
+    for _ in range(3):
+        await socket.say("response.create", response={"conversation": "none", "input": [item]})
+    await socket.leave(1006)
+    await stage.wait(5)
+    late = await come_back(stage, created["session_id"], created["resume_token"], 3)
+    await late.end()
+    assert late.of("session.resync_required")[0]["reason"] == "journal_overflow"

@@ -204,3 +204,14 @@ async def transcription_limits(stage: Stage) -> None:
     for _ in range(11):
         await busy.say("input_audio_buffer.clear")
     assert (await busy.end())[0] == 1008
+
+
+@scenario(audio={"overflow": "close", "max_backlog_s": 1.0})
+async def transcription_overflow(stage: Stage) -> None:
+    """A caller that has to stay live is closed where it is ahead of what is heard."""
+    socket = await stage.connect("/v1/realtime?intent=transcription")
+    await socket.until("session.created")
+    for _ in range(4):
+        await socket.say(APPEND, audio=b64(pcm16("what is the time?", 2.0)))
+    assert (await socket.end())[0] == 1008
+    assert socket.of("error")[0]["error"]["code"] == "input_audio_buffer_overflow"
