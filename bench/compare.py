@@ -1,0 +1,245 @@
+"""Runs short benchmarks of two revisions in turn, and prints how their figures compare.
+
+    python bench/compare.py BASE [--head REV] [--only talk,asr,engine,tts,video] [--rounds N] [--data DIR]
+
+Both revisions are checked out into temporary git worktrees, and each runs its own `antiphon bench` and its own source
+in this Python's environment; uncommitted changes are not measured. A benchmark runs base, head, base, head … for
+--rounds rounds, so that a slow drift of the machine meets both sides alike. A figure that is a list counts as its
+median.
+
+A row shows the median of both sides over the rounds, head/base, and each side's lowest and highest. `*` marks a
+figure whose two ranges do not overlap. Chance alone does that to one figure in ten at three rounds and to one in three
+at two, so a mark says where to look and what to measure again with more rounds. Before each run the share of the
+processors that other programs take is printed: figures of a busy machine say nothing. All of it goes to
+bench/results/compare.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from common import HERE, RESULTS, machine, table
+
+# The smallest language model of the registry: `talk` and `engine` use it on both sides.
+LANGUAGE_MODEL = "smollm2-135m-instruct"
+# What makes each benchmark short: half a minute to a minute on two cores.
+QUICK = {
+    "talk": "--sections latency --conversations 1 --endpoints 500 --turns 6",
+    "asr": "--sections latency --clips 3",
+    "engine": f"--sections first,decode --trials 3 --language-model {LANGUAGE_MODEL}",
+    "tts": "--sections first,clients --clients 1,32 --seconds 8 --trials 10",
+    "video": "--sections seeing",
+}
+TAKES_DATA = ("talk", "asr", "tts", "video")
+LONGEST_RUN_S = 600.0
+OUTPUT_SHOWN = 2000
+BUSY_OVER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two revisions, and what its runs have measured: figure -> one value for each run that had it.
+
+    busy_percent: what other programs took of all processors in the second before each run.
+    """
+
+    commit: str
+    tree: Path
+    values: dict[str, list[float]] = field(default_factory=dict)
+    busy_percent: list[float] = field(default_factory=list)
+
+
+@contextmanager
+def checkout(repo: Path, revision: str) -> Iterator[Side]:
+    """A detached worktree of `revision`, removed at the end."""
+    commit = git(repo, "rev-parse", "--short", "--verify", f"{revision}^{{commit}}")
+    with tempfile.TemporaryDirectory(prefix="compare-") as folder:
+        tree = Path(folder) / commit
+        git(repo, "worktree", "add", "--quiet", "--detach", str(tree), commit)
+        try:
+            yield Side(commit, tree)
+        finally:
+            git(repo, "worktree", "remove", "--force", str(tree))
+
+
+def git(repo: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(repo), *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"compare: {done.stderr.strip()}")
+    return done.stdout.strip()
+
+
+def run(side: Side, name: str, data: Path) -> str | None:
+    """Run one benchmark and take its figures into `side`; the end of its output if it failed."""
+    result = side.tree / "bench" / "results" / f"{name}.json"
+    # A benchmark keeps the sections of an earlier run that it does not measure itself.
+    result.unlink(missing_ok=True)
+    arguments = [*QUICK[name].split(), *(("--data", str(data)) if name in TAKES_DATA else ())]
+    status, output = python(side.tree, "-m", "antiphon", "bench", name, *arguments)
+    if status:
+        return output[-OUTPUT_SHOWN:]
+    for figure, value in figures(json.loads(result.read_text()), name):
+        side.values.setdefault(figure, []).append(value)
+    return None
+
+
+def python(tree: Path, *arguments: str) -> tuple[int, str]:
+    """Exit status and output of this Python with the tree's source; nothing that it started is left running."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=tree,
+        env=os.environ | {"PYTHONPATH": str(tree / "src"), "ANTIPHON_LANGUAGE_MODEL": LANGUAGE_MODEL},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=LONGEST_RUN_S)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return 1, f"{output}\nstopped after {LONGEST_RUN_S:g} s"
+    return process.returncode, output
+
+
+def check_source(side: Side) -> None:
+    """Stop if the revision's source is not the one that Python imports, as it would measure another."""
+    status, output = python(side.tree, "-c", "import antiphon; print(antiphon.__file__)")
+    if status or not Path(output.strip()).is_relative_to(side.tree):
+        raise SystemExit(f"compare: {side.commit} does not run from its worktree: {output.strip()}")
+
+
+def figures(value: Any, name: str) -> Iterator[tuple[str, float]]:
+    """The numbers of a benchmark's JSON by their path; the machine's description left out."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if key != "machine":
+                yield from figures(inner, f"{name} / {key}")
+    elif isinstance(value, list):
+        if value and all(is_number(one) for one in value):
+            yield f"{name} (median)", float(statistics.median(value))
+    elif is_number(value):
+        yield name, float(value)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def compared(base: Side, head: Side) -> dict[str, dict[str, Any]]:
+    """Each figure that both sides have."""
+    rows: dict[str, dict[str, Any]] = {}
+    for figure, before in base.values.items():
+        if after := head.values.get(figure):
+            medians = statistics.median(before), statistics.median(after)
+            rows[figure] = {
+                "base": {"median": medians[0], "min": min(before), "max": max(before), "values": before},
+                "head": {"median": medians[1], "min": min(after), "max": max(after), "values": after},
+                "ratio": medians[1] / medians[0] if medians[0] else None,
+                "apart": min(len(before), len(after)) > 1 and (max(before) < min(after) or max(after) < min(before)),
+            }
+    return rows
+
+
+def show(base: Side, head: Side, rows: dict[str, dict[str, Any]]) -> None:
+    varied = {n: r for n, r in rows.items() if len({*r["base"]["values"], *r["head"]["values"]}) > 1}
+    table(
+        f"{base.commit} (base) and {head.commit} (head)",
+        ("figure", "base", "head", "head/base", "base min-max", "head min-max", "apart"),
+        [
+            (
+                name,
+                f"{row['base']['median']:.4g}",
+                f"{row['head']['median']:.4g}",
+                "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
+                *(f"{row[side]['min']:.4g} - {row[side]['max']:.4g}" for side in ("base", "head")),
+                "*" if row["apart"] else "",
+            )
+            for name, row in varied.items()
+        ],
+    )
+    print(f"\n{len(rows) - len(varied)} more figures had the same value in every run.")
+    for side, other in ((base, head), (head, base)):
+        if only := sorted(side.values.keys() - other.values.keys()):
+            print(f"Only {side.commit} has: {', '.join(only)}")
+
+
+def measure(sides: Sequence[Side], names: Sequence[str], rounds: int, data: Path) -> list[str]:
+    """Run everything in turn. Benchmarks that failed, which are not run again."""
+    failed = []
+    for name in names:
+        turns = [side for _ in range(rounds) for side in sides]
+        for number, side in enumerate(turns, 1):
+            busy = psutil.cpu_percent(interval=BUSY_OVER_S)
+            began = time.perf_counter()
+            error = run(side, name, data)
+            took = time.perf_counter() - began
+            print(
+                f"{name} {number}/{len(turns)}: {side.commit}, {took:.0f} s, processors {busy:.0f} % busy before it",
+                flush=True,
+            )
+            side.busy_percent.append(busy)
+            if error is not None:
+                print(f"{name} failed at {side.commit}:\n{error}", file=sys.stderr)
+                failed.append(name)
+                break
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compare short benchmarks of two revisions.")
+    parser.add_argument("base", help="the revision to compare with")
+    parser.add_argument("--head", default="HEAD", help="the revision to judge [%(default)s]")
+    parser.add_argument("--only", default=",".join(QUICK), help="benchmarks to run [%(default)s]")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each benchmark at each revision [%(default)s]")
+    parser.add_argument(
+        "--data", type=Path, default=HERE.parent / "tests" / "data", help="a folder with manifest.jsonl"
+    )
+    args = parser.parse_args()
+    names = args.only.split(",")
+    if unknown := set(names) - QUICK.keys():
+        parser.error(f"--only: no benchmark {', '.join(sorted(unknown))}; there are {', '.join(QUICK)}")
+    if args.rounds < 1:
+        parser.error("--rounds: 1 or more")
+    with ExitStack() as stack:
+        base, head = (stack.enter_context(checkout(HERE.parent, revision)) for revision in (args.base, args.head))
+        for side in (base, head):
+            check_source(side)
+        failed = measure((base, head), names, args.rounds, args.data.resolve())
+    rows = compared(base, head)
+    show(base, head, rows)
+    document = {
+        "machine": machine(),
+        "rounds": args.rounds,
+        "base": {"commit": base.commit, "busy_percent": base.busy_percent},
+        "head": {"commit": head.commit, "busy_percent": head.busy_percent},
+        "figures": rows,
+    }
+    path = RESULTS / "compare.json"
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    print(f"\nwritten: {path}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
