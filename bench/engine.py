@@ -34,7 +34,7 @@ from common import HERE, machine, percentile, save, table
 from antiphon.adapters.causal_lm.checkpoint import prepare
 from antiphon.adapters.causal_lm.model import CausalLm
 from antiphon.engine.api import EngineSettings, Sampling
-from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import Int8Linear
 from antiphon.loading.loader import prepare as prepared
@@ -52,7 +52,7 @@ def prose(tokenizer: Any, count: int, skip: int = 0) -> list[int]:
     return list(ids[skip : skip + count])
 
 
-async def first_token(session: Session) -> float:
+async def first_token(session: EngineSession) -> float:
     """Seconds to the next token."""
     began = time.perf_counter()
     async with aclosing(session.generate(Sampling(max_tokens=1))) as tokens:
@@ -60,7 +60,7 @@ async def first_token(session: Session) -> float:
     return time.perf_counter() - began
 
 
-async def answer(session: Session, count: int) -> list[float]:
+async def answer(session: EngineSession, count: int) -> list[float]:
     """When each of `count` tokens came."""
     return [time.perf_counter() async for _ in session.generate(Sampling(max_tokens=count))]
 
@@ -248,7 +248,7 @@ async def state(engine: Engine, ids: list[int], trials: int) -> dict[str, Any]:
     await thousand.settle()
     held = (await engine.state()).kv_bytes
     before = psutil.Process().memory_info().rss
-    sessions: list[Session] = []
+    sessions: list[EngineSession] = []
     # Forks share their KV: each is made to write, so that it holds its own.
     for _ in range(50):
         other = await thousand.fork()

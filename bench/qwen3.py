@@ -37,8 +37,8 @@ from tests.adapters import tiny_qwen3_asr as tiny
 from tests.adapters import tiny_qwen3_tts as tiny_tts
 
 from antiphon.adapters.qwen3_asr import Qwen3Asr
-from antiphon.adapters.qwen3_asr.audio_encoder import Ears
-from antiphon.adapters.qwen3_asr.checkpoint import END, Parts
+from antiphon.adapters.qwen3_asr.audio_encoder import WindowedAudioEncoder
+from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts
 from antiphon.adapters.qwen3_tts import Qwen3Tts
 from antiphon.adapters.qwen3_tts.checkpoint import build
 from antiphon.contracts import Urgency, VoiceOptions, Window
@@ -46,8 +46,8 @@ from antiphon.engine.api import Sampling
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import chosen
 from antiphon.modeling.codec_talker import MANNER
-from antiphon.modeling.codec_vocoder import Past
-from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.codec_vocoder import VocoderState
+from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.vocabulary import Vocabulary
 from antiphon.settings import EngineOptions, Settings
 
@@ -103,7 +103,9 @@ def asr(device: str, weights: str) -> Qwen3Asr:
         words.save(f"{folder}/tokenizer.json")
         vocabulary = Vocabulary(Path(folder), END)
     # Random weights say an end as seldom as anything else.
-    parts = Parts(vocabulary, Ears(model.model), Decoder(model.model.language_model, model.lm_head))
+    parts = Qwen3AsrParts(
+        vocabulary, WindowedAudioEncoder(model.model), TextDecoder(model.model.language_model, model.lm_head)
+    )
     return Qwen3Asr(parts, "qwen3-asr-0.6b", device=device, weights=weights)
 
 
@@ -229,7 +231,7 @@ async def tts_section(device: str, weights: str, texts: list[int]) -> dict[str, 
             {"texts": count, "first_sound_s": percentile(firsts, 50), "frames_a_s": count * TTS_FRAMES / took}
         )
     frames = [[1] * 16] * 12
-    past, shares = Past(), {}
+    past, shares = VocoderState(), {}
 
     def timed(call: Any) -> float:
         call()

@@ -29,7 +29,7 @@ from transformers import (
 
 from antiphon.adapters.qwen3_omni import Qwen3Omni
 from antiphon.adapters.qwen3_omni.checkpoint import parts_of, tokenizer
-from antiphon.contracts import Message, ReplyOptions, SoundPart, Speaking, TextDelta, VoiceOptions
+from antiphon.contracts import AudioPart, Message, ReplyOptions, ResponseAudio, TextDelta, VoiceOptions
 
 ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0}
 SECTIONS = ROPE | {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
@@ -109,13 +109,13 @@ async def omni_section(device: str, weights: str, words: Path, talks: list[int])
     async def answer() -> tuple[float, float, float, float]:
         talk, began = await model.open(), time.perf_counter()
         text, sound, last, samples = 0.0, 0.0, 0.0, 0
-        asked = [Message("user", "", parts=(SoundPart(tiny_qwen3_asr.sound(HEARD_S)), "What was that?"))]
+        asked = [Message("user", "", parts=(AudioPart(tiny_qwen3_asr.sound(HEARD_S)), "What was that?"))]
         async with aclosing(talk.respond(asked, options, VoiceOptions("ethan", seed=1))) as parts:
             async for part in parts:
                 now = time.perf_counter() - began
                 if isinstance(part, TextDelta):
                     text, last = text or now, now
-                elif isinstance(part, Speaking):
+                elif isinstance(part, ResponseAudio):
                     sound, samples = sound or now, samples + len(part.pcm)
                     if samples > FRAMES * FRAME_SAMPLES:
                         break

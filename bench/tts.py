@@ -33,11 +33,11 @@ from words import score
 from antiphon.audio.containers import decode_all
 from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
-from antiphon.contracts import FileOptions, Segment, Urgency, VoiceOptions
+from antiphon.contracts import FileOptions, TranscriptSegment, Urgency, VoiceOptions
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import HEARING, SPEAKING
 from antiphon.settings import load as load_settings
-from antiphon.text.sentences import Splitter
+from antiphon.text.sentences import SentenceSplitter
 
 RATE_HZ = 24_000
 SENTENCES = 200
@@ -58,7 +58,7 @@ def sentences(data: Path, count: int) -> list[str]:
         row = json.loads(line)
         if row.get("language") != "en" or not row.get("text"):
             continue
-        splitter = Splitter()
+        splitter = SentenceSplitter()
         for unit in splitter.feed(row["text"]) + splitter.flush():
             if 4 <= len(unit.split()) <= 30:
                 found[unit[0].upper() + unit[1:] + ("" if unit[-1] in ".!?" else ".")] = None
@@ -298,7 +298,7 @@ async def transcripts(paths: list[np.ndarray]) -> list[str]:
     out = []
     for pcm in paths:
         parts = [s async for s in models.transcriber.transcribe(pcm, FileOptions("en"))]
-        out.append(" ".join(s.text.strip() for s in parts if isinstance(s, Segment)))
+        out.append(" ".join(s.text.strip() for s in parts if isinstance(s, TranscriptSegment)))
     models.close()
     return out
 

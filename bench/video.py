@@ -29,8 +29,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import RESULTS, Server, machine, percentile, save, server, table
 from tests.adapters import tiny_vlm as tiny_pictures
 
-from antiphon.adapters.vlm import PictureModel
-from antiphon.contracts import Question, ReplyOptions, Seen
+from antiphon.adapters.vlm import VisionLanguageModel
+from antiphon.contracts import ReplyOptions, VideoFrame, VideoQuestion
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import chosen
 from antiphon.settings import EngineOptions, Settings
@@ -285,7 +285,7 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
                   "num_key_value_heads": 3, "max_position_embeddings": 8192},
             vision={"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 512, "patch_size": 16},
         )  # fmt: skip
-        model = PictureModel(Path(folder), "smolvlm-256m", weights="bf16")
+        model = VisionLanguageModel(Path(folder), "smolvlm-256m", weights="bf16")
     rng = np.random.default_rng(0)
     frames = [base64.b64decode(jpeg(rng.integers(0, 255, (360, 640, 3)).astype(np.uint8))) for _ in range(8)]
     options, ever = ReplyOptions(max_tokens=1), tuple(range(2 * questions))
@@ -294,14 +294,14 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
     async def show(watching: Any, first: int, stop: int) -> float:
         began = time.perf_counter()
         for k in range(first, stop):
-            await watching.see(Seen(k, k / 2, frames[k % 8]))
+            await watching.see(VideoFrame(k, k / 2, frames[k % 8]))
             watching.expect(ever)
         await watching._session.settle()
         return (time.perf_counter() - began) / (stop - first)
 
     async def first_s(watching: Any) -> float:
         began = time.perf_counter()
-        async for _ in watching.written(Question("What is on the screen now?", 0.0, ever), options):
+        async for _ in watching.written(VideoQuestion("What is on the screen now?", 0.0, ever), options):
             pass
         return time.perf_counter() - began
 

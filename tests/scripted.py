@@ -13,7 +13,15 @@ import anyio
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Window
+from antiphon.contracts import (
+    FileInfo,
+    FileOptions,
+    Hypothesis,
+    HypothesisWord,
+    TranscriberProfile,
+    TranscriptSegment,
+    Window,
+)
 from antiphon.errors import ModelError
 from antiphon.events.words import Word
 from tests.sessions.transcription.test_stable_words import PROFILE
@@ -84,20 +92,20 @@ class ScriptedTranscriber:
         # A word of which less than half is in the window is not recognized, as with a real model.
         whole = [s for s in spans if s[2] - s[1] >= WORD_SAMPLES // 2]
         new = [s for s in whole if s[0] not in window.prefix]
-        pieces = tuple(Piece(f" w{n}", (n,), 1.0) for n, *_ in new)
+        pieces = tuple(HypothesisWord(f" w{n}", (n,), 1.0) for n, *_ in new)
         words = (
             tuple(Word(f"w{n}", a / SAMPLE_RATE_HZ, b / SAMPLE_RATE_HZ, 1.0) for n, a, b in new) if window.words else ()
         )
         return Hypothesis(pieces, "en", 1.0, True, 4, len(pieces), words)
 
-    async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
+    async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
         yield FileInfo("en", len(pcm) / SAMPLE_RATE_HZ)
         spans = heard(pcm)
         if self.fail in [n for n, *_ in spans]:
             raise ModelError("scripted failure")
         text = "".join(f" w{n}" for n, *_ in spans)
         end_s = len(pcm) / SAMPLE_RATE_HZ
-        yield Segment(0, 0, 0.0, end_s, text, tuple(n for n, *_ in spans), 0.0, 0.0, 1.0, 0.0, ())
+        yield TranscriptSegment(0, 0, 0.0, end_s, text, tuple(n for n, *_ in spans), 0.0, 0.0, 1.0, 0.0, ())
 
 
 class ScriptedStream:

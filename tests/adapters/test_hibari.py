@@ -15,9 +15,9 @@ from hibari import dsp
 from antiphon.adapters.hibari import synthesizer as hibari
 from antiphon.adapters.hibari.synthesizer import Hibari
 from antiphon.audio import Pcm
-from antiphon.contracts import Sound, Urgency, VoiceOptions
+from antiphon.contracts import SpeechChunk, Urgency, VoiceOptions
 from antiphon.errors import ModelError, RemoteProtocolError
-from antiphon.events.speech import SpeechConfig, SpeechConfigured, TextAppended, TextFlushed, UnitDone
+from antiphon.events.speech import AppendText, ConfigureSpeech, FlushText, SentenceDone, SpeechConfig
 from antiphon.events.words import Word
 from antiphon.loading.loader import load, prepare, store_of
 from antiphon.loading.selection import HEARING, SPEAKING, chosen
@@ -40,8 +40,8 @@ def voice() -> Iterator[Hibari]:
     loaded.lane.close()
 
 
-def spoken(voice: Hibari, text: str, speed: float = 1.0, seed: int | None = 0) -> list[Sound]:
-    async def main() -> list[Sound]:
+def spoken(voice: Hibari, text: str, speed: float = 1.0, seed: int | None = 0) -> list[SpeechChunk]:
+    async def main() -> list[SpeechChunk]:
         options = VoiceOptions(voice.profile.voices[0], speed, seed)
         async with aclosing(voice.speak(text, options, lambda: Urgency.FINAL)) as sounds:
             return [s async for s in sounds]
@@ -49,7 +49,7 @@ def spoken(voice: Hibari, text: str, speed: float = 1.0, seed: int | None = 0) -
     return asyncio.run(main())
 
 
-def joined(sounds: list[Sound]) -> Pcm:
+def joined(sounds: list[SpeechChunk]) -> Pcm:
     return np.concatenate([s.pcm for s in sounds])
 
 
@@ -235,7 +235,7 @@ class Mute:
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
-    ) -> AsyncGenerator[Sound, None]:
+    ) -> AsyncGenerator[SpeechChunk, None]:
         async with aclosing(self._voice.speak(text, options, urgency)) as sounds:
             async for sound in sounds:
                 yield replace(sound, words=())
@@ -247,14 +247,14 @@ def test_words_of_any_synthesizer_are_found_by_the_transcriber(voice: Hibari) ->
 
     async def main() -> tuple[Word, ...]:
         session = SpeechSession(Mute(voice), aligner=hearing.transcriber)
-        session.receive(SpeechConfigured(SpeechConfig(format="pcm", stream=True, words=True, seed=0)))
-        session.receive(TextAppended(LONG))
-        session.receive(TextFlushed())
+        session.receive(ConfigureSpeech(SpeechConfig(format="pcm", stream=True, words=True, seed=0)))
+        session.receive(AppendText(LONG))
+        session.receive(FlushText())
         session.close()
         running = asyncio.create_task(session.run())
         words: tuple[Word, ...] = ()
         while output := await session.next_output():
-            if isinstance(output, UnitDone):
+            if isinstance(output, SentenceDone):
                 words = output.words
         await running
         return words

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.adapters.minicpmo.model import Conversing, MiniCpmO
-from antiphon.contracts import NativeOptions, NativeStep, Speaks, Unit
+from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
+from antiphon.contracts import NativeOptions, NativeStep, SpeakStep, Unit
 from tests.adapters import tiny_minicpmo as tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / "minicpmo.json").read_text())
@@ -81,7 +81,7 @@ class Recorder:
         return np.zeros(10 * (len(codes) - (0 if last else self.lookahead)), np.float32), None
 
 
-def converse(model: MiniCpmO, options: NativeOptions, told: Callable[[int, Conversing, Any], None]) -> None:
+def converse(model: MiniCpmO, options: NativeOptions, told: Callable[[int, MiniCpmOStream, Any], None]) -> None:
     async def main() -> None:
         talk = await model.open(options)
         for number in range(tiny.NUM_UNITS):
@@ -99,7 +99,7 @@ def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
     model = MiniCpmO(folder, "tiny", weights="fp32", threads=1, window=tiny.WINDOW, vocoder=recorder)
     ids = model.parts.ids
 
-    def compare(number: int, talk: Conversing, step: Any) -> None:
+    def compare(number: int, talk: MiniCpmOStream, step: Any) -> None:
         golden = GOLDEN["units"][number]
         closing = [ids.turn_eos] if golden["ids"][0] == ids.turn_eos and number in tiny.FORCED else []
         assert [*closing, *talk.decider.chosen, ids.unit_end] == golden["ids"], number
@@ -127,4 +127,4 @@ def test_rounded_weights_converse(folder: Path) -> None:
         model.close()
         return steps
 
-    assert any(isinstance(step, Speaks) for step in asyncio.run(main()))
+    assert any(isinstance(step, SpeakStep) for step in asyncio.run(main()))

@@ -13,7 +13,7 @@ import pytest
 from antiphon.adapters.silero.detector import SileroDetector
 from antiphon.adapters.whisper.transcriber import SLAB_S, SLAB_SLACK_S, WhisperTranscriber, _repeats
 from antiphon.audio.quiet import slabs
-from antiphon.contracts import FileInfo, FileOptions, Segment, Window
+from antiphon.contracts import FileInfo, FileOptions, TranscriptSegment, Window
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import HEARING
@@ -118,10 +118,10 @@ def test_a_long_file_has_rising_times_and_all_its_words(
     pause = np.zeros(16000, np.float32)
     pcm = np.tile(np.concatenate([x for n in names for x in (recordings[n].pcm, pause)]), 4)
 
-    async def main() -> tuple[FileInfo, list[Segment]]:
+    async def main() -> tuple[FileInfo, list[TranscriptSegment]]:
         parts = [p async for p in whisper.transcribe(pcm, FileOptions(language="en"))]
         assert isinstance(parts[0], FileInfo)
-        return parts[0], [p for p in parts if isinstance(p, Segment)]
+        return parts[0], [p for p in parts if isinstance(p, TranscriptSegment)]
 
     info, segments = asyncio.run(main())
     assert info.duration_s == pytest.approx(len(pcm) / 16000)

@@ -17,10 +17,10 @@ from transformers import Qwen3ASRForConditionalGeneration
 
 from antiphon.adapters.qwen3_asr import Qwen3Asr, transcriber
 from antiphon.adapters.qwen3_asr.checkpoint import NAMES, _config
-from antiphon.adapters.qwen3_asr.transcriber import Listening
-from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Segment, Window
+from antiphon.adapters.qwen3_asr.transcriber import Qwen3AsrStream
+from antiphon.contracts import FileInfo, FileOptions, Hypothesis, TranscriptSegment, Window
 from antiphon.engine.api import EngineSettings
-from antiphon.engine.local.scheduler import Limits
+from antiphon.engine.local.scheduler import StepLimits
 from antiphon.errors import EngineError, ModelError
 from antiphon.modeling.token_words import characters, spread, words
 from tests.adapters import tiny_qwen3_asr as tiny
@@ -76,7 +76,7 @@ def window(model: Qwen3Asr, case: dict[str, Any], step: dict[str, Any], **more: 
     return Window(SOUND[: step["samples"]], **(given | more))
 
 
-async def follow(model: Qwen3Asr, listening: Listening, name: str) -> int:
+async def follow(model: Qwen3Asr, listening: Qwen3AsrStream, name: str) -> int:
     """The golden stream; returns the rows that were to be computed: all but those of the prompt and of encoder windows that were known."""
     case, known, rows = GOLDEN[name], 0, 0
     for step in case["steps"]:
@@ -152,7 +152,7 @@ def test_rounded_weights_decode(folder: Path) -> None:
     assert run(folder, act, weights="int8").completion_tokens
 
 
-class Scripted(Listening):
+class Scripted(Qwen3AsrStream):
     """What the decoder says is given; all else is as it is."""
 
     def __init__(self, model: Qwen3Asr, *texts: str) -> None:
@@ -285,7 +285,7 @@ def test_a_context_without_room_loses_sound_and_goes_on(folder: Path, unguarded:
             assert found.completion_tokens
         assert model.engine.scheduler.cuts
         # With room again it is as if nothing had been.
-        model.engine.scheduler.limits = Limits(4096)
+        model.engine.scheduler.limits = StepLimits(4096)
         window = Window(SOUND[: 16 * 16000], language="en", max_tokens=12)
         assert said(await listening.decode(window)) == said(await model.open().decode(window))
 
@@ -338,7 +338,7 @@ def test_a_file_is_told_in_parts(folder: Path) -> None:
 
     info, *segments = run(folder, act)
     assert info == FileInfo("en", 55.0)
-    assert all(isinstance(s, Segment) for s in segments)
+    assert all(isinstance(s, TranscriptSegment) for s in segments)
     assert [s.id for s in segments] == list(range(len(segments)))
     assert len(segments) == 3
     assert segments[0].start_s == 0

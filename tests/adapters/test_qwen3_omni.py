@@ -25,23 +25,23 @@ from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_fe
 
 from antiphon.adapters.qwen3_omni import Qwen3Omni
 from antiphon.adapters.qwen3_omni.checkpoint import tokenizer
-from antiphon.adapters.qwen3_omni.partner import OmniTalk, _Said
+from antiphon.adapters.qwen3_omni.partner import OmniStream, _SpokenTokens
 from antiphon.adapters.qwen3_omni.talker import MANNER
 from antiphon.contracts import (
+    AudioPart,
     ImagePart,
     MediaPart,
     Message,
     ReplyDone,
     ReplyOptions,
-    SoundPart,
-    Speaking,
+    ResponseAudio,
     TextDelta,
     VoiceOptions,
 )
 from antiphon.engine.api import EngineSettings
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.modeling.chat import MAX_SPARE
-from antiphon.modeling.codec_talker import First
+from antiphon.modeling.codec_talker import FirstCodeChooser
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID
 
@@ -66,11 +66,11 @@ def model(folder: Path) -> Iterator[Qwen3Omni]:
     loaded.close()
 
 
-def sound(seconds: float, number: int = 0) -> SoundPart:
+def sound(seconds: float, number: int = 0) -> AudioPart:
     rng = np.random.default_rng(number)
     at = np.arange(int(seconds * 16_000)) / 16_000
     tones = sum(np.sin(2 * np.pi * f * at) for f in rng.uniform(100, 3000, 4))
-    return SoundPart((0.1 * tones * (1 + np.sin(2 * np.pi * 2 * at))).astype(np.float32))
+    return AudioPart((0.1 * tones * (1 + np.sin(2 * np.pi * 2 * at))).astype(np.float32))
 
 
 def image(number: int = 0) -> ImagePart:
@@ -102,7 +102,7 @@ class Whole:
     def given(self, messages: Sequence[Message]) -> tuple[torch.Tensor, dict[str, Any]]:
         """Its inputs, as its processor writes them: a token for each row of what is heard and seen."""
         media = [p for m in messages for p in m.parts if not isinstance(p, str)]
-        sounds, images = ([p for p in media if isinstance(p, kind)] for kind in (SoundPart, ImagePart))
+        sounds, images = ([p for p in media if isinstance(p, kind)] for kind in (AudioPart, ImagePart))
         out: dict[str, Any] = {}
         rows: dict[MediaPart, int] = {}
         if sounds:
@@ -128,7 +128,7 @@ class Whole:
         return torch.as_tensor(made["input_features"][0])
 
     def place(self, part: MediaPart, rows: int) -> str:
-        if isinstance(part, SoundPart):
+        if isinstance(part, AudioPart):
             return "<|audio_start|>" + "<|audio_pad|>" * rows + "<|audio_end|>"
         return "<|vision_start|>" + "<|image_pad|>" * rows + "<|vision_end|>"
 
@@ -173,7 +173,7 @@ def whole(folder: Path) -> Whole:
 
 
 async def answer(
-    model: Qwen3Omni, talk: OmniTalk, messages: Sequence[Message], stop: int, speaker: str = "ethan"
+    model: Qwen3Omni, talk: OmniStream, messages: Sequence[Message], stop: int, speaker: str = "ethan"
 ) -> Made:
     """What it writes and says, for as many frames as the published code is asked for."""
     text, frames, pcm = list[int](), list[list[int]](), list[np.ndarray]()
@@ -184,7 +184,7 @@ async def answer(
     vocoder.forward = lambda held, past: frames.extend(held) or vocode(held, past)  # type: ignore[method-assign]
     async with aclosing(talk.respond(messages, OPTIONS, VoiceOptions(speaker))) as parts:
         async for part in parts:
-            if isinstance(part, Speaking):
+            if isinstance(part, ResponseAudio):
                 pcm.append(part.pcm)
                 if sum(map(len, pcm)) > FRAMES * FRAME_SAMPLES:
                     break
@@ -194,7 +194,7 @@ async def answer(
     return Made(text, frames, torch.from_numpy(np.concatenate(pcm)))
 
 
-def whole_prompt(talk: OmniTalk) -> list[Any]:
+def whole_prompt(talk: OmniStream) -> list[Any]:
     """The rows up to the answer that was made last."""
     rows = talk._chat.rows
     return rows[: max(i for i, row in enumerate(rows) if row == ID["<|im_start|>"]) + 3]
@@ -328,7 +328,7 @@ def test_an_answer_in_text_is_not_spoken(model: Qwen3Omni) -> None:
             talk.close()
 
     out = asyncio.run(run())
-    assert not [p for p in out if isinstance(p, Speaking)]
+    assert not [p for p in out if isinstance(p, ResponseAudio)]
     assert [p for p in out if isinstance(p, TextDelta)]
     assert isinstance(out[-1], ReplyDone)
 
@@ -347,18 +347,18 @@ def test_words_have_places_and_the_end_comes_last(model: Qwen3Omni, whole: Whole
 
     out = asyncio.run(run())
     assert isinstance(out[-1], ReplyDone)
-    words = [w for p in out if isinstance(p, Speaking) for w in p.words]
+    words = [w for p in out if isinstance(p, ResponseAudio) for w in p.words]
     text = "".join(p.text for p in out if isinstance(p, TextDelta))
     assert [w.text for w in words] == text.split()
     # Twelve frames, of which the first lacks what no two frames made.
-    lost = 12 * FRAME_SAMPLES - sum(len(p.pcm) for p in out if isinstance(p, Speaking))
+    lost = 12 * FRAME_SAMPLES - sum(len(p.pcm) for p in out if isinstance(p, ResponseAudio))
     assert 0 < lost < FRAME_SAMPLES
 
 
 def test_a_call_is_not_spoken(model: Qwen3Omni) -> None:
     async def spoken(rows: list[int], tokens: Sequence[int]) -> list[int]:
         chat = SimpleNamespace(rows=list(rows))
-        said = _Said(chat, frozenset((1,)), model.opening)  # type: ignore[arg-type]
+        said = _SpokenTokens(chat, frozenset((1,)), model.opening)  # type: ignore[arg-type]
         for token in tokens:
             chat.rows.append(token)
             said.tell(token)
@@ -397,7 +397,7 @@ def test_what_left_the_conversation_is_not_held(model: Qwen3Omni) -> None:
 def test_its_sound_may_end_at_once() -> None:
     logits = torch.zeros(1100)
     logits[50] = 9
-    assert First(MANNER.first, 50, 1100, MANNER.least)(logits) == 50
+    assert FirstCodeChooser(MANNER.first, 50, 1100, MANNER.least)(logits) == 50
 
 
 def test_in_the_machines_own_type_it_answers_and_speaks(folder: Path) -> None:
@@ -411,7 +411,7 @@ def test_in_the_machines_own_type_it_answers_and_speaks(folder: Path) -> None:
         async with aclosing(talk.respond(PROMPTS["both"], OPTIONS, VoiceOptions("ethan", seed=1))) as parts:
             async for part in parts:
                 out.append(part)
-                if isinstance(part, Speaking):
+                if isinstance(part, ResponseAudio):
                     break
         talk.close()
         return out
@@ -432,7 +432,7 @@ def test_without_a_talker_it_hears_and_writes(folder: Path, tmp_path: Path, whol
     async def run() -> list[int]:
         talk = await loaded.open()
         async with aclosing(talk.respond(PROMPTS["both"], OPTIONS, VoiceOptions("ethan"))) as parts:
-            assert not [p async for p in parts if isinstance(p, Speaking)]
+            assert not [p async for p in parts if isinstance(p, ResponseAudio)]
         rows = [row for row in talk._chat.rows[-TOKENS:] if isinstance(row, int)]
         talk.close()
         return rows
@@ -456,14 +456,14 @@ def test_what_was_never_computed_is_silence_to_the_talker(model: Qwen3Omni, whol
         async with aclosing(talk.respond(long, OPTIONS, VoiceOptions("ethan", seed=3))) as parts:
             async for part in parts:
                 out.append(part)
-                if isinstance(part, Speaking):
+                if isinstance(part, ResponseAudio):
                     break
         assert [s for s in talk._chat.sensed.values() if s.hidden is None]
         talk.close()
         small.close()
         return out
 
-    assert isinstance(asyncio.run(run())[-1], Speaking)
+    assert isinstance(asyncio.run(run())[-1], ResponseAudio)
 
 
 def test_a_part_is_taken_in_once_whoever_asks(model: Qwen3Omni) -> None:

@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from antiphon.adapters.qwen3_tts import Qwen3Tts
-from antiphon.adapters.qwen3_tts.synthesizer import Reading, _in_parts, _words
-from antiphon.adapters.qwen3_tts.voice_cloning import Sample
+from antiphon.adapters.qwen3_tts.synthesizer import TalkerPrompt, _in_parts, _words
+from antiphon.adapters.qwen3_tts.voice_cloning import ClonedVoice
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
 from antiphon.contracts import Urgency, VoiceOptions
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
-from antiphon.modeling.codec_vocoder import Past
+from antiphon.modeling.codec_vocoder import VocoderState
 from tests.adapters import tiny_qwen3_tts as tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / "qwen3_tts.json").read_text())
@@ -49,14 +49,14 @@ def run(folder: Path, act: Any, **options: Any) -> Any:
     return asyncio.run(main())
 
 
-async def reading(model: Qwen3Tts, case: dict[str, Any]) -> Reading:
+async def reading(model: Qwen3Tts, case: dict[str, Any]) -> TalkerPrompt:
     sample = None
     if case.get("clone"):
         sample = await model.listen(tiny.reference())
         if case["clone"] == "icl":
             codes = tuple(tuple(f) for f in tiny.reference_codes())
-            sample = Sample(sample.speaker, tuple(model.parts.vocabulary.plain(case["ref_text"])), codes)
-    return Reading(
+            sample = ClonedVoice(sample.speaker, tuple(model.parts.vocabulary.plain(case["ref_text"])), codes)
+    return TalkerPrompt(
         case.get("speaker") or "", LANGUAGES[case["language"]], case.get("instruct", ""), sample, whole=case["non"]
     )
 
@@ -134,13 +134,13 @@ def test_the_sound_is_the_published_one_however_it_is_cut(folders: dict[str, Pat
         for number, case in enumerate(CASES):
             before = tiny.reference_codes() if case.get("clone") == "icl" else []
             frames = before + case["codes"]
-            whole = vocoder(frames, Past()).numpy()
+            whole = vocoder(frames, VocoderState()).numpy()
             heard = whole[len(before) * tiny.FRAME_SAMPLES :]
             assert len(heard) == tiny.FRAME_SAMPLES * len(case["codes"])
             np.testing.assert_allclose(heard[:640], case["wav"], atol=1e-4)
             assert np.square(heard, dtype=np.float64).sum() == pytest.approx(case["sum"], rel=1e-3)
             chance = random.Random(number)
-            past, at, made = Past(), 0, []
+            past, at, made = VocoderState(), 0, []
             while at < len(frames):
                 size = chance.choice((1, 1, 2, 3, 7, 20))
                 made.append(vocoder(frames[at : at + size], past).numpy())
@@ -158,7 +158,7 @@ def test_who_speaks_is_heard_as_published(folders: dict[str, Path]) -> None:
 
 
 def test_what_a_sample_says_is_heard_as_published(folders: dict[str, Path]) -> None:
-    async def act(model: Qwen3Tts) -> Sample:
+    async def act(model: Qwen3Tts) -> ClonedVoice:
         return await model.listen(tiny.reference(), "Hi you.")
 
     sample = run(folders["base"], act)
@@ -228,7 +228,7 @@ def test_live_text_in_a_cloned_voice_ends_when_it_ends(folders: dict[str, Path])
     async def act(model: Qwen3Tts) -> None:
         marks, plain = model.parts.marks, model.parts.vocabulary.plain
         sample = (await reading(model, of("base")[2])).sample
-        told = Reading("", "en", "", sample, whole=False)
+        told = TalkerPrompt("", "en", "", sample, whole=False)
         for first in ("a", "Many words that are more than the sample has frames."):
             rows, left = model._rows(plain(first), told, live=True)
             # More is to come: the mark of the end is not among these.
@@ -250,7 +250,7 @@ def test_a_sample_is_heard_within_bounds(folders: dict[str, Path], monkeypatch: 
         asked: list[int] = []
         listen = model.listen
 
-        async def spy(pcm: Any, text: str = "") -> Sample:
+        async def spy(pcm: Any, text: str = "") -> ClonedVoice:
             asked.append(len(pcm))
             return await listen(pcm, text)
 

@@ -16,9 +16,9 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from antiphon.adapters.vlm import PictureModel
-from antiphon.adapters.vlm.session import SYSTEM, SeeingPictures
-from antiphon.contracts import Question, ReplyDone, ReplyOptions, Seen, TextDelta
+from antiphon.adapters.vlm import VisionLanguageModel
+from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageStream
+from antiphon.contracts import ReplyDone, ReplyOptions, TextDelta, VideoFrame, VideoQuestion
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.vocabulary import Vocabulary
 from tests.adapters import tiny_vlm as tiny_pictures
@@ -105,9 +105,9 @@ def same(words: Vocabulary, said: str, expected: list[int]) -> bool:
     return said.rstrip("\ufffd") == words.tokenizer.decode(expected, skip_special_tokens=True).rstrip("\ufffd")
 
 
-async def ask(watching: SeeingPictures, text: str, frames: tuple[int, ...]) -> tuple[str, ReplyDone]:
+async def ask(watching: VisionLanguageStream, text: str, frames: tuple[int, ...]) -> tuple[str, ReplyDone]:
     out = ""
-    question = Question(text, 99.0, frames)
+    question = VideoQuestion(text, 99.0, frames)
     async with aclosing(watching.answer(question, ReplyOptions(max_tokens=MAX_TOKENS), None)) as answers:
         async for answer in answers:
             if isinstance(answer, TextDelta):
@@ -119,7 +119,7 @@ async def ask(watching: SeeingPictures, text: str, frames: tuple[int, ...]) -> t
 
 def run(folder: Path, act: Any, **options: Any) -> Any:
     async def main() -> Any:
-        model = PictureModel(folder, "tiny", threads=1, **({"weights": "fp32"} | options))
+        model = VisionLanguageModel(folder, "tiny", threads=1, **({"weights": "fp32"} | options))
         try:
             return await asyncio.wait_for(act(model), 60)
         finally:
@@ -128,15 +128,17 @@ def run(folder: Path, act: Any, **options: Any) -> Any:
     return asyncio.run(main())
 
 
-async def see(watching: SeeingPictures, number: int, at_s: float, expected: tuple[int, ...] | None = None) -> None:
-    await watching.see(Seen(number, at_s, picture(number)))
+async def see(
+    watching: VisionLanguageStream, number: int, at_s: float, expected: tuple[int, ...] | None = None
+) -> None:
+    await watching.see(VideoFrame(number, at_s, picture(number)))
     watching.expect(tuple(range(number + 1)) if expected is None else expected)
 
 
 def test_an_image_is_seen_as_the_published_model_sees_it(folder: Path) -> None:
     whole = Whole(folder)
 
-    async def act(model: PictureModel) -> Any:
+    async def act(model: VisionLanguageModel) -> Any:
         return (await model.look(picture(1))).rows
 
     given = whole.given([picture(1)])
@@ -152,7 +154,7 @@ def test_an_image_is_seen_as_the_published_model_sees_it(folder: Path) -> None:
 def test_answers_are_those_of_a_rebuild_and_cost_what_is_new(folder: Path, prefill: str) -> None:
     whole = Whole(folder)
 
-    async def act(model: PictureModel) -> None:
+    async def act(model: VisionLanguageModel) -> None:
         words = model.family.vocabulary
         watching, other = await model.open("Be brief."), await model.open("")
         rows, images, number = words.control(whole.system("Be brief.")), [], 0
@@ -188,7 +190,7 @@ def test_answers_are_those_of_a_rebuild_and_cost_what_is_new(folder: Path, prefi
 
 
 def test_frames_are_in_the_kv_before_the_question_if_they_are_eager(folder: Path) -> None:
-    async def act(model: PictureModel) -> tuple[int, int]:
+    async def act(model: VisionLanguageModel) -> tuple[int, int]:
         watching, stats = await model.open(""), model.engine._runner.stats
         for number in range(3):
             await see(watching, number, float(number))
@@ -207,7 +209,7 @@ def test_frames_are_in_the_kv_before_the_question_if_they_are_eager(folder: Path
 def test_frames_that_turn_out_not_to_be_asked_about_leave_again(folder: Path) -> None:
     whole = Whole(folder)
 
-    async def act(model: PictureModel) -> None:
+    async def act(model: VisionLanguageModel) -> None:
         words, watching = model.family.vocabulary, await model.open("")
         for number, expected in enumerate([(0,), (0, 1), (0, 2), (1, 3)]):
             await see(watching, number, float(number), expected)
@@ -228,10 +230,10 @@ def test_frames_that_turn_out_not_to_be_asked_about_leave_again(folder: Path) ->
 def test_frames_that_come_during_an_answer_are_of_the_next(folder: Path) -> None:
     whole = Whole(folder)
 
-    async def act(model: PictureModel) -> None:
+    async def act(model: VisionLanguageModel) -> None:
         words, watching = model.family.vocabulary, await model.open("")
         await see(watching, 0, 0.0)
-        answers = watching.answer(Question("First?", 0.0, (0,)), ReplyOptions(max_tokens=MAX_TOKENS), None)
+        answers = watching.answer(VideoQuestion("First?", 0.0, (0,)), ReplyOptions(max_tokens=MAX_TOKENS), None)
         first = ""
         async with aclosing(answers):
             async for answer in answers:
@@ -258,7 +260,7 @@ def test_frames_that_come_during_an_answer_are_of_the_next(folder: Path) -> None
 
 
 def test_frames_that_are_asked_about_no_more_are_given_up(smolvlm: Path) -> None:
-    async def act(model: PictureModel) -> None:
+    async def act(model: VisionLanguageModel) -> None:
         watching = await model.open("")
         for number in range(6):
             await see(watching, number, float(number))
@@ -278,10 +280,10 @@ def test_frames_that_are_asked_about_no_more_are_given_up(smolvlm: Path) -> None
 def test_an_answer_that_is_cut_leaves_what_was_seen(folder: Path) -> None:
     whole = Whole(folder)
 
-    async def act(model: PictureModel) -> None:
+    async def act(model: VisionLanguageModel) -> None:
         words, watching = model.family.vocabulary, await model.open("")
         await see(watching, 0, 0.0)
-        answers = watching.answer(Question("Cut this?", 0.0, (0,)), ReplyOptions(max_tokens=MAX_TOKENS), None)
+        answers = watching.answer(VideoQuestion("Cut this?", 0.0, (0,)), ReplyOptions(max_tokens=MAX_TOKENS), None)
         async with aclosing(answers):
             async for _ in answers:
                 break
@@ -297,7 +299,7 @@ def test_an_answer_that_is_cut_leaves_what_was_seen(folder: Path) -> None:
 def test_a_context_that_is_full_goes_on(folder: Path) -> None:
     """Frames and questions without end: the oldest turns leave, the system turn stays."""
 
-    async def act(model: PictureModel) -> None:
+    async def act(model: VisionLanguageModel) -> None:
         model.engine.scheduler.limits = type(model.engine.scheduler.limits)(320)
         watching = await model.open("")
         for number in range(24):
@@ -320,7 +322,7 @@ def test_frames_have_the_places_of_a_video(tmp_path: Path) -> None:
     """Qwen3-VL is told each frame's time before it: what its processor would make of a video is what it sees here."""
     whole = Whole(tiny_pictures.write(tmp_path, "qwen3_vl"))
 
-    async def act(model: PictureModel) -> None:
+    async def act(model: VisionLanguageModel) -> None:
         words, watching = model.family.vocabulary, await model.open("")
         for number in (0, 3):
             await see(watching, number, number / 2, (0, 3))
@@ -339,7 +341,7 @@ def test_frames_have_the_places_of_a_video(tmp_path: Path) -> None:
 
 
 def test_rounded_weights_answer(folder: Path) -> None:
-    async def act(model: PictureModel) -> tuple[str, int]:
+    async def act(model: VisionLanguageModel) -> tuple[str, int]:
         watching = await model.open("")
         await see(watching, 0, 0.0)
         said, done = await ask(watching, "What?", (0,))
@@ -348,14 +350,14 @@ def test_rounded_weights_answer(folder: Path) -> None:
     if folder.name.startswith("qwen3_vl_moe"):
         # Experts are not rounded; left to itself, it takes the type they are in.
         with pytest.raises(ModelError, match="mixtures"):
-            PictureModel(folder, "tiny", weights="int8")
+            VisionLanguageModel(folder, "tiny", weights="int8")
         assert run(folder, act, weights="auto")[1]
     else:
         assert run(folder, act, weights="int8")[1]
 
 
 def test_pictures_of_odd_shapes_are_seen(folder: Path) -> None:
-    async def act(model: PictureModel) -> list[int]:
+    async def act(model: VisionLanguageModel) -> list[int]:
         counts = []
         for size in ((1, 1), (1, 4000), (3000, 2), (2500, 1500)):
             file = io.BytesIO()
@@ -368,15 +370,15 @@ def test_pictures_of_odd_shapes_are_seen(folder: Path) -> None:
 
 def test_what_does_not_load_is_named(tmp_path: Path, smolvlm: Path) -> None:
     with pytest.raises(ModelError, match="does not load"):
-        PictureModel(tmp_path, "none")
+        VisionLanguageModel(tmp_path, "none")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ModelError, match="llama is none of smolvlm, qwen2_5_vl"):
-        PictureModel(tmp_path, "none")
+        VisionLanguageModel(tmp_path, "none")
 
-    async def act(model: PictureModel) -> None:
+    async def act(model: VisionLanguageModel) -> None:
         watching = await model.open("")
         with pytest.raises(MediaError):
-            await watching.see(Seen(0, 0.0, b"nothing"))
+            await watching.see(VideoFrame(0, 0.0, b"nothing"))
         # The engine lives.
         await see(watching, 0, 0.0)
         assert (await ask(watching, "What?", (0,)))[1].completion_tokens

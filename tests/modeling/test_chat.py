@@ -19,8 +19,8 @@ from antiphon.errors import ModelError, RemoteProtocolError, SettingsError
 from antiphon.events.tools import Tool, ToolCall
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import TALKING, chosen
-from antiphon.modeling.chat import Chat
-from antiphon.modeling.detokenizer import TextStream, held_back
+from antiphon.modeling.chat import ChatStream
+from antiphon.modeling.detokenizer import Detokenizer, held_back
 from antiphon.modeling.tool_grammar import CallReader
 from antiphon.settings import load as load_settings
 from tests.conftest import SMALL
@@ -48,7 +48,7 @@ def model() -> Iterator[CausalLm]:
     loaded.close()
 
 
-async def said(chat: Chat, messages: list[Message], **options: Any) -> tuple[str, ReplyDone]:
+async def said(chat: ChatStream, messages: list[Message], **options: Any) -> tuple[str, ReplyDone]:
     text, done = "", None
     async for part in chat.reply(messages, ReplyOptions(**{"temperature": 0.0, "max_tokens": 24} | options)):
         match part:
@@ -284,7 +284,7 @@ def test_text_comes_in_whole_characters(model: CausalLm) -> None:
     text = "Zoë 🦜 naïve 北京 e\u0301"
     tokens = model.template.encode_text(text)
     assert len(tokens) > 12
-    stream, pieces = TextStream(model.tokenizer.backend_tokenizer), []
+    stream, pieces = Detokenizer(model.tokenizer.backend_tokenizer), []
     pieces = [stream.feed(t) for t in tokens] + [stream.flush()]
     assert "".join(pieces) == text
     assert "\ufffd" not in "".join(pieces)

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from antiphon.contracts import (
-    Answer,
     LanguageLoad,
     LanguageProfile,
     Message,
     Reply,
     ReplyDone,
     ReplyOptions,
-    Sound,
-    Speaking,
+    ResponseAudio,
+    ResponseChunk,
+    SpeechChunk,
     SynthesizerProfile,
     TextDelta,
     ToolCallDelta,
@@ -84,7 +84,7 @@ class Voice:
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
-    ) -> AsyncGenerator[Sound, None]:
+    ) -> AsyncGenerator[SpeechChunk, None]:
         self.units.append(text)
         try:
             if "foreign" in text:
@@ -94,14 +94,14 @@ class Voice:
             for k, word in enumerate(text.split()):
                 await asyncio.sleep(0)
                 words = (Word(word, k / 10, (k + 1) / 10, 1.0),) if self.profile.word_times else ()
-                yield Sound(np.zeros(RATE_HZ // 10, np.float32), words)
+                yield SpeechChunk(np.zeros(RATE_HZ // 10, np.float32), words)
         finally:
             self.left += 1
 
 
 async def answers(
     writer: Writer, voice: Voice | None, speaks: bool = True, clock: Callable[[], float] = lambda: 0.0
-) -> list[Answer]:
+) -> list[ResponseChunk]:
     talk = await Cascade(writer, voice, clock).open()
     options = VoiceOptions("one") if speaks else None
     async with aclosing(talk.respond((Message("user", "Hi"),), ReplyOptions(), options)) as parts:
@@ -115,13 +115,13 @@ class LiveVoice(Voice):
         super().__init__(word_times=False)
         self.profile = replace(self.profile, streams_text=True)
 
-    async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[Sound, None]:
+    async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
         try:
             async for text in texts:
                 self.units.append(text)
                 if "broken" in text:
                     raise ModelError("the voice broke")
-                yield Sound(np.zeros(RATE_HZ // 10, np.float32))
+                yield SpeechChunk(np.zeros(RATE_HZ // 10, np.float32))
         finally:
             self.left += 1
 
@@ -130,14 +130,14 @@ def test_a_voice_that_reads_while_it_speaks_is_given_the_text_as_it_is_written()
     voice = LiveVoice()
     out = asyncio.run(answers(Writer("One two three, four."), voice))
     assert voice.units == ["One ", "two ", "three, ", "four. "]
-    assert len([p for p in out if isinstance(p, Speaking) and len(p.pcm)]) == 4
-    words = [w for p in out if isinstance(p, Speaking) for w in p.words]
+    assert len([p for p in out if isinstance(p, ResponseAudio) and len(p.pcm)]) == 4
+    words = [w for p in out if isinstance(p, ResponseAudio) for w in p.words]
     assert [w.text for w in words] == ["One", "two", "three,", "four."]
     assert words[-1].end_s == pytest.approx(0.4)
     assert isinstance(out[-1], ReplyDone)
     # The first sound is there before the last word is.
     kinds = [type(p) for p in out]
-    assert kinds.index(Speaking) < len(kinds) - 1 - kinds[::-1].index(TextDelta)
+    assert kinds.index(ResponseAudio) < len(kinds) - 1 - kinds[::-1].index(TextDelta)
     broken = LiveVoice()
     with pytest.raises(ModelError, match="broke"):
         asyncio.run(answers(Writer("One broken two"), broken))
@@ -147,7 +147,7 @@ def test_a_voice_that_reads_while_it_speaks_is_given_the_text_as_it_is_written()
 def test_a_voice_that_does_not_say_where_words_lie_has_them_guessed() -> None:
     voice = Voice(word_times=False)
     out = asyncio.run(answers(Writer("One two three four five six. Seven eight."), voice))
-    words = [w for p in out if isinstance(p, Speaking) for w in p.words]
+    words = [w for p in out if isinstance(p, ResponseAudio) for w in p.words]
     assert [w.text for w in words] == ["One", "two", "three", "four", "five", "six.", "Seven", "eight."]
     assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(words))
     # A unit's words end with its sound.
@@ -160,7 +160,7 @@ def test_a_long_sentence_is_spoken_in_breaths_where_sound_would_run_out() -> Non
     writer, voice = Writer(text), Voice()
     out = asyncio.run(answers(writer, voice, clock=lambda: 0.1 * len(writer.log)))
     assert voice.units == ["One two three", "four five six,", "seven eight nine ten eleven", "twelve."]
-    assert [w.text for p in out if isinstance(p, Speaking) for w in p.words] == text.split()
+    assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words] == text.split()
     # Written at once, it is spoken whole.
     swift = Voice()
     asyncio.run(answers(Writer(text), swift))
@@ -174,10 +174,10 @@ def test_the_first_clause_is_spoken_before_the_text_is_complete() -> None:
     writer, voice = Writer(TEXT), Voice()
     out = asyncio.run(answers(writer, voice))
     assert voice.units == ["Well, I think it", "is, all in all, fine.", "Do you not?", "Yes."]
-    first = next(k for k, p in enumerate(out) if isinstance(p, Speaking))
+    first = next(k for k, p in enumerate(out) if isinstance(p, ResponseAudio))
     assert any(isinstance(p, TextDelta) for p in out[first:])
     assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == TEXT
-    words = [w for p in out if isinstance(p, Speaking) for w in p.words]
+    words = [w for p in out if isinstance(p, ResponseAudio) for w in p.words]
     assert [w.text for w in words] == TEXT.split()
     # Times go on over the units.
     assert [round(w.start_s, 3) for w in words] == [round(k / 10, 3) for k in range(len(words))]
@@ -188,7 +188,7 @@ def test_a_first_clause_that_is_long_is_begun_after_three_words() -> None:
     voice = Voice()
     out = asyncio.run(answers(Writer("The weather in Rome will be sunny and warm today. Yes, it will."), voice))
     assert voice.units == ["The weather in", "Rome will be sunny and warm today.", "Yes, it will."]
-    words = [w.text for p in out if isinstance(p, Speaking) for w in p.words]
+    words = [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words]
     assert words == [
         "The",
         "weather",
@@ -209,7 +209,7 @@ def test_a_first_clause_that_is_long_is_begun_after_three_words() -> None:
 def test_without_a_voice_it_writes() -> None:
     for voice, speaks in ((None, True), (Voice(), False)):
         out = asyncio.run(answers(Writer(TEXT), voice, speaks))
-        assert not [p for p in out if isinstance(p, Speaking)]
+        assert not [p for p in out if isinstance(p, ResponseAudio)]
         assert isinstance(out[-1], ReplyDone)
 
 
@@ -217,7 +217,7 @@ def test_calls_come_in_order_and_are_not_spoken() -> None:
     writer, voice = Writer("One moment please.", call=True), Voice()
     out = asyncio.run(answers(writer, voice))
     assert voice.units == ["One moment please."]
-    kinds = [type(p) for p in out if not isinstance(p, Speaking)]
+    kinds = [type(p) for p in out if not isinstance(p, ResponseAudio)]
     assert kinds == [TextDelta, TextDelta, TextDelta, ToolCallStarted, ToolCallDelta, ReplyDone]
     assert asyncio.run(answers(Writer("", call=True), Voice()))[-1] == ReplyDone("tool_calls", 10, 4, 3)
 
@@ -253,7 +253,7 @@ def test_a_failure_of_either_is_one_error(text: str, message: str) -> None:
 def test_what_the_voice_cannot_speak_is_written() -> None:
     out = asyncio.run(answers(Writer("A foreign word. Fine."), Voice()))
     assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == "A foreign word. Fine."
-    assert [w.text for p in out if isinstance(p, Speaking) for w in p.words] == ["Fine."]
+    assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words] == ["Fine."]
 
 
 class Slow(Voice):
@@ -261,7 +261,7 @@ class Slow(Voice):
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
-    ) -> AsyncGenerator[Sound, None]:
+    ) -> AsyncGenerator[SpeechChunk, None]:
         async for sound in super().speak(text, options, urgency):
             for _ in range(20):
                 await asyncio.sleep(0)
@@ -271,7 +271,7 @@ class Slow(Voice):
 def test_what_is_spoken_before_a_call_is_told_before_it() -> None:
     out = asyncio.run(answers(Writer("I will look that up for you.", call=True), Slow()))
     kinds = [type(p) for p in out]
-    assert kinds.count(Speaking) == 7
+    assert kinds.count(ResponseAudio) == 7
     assert kinds[-3:] == [ToolCallStarted, ToolCallDelta, ReplyDone]
 
 

@@ -12,23 +12,23 @@ import pytest
 from PIL import Image
 
 from antiphon.contracts import (
-    Answer,
+    ConversationProfile,
     FileInfo,
     Message,
-    PartnerProfile,
-    Question,
     ReplyDone,
     ReplyOptions,
-    Seen,
-    Segment,
-    Sound,
-    Speaking,
+    ResponseAudio,
+    ResponseChunk,
+    SpeechChunk,
     TextDelta,
+    TranscriptSegment,
+    VideoFrame,
+    VideoQuestion,
     VoiceOptions,
 )
 from antiphon.errors import MediaError, ModelError
 from antiphon.events.tools import Tool
-from antiphon.pipelines.observer import MAX_UNREAD, Observer, Observing, time_of
+from antiphon.pipelines.observer import MAX_UNREAD, Observer, ObserverStream, time_of
 
 
 class Partner:
@@ -37,7 +37,7 @@ class Partner:
     native = None
 
     def __init__(self, held: bool = False) -> None:
-        self.profile = PartnerProfile("scripted", 8000, ("one",))
+        self.profile = ConversationProfile("scripted", 8000, ("one",))
         self.asked: list[tuple[Message, ...]] = []
         self.prefilled: list[tuple[Message, ...]] = []
         self.says = "It is level 10."
@@ -51,12 +51,12 @@ class Partner:
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[ResponseChunk, None]:
         self.asked.append(tuple(messages))
         try:
             for word in self.says.split(" "):
                 yield TextDelta(word + " ")
-                yield Speaking(np.zeros(80, np.float32))
+                yield ResponseAudio(np.zeros(80, np.float32))
                 if self.held:
                     await asyncio.sleep(3600)
             yield ReplyDone("stop", 1, 0, 1)
@@ -85,10 +85,10 @@ class Reader:
 
 
 class Hearing:
-    async def transcribe(self, pcm: Any, options: Any) -> AsyncGenerator[FileInfo | Segment, None]:
+    async def transcribe(self, pcm: Any, options: Any) -> AsyncGenerator[FileInfo | TranscriptSegment, None]:
         yield FileInfo("en", 1.0)
-        yield Segment(0, 0, 0.0, 1.0, " What is", (), 0.0, 0.0, 1.0, 0.0)
-        yield Segment(1, 0, 1.0, 2.0, " this? ", (), 0.0, 0.0, 1.0, 0.0)
+        yield TranscriptSegment(0, 0, 0.0, 1.0, " What is", (), 0.0, 0.0, 1.0, 0.0)
+        yield TranscriptSegment(1, 0, 1.0, 2.0, " this? ", (), 0.0, 0.0, 1.0, 0.0)
 
 
 def png(level: int) -> bytes:
@@ -97,7 +97,7 @@ def png(level: int) -> bytes:
     return file.getvalue()
 
 
-def run(act: Callable[[Observing], Any], partner: Partner | None = None, reader: Reader | None = None) -> Any:
+def run(act: Callable[[ObserverStream], Any], partner: Partner | None = None, reader: Reader | None = None) -> Any:
     async def main() -> Any:
         observer = Observer(partner or Partner(), reader or Reader(), Hearing())  # type: ignore[arg-type]
         watching = await observer.open("Be brief.")
@@ -112,16 +112,16 @@ def run(act: Callable[[Observing], Any], partner: Partner | None = None, reader:
     return asyncio.run(main())
 
 
-async def see(watching: Observing, *levels: int, first: int = 0, read: bool = True) -> None:
+async def see(watching: ObserverStream, *levels: int, first: int = 0, read: bool = True) -> None:
     for i, level in enumerate(levels, first):
-        await watching.see(Seen(i, float(i), png(level)))
+        await watching.see(VideoFrame(i, float(i), png(level)))
     while read and any(m.reading.lines is None for m in watching._moments):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
 
-async def ask(watching: Observing, text: str, at_s: float, frames: tuple[int, ...] = (), pcm: Any = None) -> str:
+async def ask(watching: ObserverStream, text: str, at_s: float, frames: tuple[int, ...] = (), pcm: Any = None) -> str:
     out = ""
-    async for answer in watching.answer(Question(text, at_s, frames, pcm), ReplyOptions(), None):
+    async for answer in watching.answer(VideoQuestion(text, at_s, frames, pcm), ReplyOptions(), None):
         if isinstance(answer, TextDelta):
             out += answer.text
     return out
@@ -147,7 +147,7 @@ def test_the_time_a_question_is_about(text: str, now_s: float, at_s: float | Non
 def test_each_question_gets_what_is_new_and_nothing_twice() -> None:
     partner = Partner()
 
-    async def act(watching: Observing) -> None:
+    async def act(watching: ObserverStream) -> None:
         await see(watching, 10, 10, 200)
         assert await ask(watching, "What is it?", 2.0) == "It is level 10. "
         await see(watching, 90, first=3)
@@ -177,7 +177,7 @@ def test_each_question_gets_what_is_new_and_nothing_twice() -> None:
 def test_a_spoken_question_is_a_question() -> None:
     partner = Partner()
 
-    async def act(watching: Observing) -> None:
+    async def act(watching: ObserverStream) -> None:
         await see(watching, 10)
         await ask(watching, "", 0.0, pcm=np.zeros(16_000, np.float32))
 
@@ -188,7 +188,7 @@ def test_a_spoken_question_is_a_question() -> None:
 def test_a_question_about_a_time_gets_that_moment_again() -> None:
     partner = Partner()
 
-    async def act(watching: Observing) -> None:
+    async def act(watching: ObserverStream) -> None:
         await see(watching, 10, 200, 90, 30, 120)
         await ask(watching, "Now?", 4.0)
         await ask(watching, "What did the screen say 3 seconds ago?", 4.0)
@@ -211,7 +211,7 @@ def test_a_question_about_a_time_gets_that_moment_again() -> None:
 def test_what_looks_the_same_is_read_once_and_the_newest_first() -> None:
     reader = Reader(held=True)
 
-    async def act(watching: Observing) -> None:
+    async def act(watching: ObserverStream) -> None:
         await see(watching, 50, read=False)
         await asyncio.sleep(0.02)
         await see(watching, 80, 80, 80, 120, first=1, read=False)
@@ -228,7 +228,7 @@ def test_what_looks_the_same_is_read_once_and_the_newest_first() -> None:
 def test_what_cannot_be_read_says_nothing_and_what_is_too_late_is_not_read() -> None:
     reader = Reader(held=True)
 
-    async def act(watching: Observing) -> None:
+    async def act(watching: ObserverStream) -> None:
         levels = [66, *(7 * k + 80 for k in range(MAX_UNREAD + 3))]
         await see(watching, *levels, read=False)
         for _ in levels:
@@ -242,7 +242,7 @@ def test_what_cannot_be_read_says_nothing_and_what_is_too_late_is_not_read() -> 
 def test_an_answer_that_was_cut_is_not_remembered() -> None:
     partner = Partner(held=True)
 
-    async def act(watching: Observing) -> None:
+    async def act(watching: ObserverStream) -> None:
         await see(watching, 10)
         cut = asyncio.create_task(ask(watching, "First?", 0.0))
         while not partner.asked:  # noqa: ASYNC110
@@ -271,7 +271,7 @@ def test_a_frame_that_comes_while_notes_are_taken_in_is_read() -> None:
 
     partner = Slow()
 
-    async def act(watching: Observing) -> None:
+    async def act(watching: ObserverStream) -> None:
         await see(watching, 10)
         while not partner.prefilled:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -284,9 +284,9 @@ def test_a_frame_that_comes_while_notes_are_taken_in_is_read() -> None:
 
 
 def test_what_is_no_image_is_refused() -> None:
-    async def act(watching: Observing) -> None:
+    async def act(watching: ObserverStream) -> None:
         with pytest.raises(MediaError):
-            await watching.see(Seen(0, 0.0, b"nothing"))
+            await watching.see(VideoFrame(0, 0.0, b"nothing"))
 
     run(act)
 
@@ -296,13 +296,13 @@ def test_what_is_made_up_is_not_said() -> None:
     partner.says = "It is a cat that sits on a mat."
 
     class Voice:
-        async def speak(self, text: str, options: Any, urgency: Any) -> AsyncGenerator[Sound, None]:
-            yield Sound(np.full(len(text), 0.5, np.float32))
+        async def speak(self, text: str, options: Any, urgency: Any) -> AsyncGenerator[SpeechChunk, None]:
+            yield SpeechChunk(np.full(len(text), 0.5, np.float32))
 
-    async def act(watching: Observing) -> list[Answer]:
+    async def act(watching: ObserverStream) -> list[ResponseChunk]:
         watching._synthesizer = Voice()  # type: ignore[assignment]
         await see(watching, 10, 200)
-        question = Question("What animal is it?", 1.0, (0, 1))
+        question = VideoQuestion("What animal is it?", 1.0, (0, 1))
         return [a async for a in watching.answer(question, ReplyOptions(), VoiceOptions("one"))]
 
     text, sound, done = run(act, partner)
@@ -320,7 +320,7 @@ def test_what_is_written_is_said_as_it_was_read_if_need_be() -> None:
     partner = Partner()
     partner.says = "I do not know."
 
-    async def act(watching: Observing) -> str:
+    async def act(watching: ObserverStream) -> str:
         await see(watching, 90)
         return await ask(watching, "What can be read there?", 0.0)
 
@@ -331,7 +331,7 @@ def test_what_was_made_up_is_not_what_the_next_is_made_like() -> None:
     partner = Partner()
     partner.says = "It is a cat."
 
-    async def act(watching: Observing) -> None:
+    async def act(watching: ObserverStream) -> None:
         await see(watching, 10)
         await ask(watching, "What animal is it?", 0.0)
         partner.says = "It is level 10."
@@ -347,7 +347,7 @@ def test_plain_facts_may_be_said_of_the_whole_picture() -> None:
     partner = Partner()
     partner.says = "It is mostly white."
 
-    async def act(watching: Observing) -> list[str]:
+    async def act(watching: ObserverStream) -> list[str]:
         await see(watching, 250)
         return [
             await ask(watching, "What colour is the picture?", 1.0),
@@ -362,7 +362,7 @@ def test_plain_facts_may_be_said_of_the_whole_picture() -> None:
 def test_what_a_question_is_about_is_read_before_all_else() -> None:
     partner, reader = Partner(), Reader(held=True)
 
-    async def act(watching: Observing) -> None:
+    async def act(watching: ObserverStream) -> None:
         await see(watching, 50, 80, 120, 160, 200, read=False)
         await asyncio.sleep(0.02)
         asking = asyncio.create_task(ask(watching, "What is it?", 4.0, frames=(1, 3)))

@@ -10,9 +10,24 @@ from pathlib import Path
 import pytest
 
 from antiphon.adapters.qwen3_omni import Qwen3Omni
-from antiphon.contracts import Answer, ImagePart, Message, MessagePart, Question, ReplyOptions, Seen, TextDelta
+from antiphon.contracts import (
+    ImagePart,
+    Message,
+    MessagePart,
+    ReplyOptions,
+    ResponseChunk,
+    TextDelta,
+    VideoFrame,
+    VideoQuestion,
+)
 from antiphon.engine.api import EngineSettings
-from antiphon.pipelines.video_partner import LEFT_FRAMES, MOST_FRAMES, SYSTEM, PartnerWatcher, PartnerWatching
+from antiphon.pipelines.video_partner import (
+    LEFT_FRAMES,
+    MOST_FRAMES,
+    SYSTEM,
+    ConversationVideoModel,
+    ConversationVideoStream,
+)
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.test_qwen3_omni import TOKENS, Whole, image, sound
 
@@ -38,8 +53,8 @@ def whole(folder: Path) -> Whole:
     return Whole(folder)
 
 
-async def asked(watching: PartnerWatching, question: Question, most: int = 1000) -> str:
-    out: list[Answer] = []
+async def asked(watching: ConversationVideoStream, question: VideoQuestion, most: int = 1000) -> str:
+    out: list[ResponseChunk] = []
     async with aclosing(watching.answer(question, GREEDY, None)) as answers:
         async for answer in answers:
             out.append(answer)
@@ -58,11 +73,11 @@ def test_answers_are_those_to_the_whole(model: Qwen3Omni, whole: Whole, eager: b
     heard = sound(1.3, 7)
 
     async def run() -> tuple[list[str], list[int]]:
-        watching = await PartnerWatcher(model, eager=eager).open("Look well.")
+        watching = await ConversationVideoModel(model, eager=eager).open("Look well.")
         stats, texts, rows = model.thinker.engine._runner.stats, [], []
 
         async def see(number: int) -> None:
-            await watching.see(Seen(number, number / 2, frames[number].image))
+            await watching.see(VideoFrame(number, number / 2, frames[number].image))
             watching.expect(tuple(range(number + 1)))
             await watching.settled()
 
@@ -70,7 +85,7 @@ def test_answers_are_those_to_the_whole(model: Qwen3Omni, whole: Whole, eager: b
             # What was taken in ahead is computed.
             await watching._talk._chat._session.settle()  # type: ignore[attr-defined]
             before = stats.rows
-            texts.append(await asked(watching, Question(text, 9.0, numbers, heard.pcm if pcm else None)))
+            texts.append(await asked(watching, VideoQuestion(text, 9.0, numbers, heard.pcm if pcm else None)))
             rows.append(stats.rows - before)
 
         await see(0)
@@ -78,7 +93,7 @@ def test_answers_are_those_to_the_whole(model: Qwen3Omni, whole: Whole, eager: b
         await ask("What is it?", 0, 1)
         await see(2)
         # Broken off: neither question nor answer stay, what was seen does.
-        await asked(watching, Question("Never mind.", 9.0, (0, 1, 2)), most=2)
+        await asked(watching, VideoQuestion("Never mind.", 9.0, (0, 1, 2)), most=2)
         await see(3)
         await ask("And this?", 0, 1, 2, 3, pcm=True)
         await ask("Why?", 0, 1, 2, 3)
@@ -103,7 +118,7 @@ def test_answers_are_those_to_the_whole(model: Qwen3Omni, whole: Whole, eager: b
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    watching = PartnerWatching(None, "", eager=False)  # type: ignore[arg-type]
+    watching = ConversationVideoStream(None, "", eager=False)  # type: ignore[arg-type]
     for number in range(MOST_FRAMES // 2 + 1):
         watching._past += [turn(ImagePart(b""), ImagePart(b""), str(number)), Message("assistant", "Yes.")]
         watching._trim()

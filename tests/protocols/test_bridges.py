@@ -13,33 +13,33 @@ from hypothesis import strategies as st
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
-    Part,
-    PartDone,
-    Place,
+    ConfigureConversation,
+    ContentPart,
+    ContentPartDone,
+    ContentPosition,
     Response,
+    ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
-    SoundSaid,
-    TalkConfigured,
-    TextSaid,
+    ResponseTextDelta,
     Usage,
 )
-from antiphon.events.duplex import BargeInAsked, EpochRaised, Listened
-from antiphon.events.transcription import AudioAppended, AudioCommitted, SessionEnding, TranscriptDone
+from antiphon.events.duplex import BargeIn, EpochRaised, ListenStepTaken
+from antiphon.events.transcription import AppendAudio, CommitAudio, SessionEnding, TranscriptDone
 from antiphon.protocols.bridges.base import Bridge
-from antiphon.protocols.bridges.minicpmo_worker import MinicpmoWorker
-from antiphon.protocols.bridges.omni import Omni
-from antiphon.protocols.bridges.openbmb import OpenbmbRealtime
-from antiphon.protocols.model_names import Models
+from antiphon.protocols.bridges.minicpmo_worker import MinicpmoWorkerBridge
+from antiphon.protocols.bridges.omni import OmniBridge
+from antiphon.protocols.bridges.openbmb import OpenbmbBridge
+from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import BinaryFrame
 from tests.protocols.test_openai_conversation import JSON, KEYS
 
-AT = Place("resp_1", "item_1", 0)
+AT = ContentPosition("resp_1", "item_1", 0)
 SECOND = np.full(24_000, 0.25, np.float32)
 
 
-def made(kind: type[Bridge], partners: Models | None = Models(("qwen",))) -> Any:  # noqa: B008
+def made(kind: type[Bridge], partners: ModelNames | None = ModelNames(("qwen",))) -> Any:  # noqa: B008
     count = iter(range(10**6))
     wire = kind(Opening(), partners, ("heart",), lambda prefix: f"{prefix}{next(count)}", 1 << 20, lambda: 0.0)
     wire.open()
@@ -60,16 +60,16 @@ def f32(samples: int = 16_000) -> str:
 
 def answer(wire: Bridge, seconds: float = 1.0) -> None:
     wire.send(ResponseCreated(Response("resp_1", True, None, None)))
-    wire.send(TextSaid(AT, "Hello.", True))
-    wire.send(SoundSaid(AT, SECOND[: int(24_000 * seconds)], 24_000))
+    wire.send(ResponseTextDelta(AT, "Hello.", True))
+    wire.send(ResponseAudioDelta(AT, SECOND[: int(24_000 * seconds)], 24_000))
 
 
 def end(wire: Bridge) -> None:
-    wire.send(PartDone(AT, Part("output_audio", "Hello.")))
+    wire.send(ContentPartDone(AT, ContentPart("output_audio", "Hello.")))
     wire.send(ResponseDone(Response("resp_1", True, None, None, status="completed", usage=Usage(9, 0, 3))))
 
 
-@pytest.mark.parametrize("kind", [Omni, OpenbmbRealtime, MinicpmoWorker])
+@pytest.mark.parametrize("kind", [OmniBridge, OpenbmbBridge, MinicpmoWorkerBridge])
 def test_without_a_partner_there_is_no_session(kind: type[Bridge]) -> None:
     with pytest.raises(RemoteProtocolError):
         made(kind, None)
@@ -79,18 +79,18 @@ def test_without_a_partner_there_is_no_session(kind: type[Bridge]) -> None:
 
 
 def test_the_sdks_dialect() -> None:
-    wire = made(OpenbmbRealtime)
+    wire = made(OpenbmbBridge)
     assert told(wire) == [{"type": "session.queue_done"}]
     say(wire, "input.append", input={"audio": f32()})
     assert told(wire)[0]["error"]["code"] == "bad_event"
     say(wire, "session.init", payload={"system_prompt": "Be brief."})
     assert told(wire) == [{"type": "session.created", "session_id": wire.id}]
     (configured,) = wire.inputs()
-    assert isinstance(configured, TalkConfigured)
+    assert isinstance(configured, ConfigureConversation)
     assert configured.config.instructions == "Be brief."
     say(wire, "input.append", input={"audio": f32(), "force_listen": True})
     asked, appended = wire.inputs()
-    assert isinstance(asked, BargeInAsked)
+    assert isinstance(asked, BargeIn)
     assert len(appended.pcm) == 16_000
     wire.send(TranscriptDone(0, "Hi.", "Hi.", (), "en", 1.0, 0, 0))
     answer(wire)
@@ -117,14 +117,14 @@ def chunk(wire: Bridge, **fields: Any) -> dict[str, Any]:
 
 
 def test_each_second_of_sound_gets_one_result() -> None:
-    wire = made(MinicpmoWorker)
+    wire = made(MinicpmoWorkerBridge)
     assert told(wire) == []
     say(wire, "prepare", system_prompt="Be kind.", ref_audio_base64=f32())
     assert told(wire) == [{"type": "prepared", "prompt_length": 8}]
     first = chunk(wire)
     assert (first["type"], first["is_listen"], first["current_time"], first["audio_data"]) == ("result", True, 0, None)
     answer(wire, 1.0)
-    wire.send(SoundSaid(AT, SECOND[:12_000], 24_000))
+    wire.send(ResponseAudioDelta(AT, SECOND[:12_000], 24_000))
     second = chunk(wire)
     assert (second["is_listen"], second["text"], second["end_of_turn"]) == (False, "Hello.", False)
     assert len(b64decode(second["audio_data"])) == 24_000 * 4
@@ -136,29 +136,29 @@ def test_each_second_of_sound_gets_one_result() -> None:
     assert len(b64decode(last["audio_data"])) == 12_000 * 4
     assert chunk(wire)["is_listen"] is True
     configured, *rest = wire.inputs()
-    assert [type(i) for i in rest] == [AudioAppended] * 5
-    assert isinstance(configured, TalkConfigured)
+    assert [type(i) for i in rest] == [AppendAudio] * 5
+    assert isinstance(configured, ConfigureConversation)
     # The voice to speak with, as a file.
     assert configured.config.duplex is not None
     assert configured.config.duplex.reference.startswith(b"RIFF")
 
 
 def test_the_demo_pauses_stops_and_interrupts() -> None:
-    wire = made(MinicpmoWorker)
+    wire = made(MinicpmoWorkerBridge)
     say(wire, "audio_chunk", audio_base64=f32())
     assert told(wire)[0]["type"] == "error"
     say(wire, "prepare")
     say(wire, "pause")
     assert told(wire)[-1] == {"type": "paused"}
     chunk(wire)
-    assert [type(i) for i in wire.inputs()] == [TalkConfigured]
+    assert [type(i) for i in wire.inputs()] == [ConfigureConversation]
     say(wire, "resume")
     assert told(wire)[-1] == {"type": "resumed"}
     answer(wire, 3.0)
     assert chunk(wire, force_listen=True)["is_listen"] is False
-    assert isinstance(wire.inputs()[0], BargeInAsked)
+    assert isinstance(wire.inputs()[0], BargeIn)
     wire.send(EpochRaised(1))
-    wire.send(SoundSaid(AT, SECOND, 24_000))
+    wire.send(ResponseAudioDelta(AT, SECOND, 24_000))
     assert chunk(wire)["is_listen"] is True
     say(wire, "stop")
     assert wire.closing
@@ -170,14 +170,14 @@ def test_the_demo_pauses_stops_and_interrupts() -> None:
 
 
 def test_the_simplest_door() -> None:
-    wire = made(Omni)
+    wire = made(OmniBridge)
     say(wire, "session.config", instructions="Be brief.", voice="heart", language="en")
     wire.receive(np.zeros(1600, "<i2").tobytes())
     say(wire, "input.done")
     configured, appended, committed = wire.inputs()
     assert (configured.config.voice, configured.config.listening.language) == ("heart", "en")
     assert len(appended.pcm) == 1600
-    assert committed == AudioCommitted()
+    assert committed == CommitAudio()
     answer(wire)
     end(wire)
     start, delta, audio, wav, done, turn = told(wire)
@@ -191,27 +191,27 @@ def test_the_simplest_door() -> None:
     assert len(wav) == 44 + 48_000
     assert (done["type"], turn["type"], turn["text"]) == ("audio.done", "turn.done", "Hello.")
     assert turn["usage"] == {"prompt_tokens": 9, "completion_tokens": 3}
-    wire.send(Listened("nothing_said"))
+    wire.send(ListenStepTaken("nothing_said"))
     assert told(wire)[0]["status"] == "listening"
     assert wire.receive(b"abc") is None
     assert told(wire)[0]["error"]["code"] == "bad_audio"
 
 
 def test_after_an_interruption_nothing_old_is_said() -> None:
-    for kind in (Omni, OpenbmbRealtime):
+    for kind in (OmniBridge, OpenbmbBridge):
         wire = made(kind)
         wire.frames()
         answer(wire)
         waiting = [f for f in wire.frames() if hasattr(f, "epoch")]
         assert {f.epoch for f in waiting} == {0}
         wire.send(EpochRaised(1))
-        wire.send(SoundSaid(AT, SECOND, 24_000))
-        wire.send(TextSaid(AT, "more", True))
+        wire.send(ResponseAudioDelta(AT, SECOND, 24_000))
+        wire.send(ResponseTextDelta(AT, "more", True))
         assert told(wire) == []
 
 
 @given(
-    st.sampled_from((Omni, OpenbmbRealtime, MinicpmoWorker)),
+    st.sampled_from((OmniBridge, OpenbmbBridge, MinicpmoWorkerBridge)),
     st.sampled_from(
         (
             "session.config",

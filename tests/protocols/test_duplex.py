@@ -12,53 +12,53 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.events.conversation import (
-    ItemCreated,
-    Part,
-    PartDone,
-    Place,
+    CancelResponse,
+    ConfigureConversation,
+    ContentPart,
+    ContentPartDone,
+    ContentPosition,
+    CreateItem,
+    CreateResponse,
     Response,
-    ResponseAsked,
+    ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
-    ResponseStopped,
-    SoundSaid,
-    TalkConfigured,
-    TextSaid,
+    ResponseTextDelta,
 )
 from antiphon.events.duplex import (
-    BargeInAsked,
-    Cursors,
+    AcknowledgePlayback,
+    BargeIn,
+    CancelInput,
     EpochRaised,
-    InputCancelled,
-    ListenAsked,
-    Listened,
-    OverlapShown,
-    PlaybackAcked,
-    PlaybackKnown,
-    Spoke,
-    TurnChanged,
-    TurnSignalled,
-    Unanswered,
+    HoldFloor,
+    ListenStepTaken,
+    OverlapReported,
+    PlaybackAcknowledged,
+    PlaybackCursors,
+    SignalTurn,
+    SkipResponse,
+    SpeakStepTaken,
+    TurnStateChanged,
 )
-from antiphon.events.transcription import AudioAppended, AudioCleared, AudioCommitted, CommitRefused, SessionEnding
+from antiphon.events.transcription import AppendAudio, ClearAudio, CommitAudio, CommitRefused, SessionEnding
 from antiphon.events.words import Word
 from antiphon.protocols.duplex.connection import DuplexConnection
 from antiphon.protocols.duplex.session_fields import ALIASES
-from antiphon.protocols.model_names import Models
+from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.openai.conversation import EVENTS
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import MediaFrame
 from tests.protocols.test_openai_conversation import JSON, KEYS
 
-AT = Place("resp_1", "item_1", 0)
+AT = ContentPosition("resp_1", "item_1", 0)
 
 
 def connection(**options: Any) -> DuplexConnection:
     count = iter(range(10**6))
     wire = DuplexConnection(
         Opening(model=options.pop("model", ""), duplex=True),
-        Models(("whisper-base",)),
-        Models(("qwen",)),
+        ModelNames(("whisper-base",)),
+        ModelNames(("qwen",)),
         ("heart",),
         new_id=lambda prefix: f"{prefix}{next(count)}",
         expires_at=1,
@@ -98,7 +98,7 @@ def inputs_of(wire: DuplexConnection, type: str, **fields: Any) -> list[Any]:
 
 def error_of(wire: DuplexConnection, type: str, **fields: Any) -> dict[str, Any]:
     say(wire, type, **fields)
-    assert not [i for i in wire.inputs() if not isinstance(i, TalkConfigured)]
+    assert not [i for i in wire.inputs() if not isinstance(i, ConfigureConversation)]
     (frame,) = [f for f in told(wire) if f["type"] == "error"]
     return frame["error"]  # type: ignore[no-any-return]
 
@@ -158,7 +158,7 @@ def test_anything_else_opens_a_default_session_and_is_carried_out() -> None:
     say(wire, "input_audio_buffer.append", audio=sound())
     assert [f["type"] for f in told(wire)] == ["session.created"]
     configured, appended = wire.inputs()
-    assert isinstance(appended, AudioAppended)
+    assert isinstance(appended, AppendAudio)
     assert configured.config.duplex.policy == "auto"
     # Nobody said how turns end: by meaning.
     assert configured.config.listening.turn.patience_ms == 4000
@@ -224,7 +224,7 @@ def test_sound_of_every_format_and_rate(form: str, rate: int, numpy_form: str) -
     wire = opened()
     fields = {"audio": b64encode(data).decode(), "format": form, "sample_rate_hz": rate}
     heard = inputs_of(wire, "input_audio_buffer.append", **fields) + inputs_of(wire, "input_audio_buffer.commit")
-    pcm = np.concatenate([i.pcm for i in heard if isinstance(i, AudioAppended)])
+    pcm = np.concatenate([i.pcm for i in heard if isinstance(i, AppendAudio)])
     assert len(pcm) == 16_000
     want = np.sin(np.arange(16_000) * 2 * np.pi * 300 / 16_000) * 0.5
     assert np.abs(pcm[800:-800] - want[800:-800]).max() < 0.01
@@ -234,7 +234,7 @@ def test_codes_of_eight_bits_have_their_own_rate() -> None:
     wire = opened(input_audio_format="g711_ulaw")
     pcm = inputs_of(wire, "push_chunk", audio=b64encode(bytes([0xFF] * 8000)).decode())
     pcm += inputs_of(wire, "input.commit")
-    assert sum(len(i.pcm) for i in pcm if isinstance(i, AudioAppended)) == 16_000
+    assert sum(len(i.pcm) for i in pcm if isinstance(i, AppendAudio)) == 16_000
 
 
 @pytest.mark.parametrize(
@@ -257,22 +257,22 @@ def test_sound_that_is_none(fields: dict[str, Any], code: str) -> None:
 def test_events_by_all_their_names() -> None:
     wire = opened()
     for name in ("input_audio_buffer.append", "input.audio.append", "push_chunk"):
-        assert [type(i) for i in inputs_of(wire, name, audio=sound())] == [AudioAppended]
-    assert inputs_of(wire, "barge_in", event_id="e") == [BargeInAsked("client_barge_in", "e")]
-    assert inputs_of(wire, "turn.signal", event="barge_in") == [BargeInAsked("client_barge_in")]
-    assert inputs_of(wire, "signal_turn", event="nod", payload={"a": 1}) == [TurnSignalled("nod", {"a": 1})]
-    assert inputs_of(wire, "turn.signal", event="response.cancel") == [ResponseStopped(None)]
+        assert [type(i) for i in inputs_of(wire, name, audio=sound())] == [AppendAudio]
+    assert inputs_of(wire, "barge_in", event_id="e") == [BargeIn("client_barge_in", "e")]
+    assert inputs_of(wire, "turn.signal", event="barge_in") == [BargeIn("client_barge_in")]
+    assert inputs_of(wire, "signal_turn", event="nod", payload={"a": 1}) == [SignalTurn("nod", {"a": 1})]
+    assert inputs_of(wire, "turn.signal", event="response.cancel") == [CancelResponse(None)]
     for name in ("playback.ack", "audio.playback_ack"):
-        assert inputs_of(wire, name, played_ms=120.7) == [PlaybackAcked(120, 120)]
+        assert inputs_of(wire, name, played_ms=120.7) == [AcknowledgePlayback(120, 120)]
     assert inputs_of(wire, "playback.ack", played_ms=9, committed_ms=7, response_id="r", item_id="i") == [
-        PlaybackAcked(9, 7, "r", "i")
+        AcknowledgePlayback(9, 7, "r", "i")
     ]
-    assert [type(i) for i in inputs_of(wire, "input.cancel")] == [InputCancelled, AudioCleared]
-    assert [type(i) for i in inputs_of(wire, "input_audio_buffer.clear")] == [AudioCleared]
+    assert [type(i) for i in inputs_of(wire, "input.cancel")] == [CancelInput, ClearAudio]
+    assert [type(i) for i in inputs_of(wire, "input_audio_buffer.clear")] == [ClearAudio]
     for name in ("push_text", "input.text.append", "input_text.append"):
         created, asked = inputs_of(wire, name, text="Hello")
-        assert isinstance(created, ItemCreated)
-        assert isinstance(asked, ResponseAsked)
+        assert isinstance(created, CreateItem)
+        assert isinstance(asked, CreateResponse)
         assert created.item.parts[0].text == "Hello"
     assert set(ALIASES) <= {"input.audio.append", "push_chunk", "input.text.append", "input_text.append", "signal_turn",
                             "audio.playback_ack", "close_session", "close", "session.create"}  # fmt: skip
@@ -280,26 +280,26 @@ def test_events_by_all_their_names() -> None:
 
 def test_commits() -> None:
     wire = opened()
-    assert inputs_of(wire, "input_audio_buffer.commit") == [AudioCommitted()]
-    assert inputs_of(wire, "input_audio_buffer.commit", final=False) == [AudioCommitted(False)]
-    assert inputs_of(wire, "input_audio_buffer.commit", response_create=False) == [Unanswered(), AudioCommitted()]
+    assert inputs_of(wire, "input_audio_buffer.commit") == [CommitAudio()]
+    assert inputs_of(wire, "input_audio_buffer.commit", final=False) == [CommitAudio(False)]
+    assert inputs_of(wire, "input_audio_buffer.commit", response_create=False) == [SkipResponse(), CommitAudio()]
     # Turns are answered without being asked for.
-    assert inputs_of(wire, "input_audio_buffer.commit", response_create=True) == [AudioCommitted()]
+    assert inputs_of(wire, "input_audio_buffer.commit", response_create=True) == [CommitAudio()]
     quiet = opened(extra_body={"auto_response": False})
-    assert inputs_of(quiet, "input_audio_buffer.commit") == [AudioCommitted()]
+    assert inputs_of(quiet, "input_audio_buffer.commit") == [CommitAudio()]
     asked = inputs_of(quiet, "input_audio_buffer.commit", response_create=True)
-    assert [type(i) for i in asked] == [AudioCommitted, ResponseAsked]
-    assert [type(i) for i in inputs_of(quiet, "input.commit")] == [AudioCommitted, ResponseAsked]
+    assert [type(i) for i in asked] == [CommitAudio, CreateResponse]
+    assert [type(i) for i in inputs_of(quiet, "input.commit")] == [CommitAudio, CreateResponse]
 
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"overlap_action": "barge_in", "force_listen": True}, [BargeInAsked("client_overlap_action")]),
-        ({"overlap_action": "listen"}, [ListenAsked("client_overlap_action")]),
-        ({"force_barge_in": True}, [BargeInAsked("client_force_barge_in")]),
-        ({"force_listen": True}, [ListenAsked("client_force_listen")]),
-        ({"transcript": "mm-hm"}, [ListenAsked("short_ack_transcript")]),
+        ({"overlap_action": "barge_in", "force_listen": True}, [BargeIn("client_overlap_action")]),
+        ({"overlap_action": "listen"}, [HoldFloor("client_overlap_action")]),
+        ({"force_barge_in": True}, [BargeIn("client_force_barge_in")]),
+        ({"force_listen": True}, [HoldFloor("client_force_listen")]),
+        ({"transcript": "mm-hm"}, [HoldFloor("short_ack_transcript")]),
         ({"transcript": "stop"}, []),
         ({}, []),
     ],
@@ -308,7 +308,7 @@ def test_what_a_client_says_of_speech_over_an_answer(fields: dict[str, Any], exp
     wire = opened()
     *asked, appended = inputs_of(wire, "input_audio_buffer.append", audio=sound(), **fields)
     assert asked == expected
-    assert isinstance(appended, AudioAppended)
+    assert isinstance(appended, AppendAudio)
 
 
 @pytest.mark.parametrize("fields", [{"overlap_action": "drop"}, {"is_speech": False}])
@@ -318,7 +318,7 @@ def test_what_is_no_speech_over_an_answer_is_silence(fields: dict[str, Any]) -> 
     (appended,) = inputs_of(wire, "input_audio_buffer.append", audio=loud, **fields)
     assert appended.pcm.any()
     # Made and told, and it still sounds.
-    wire.send(TurnChanged("playback_started", "assistant_playing"))
+    wire.send(TurnStateChanged("playback_started", "assistant_playing"))
     (appended,) = inputs_of(wire, "input_audio_buffer.append", audio=loud, **fields)
     assert len(appended.pcm) == 160
     assert not appended.pcm.any()
@@ -365,12 +365,12 @@ def test_what_is_no_event(frame: str, code: str) -> None:
 def test_an_answer_carries_its_epoch_its_length_and_its_words() -> None:
     wire = opened()
     wire.send(ResponseCreated(Response("resp_1", True, None, None)))
-    wire.send(Spoke("resp_1"))
-    wire.send(TextSaid(AT, "Two words.", True))
+    wire.send(SpeakStepTaken("resp_1"))
+    wire.send(ResponseTextDelta(AT, "Two words.", True))
     half = np.zeros(12_000, np.float32)
-    wire.send(SoundSaid(AT, half, 24_000, (Word("Two", 0.1, 0.4, 1.0),)))
-    wire.send(SoundSaid(AT, half, 24_000, (Word("words.", 0.5, 0.9, 1.0),)))
-    wire.send(PartDone(AT, Part("output_audio", "Two words.")))
+    wire.send(ResponseAudioDelta(AT, half, 24_000, (Word("Two", 0.1, 0.4, 1.0),)))
+    wire.send(ResponseAudioDelta(AT, half, 24_000, (Word("words.", 0.5, 0.9, 1.0),)))
+    wire.send(ContentPartDone(AT, ContentPart("output_audio", "Two words.")))
     frames = wire.frames()
     media = [f for f in frames if isinstance(f, MediaFrame)]
     assert {f.epoch for f in media} == {0}
@@ -395,12 +395,12 @@ def test_after_the_epoch_was_raised_nothing_of_the_answer_is_told_but_its_end() 
     wire = opened()
     response = Response("resp_1", True, None, None, status="cancelled", reason="turn_detected")
     wire.send(ResponseCreated(response))
-    wire.send(SoundSaid(AT, np.zeros(2400, np.float32), 24_000))
+    wire.send(ResponseAudioDelta(AT, np.zeros(2400, np.float32), 24_000))
     wire.frames()
     wire.send(EpochRaised(1))
-    wire.send(TextSaid(AT, "more", True))
-    wire.send(SoundSaid(AT, np.zeros(2400, np.float32), 24_000))
-    wire.send(PartDone(AT, Part("output_audio", "more")))
+    wire.send(ResponseTextDelta(AT, "more", True))
+    wire.send(ResponseAudioDelta(AT, np.zeros(2400, np.float32), 24_000))
+    wire.send(ContentPartDone(AT, ContentPart("output_audio", "more")))
     wire.send(ResponseDone(response))
     frames = wire.frames()
     assert not [f for f in frames if isinstance(f, MediaFrame)]
@@ -412,8 +412,8 @@ def test_sound_goes_out_in_every_format(form: str) -> None:
     rate = 8000 if form.startswith("g711") else 24_000
     wire = opened(output_audio_format=form)
     wire.send(ResponseCreated(Response("resp_1", True, None, None)))
-    wire.send(SoundSaid(AT, np.zeros(24_000, np.float32), 24_000))
-    wire.send(PartDone(AT, Part("output_audio", "")))
+    wire.send(ResponseAudioDelta(AT, np.zeros(24_000, np.float32), 24_000))
+    wire.send(ContentPartDone(AT, ContentPart("output_audio", "")))
     deltas = [f for f in told(wire) if f["type"] == "response.output_audio.delta"]
     size = {"pcm16": 2, "pcm_f32le": 4, "g711_ulaw": 1, "g711_alaw": 1, "wav": 2}[form]
     data = [b64decode(f["delta"]) for f in deltas]
@@ -427,10 +427,10 @@ def test_sound_goes_out_in_every_format(form: str) -> None:
 def test_the_dialects_own_events() -> None:
     wire = opened()
     wire.send(EpochRaised(3))
-    wire.send(TurnChanged("duck", "assistant_playing", {"a": 1}))
-    wire.send(OverlapShown("auto", "barge_in", "words", {}))
-    wire.send(Listened("nothing_said"))
-    wire.send(PlaybackKnown("r", "i", 5, 4, Cursors(9, 9, 5, 4), kept=True))
+    wire.send(TurnStateChanged("duck", "assistant_playing", {"a": 1}))
+    wire.send(OverlapReported("auto", "barge_in", "words", {}))
+    wire.send(ListenStepTaken("nothing_said"))
+    wire.send(PlaybackAcknowledged("r", "i", 5, 4, PlaybackCursors(9, 9, 5, 4), kept=True))
     wire.send(CommitRefused(0, 1))
     turn, overlap, listen, known, refused = told(wire)
     assert (turn["event"], turn["turn_state"], turn["epoch"], turn["payload"]) == (

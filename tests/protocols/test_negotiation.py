@@ -19,12 +19,11 @@ from pydantic import TypeAdapter
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import (
-    AudioAppended,
-    AudioCleared,
-    AudioCommitted,
+    AppendAudio,
+    ClearAudio,
+    CommitAudio,
     CommitRefused,
-    Configured,
-    Output,
+    ConfigureTranscription,
     ServerVad,
     SessionEnding,
     SpeechStarted,
@@ -32,11 +31,12 @@ from antiphon.events.transcription import (
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
+    TranscriptionEvent,
     TurnCleared,
     TurnCommitted,
 )
 from antiphon.events.words import Word
-from antiphon.protocols.model_names import Models
+from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import Opening
 
@@ -49,7 +49,7 @@ def connect(strict: bool = False, **opening: Any) -> RealtimeConnection:
     count = itertools.count()
     connection = RealtimeConnection(
         Opening(**opening),
-        Models(("whisper-base",), strict),
+        ModelNames(("whisper-base",), strict),
         lambda: 1_700_000_000.0,
         new_id=lambda prefix: f"{prefix}{next(count)}",
         language_check=("en", "de").__contains__,
@@ -73,7 +73,7 @@ def pcm(num_bytes: int) -> str:
 
 
 DONE = TranscriptDone(0, "Hello there.", "hello there.", (Word("Hello", 0.1, 0.4, 0.9),), "en", 1.25, 4, 3)
-OUTPUTS: list[Output] = [
+OUTPUTS: list[TranscriptionEvent] = [
     SpeechStarted(0, 100),
     TranscriptDelta(0, "hello"),
     SpeechStopped(0, 1350),
@@ -90,7 +90,7 @@ OUTPUTS: list[Output] = [
 
 
 def trace(
-    name: str, connection: RealtimeConnection, events: list[dict[str, Any]], outputs: list[Output]
+    name: str, connection: RealtimeConnection, events: list[dict[str, Any]], outputs: list[TranscriptionEvent]
 ) -> list[dict[str, Any]]:
     """Play a session and compare each server frame with tests/traces/NAME.jsonl (ANTIPHON_TRACES=write makes it anew)."""
     got = frames(connection)
@@ -183,7 +183,7 @@ def test_a_flat_update_with_a_model_is_vllm() -> None:
     frames(connection)
     assert tell(connection, type="session.update", model="whisper-base") == []
     assert connection.dialect == "vllm"
-    assert isinstance(connection.inputs()[0], Configured)
+    assert isinstance(connection.inputs()[0], ConfigureTranscription)
 
 
 def test_a_session_object_is_openai() -> None:
@@ -200,8 +200,8 @@ def test_sound_before_any_update_is_held_and_then_read_in_the_dialect() -> None:
     assert connection.dialect == "undecided"
     tell(connection, type="session.update", model="default")
     configured, audio = connection.inputs()
-    assert isinstance(configured, Configured)
-    assert isinstance(audio, AudioAppended)
+    assert isinstance(configured, ConfigureTranscription)
+    assert isinstance(audio, AppendAudio)
     assert len(audio.pcm) == 1600
 
 
@@ -210,9 +210,9 @@ def test_sound_before_any_update_is_openais_when_the_url_named_the_model() -> No
     tell(connection, type="input_audio_buffer.append", audio=pcm(48000))
     assert connection.dialect == "openai"
     configured, audio = connection.inputs()
-    assert isinstance(configured, Configured)
+    assert isinstance(configured, ConfigureTranscription)
     assert configured.config.turn == ServerVad()
-    assert isinstance(audio, AudioAppended)
+    assert isinstance(audio, AppendAudio)
     assert 15000 < len(audio.pcm) <= 16000
 
 
@@ -390,7 +390,7 @@ def test_an_update_changes_what_it_names_and_echoes_everything() -> None:
     assert answer["session"]["audio"]["input"]["turn_detection"] is None
     assert answer["session"]["audio"]["input"]["noise_reduction"] == {"type": "near_field"}
     *_, last = connection.inputs()
-    assert isinstance(last, Configured)
+    assert isinstance(last, ConfigureTranscription)
     assert last.config.turn is None
     assert last.config.prompt == "Sintra Byron"
 
@@ -411,15 +411,15 @@ def test_every_format_arrives_at_the_models_rate(form: dict[str, Any], num_bytes
     tell(connection, type="input_audio_buffer.append", audio=pcm(num_bytes))
     tell(connection, type="input_audio_buffer.commit")
     *sound, last = connection.inputs()
-    assert last == AudioCommitted()
-    assert sum(len(s.pcm) for s in sound if isinstance(s, AudioAppended)) == seconds * 16000
+    assert last == CommitAudio()
+    assert sum(len(s.pcm) for s in sound if isinstance(s, AppendAudio)) == seconds * 16000
 
 
 def test_clear_reaches_the_session() -> None:
     connection = connect(dialect="openai")
     connection.inputs()
     tell(connection, type="input_audio_buffer.clear")
-    assert connection.inputs() == [AudioCleared()]
+    assert connection.inputs() == [ClearAudio()]
 
 
 def test_items_are_one_a_turn_and_chained() -> None:
@@ -490,5 +490,5 @@ def test_receive_never_raises_and_answers_parse(opening: dict[str, Any], data: l
             if connection.dialect == "openai" and not connection._openai.beta:  # type: ignore[union-attr]
                 VENDOR.validate_python(frame)
         for made in connection.inputs():
-            if isinstance(made, AudioAppended):
+            if isinstance(made, AppendAudio):
                 assert made.pcm.dtype == np.float32

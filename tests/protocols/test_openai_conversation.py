@@ -15,31 +15,31 @@ from pydantic import TypeAdapter
 
 from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
 from antiphon.audio.pcm import to_pcm16
-from antiphon.contracts import SoundPart
+from antiphon.contracts import AudioPart
 from antiphon.events.conversation import (
+    ConfigureConversation,
+    ContentPart,
+    ContentPartAdded,
+    ContentPartDone,
+    ContentPosition,
+    CreateItem,
+    CreateResponse,
     Item,
-    ItemCreated,
-    Part,
-    PartAdded,
-    PartDone,
-    Place,
     Response,
-    ResponseAsked,
+    ResponseAudioDelta,
     ResponseDone,
-    SoundSaid,
-    TalkConfigured,
     Usage,
 )
-from antiphon.protocols.model_names import Models
-from antiphon.protocols.openai.conversation import EVENTS, OpenAIRealtime
+from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.openai.conversation import EVENTS, OpenAIConversation
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
 
 
-def dialect(voices: tuple[str, ...] = ("heart",)) -> OpenAIRealtime:
+def dialect(voices: tuple[str, ...] = ("heart",)) -> OpenAIConversation:
     count = iter(range(10**6))
-    wire = OpenAIRealtime(
-        Models(("whisper-base",)),
+    wire = OpenAIConversation(
+        ModelNames(("whisper-base",)),
         lambda prefix: f"{prefix}{next(count)}",
         1 << 20,
         "sess-1",
@@ -50,14 +50,14 @@ def dialect(voices: tuple[str, ...] = ("heart",)) -> OpenAIRealtime:
     return wire
 
 
-def told(wire: OpenAIRealtime) -> list[dict[str, Any]]:
+def told(wire: OpenAIConversation) -> list[dict[str, Any]]:
     frames = [json.loads(f) for f in wire.frames()]
     for frame in frames:
         EVENT.validate_python(frame)
     return frames
 
 
-def updated(wire: OpenAIRealtime, **session: Any) -> dict[str, Any]:
+def updated(wire: OpenAIConversation, **session: Any) -> dict[str, Any]:
     wire.receive(json.dumps({"type": "session.update", "session": {"type": "realtime"} | session}))
     (frame,) = told(wire)
     assert frame["type"] == "session.updated", frame
@@ -77,7 +77,7 @@ def test_an_update_changes_what_it_names_and_echoes_all() -> None:
         "speed": 1.5,
     }
     (item,) = wire.inputs()
-    assert isinstance(item, TalkConfigured)
+    assert isinstance(item, ConfigureConversation)
     config = item.config
     assert (config.instructions, config.tool_choice, config.max_tokens, config.voice, config.speed) == (
         "Be brief.",
@@ -92,12 +92,12 @@ def test_an_update_changes_what_it_names_and_echoes_all() -> None:
     assert again["instructions"] == "Be brief."
     assert again["audio"]["input"]["turn_detection"]["interrupt_response"] is True
     (item,) = wire.inputs()
-    assert isinstance(item, TalkConfigured)
+    assert isinstance(item, ConfigureConversation)
     assert not item.config.create_response
     cleared = updated(wire, instructions="", tools=[], audio={"input": {"turn_detection": None}})
     assert cleared["tools"] == []
     (item,) = wire.inputs()
-    assert isinstance(item, TalkConfigured)
+    assert isinstance(item, ConfigureConversation)
     assert item.config.listening.turn is None
 
 
@@ -116,10 +116,10 @@ def test_items_and_responses_are_read() -> None:
     wire.receive(json.dumps({"type": "response.create", "response": {
         "conversation": "none", "input": [reference], "output_modalities": ["text"], "metadata": {"a": "b"}, "max_output_tokens": "inf"}}))  # fmt: skip
     created, asked = wire.inputs()
-    assert isinstance(created, ItemCreated)
+    assert isinstance(created, CreateItem)
     assert (created.item.id, created.after, created.event_id) == ("mine", "root", "e")
     assert [p.kind for p in created.item.parts] == ["input_text", "input_image"]
-    assert isinstance(asked, ResponseAsked)
+    assert isinstance(asked, CreateResponse)
     assert (asked.stored, asked.items, asked.speaks, asked.metadata, asked.max_tokens) == (
         False,
         ("mine",),
@@ -132,7 +132,7 @@ def test_items_and_responses_are_read() -> None:
 def test_sound_in_an_item_is_read_in_the_sessions_format() -> None:
     tone = (0.5 * np.sin(np.arange(24000) / 10)).astype(np.float32)
 
-    def create(wire: OpenAIRealtime, data: str, **more: Any) -> None:
+    def create(wire: OpenAIConversation, data: str, **more: Any) -> None:
         content = [{"type": "input_audio", "audio": data, **more}]
         item = {"type": "message", "role": "user", "content": content}
         wire.receive(json.dumps({"type": "conversation.item.create", "item": item}))
@@ -145,10 +145,10 @@ def test_sound_in_an_item_is_read_in_the_sessions_format() -> None:
         wire.inputs()
         create(wire, base64.b64encode(encoded).decode(), transcript="A tone.")
         (created,) = wire.inputs()
-        assert isinstance(created, ItemCreated)
+        assert isinstance(created, CreateItem)
         (part,) = created.item.parts
         assert part.text == "A tone."
-        assert isinstance(part.media, SoundPart)
+        assert isinstance(part.media, AudioPart)
         assert len(part.media.pcm) == pytest.approx(16_000 * seconds, abs=2)
         assert 0.4 < np.abs(part.media.pcm[2000:-2000]).max() < 0.6
     wire = dialect()
@@ -164,11 +164,11 @@ def test_sound_in_the_format_asked_for_and_nothing_of_it_is_lost() -> None:
     for form, decode, rate in (("audio/pcmu", from_ulaw, 8000), ("audio/pcma", from_alaw, 8000)):
         wire = dialect()
         updated(wire, audio={"output": {"format": {"type": form}}})
-        at, part = Place("r", "i", 0), Part("output_audio")
-        wire.send(PartAdded(at, part))
+        at, part = ContentPosition("r", "i", 0), ContentPart("output_audio")
+        wire.send(ContentPartAdded(at, part))
         for k in range(0, 24000, 777):
-            wire.send(SoundSaid(at, tone[k : k + 777], 24000))
-        wire.send(PartDone(at, part))
+            wire.send(ResponseAudioDelta(at, tone[k : k + 777], 24000))
+        wire.send(ContentPartDone(at, part))
         import base64
 
         frames = told(wire)
@@ -187,14 +187,14 @@ def test_two_answers_at_once_do_not_mix_their_sound() -> None:
     def heard(*items: str) -> dict[str, str]:
         wire = dialect()
         updated(wire, audio={"output": {"format": {"type": "audio/pcmu"}}})
-        places = [Place("r", item, 0) for item in items]
+        places = [ContentPosition("r", item, 0) for item in items]
         for at in places:
-            wire.send(PartAdded(at, Part("output_audio")))
+            wire.send(ContentPartAdded(at, ContentPart("output_audio")))
         for k in range(0, 24000, 800):
             for at in places:
-                wire.send(SoundSaid(at, tone[k : k + 800] if at.item_id == "a" else -tone[k : k + 800], 24000))
+                wire.send(ResponseAudioDelta(at, tone[k : k + 800] if at.item_id == "a" else -tone[k : k + 800], 24000))
         for at in places:
-            wire.send(PartDone(at, Part("output_audio")))
+            wire.send(ContentPartDone(at, ContentPart("output_audio")))
         out: dict[str, str] = {}
         for frame in told(wire):
             if frame["type"] == "response.output_audio.delta":
@@ -217,7 +217,7 @@ def test_g711_codes_are_the_nearest(encode: Any, decode: Any) -> None:
 def test_a_failed_and_a_cut_response_say_why() -> None:
     wire = dialect()
     for status, reason in (("failed", ""), ("cancelled", "turn_detected"), ("incomplete", "max_output_tokens")):
-        item = Item("i", "message", "assistant", "incomplete", [Part("output_audio", "Hi")])
+        item = Item("i", "message", "assistant", "incomplete", [ContentPart("output_audio", "Hi")])
         response = Response("r", True, None, None, status=status, reason=reason, error="boom", output=[item])  # type: ignore[arg-type]
         response.usage = Usage(3, 1, 2)
         wire.send(ResponseDone(response))

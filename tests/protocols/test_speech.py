@@ -12,28 +12,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.events.speech import (
-    SpeechCancelled,
+    AppendText,
+    CancelSpeech,
+    ConfigureSpeech,
+    FlushText,
+    SentenceAudio,
+    SentenceDone,
+    SentenceStarted,
     SpeechConfig,
-    SpeechConfigured,
-    TextAppended,
-    TextFlushed,
-    UnitDone,
-    UnitSound,
-    UnitStarted,
     UtteranceDone,
     VoiceSample,
 )
 from antiphon.events.words import Word
-from antiphon.protocols.model_names import Models
-from antiphon.protocols.speech.fields import SpeechFacts
-from antiphon.protocols.speech.stream import MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES, SpeechStream
+from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.speech.fields import SpeechCatalog
+from antiphon.protocols.speech.stream import MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES, SpeechDialect
 
 stood_in: list[str] = []
 
 
-def facts(*, strict: bool = False) -> SpeechFacts:
-    return SpeechFacts(
-        Models(("hibari-heart",), strict=strict),
+def facts(*, strict: bool = False) -> SpeechCatalog:
+    return SpeechCatalog(
+        ModelNames(("hibari-heart",), strict=strict),
         ("heart", "emma"),
         ("en",),
         clones=False,
@@ -42,21 +42,21 @@ def facts(*, strict: bool = False) -> SpeechFacts:
     )
 
 
-def stream(**config: Any) -> SpeechStream:
-    wire = SpeechStream(facts())
+def stream(**config: Any) -> SpeechDialect:
+    wire = SpeechDialect(facts())
     wire.receive(json.dumps({"type": "session.config"} | config))
     assert wire.frames() == []
     assert wire.configured
     return wire
 
 
-def texts(wire: SpeechStream) -> list[dict[str, Any]]:
+def texts(wire: SpeechDialect) -> list[dict[str, Any]]:
     return [json.loads(f) for f in wire.frames() if isinstance(f, str)]
 
 
 def configured(**config: Any) -> SpeechConfig:
     (item,) = stream(**config).inputs()
-    assert isinstance(item, SpeechConfigured)
+    assert isinstance(item, ConfigureSpeech)
     return item.config
 
 
@@ -76,11 +76,11 @@ def test_a_voice_that_comes_along() -> None:
     cloning = replace(facts(), clones=True, tasks=("Base",), languages=("en", "it"))
 
     def sample(**config: Any) -> VoiceSample | None:
-        wire = SpeechStream(cloning)
+        wire = SpeechDialect(cloning)
         wire.receive(json.dumps({"type": "session.config"} | config))
         assert wire.frames() == []
         (item,) = wire.inputs()
-        assert isinstance(item, SpeechConfigured)
+        assert isinstance(item, ConfigureSpeech)
         assert item.config.voice is None
         return item.config.sample
 
@@ -91,15 +91,15 @@ def test_a_voice_that_comes_along() -> None:
     assert sample(voice="mine", ref_audio="AAAA") == VoiceSample(bytes(3))
     assert sample(language="Italian") is None
     for number in (10**400, float("nan"), float("inf"), 1e7):
-        wire = SpeechStream(cloning)
+        wire = SpeechDialect(cloning)
         wire.receive(json.dumps({"type": "session.config", "speaker_embedding": [0.5, number]}))
         assert wire.inputs() == []
         assert texts(wire)
     for wrong in ("https://x.org/a.wav", "not base64!"):
-        wire = SpeechStream(cloning)
+        wire = SpeechDialect(cloning)
         wire.receive(json.dumps({"type": "session.config", "ref_audio": wrong}))
         assert "Invalid value for 'ref_audio'" in texts(wire)[0]["message"]
-    wire = SpeechStream(cloning)
+    wire = SpeechDialect(cloning)
     wire.receive(json.dumps({"type": "session.config", "task_type": "VoiceDesign"}))
     assert "The loaded model does Base." in texts(wire)[0]["message"]
 
@@ -138,7 +138,7 @@ def test_a_voice_that_comes_along() -> None:
 )
 def test_a_configuration_that_is_wrong(config: dict[str, Any], message: str) -> None:
     # In the handshake it ends the connection, later the session lives on the one it had.
-    for wire, ends in ((SpeechStream(facts()), True), (stream(), False)):
+    for wire, ends in ((SpeechDialect(facts()), True), (stream(), False)):
         wire.inputs()
         wire.receive(json.dumps({"type": "session.config"} | config))
         (error,) = texts(wire)
@@ -153,7 +153,7 @@ def test_hosted_names_are_spoken_by_the_default_voice_unless_strict() -> None:
     assert configured(voice="alloy", model="gpt-4o-mini-tts").voice is None
     assert stood_in == ["gpt-4o-mini-tts", "voice alloy"]
     for config in ({"voice": "alloy"}, {"model": "tts-1"}):
-        wire = SpeechStream(facts(strict=True))
+        wire = SpeechDialect(facts(strict=True))
         wire.receive(json.dumps({"type": "session.config"} | config))
         assert wire.closing
 
@@ -165,12 +165,12 @@ def test_the_first_message_is_a_configuration() -> None:
         ({}, "Expected session.config, got: None"),
         ([], "WebSocket messages must be JSON objects"),
     ):
-        wire = SpeechStream(facts())
+        wire = SpeechDialect(facts())
         wire.receive(json.dumps(message))
         assert texts(wire) == [{"type": "error", "message": error}]
         assert wire.closing
     for raw in ("{", "", b"\xff\xfe", "x" * (MAX_CONFIG_BYTES + 1)):
-        wire = SpeechStream(facts())
+        wire = SpeechDialect(facts())
         wire.receive(raw)
         assert wire.closing
 
@@ -185,7 +185,7 @@ def test_text_flush_cancel_close() -> None:
         {"type": "input.cancel"},
     ):
         wire.receive(json.dumps(message))
-    assert wire.inputs() == [TextAppended("Hi. "), TextAppended(""), TextFlushed(), SpeechCancelled()]
+    assert wire.inputs() == [AppendText("Hi. "), AppendText(""), FlushText(), CancelSpeech()]
     wire.receive('{"type":"session.close"}')
     assert wire.closing
     assert wire.frames() == []
@@ -216,7 +216,7 @@ def test_a_message_that_is_wrong_is_answered_and_the_session_lives(raw: str | by
 
 @given(st.binary(max_size=200) | st.text(max_size=200), st.booleans())
 def test_no_message_raises(raw: bytes | str, configured: bool) -> None:
-    wire = stream() if configured else SpeechStream(facts())
+    wire = stream() if configured else SpeechDialect(facts())
     wire.receive(raw)
 
 
@@ -243,9 +243,9 @@ def test_frames_of_a_file_a_unit() -> None:
     wire = stream()
     config = SpeechConfig(format="mp3")
     for output in (
-        UnitStarted(0, 0, "Hi.", config, 24000),
-        UnitSound(0, 0, b"abc", 0, 1),
-        UnitDone(0, 0),
+        SentenceStarted(0, 0, "Hi.", config, 24000),
+        SentenceAudio(0, 0, b"abc", 0, 1),
+        SentenceDone(0, 0),
         UtteranceDone(0, 1),
     ):
         wire.send(output)
@@ -263,10 +263,10 @@ def test_frames_of_a_file_a_unit() -> None:
 def test_frames_with_word_times() -> None:
     wire = stream()
     config = SpeechConfig(format="pcm", stream=True, words=True)
-    wire.send(UnitStarted(2, 1, "Hi you.", config, 24000))
-    wire.send(UnitSound(2, 1, bytes(4800), 0.0, 0.1))
-    wire.send(UnitSound(2, 1, bytes(2400), 0.1, 0.15))
-    wire.send(UnitDone(2, 1, (Word("Hi", 0.02, 0.06, 1.0), Word("you.", 0.06, 0.1504, 1.0))))
+    wire.send(SentenceStarted(2, 1, "Hi you.", config, 24000))
+    wire.send(SentenceAudio(2, 1, bytes(4800), 0.0, 0.1))
+    wire.send(SentenceAudio(2, 1, bytes(2400), 0.1, 0.15))
+    wire.send(SentenceDone(2, 1, (Word("Hi", 0.02, 0.06, 1.0), Word("you.", 0.06, 0.1504, 1.0))))
     start, one, two, last, done = texts(wire)
     assert start["sample_rate"] == 24000
     assert start["word_timestamps"] is True
@@ -285,10 +285,10 @@ def test_frames_with_word_times() -> None:
 def test_a_unit_that_fails_and_one_of_which_something_was_left_out() -> None:
     wire = stream()
     config = SpeechConfig(format="pcm", stream=True)
-    wire.send(UnitStarted(0, 0, "x", config, 24000))
-    wire.send(UnitDone(0, 0, error="the model failed"))
-    wire.send(UnitStarted(0, 1, "y 你", config, 24000))
-    wire.send(UnitDone(0, 1, skipped="你"))
+    wire.send(SentenceStarted(0, 0, "x", config, 24000))
+    wire.send(SentenceDone(0, 0, error="the model failed"))
+    wire.send(SentenceStarted(0, 1, "y 你", config, 24000))
+    wire.send(SentenceDone(0, 1, skipped="你"))
     _, error, failed, _, done = texts(wire)
     assert error == {"type": "error", "message": "Generation failed for utterance 0, sentence 0: the model failed"}
     assert failed["error"] is True
@@ -299,8 +299,8 @@ def test_a_unit_that_fails_and_one_of_which_something_was_left_out() -> None:
 def test_a_cancelled_utterance_ends_the_unit_that_was_begun() -> None:
     wire = stream()
     config = SpeechConfig(format="pcm", stream=True)
-    wire.send(UnitStarted(0, 0, "x", config, 24000))
-    wire.send(UnitSound(0, 0, bytes(100), 0, 1))
+    wire.send(SentenceStarted(0, 0, "x", config, 24000))
+    wire.send(SentenceAudio(0, 0, bytes(100), 0, 1))
     wire.send(UtteranceDone(0, 3, cancelled=True))
     *_, done, end = texts(wire)
     assert (done["type"], done["total_bytes"], done["error"], done["cancelled"]) == ("audio.done", 100, False, True)

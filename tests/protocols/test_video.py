@@ -10,45 +10,45 @@ import numpy as np
 import pytest
 
 from antiphon.events.video import (
-    AnswerBegan,
+    AnswerAudioDelta,
     AnswerDone,
-    AnswerSound,
-    AnswerText,
-    Asked,
-    Finished,
-    FrameCame,
-    FrameFacts,
-    FrameTaken,
-    SoundCame,
+    AnswerStarted,
+    AnswerTextDelta,
+    AppendFrame,
+    AppendVideoAudio,
+    AskQuestion,
+    FinishVideo,
+    FrameInfo,
+    FrameReceived,
     VideoConfig,
-    VideoOver,
-    WentWrong,
+    VideoEnded,
+    VideoFailed,
 )
-from antiphon.protocols.video.stream import JPEG, MAX_FRAME_CHARS, PNG, VideoStream
+from antiphon.protocols.video.stream import JPEG, MAX_FRAME_CHARS, PNG, VideoDialect
 
 IMAGE = b64encode(JPEG + b"...").decode()
 
 
-def stream(config: dict[str, Any] | None = None, **options: Any) -> VideoStream:
-    wire = VideoStream(lambda: 5.0, **options)
+def stream(config: dict[str, Any] | None = None, **options: Any) -> VideoDialect:
+    wire = VideoDialect(lambda: 5.0, **options)
     wire.receive(json.dumps({"type": "session.config"} | (config or {})))
     wire.inputs()
     return wire
 
 
-def said(wire: VideoStream) -> list[dict[str, Any]]:
+def said(wire: VideoDialect) -> list[dict[str, Any]]:
     return [json.loads(f) for f in wire.frames()]
 
 
 def test_the_defaults() -> None:
-    wire = VideoStream(lambda: 0.0)
+    wire = VideoDialect(lambda: 0.0)
     wire.receive('{"type":"session.config"}')
     assert wire.inputs() == [VideoConfig(True, True, 4, 50, "", "evs", 0.95, True, None, None)]
     assert not wire.frames()
 
 
 def test_all_that_can_be_configured_and_older_names() -> None:
-    wire = VideoStream(lambda: 0.0)
+    wire = VideoDialect(lambda: 0.0)
     wire.receive(
         json.dumps(
             {"type": "session.config", "model": "m", "modalities": ["text"], "num_sample_frames": 8, "max_frames": 256, "system_prompt": "Be brief.",
@@ -58,7 +58,7 @@ def test_all_that_can_be_configured_and_older_names() -> None:
     assert wire.inputs() == [VideoConfig(False, True, 8, 256, "Be brief.", "blocks", 0.5, False, "v", 60.0)]
     assert wire.model == "m"
     both = stream({})
-    wire = VideoStream(lambda: 0.0)
+    wire = VideoDialect(lambda: 0.0)
     # The canonical name wins, wherever it stands.
     wire.receive('{"type":"session.config","num_frames":3,"num_sample_frames":9,"evs_enabled":false}')
     (config,) = wire.inputs()
@@ -96,7 +96,7 @@ def test_all_that_can_be_configured_and_older_names() -> None:
     ],
 )
 def test_what_no_session_begins_with(first: str, message: str) -> None:
-    wire = VideoStream(lambda: 0.0)
+    wire = VideoDialect(lambda: 0.0)
     wire.receive(first)
     assert said(wire) == [{"type": "error", "message": message}]
     assert wire.closing
@@ -143,23 +143,23 @@ def test_what_a_client_sends() -> None:
     wire.receive('{"type":"ping"}')
     wire.receive('{"type":"video.done"}')
     frame, bare, heard, with_it, asked, nothing, over = wire.inputs()
-    assert frame == FrameCame(JPEG + b"...", FrameFacts(5.0, "a", 40, 41, 42.5, "low"))
-    assert isinstance(bare, FrameCame)
-    assert bare.facts == FrameFacts(5.0)
-    assert isinstance(heard, SoundCame)
-    assert isinstance(with_it, SoundCame)
+    assert frame == AppendFrame(JPEG + b"...", FrameInfo(5.0, "a", 40, 41, 42.5, "low"))
+    assert isinstance(bare, AppendFrame)
+    assert bare.facts == FrameInfo(5.0)
+    assert isinstance(heard, AppendVideoAudio)
+    assert isinstance(with_it, AppendVideoAudio)
     assert len(heard.pcm) == 3
     assert with_it.pcm.tolist() == [100 / 32768, -100 / 32768]
-    assert (asked, nothing, over) == (Asked("What?"), Asked(""), Finished())
+    assert (asked, nothing, over) == (AskQuestion("What?"), AskQuestion(""), FinishVideo())
     assert said(wire) == [{"type": "pong"}]
 
 
 def test_acks_only_for_frames_with_a_name() -> None:
     wire = stream()
-    facts = FrameFacts(9.0, "b", 80, None, 81)
-    wire.send(FrameTaken(FrameFacts(1.0), True, 1))
-    wire.send(FrameTaken(facts, True, 50, None, FrameFacts(1.0, "a")))
-    wire.send(FrameTaken(facts, False, 50, "filtered"))
+    facts = FrameInfo(9.0, "b", 80, None, 81)
+    wire.send(FrameReceived(FrameInfo(1.0), True, 1))
+    wire.send(FrameReceived(facts, True, 50, None, FrameInfo(1.0, "a")))
+    wire.send(FrameReceived(facts, False, 50, "filtered"))
     kept, filtered = said(wire)
     base = {"type": "video.frame.ack", "frame_id": "b", "pts_ms": 80, "capture_ts_ms": 81, "buffered_frames": 50, "server_receive_ts_ms": 9.0}  # fmt: skip
     assert kept == base | {"accepted": True, "dropped_frame_id": "a"}
@@ -171,9 +171,9 @@ def test_an_answer_as_it_is_made(ga: bool) -> None:
     wire = stream(ga=ga)
     pcm = np.full(240, 0.25, np.float32)
     for output in (
-        AnswerBegan("video-1", (FrameFacts(1.0, "a", 0), FrameFacts(2.0, None, 500))),
-        AnswerText("A "), AnswerSound(pcm, 24_000), AnswerText("dog."), AnswerSound(pcm, 24_000),
-        AnswerDone("A dog.", True), VideoOver(),
+        AnswerStarted("video-1", (FrameInfo(1.0, "a", 0), FrameInfo(2.0, None, 500))),
+        AnswerTextDelta("A "), AnswerAudioDelta(pcm, 24_000), AnswerTextDelta("dog."), AnswerAudioDelta(pcm, 24_000),
+        AnswerDone("A dog.", True), VideoEnded(),
     ):  # fmt: skip
         wire.send(output)
     events = said(wire)
@@ -199,7 +199,7 @@ def test_an_answer_as_it_is_made(ga: bool) -> None:
 def test_an_answer_in_one_piece() -> None:
     wire = stream(whole=True)
     pcm = np.zeros(240, np.float32)
-    for output in (AnswerBegan("r", (FrameFacts(1.0),)), AnswerText("A "), AnswerSound(pcm, 8000), AnswerText("dog."), AnswerSound(pcm, 8000), AnswerDone("A dog.", True)):  # fmt: skip
+    for output in (AnswerStarted("r", (FrameInfo(1.0),)), AnswerTextDelta("A "), AnswerAudioDelta(pcm, 8000), AnswerTextDelta("dog."), AnswerAudioDelta(pcm, 8000), AnswerDone("A dog.", True)):  # fmt: skip
         wire.send(output)
     events = said(wire)
     assert [e["type"] for e in events] == [
@@ -213,16 +213,16 @@ def test_an_answer_in_one_piece() -> None:
 
 def test_an_interrupted_answers_sound_is_not_the_nexts() -> None:
     wire = stream(whole=True)
-    for output in (AnswerBegan("r", ()), AnswerSound(np.zeros(240, np.float32), 8000), AnswerBegan("s", ()), AnswerDone("No.", False)):  # fmt: skip
+    for output in (AnswerStarted("r", ()), AnswerAudioDelta(np.zeros(240, np.float32), 8000), AnswerStarted("s", ()), AnswerDone("No.", False)):  # fmt: skip
         wire.send(output)
     assert [e["type"] for e in said(wire)] == ["response.start", "response.start", "response.text.done"]
 
 
 def test_a_failed_answer_still_ends() -> None:
     wire = stream()
-    wire.send(AnswerBegan("r", ()))
-    wire.send(AnswerText("A"))
-    wire.send(WentWrong("Query processing failed", "no room", answer=True, said="A"))
+    wire.send(AnswerStarted("r", ()))
+    wire.send(AnswerTextDelta("A"))
+    wire.send(VideoFailed("Query processing failed", "no room", answer=True, said="A"))
     assert said(wire)[2:] == [
         {"type": "error", "message": "Query processing failed", "detail": "no room"},
         {"type": "response.text.done", "text": "A"},
@@ -233,7 +233,7 @@ def test_a_failed_answer_still_ends() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_nothing_a_client_sends_raises(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    wire = stream() if seed % 2 else VideoStream(lambda: 0.0)
+    wire = stream() if seed % 2 else VideoDialect(lambda: 0.0)
     kinds = ["session.config", "video.frame", "audio.chunk", "video.query", "video.done", "ping", 7, None, ["x"]]
     values = [None, 7, -1e300, "x", IMAGE, "A" * 99, [1], {"a": 1}, True, "", "\ud83d"]
     keys = [

@@ -12,7 +12,7 @@ import pytest
 from antiphon.cli.replay import compare
 from antiphon.errors import StoreError
 from antiphon.recording.recorder import Recorder
-from antiphon.recording.tape import Entry, Tape, turns
+from antiphon.recording.tape import Tape, TapeEntry, turns
 from antiphon.recording.timeline import picture, write
 
 ANSWER: list[tuple[float, dict[str, Any]]] = [
@@ -26,8 +26,8 @@ ANSWER: list[tuple[float, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def entries(events: list[tuple[float, dict[str, Any]]]) -> list[Entry]:
-    return [Entry(t, "out", e) for t, e in events]
+def entries(events: list[tuple[float, dict[str, Any]]]) -> list[TapeEntry]:
+    return [TapeEntry(t, "out", e) for t, e in events]
 
 
 def record(folder: Path) -> Recorder:

@@ -15,12 +15,12 @@ import numpy as np
 import uvicorn
 
 from antiphon.contracts import (
-    Answer,
+    ConversationProfile,
     Message,
-    PartnerProfile,
     ReplyDone,
     ReplyOptions,
-    Speaking,
+    ResponseAudio,
+    ResponseChunk,
     TextDelta,
     VoiceOptions,
 )
@@ -45,7 +45,7 @@ class Echo:
     native = None
 
     def __init__(self) -> None:
-        self.profile = PartnerProfile("echo", RATE_HZ, ("one",))
+        self.profile = ConversationProfile("echo", RATE_HZ, ("one",))
         self.asked: list[tuple[str, ...]] = []
 
     async def open(self) -> Echo:
@@ -56,7 +56,7 @@ class Echo:
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[ResponseChunk, None]:
         self.asked.append(tuple(m.text for m in messages))
         if messages[-1].text == "fail":
             raise ModelError("it failed")
@@ -69,7 +69,7 @@ class Echo:
             yield TextDelta(f" {word}" if at_s else word)
             await anyio.lowlevel.checkpoint()
             if voice:
-                yield Speaking(noise, (Word(word, at_s, at_s + WORD_S, 1.0),))
+                yield ResponseAudio(noise, (Word(word, at_s, at_s + WORD_S, 1.0),))
             at_s += WORD_S
         yield ReplyDone("stop", len(messages), 0, 1)
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import StoreError
-from antiphon.store.sessions import FILE, Kept, SessionStore
+from antiphon.store.sessions import FILE, SessionStore, StoredSession
 
 
-def kept(name: str, text: str = "{}") -> Kept:
-    return Kept(name, "who", b"hash", text.encode())
+def kept(name: str, text: str = "{}") -> StoredSession:
+    return StoredSession(name, "who", b"hash", text.encode())
 
 
 def test_the_latest_state_is_found_by_the_next_server(tmp_path: Path) -> None:

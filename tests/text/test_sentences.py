@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.events.speech import Granularity
-from antiphon.text.sentences import Splitter
+from antiphon.text.sentences import SentenceSplitter
 
 GRANULARITIES: tuple[Granularity, ...] = ("sentence", "clause", "none")
 
 
 def split(text: str, granularity: Granularity = "sentence") -> list[str]:
-    splitter = Splitter(granularity)
+    splitter = SentenceSplitter(granularity)
     return splitter.feed(text) + splitter.flush()
 
 
@@ -64,13 +64,13 @@ def test_clauses(text: str, units: list[str]) -> None:
 
 
 def test_none_waits_for_the_flush() -> None:
-    splitter = Splitter("none")
+    splitter = SentenceSplitter("none")
     assert splitter.feed("One. Two! Three? ") == []
     assert splitter.flush() == ["One. Two! Three?"]
 
 
 def test_a_unit_ends_as_soon_as_it_can_be_known() -> None:
-    splitter = Splitter()
+    splitter = SentenceSplitter()
     assert splitter.feed("Hello there.") == []
     assert splitter.feed(" ") == ["Hello there."]
     assert splitter.feed("你好。") == []
@@ -80,7 +80,7 @@ def test_a_unit_ends_as_soon_as_it_can_be_known() -> None:
 
 
 def test_the_splitter_starts_anew_after_a_flush_and_a_clear() -> None:
-    splitter = Splitter()
+    splitter = SentenceSplitter()
     assert splitter.feed("Half a sent") == []
     splitter.clear()
     assert splitter.pending == 0
@@ -89,7 +89,7 @@ def test_the_splitter_starts_anew_after_a_flush_and_a_clear() -> None:
 
 
 def test_words_are_taken_whole_and_only_where_no_mark_is_undecided() -> None:
-    splitter = Splitter("clause")
+    splitter = SentenceSplitter("clause")
     assert splitter.feed("One two thr") == []
     assert splitter.words(3, 1) == ""
     splitter.feed("ee ")
@@ -103,7 +103,7 @@ def test_words_are_taken_whole_and_only_where_no_mark_is_undecided() -> None:
 
 
 def test_marks_one_by_one_are_looked_at_once() -> None:
-    splitter = Splitter()
+    splitter = SentenceSplitter()
     for _ in range(50_000):
         assert splitter.feed(".") == []
     # Where the run is looked through anew for each, this is 1,250 million steps.
@@ -117,7 +117,7 @@ TEXTS = st.text(st.sampled_from("ab3 \n\t.!?,;。？…，।\"')」NoDr1U") | s
 
 @given(TEXTS, st.lists(st.integers(0, 60), max_size=8), st.sampled_from(GRANULARITIES))
 def test_any_cutting_of_the_text_gives_the_same_units(text: str, cuts: list[int], granularity: Granularity) -> None:
-    splitter, units = Splitter(granularity), list[str]()
+    splitter, units = SentenceSplitter(granularity), list[str]()
     for start, end in pairwise([0, *sorted(c for c in cuts if c <= len(text)), len(text)]):
         units += splitter.feed(text[start:end])
     assert units + splitter.flush() == split(text, granularity)

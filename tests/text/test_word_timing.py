@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.text.word_timing import PACE, PacedWords
+from antiphon.text.word_timing import PACE, WordPacer
 
 
 def test_words_come_when_their_letters_were_spoken() -> None:
-    paced = PacedWords()
+    paced = WordPacer()
     paced.write("abc def gh")
     assert paced.sound(2.9 / PACE) == ()
     (first,) = paced.sound(0.2 / PACE)
@@ -22,7 +22,7 @@ def test_words_come_when_their_letters_were_spoken() -> None:
 
 
 def test_what_is_left_ends_with_the_sound() -> None:
-    paced = PacedWords()
+    paced = WordPacer()
     paced.write("one two threefour")
     assert [w.text for w in paced.sound(3 / PACE)] == ["one"]
     paced.sound(1 / PACE)
@@ -33,7 +33,7 @@ def test_what_is_left_ends_with_the_sound() -> None:
 
 
 def test_ideographs_take_longer() -> None:
-    paced = PacedWords()
+    paced = WordPacer()
     paced.write("\u4f60\u597d x\u4f60")
     assert paced.sound(2.9 / PACE) == ()
     assert [w.text for w in paced.sound(0.2 / PACE)] == ["\u4f60"]

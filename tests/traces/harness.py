@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from antiphon.loading.loaded import LoadedModels
-from antiphon.pipelines.native_partner import SelfTurning
+from antiphon.pipelines.native_partner import NativeConversationModel
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
@@ -477,7 +477,7 @@ def scenario(*, native: bool = False, speaks: bool = True, **sections: Mapping[s
         assert play.__name__ not in SCENARIOS
 
         async def run(trace: Trace) -> None:
-            partner = SelfTurning(models.Native(voice=speaks)) if native else None
+            partner = NativeConversationModel(models.Native(voice=speaks)) if native else None
             voice = models.Voice() if speaks else None
             loaded = LoadedModels(
                 models.Ears(),

@@ -16,25 +16,25 @@ from antiphon.contracts import (
     FileInfo,
     FileOptions,
     Hypothesis,
+    HypothesisWord,
     LanguageLoad,
     LanguageProfile,
-    Listens,
+    ListenStep,
     Message,
     NativeOptions,
     NativeProfile,
     NativeStep,
-    Piece,
     Reply,
     ReplyDone,
     ReplyOptions,
-    Segment,
-    Sound,
-    Speaks,
+    SpeakStep,
+    SpeechChunk,
     SynthesizerProfile,
     TextDelta,
     ToolCallDelta,
     ToolCallStarted,
     TranscriberProfile,
+    TranscriptSegment,
     Unit,
     Urgency,
     VoiceOptions,
@@ -119,7 +119,7 @@ class Ears:
         if "fail" in [w for w, *_ in words]:
             raise ModelError("scripted failure")
         new = words[len(window.prefix) :]
-        pieces = tuple(Piece(f" {w}", (VOCABULARY.index(w),), 1.0) for w, *_ in new)
+        pieces = tuple(HypothesisWord(f" {w}", (VOCABULARY.index(w),), 1.0) for w, *_ in new)
         places = tuple(Word(w, a, b, 1.0) for w, a, b in new) if window.words else ()
         return Hypothesis(pieces, window.language or "en", 1.0, True, 4, len(pieces), places)
 
@@ -128,7 +128,7 @@ class Ears:
         each = len(pcm) / HEARD_HZ / max(1, len(words))
         return tuple(Word(w, round(i * each, 3), round((i + 1) * each, 3), 1.0) for i, w in enumerate(words))
 
-    async def transcribe(self, pcm: np.ndarray, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
+    async def transcribe(self, pcm: np.ndarray, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
         yield FileInfo(options.language or "en", len(pcm) / HEARD_HZ)
         words = heard(pcm)
         if "fail" in [w for w, *_ in words]:
@@ -139,7 +139,7 @@ class Ears:
             places = tuple(Word(w, a, b, 0.5) for w, a, b in part) if options.words else ()
             text = "".join(f" {w}" for w, *_ in part)
             tokens = tuple(VOCABULARY.index(w) for w, *_ in part)
-            yield Segment(number, 0, part[0][1], part[-1][2], text, tokens, 0.0, -0.25, 1.0, 0.125, places)
+            yield TranscriptSegment(number, 0, part[0][1], part[-1][2], text, tokens, 0.0, -0.25, 1.0, 0.125, places)
 
 
 class Detector:
@@ -258,7 +258,7 @@ class Voice:
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
-    ) -> AsyncGenerator[Sound, None]:
+    ) -> AsyncGenerator[SpeechChunk, None]:
         await asyncio.sleep(0.0291)
         if "foreign" in text:
             raise RemoteProtocolError("unsupported_text", "none of this text can be spoken")
@@ -270,7 +270,7 @@ class Voice:
                 raise ModelError("scripted failure")
             number = sum(map(ord, word)) + (7 if options.voice == "two" else 0)
             place = Word(word, round(at_s, 3), round(at_s + lasts_s, 3), 1.0)
-            yield Sound(tone(number, lasts_s), (place,), num_symbols=len(word), num_frames=3)
+            yield SpeechChunk(tone(number, lasts_s), (place,), num_symbols=len(word), num_frames=3)
             at_s += lasts_s
 
 
@@ -317,10 +317,10 @@ class NativeTalk:
     async def step(self) -> NativeStep:
         await asyncio.sleep(0.0611)
         if not self.saying:
-            return Listens()
+            return ListenStep()
         word = self.saying.pop(0)
         pcm = tone(sum(map(ord, word)), 0.2) if self.speaks else np.zeros(0, np.float32)
-        return Speaks(word if word == "I" else f" {word}", pcm, not self.saying)
+        return SpeakStep(word if word == "I" else f" {word}", pcm, not self.saying)
 
     def interrupt(self) -> None:
         self.saying = []

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from antiphon.protocols.resume.journal import Journal, ResumeToken
-from antiphon.transports.attachment import Line
+from antiphon.transports.attachment import Attachment
 from antiphon.transports.outbox import Outbox
 
 STALL_S, GRACE_S, MOST = 0.05, 0.1, 3
@@ -71,7 +71,7 @@ def test_a_client_that_stops_reading_is_given_up_and_costs_what_is_bounded(resum
         token = ResumeToken() if resumes else None
         if token:
             token.renew()
-        line = Line(session, outbox, token, GRACE_S, stall_s=STALL_S)  # type: ignore[arg-type]
+        line = Attachment(session, outbox, token, GRACE_S, stall_s=STALL_S)  # type: ignore[arg-type]
         async with anyio.create_task_group() as group:
             group.start_soon(session.talk)
             await line.serve(transport, group)  # type: ignore[arg-type]

@@ -3,20 +3,20 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.turns.endpoint import Change, Endpointer, Paused, Resumed, Started, Stopped
+from antiphon.turns.endpoint import EndpointChange, Endpointer, SpeechBegan, SpeechEnded, SpeechPaused, SpeechResumed
 
 FRAME = 512
 LOUD, SOFT, QUIET = 0.9, 0.4, 0.05
 
 
-def run(endpointer: Endpointer, probabilities: list[float]) -> list[Change]:
+def run(endpointer: Endpointer, probabilities: list[float]) -> list[EndpointChange]:
     return [c for p in probabilities for c in endpointer.feed(p, FRAME)]
 
 
 def test_a_turn_starts_after_two_loud_frames_with_padding_taken_off() -> None:
     endpointer = Endpointer(0.5, 64, 200)
     assert run(endpointer, [QUIET] * 10 + [LOUD]) == []
-    assert run(endpointer, [LOUD]) == [Started(10 * FRAME - 1024)]
+    assert run(endpointer, [LOUD]) == [SpeechBegan(10 * FRAME - 1024)]
 
 
 def test_one_click_starts_nothing() -> None:
@@ -26,49 +26,49 @@ def test_one_click_starts_nothing() -> None:
 def test_a_turn_stops_after_the_silence_asked_for() -> None:
     endpointer = Endpointer(0.5, 0, 192)
     changes = run(endpointer, [LOUD] * 10 + [QUIET] * 6)
-    assert changes == [Started(0), Paused(10 * FRAME), Stopped(16 * FRAME, 10 * FRAME)]
+    assert changes == [SpeechBegan(0), SpeechPaused(10 * FRAME), SpeechEnded(16 * FRAME, 10 * FRAME)]
     assert not endpointer.speaking
 
 
 def test_a_shorter_pause_resumes() -> None:
     changes = run(Endpointer(0.5, 0, 192), [LOUD] * 4 + [QUIET] * 5 + [LOUD] * 4)
-    assert changes == [Started(0), Paused(4 * FRAME), Resumed(9 * FRAME)]
+    assert changes == [SpeechBegan(0), SpeechPaused(4 * FRAME), SpeechResumed(9 * FRAME)]
 
 
 def test_between_the_thresholds_nothing_changes() -> None:
     endpointer = Endpointer(0.5, 0, 192)
-    assert run(endpointer, [LOUD] * 4 + [SOFT] * 40) == [Started(0)]
+    assert run(endpointer, [LOUD] * 4 + [SOFT] * 40) == [SpeechBegan(0)]
     assert endpointer.speaking
 
 
 def test_padding_never_reaches_into_the_last_turn() -> None:
     endpointer = Endpointer(0.5, 300, 64)
     changes = run(endpointer, [LOUD] * 4 + [QUIET] * 2 + [LOUD] * 2)
-    assert changes[-1] == Started(6 * FRAME)
+    assert changes[-1] == SpeechBegan(6 * FRAME)
 
 
 def test_a_pause_may_be_hastened_and_the_next_one_is_as_long_as_ever() -> None:
     endpointer = Endpointer(0.5, 0, 3200)
     run(endpointer, [LOUD] * 4 + [QUIET] * 4)
     endpointer.hasten(192)
-    assert run(endpointer, [QUIET] * 2) == [Stopped(10 * FRAME, 4 * FRAME)]
-    assert run(endpointer, [LOUD] * 4 + [QUIET] * 50)[-1] == Paused(14 * FRAME)
+    assert run(endpointer, [QUIET] * 2) == [SpeechEnded(10 * FRAME, 4 * FRAME)]
+    assert run(endpointer, [LOUD] * 4 + [QUIET] * 50)[-1] == SpeechPaused(14 * FRAME)
     # Speech takes a judgement back.
     endpointer.hasten(1920)
-    assert run(endpointer, [LOUD]) == [Resumed(64 * FRAME)]
-    assert not [c for c in run(endpointer, [QUIET] * 70) if isinstance(c, Stopped)]
+    assert run(endpointer, [LOUD]) == [SpeechResumed(64 * FRAME)]
+    assert not [c for c in run(endpointer, [QUIET] * 70) if isinstance(c, SpeechEnded)]
     # Outside a pause there is nothing to hasten.
     other = Endpointer(0.5, 0, 3200)
     other.hasten(32)
     run(other, [LOUD] * 3)
     other.hasten(32)
-    assert run(other, [QUIET] * 20) == [Paused(3 * FRAME)]
+    assert run(other, [QUIET] * 20) == [SpeechPaused(3 * FRAME)]
 
 
 def test_flush_ends_an_open_turn_where_speech_ended() -> None:
     endpointer = Endpointer(0.5, 0, 1000)
     run(endpointer, [LOUD] * 4 + [QUIET] * 2)
-    assert endpointer.flush() == [Stopped(6 * FRAME, 4 * FRAME)]
+    assert endpointer.flush() == [SpeechEnded(6 * FRAME, 4 * FRAME)]
     assert endpointer.flush() == []
 
 
@@ -80,14 +80,14 @@ def test_starts_and_stops_alternate_and_times_never_go_back(
     open_turn, last = False, 0
     for change in run(endpointer, probabilities) + endpointer.flush():
         match change:
-            case Started(sample):
+            case SpeechBegan(sample):
                 assert not open_turn
                 assert sample >= last
                 open_turn, last = True, sample
-            case Stopped(sample, speech_end):
+            case SpeechEnded(sample, speech_end):
                 assert open_turn
                 assert last <= speech_end <= sample
                 open_turn, last = False, sample
-            case Paused() | Resumed():
+            case SpeechPaused() | SpeechResumed():
                 assert open_turn
     assert not open_turn

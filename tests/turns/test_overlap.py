@@ -5,43 +5,43 @@ from __future__ import annotations
 import pytest
 
 from antiphon.events.transcription import (
-    Output,
-    OverlapBegan,
     OverlapDecided,
+    OverlapStarted,
     SpeechStarted,
     SpeechStopped,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
-    TranscriptGuess,
+    TranscriptGuessed,
+    TranscriptionEvent,
     TranscriptPartial,
     TurnCleared,
     TurnCommitted,
 )
 from antiphon.turns.backchannel import is_backchannel
-from antiphon.turns.overlap import Overlap
+from antiphon.turns.overlap import OverlapDecider
 
 
 def done(text: str, turn: int = 0) -> TranscriptDone:
     return TranscriptDone(turn, text, text, (), "en", 1.0, 0, 0)
 
 
-def speech(outputs: list[Output]) -> list[Output]:
+def speech(outputs: list[TranscriptionEvent]) -> list[TranscriptionEvent]:
     """Without what is said about the overlap itself."""
-    return [o for o in outputs if not isinstance(o, OverlapBegan | OverlapDecided)]
+    return [o for o in outputs if not isinstance(o, OverlapStarted | OverlapDecided)]
 
 
-def about(outputs: list[Output]) -> list[Output]:
+def about(outputs: list[TranscriptionEvent]) -> list[TranscriptionEvent]:
     """What is said about the overlap itself."""
-    return [o for o in outputs if isinstance(o, OverlapBegan | OverlapDecided)]
+    return [o for o in outputs if isinstance(o, OverlapStarted | OverlapDecided)]
 
 
-def whole(*outputs: Output, overlaps: bool = True) -> list[Output]:
-    overlap = Overlap()
+def whole(*outputs: TranscriptionEvent, overlaps: bool = True) -> list[TranscriptionEvent]:
+    overlap = OverlapDecider()
     return [t for o in outputs for t in overlap.take(o, overlaps=overlaps)]
 
 
-def told(*outputs: Output, overlaps: bool = True) -> list[Output]:
+def told(*outputs: TranscriptionEvent, overlaps: bool = True) -> list[TranscriptionEvent]:
     return speech(whole(*outputs, overlaps=overlaps))
 
 
@@ -50,7 +50,7 @@ START, STOP, COMMIT = SpeechStarted(0, 0), SpeechStopped(0, 500), TurnCommitted(
 
 def test_an_acknowledgement_is_never_told() -> None:
     assert told(START, TranscriptPartial(0, "Mm"), STOP, COMMIT, TranscriptDelta(0, "Mm-hm."), done("Mm-hm.")) == []
-    assert told(START, TranscriptGuess(0, "Yeah."), STOP, COMMIT, done("Yeah.")) == []
+    assert told(START, TranscriptGuessed(0, "Yeah."), STOP, COMMIT, done("Yeah.")) == []
 
 
 def test_a_noise_is_never_told() -> None:
@@ -59,9 +59,9 @@ def test_a_noise_is_never_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "word", [TranscriptPartial(0, "Yeah but"), TranscriptGuess(0, "No."), TranscriptPartial(0, "Stop")]
+    "word", [TranscriptPartial(0, "Yeah but"), TranscriptGuessed(0, "No."), TranscriptPartial(0, "Stop")]
 )
-def test_a_word_of_its_own_takes_the_floor_at_once(word: Output) -> None:
+def test_a_word_of_its_own_takes_the_floor_at_once(word: TranscriptionEvent) -> None:
     assert told(START, word) == [START, word]
     rest = [STOP, COMMIT, done("Stop it.")]
     assert told(START, word, *rest) == [START, word, *rest]
@@ -78,7 +78,7 @@ def test_who_begins_again_takes_the_floor() -> None:
 
 
 def test_after_one_was_held_the_next_is_decided_anew() -> None:
-    overlap = Overlap()
+    overlap = OverlapDecider()
     for output in (START, STOP, COMMIT, done("Yeah.")):
         assert speech(overlap.take(output, overlaps=True)) == []
     assert overlap.held is None
@@ -86,7 +86,7 @@ def test_after_one_was_held_the_next_is_decided_anew() -> None:
 
 
 def test_what_belongs_to_another_turn_is_told_at_once() -> None:
-    overlap = Overlap()
+    overlap = OverlapDecider()
     overlap.take(SpeechStarted(1, 0), overlaps=True)
     for output in (done("Yeah."), done("A question."), TranscriptFailed(0, "no")):
         assert overlap.take(output, overlaps=True) == [output]
@@ -98,7 +98,7 @@ def test_without_an_answer_nothing_is_held() -> None:
 
 
 def test_what_goes_on_is_released_and_what_is_cleared_is_gone() -> None:
-    overlap = Overlap()
+    overlap = OverlapDecider()
     overlap.take(START, overlaps=True)
     assert speech(overlap.release()) == [START]
     assert overlap.take(STOP, overlaps=True) == [STOP]
@@ -108,7 +108,7 @@ def test_what_goes_on_is_released_and_what_is_cleared_is_gone() -> None:
 
 
 def test_a_client_that_ducks_is_told_of_each_overlap_and_what_became_of_it() -> None:
-    begun = OverlapBegan(0)
+    begun = OverlapStarted(0)
     assert about(whole(START, STOP, COMMIT, done("Yeah."))) == [begun, OverlapDecided(0, False, "short_ack_transcript")]
     assert whole(START, TranscriptPartial(0, "Stop")) == [
         begun, OverlapDecided(0, True, "words"), START, TranscriptPartial(0, "Stop"),
@@ -116,7 +116,7 @@ def test_a_client_that_ducks_is_told_of_each_overlap_and_what_became_of_it() -> 
 
 
 def test_in_time_it_is_decided_by_whether_it_goes_on() -> None:
-    overlap = Overlap()
+    overlap = OverlapDecider()
     overlap.take(START, overlaps=True)
     assert overlap.late(speaking=True)[0] == OverlapDecided(0, True, "speech_goes_on")
     assert overlap.held is None
@@ -128,12 +128,12 @@ def test_in_time_it_is_decided_by_whether_it_goes_on() -> None:
 
 
 def test_what_was_short_is_let_go_and_its_words_may_still_take_the_floor() -> None:
-    overlap = Overlap()
+    overlap = OverlapDecider()
     overlap.take(START, overlaps=True)
     overlap.take(STOP, overlaps=True)
     assert overlap.late(speaking=False) == [OverlapDecided(0, False, "short_ack")]
     assert overlap.late(speaking=False) == []
-    assert overlap.take(TranscriptGuess(0, "Stop!"), overlaps=True)[:2] == [OverlapDecided(0, True, "words"), START]
+    assert overlap.take(TranscriptGuessed(0, "Stop!"), overlaps=True)[:2] == [OverlapDecided(0, True, "words"), START]
     # And what was let go is not told of again where its words are an acknowledgement's.
     overlap.take(START, overlaps=True)
     overlap.late(speaking=False)
@@ -141,7 +141,7 @@ def test_what_was_short_is_let_go_and_its_words_may_still_take_the_floor() -> No
 
 
 def test_what_the_client_dismisses_takes_no_floor_whatever_it_says() -> None:
-    overlap = Overlap()
+    overlap = OverlapDecider()
     assert overlap.dismiss("client") == []
     overlap.take(START, overlaps=True)
     assert overlap.dismiss("client") == [OverlapDecided(0, False, "client")]
@@ -150,7 +150,7 @@ def test_what_the_client_dismisses_takes_no_floor_whatever_it_says() -> None:
     for output in (TranscriptPartial(0, "Stop that"), STOP, COMMIT):
         assert overlap.take(output, overlaps=True) == []
     # Another turn begins before the words of the first are known: it is one of its own, and they are nothing.
-    assert overlap.take(SpeechStarted(1, 900), overlaps=True) == [OverlapBegan(1)]
+    assert overlap.take(SpeechStarted(1, 900), overlaps=True) == [OverlapStarted(1)]
     assert overlap.take(done("Stop that."), overlaps=True) == []
     assert overlap.held == 1
     assert overlap.take(TranscriptPartial(1, "Wait"), overlaps=True)[0] == OverlapDecided(1, True, "words")

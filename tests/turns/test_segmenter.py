@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from antiphon.audio import Pcm
 from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
-from antiphon.turns.segmenter import Segmenter, Step, TurnEnded, WindowEnded
+from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 from tests.sessions.transcription.test_stable_words import PROFILE
 
 FRAME = 512
@@ -18,15 +18,15 @@ def sound(num_frames: int, start: int = 0) -> Pcm:
     return (np.arange(start, start + num_frames * FRAME) % 30000 / 30000).astype(np.float32)
 
 
-def run(segmenter: Segmenter, loud: str) -> list[Step]:
+def run(segmenter: Segmenter, loud: str) -> list[SegmenterEvent]:
     """One character a frame: # speech, anything else silence."""
-    steps: list[Step] = []
+    steps: list[SegmenterEvent] = []
     for c in loud:
         steps += segmenter.feed(sound(1, segmenter.now), [0.9 if c == "#" else 0.0])
     return steps
 
 
-def kinds(steps: list[Step]) -> list[str]:
+def kinds(steps: list[SegmenterEvent]) -> list[str]:
     return [type(s).__name__ for s in steps]
 
 
@@ -133,7 +133,7 @@ def test_cuts_of_the_sound_change_nothing(loud: str, sizes: list[int], manual: b
     steps = run(whole, loud) + whole.commit()
     other = Segmenter(PROFILE, vad, FRAME)
     probabilities = [0.9 if c == "#" else 0.0 for c in loud]
-    pcm, again, judged = sound(len(loud)), list[Step](), 0
+    pcm, again, judged = sound(len(loud)), list[SegmenterEvent](), 0
     at, k = 0, 0
     while at < len(pcm):
         chunk = pcm[at : at + sizes[k % len(sizes)]]

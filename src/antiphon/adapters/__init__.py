@@ -15,7 +15,7 @@ ADAPTERS: Mapping[str, str] = MappingProxyType(
         "qwen3_tts": "antiphon.adapters.qwen3_tts:Qwen3Tts",
         "hibari": "antiphon.adapters.hibari.synthesizer:Hibari",
         "causal_lm": "antiphon.adapters.causal_lm.model:CausalLm",
-        "vlm": "antiphon.adapters.vlm:PictureModel",
+        "vlm": "antiphon.adapters.vlm:VisionLanguageModel",
         "minicpmo": "antiphon.adapters.minicpmo.model:MiniCpmO",
         "qwen3_omni": "antiphon.adapters.qwen3_omni:Qwen3Omni",
     }

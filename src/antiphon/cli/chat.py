@@ -8,7 +8,7 @@ from contextlib import aclosing
 
 import anyio.to_thread
 
-from antiphon.contracts import Dialogue, LanguageModel, Message, ReplyDone, ReplyOptions, TextDelta
+from antiphon.contracts import LanguageModel, LanguageStream, Message, ReplyDone, ReplyOptions, TextDelta
 from antiphon.errors import SettingsError
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import TALKING
@@ -56,7 +56,7 @@ def _line() -> str:
         return ""
 
 
-async def _answer(dialogue: Dialogue, messages: list[Message], options: ReplyOptions) -> str:
+async def _answer(dialogue: LanguageStream, messages: list[Message], options: ReplyOptions) -> str:
     text = ""
     async with aclosing(dialogue.reply(messages, options)) as parts:
         async for part in parts:

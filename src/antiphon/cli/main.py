@@ -19,7 +19,7 @@ from antiphon.settings import Option, Settings, load, options
 
 if TYPE_CHECKING:
     from antiphon.store import Model, Store
-    from antiphon.store.registry import Role
+    from antiphon.store.registry import ModelRole
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
     return 0
 
 
-def _fetch(settings: Settings, roles: Collection[Role] | None = None) -> None:
+def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None) -> None:
     from antiphon.loading.loader import prepare, store_of
     from antiphon.loading.selection import EVERYTHING, LocalModel, chosen
 
@@ -240,33 +240,33 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.transcribe import Style, transcribe_file
+    from antiphon.cli.transcribe import OutputStyle, transcribe_file
     from antiphon.loading.selection import HEARING
 
     _fetch(settings, HEARING)
-    style = Style.JSON if args.json else Style.SRT if args.srt else Style.TEXT
+    style = OutputStyle.JSON if args.json else OutputStyle.SRT if args.srt else OutputStyle.TEXT
     anyio.run(transcribe_file, settings, args.file, args.language, args.prompt, style)
     return 0
 
 
 def _say(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.say import Request, say
+    from antiphon.cli.say import SayRequest, say
     from antiphon.loading.selection import SPEAKING
 
     _fetch(settings, SPEAKING)
-    request = Request(args.text, args.output, args.play, args.speak_as, args.speed, args.seed, args.words)
+    request = SayRequest(args.text, args.output, args.play, args.speak_as, args.speed, args.seed, args.words)
     anyio.run(say, settings, request)
     return 0
 
 
 def _watch(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.watch import Request, watch
+    from antiphon.cli.watch import WatchRequest, watch
     from antiphon.loading.selection import TALKING
 
     if args.fps <= 0:
         raise SettingsError("--fps: above 0")
     _fetch(settings, (*TALKING, "transcriber"))
-    anyio.run(watch, settings, Request(args.source, tuple(args.ask), args.fps, args.seconds))
+    anyio.run(watch, settings, WatchRequest(args.source, tuple(args.ask), args.fps, args.seconds))
     return 0
 
 

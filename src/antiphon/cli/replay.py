@@ -18,12 +18,12 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from antiphon.events.transcription import AudioAppended
+from antiphon.events.transcription import AppendAudio
 from antiphon.loading.loader import load, store_of
 from antiphon.protocols.opening import Opening
-from antiphon.recording.tape import Entry, Tape, Turn, turns
+from antiphon.recording.tape import RecordedTurn, Tape, TapeEntry, turns
 from antiphon.server.live.open_wire import connection_for
-from antiphon.server.live.realtime import Connection
+from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
@@ -36,18 +36,18 @@ PIECES = (".delta", "sound", "rate_limits.updated")
 
 
 @dataclass(slots=True)
-class _Player:
+class _RecordedClient:
     """A recorded client as a transport; see server/transport.py."""
 
     tape: Tape
     playback: None = None
-    out: list[Entry] = field(default_factory=list)
+    out: list[TapeEntry] = field(default_factory=list)
     begun_s: float = field(default_factory=time.monotonic)
     _at: int = 0
     _old_ids: list[str] = field(default_factory=list)
     _new_ids: list[str] = field(default_factory=list)
 
-    async def receive(self) -> str | bytes | AudioAppended | None:
+    async def receive(self) -> str | bytes | AppendAudio | None:
         entries = self.tape.entries
         while self._at < len(entries):
             entry = entries[self._at]
@@ -58,7 +58,7 @@ class _Player:
             await anyio.sleep(max(0.0, self.begun_s + entry.t - time.monotonic()))
             if entry.kind == "sound":
                 start, count = entry.value
-                return AudioAppended(self.tape.heard[start : start + count])
+                return AppendAudio(self.tape.heard[start : start + count])
             return self._translated(json.dumps(entry.value))
         await anyio.sleep(max(0.0, self.begun_s + self.tape.seconds + TAIL_S - time.monotonic()))
         return None
@@ -66,9 +66,9 @@ class _Player:
     async def send(self, frame: str) -> None:
         event = json.loads(frame)
         _ids(event, self._new_ids)
-        self.out.append(Entry(time.monotonic() - self.begun_s, "out", event))
+        self.out.append(TapeEntry(time.monotonic() - self.begun_s, "out", event))
         if event.get("type") == "response.output_audio.delta":
-            self.out[-1] = Entry(self.out[-1].t, "out", {"type": "sound"})
+            self.out[-1] = TapeEntry(self.out[-1].t, "out", {"type": "sound"})
 
     async def close(self, code: int, reason: str) -> None:
         return
@@ -107,15 +107,15 @@ async def replay(settings: Settings, folder: Path) -> int:
         opening = Opening(**tape.facts["opening"])
         wire = connection_for(state, opening)
         wire.open()
-        player = _Player(tape)
+        player = _RecordedClient(tape)
         print(f"playing {tape.seconds:.1f} s of {folder.name} …", file=sys.stderr)
-        await Connection(state, "", wire, player).run()
+        await LiveRealtime(state, "", wire, player).run()
     finally:
         models.close()
     return compare(tape.outputs(), player.out)
 
 
-def compare(old: list[Entry], new: list[Entry]) -> int:
+def compare(old: list[TapeEntry], new: list[TapeEntry]) -> int:
     """Print both, side by side where they differ; returns how many differences there are."""
     then, now = turns(old), turns(new)
     differences = 0
@@ -141,10 +141,10 @@ def compare(old: list[Entry], new: list[Entry]) -> int:
     return differences
 
 
-def _counts(entry: Entry) -> bool:
+def _counts(entry: TapeEntry) -> bool:
     return not str(entry.value.get("type", "")).endswith(PIECES)
 
 
-def _delay(side: list[Turn], stage: str) -> str:
+def _delay(side: list[RecordedTurn], stage: str) -> str:
     took = [getattr(t, stage) - t.ended for t in side if t.ended is not None and getattr(t, stage) is not None]
     return f"{statistics.median(took) * 1000:.0f}" if took else "-"

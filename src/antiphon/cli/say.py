@@ -23,9 +23,9 @@ from antiphon.errors import RemoteProtocolError, SettingsError
 from antiphon.events.speech import SpeechConfig
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import SPEAKING
-from antiphon.sessions.speech.render import Playback, speak
+from antiphon.sessions.speech.render import ListenerBuffer, speak
 from antiphon.settings import Settings
-from antiphon.text.sentences import Splitter
+from antiphon.text.sentences import SentenceSplitter
 
 # Programs that play raw PCM16 mono from standard input, with the arguments that take the rate.
 PLAYERS: dict[str, Callable[[int], list[str]]] = {
@@ -38,7 +38,7 @@ PLAYERS: dict[str, Callable[[int], list[str]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class SayRequest:
     """What is to be said, and where to. `text` "-": standard input, spoken as it arrives. `file` "-": standard output.
 
     Neither `file` nor `play`: played where there is a player. `words`: print where each word lies, on standard error.
@@ -53,7 +53,7 @@ class Request:
     words: bool = False
 
 
-async def say(settings: Settings, request: Request) -> None:
+async def say(settings: Settings, request: SayRequest) -> None:
     """Until all is said. Raises SettingsError for a voice or format that is not there, StoreError, ModelError."""
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, SPEAKING)
     try:
@@ -73,9 +73,9 @@ async def say(settings: Settings, request: Request) -> None:
         models.close()
 
 
-async def _say(synthesizer: Synthesizer, request: Request, sink: _Sink) -> None:
+async def _say(synthesizer: Synthesizer, request: SayRequest, sink: _Sink) -> None:
     config = SpeechConfig(request.voice, "none", "pcm", request.speed, request.seed, stream=True, words=request.words)
-    playback, at_s = Playback(), 0.0
+    playback, at_s = ListenerBuffer(), 0.0
     async for unit in _units(request.text):
         begins_s = at_s
         try:
@@ -94,7 +94,7 @@ async def _say(synthesizer: Synthesizer, request: Request, sink: _Sink) -> None:
 
 
 async def _units(text: str) -> AsyncIterator[str]:
-    splitter = Splitter()
+    splitter = SentenceSplitter()
     if text != "-":
         for unit in splitter.feed(text) + splitter.flush():
             yield unit
@@ -135,7 +135,7 @@ class _Sink:
                 self._player.wait()
 
 
-def _sink(request: Request, rate_hz: int) -> _Sink:
+def _sink(request: SayRequest, rate_hz: int) -> _Sink:
     if request.file == "-":
         return _Sink(sys.stdout.buffer, rate_hz, "wav")
     if request.file and not request.play:

@@ -13,16 +13,16 @@ import msgspec
 
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode
-from antiphon.contracts import Segment
+from antiphon.contracts import TranscriptSegment
 from antiphon.errors import MediaError, ModelError
 from antiphon.events.transcription import (
-    AudioAppended,
-    Output,
+    AppendAudio,
     ServerVad,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
     TranscriptionConfig,
+    TranscriptionEvent,
     TurnCommitted,
 )
 from antiphon.loading.loader import load, store_of
@@ -36,7 +36,7 @@ SILENCE_MS = 600
 BACKLOG_S = 30.0
 
 
-class Style(Enum):
+class OutputStyle(Enum):
     """What goes to standard output."""
 
     TEXT = auto()
@@ -45,16 +45,16 @@ class Style(Enum):
 
 
 @dataclass(slots=True)
-class _Printer:
+class _TranscriptPrinter:
     """Partials on a terminal's last line, finished turns above it; or everything at the end."""
 
-    style: Style
+    style: OutputStyle
     live: bool
     turns: list[TranscriptDone] = field(default_factory=list)
     spans: dict[int, tuple[int, int]] = field(default_factory=dict)
     _line: str = ""
 
-    async def emit(self, output: Output) -> None:
+    async def emit(self, output: TranscriptionEvent) -> None:
         match output:
             case TranscriptDelta(_, text) if self.live:
                 self._line += text
@@ -67,7 +67,7 @@ class _Printer:
                     self._show("")
                 if output.text:
                     self.turns.append(output)
-                    if self.style is Style.TEXT:
+                    if self.style is OutputStyle.TEXT:
                         print(output.text, flush=True)
             case TranscriptFailed(_, message):
                 raise ModelError(message)
@@ -76,9 +76,9 @@ class _Printer:
 
     def finish(self) -> None:
         """Print what is printed at the end."""
-        if self.style is Style.JSON:
+        if self.style is OutputStyle.JSON:
             print(msgspec.json.format(msgspec.json.encode(self._document()), indent=2).decode())
-        elif self.style is Style.SRT:
+        elif self.style is OutputStyle.SRT:
             print(srt(self._segments()), end="")
 
     def _show(self, text: str) -> None:
@@ -90,10 +90,10 @@ class _Printer:
         start_ms, end_ms = self.spans[turn.turn]
         return start_ms / 1000, end_ms / 1000
 
-    def _segments(self) -> Iterator[Segment]:
+    def _segments(self) -> Iterator[TranscriptSegment]:
         for number, turn in enumerate(self.turns):
             start_s, end_s = self._span(turn)
-            yield Segment(number, 0, start_s, end_s, turn.text, (), 0.0, 0.0, 0.0, 0.0)
+            yield TranscriptSegment(number, 0, start_s, end_s, turn.text, (), 0.0, 0.0, 0.0, 0.0)
 
     def _document(self) -> dict[str, object]:
         segments = []
@@ -108,20 +108,20 @@ class _Printer:
         }
 
 
-async def transcribe_file(settings: Settings, file: str, language: str | None, prompt: str, style: Style) -> None:
+async def transcribe_file(settings: Settings, file: str, language: str | None, prompt: str, style: OutputStyle) -> None:
     """Print the file's transcript. Raises MediaError, StoreError, ModelError."""
     chunks = decode(sys.stdin.buffer if file == "-" else file)
     first = await anyio.to_thread.run_sync(next, chunks, None)
     if first is None:
         raise MediaError("the file holds no sound")
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, HEARING)
-    printer = _Printer(style, live=style is Style.TEXT and sys.stderr.isatty())
+    printer = _TranscriptPrinter(style, live=style is OutputStyle.TEXT and sys.stderr.isatty())
     inbox = Inbox(BACKLOG_S)
     config = TranscriptionConfig(
         language=language,
         prompt=prompt,
         turn=ServerVad(silence_duration_ms=SILENCE_MS),
-        words=style is not Style.TEXT,
+        words=style is not OutputStyle.TEXT,
     )
     session = TranscriptionSession(config, models.transcriber, models.detector, inbox, printer.emit)
     try:
@@ -138,6 +138,6 @@ async def transcribe_file(settings: Settings, file: str, language: str | None, p
 async def _feed(inbox: Inbox, first: Pcm, chunks: Iterator[Pcm]) -> None:
     pcm: Pcm | None = first
     while pcm is not None:
-        await inbox.put(AudioAppended(pcm))
+        await inbox.put(AppendAudio(pcm))
         pcm = await anyio.to_thread.run_sync(next, chunks, None)
     inbox.close()

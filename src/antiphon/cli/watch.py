@@ -15,14 +15,14 @@ from av.error import FFmpegError
 from antiphon.errors import MediaError
 from antiphon.events.video import (
     AnswerDone,
-    AnswerText,
-    Asked,
-    Finished,
-    FrameCame,
-    FrameFacts,
+    AnswerTextDelta,
+    AppendFrame,
+    AskQuestion,
+    FinishVideo,
+    FrameInfo,
     VideoConfig,
-    VideoOutput,
-    WentWrong,
+    VideoEvent,
+    VideoFailed,
 )
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import SEEING, TALKING
@@ -36,7 +36,7 @@ LIVE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class WatchRequest:
     """`source`: a file, a URL, or a camera's device (`/dev/video0`). `seconds`: how much of it is watched; None: all of a file, LIVE_S of what has no end."""
 
     source: str
@@ -45,7 +45,7 @@ class Request:
     seconds: float | None = None
 
 
-async def watch(settings: Settings, request: Request) -> None:
+async def watch(settings: Settings, request: WatchRequest) -> None:
     """Print the answers. Raises MediaError for what cannot be opened, StoreError, ModelError, Refused."""
     try:
         await _watch(settings, request)
@@ -53,7 +53,7 @@ async def watch(settings: Settings, request: Request) -> None:
         raise group.exceptions[0] from None
 
 
-async def _watch(settings: Settings, request: Request) -> None:
+async def _watch(settings: Settings, request: WatchRequest) -> None:
     models = await anyio.to_thread.run_sync(
         load, settings, store_of(settings.models), None, (*TALKING, *SEEING, "transcriber")
     )
@@ -61,7 +61,7 @@ async def _watch(settings: Settings, request: Request) -> None:
         watcher = models.watcher
         if watcher is None:
             raise MediaError("--language-model none: there is nobody to answer")
-        told = _Told()
+        told = _AnswerPrinter()
         session = VideoSession(
             VideoConfig(speaks=False, max_frames=256, filter="blocks"), watcher, told.emit, new_id=lambda p: p
         )
@@ -70,32 +70,32 @@ async def _watch(settings: Settings, request: Request) -> None:
             frames = _frames(request)
             while (found := await anyio.to_thread.run_sync(next, frames, None)) is not None:
                 at_s, image = found
-                await session.put(FrameCame(image, FrameFacts(0.0, None, at_s * 1000)))
+                await session.put(AppendFrame(image, FrameInfo(0.0, None, at_s * 1000)))
             await session.settled()
             for question in request.questions:
                 print(f"{question}\n  ", end="", flush=True)
                 told.done = anyio.Event()
-                await session.put(Asked(question))
+                await session.put(AskQuestion(question))
                 await told.done.wait()
                 print()
-            await session.put(Finished())
+            await session.put(FinishVideo())
     finally:
         models.close()
 
 
-class _Told:
+class _AnswerPrinter:
     """Prints what a session says."""
 
     def __init__(self) -> None:
         self.done = anyio.Event()
 
-    async def emit(self, output: VideoOutput) -> None:
+    async def emit(self, output: VideoEvent) -> None:
         match output:
-            case AnswerText(text):
+            case AnswerTextDelta(text):
                 print(text, end="", flush=True)
             case AnswerDone():
                 self.done.set()
-            case WentWrong(message, detail):
+            case VideoFailed(message, detail):
                 print(f"{message}: {detail}" if detail else message, end="", flush=True)
                 self.done.set()
             case _:
@@ -106,7 +106,7 @@ def _is_live(source: str) -> bool:
     return source.startswith("/dev/") or "://" in source
 
 
-def _frames(request: Request) -> Iterator[tuple[float, bytes]]:
+def _frames(request: WatchRequest) -> Iterator[tuple[float, bytes]]:
     """JPEG images at the wanted rate, with their seconds from the first. Raises MediaError."""
     options: dict[str, Any] = {"format": "v4l2"} if request.source.startswith("/dev/") else {}
     try:

@@ -15,7 +15,7 @@ from antiphon.events.words import Word
 
 
 @dataclass(frozen=True, slots=True)
-class PartnerProfile:
+class ConversationProfile:
     """Facts of a conversation partner. `voices`: the first is the default; empty: it does not speak. `takes_media`: it hears and sees what a message
     is made of; others are told in text."""
 
@@ -26,7 +26,7 @@ class PartnerProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Speaking:
+class ResponseAudio:
     """More of the answer's sound. pcm: float32 [num_samples], mono, at the profile's rate.
 
     `words`: words that begin in it, or where the voice places none have ended by its end, with their places in the answer's sound so far, in seconds.
@@ -36,10 +36,10 @@ class Speaking:
     words: tuple[Word, ...] = ()
 
 
-Answer = TextDelta | ToolCallStarted | ToolCallDelta | Speaking | ReplyDone
+ResponseChunk = TextDelta | ToolCallStarted | ToolCallDelta | ResponseAudio | ReplyDone
 
 
-class Talk(Protocol):
+class ConversationStream(Protocol):
     """One conversation with a partner."""
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
@@ -48,7 +48,7 @@ class Talk(Protocol):
 
     def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[ResponseChunk, None]:
         """Answer the last message: text as it is made, its sound as soon as there is a clause of it. `voice` None: in text only.
 
         All of the text comes as TextDelta, and all that is spoken of it as Speaking; ReplyDone is last. Closing the generator ends it
@@ -61,17 +61,17 @@ class Talk(Protocol):
         ...
 
 
-class Partner(Protocol):
+class ConversationModel(Protocol):
     """Whoever answers, shared by all sessions: a cascade of models, or one that hears and speaks by itself."""
 
     @property
-    def profile(self) -> PartnerProfile: ...
+    def profile(self) -> ConversationProfile: ...
 
     @property
     def native(self) -> NativeModel | None:
         """What it is, if it takes turns by itself: it is fed units, and nobody asks it for answers."""
         ...
 
-    async def open(self) -> Talk:
+    async def open(self) -> ConversationStream:
         """A new conversation. Raises Refused where there is no room."""
         ...

@@ -9,11 +9,11 @@ from typing import Any, Literal, Protocol
 from antiphon.audio import Pcm
 from antiphon.events.tools import Tool, ToolCall
 
-Role = Literal["system", "user", "assistant", "tool"]
+MessageRole = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SoundPart:
+class AudioPart:
     """Sound in a message, the same only as itself. pcm: float32 [num_samples], mono, 16 kHz."""
 
     pcm: Pcm
@@ -26,8 +26,8 @@ class ImagePart:
     image: bytes
 
 
-MediaPart = SoundPart | ImagePart
-MessagePart = str | SoundPart | ImagePart
+MediaPart = AudioPart | ImagePart
+MessagePart = str | AudioPart | ImagePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Message:
     `parts`: where there is sound or an image in it, all that it is made of, in order, for who hears and sees; `text` is what others are told.
     """
 
-    role: Role
+    role: MessageRole
     text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
@@ -126,7 +126,7 @@ class LanguageLoad:
     parked_bytes: int
 
 
-class Dialogue(Protocol):
+class LanguageStream(Protocol):
     """One conversation with a language model, over one KV that is appended to and rolled back, never rebuilt."""
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
@@ -151,7 +151,7 @@ class LanguageModel(Protocol):
     @property
     def profile(self) -> LanguageProfile: ...
 
-    async def open(self) -> Dialogue:
+    async def open(self) -> LanguageStream:
         """A new conversation. Raises Refused where there is no room for its KV."""
         ...
 
@@ -164,7 +164,7 @@ class LanguageModel(Protocol):
         ...
 
 
-class Reader(Protocol):
+class ImageReader(Protocol):
     """Reads the text on images, shared by all sessions."""
 
     async def read(self, image: bytes) -> tuple[str, ...]:

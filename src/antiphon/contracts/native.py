@@ -51,12 +51,12 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True)
-class Listens:
+class ListenStep:
     """In this unit it says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Speaks:
+class SpeakStep:
     """In this unit it says `text`, and this is its sound: float32 [num_samples] at the profile's rate. `end_of_turn`: it has finished."""
 
     text: str
@@ -64,10 +64,10 @@ class Speaks:
     end_of_turn: bool
 
 
-NativeStep = Listens | Speaks
+NativeStep = ListenStep | SpeakStep
 
 
-class NativeTalk(Protocol):
+class NativeStream(Protocol):
     """One conversation, over one long-lived KV. `append` and `step` alternate, and are not called beside each other."""
 
     async def append(self, unit: Unit) -> None:
@@ -93,7 +93,7 @@ class NativeModel(Protocol):
     @property
     def profile(self) -> NativeProfile: ...
 
-    async def open(self, options: NativeOptions) -> NativeTalk:
+    async def open(self, options: NativeOptions) -> NativeStream:
         """A new conversation. Raises Refused where there is no room for its KV, ModelError."""
         ...
 

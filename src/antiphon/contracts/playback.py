@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from antiphon.events.conversation import (
-    Place,
+    ContentPosition,
 )
 
 
-class Playback(Protocol):
+class PlaybackTracker(Protocol):
     """Who plays what the session says, where it is not the client, and knows how much of it was heard."""
 
-    def silence(self) -> list[tuple[Place, int]]:
+    def silence(self) -> list[tuple[ContentPosition, int]]:
         """Silence at once. What was not played to its end: each item's place, and the milliseconds of it that were heard."""
         ...

@@ -58,7 +58,7 @@ class VoiceOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Sound:
+class SpeechChunk:
     """More of a text's sound. pcm: float32 [num_samples], mono, at the profile's rate.
 
     `words`: words of the text that begin in sound not given before, with their places in the text's sound in seconds; of a
@@ -79,7 +79,9 @@ class Synthesizer(Protocol):
     @property
     def profile(self) -> SynthesizerProfile: ...
 
-    def speak(self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]) -> AsyncGenerator[Sound, None]:
+    def speak(
+        self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
+    ) -> AsyncGenerator[SpeechChunk, None]:
         """The sound of a text of any length, in chunks. `urgency` is asked before each chunk. Waits in the model's lane.
 
         Closing the generator ends it within a chunk. Raises RemoteProtocolError where nothing of the text can be spoken,
@@ -91,6 +93,6 @@ class Synthesizer(Protocol):
 class LiveSynthesizer(Synthesizer, Protocol):
     """One whose profile `streams_text`."""
 
-    def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[Sound, None]:
+    def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
         """The sound of a text that is still being written, from its first word on: pieces that may end anywhere. As `speak`."""
         ...

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from antiphon.audio import Pcm
 from antiphon.events.words import Word
 
-Task = Literal["transcribe", "translate"]
+TranscriptionTask = Literal["transcribe", "translate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class TranscriberProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class HypothesisWord:
     """One word of a hypothesis, as the model spelled it (with its leading space), and its least likely token."""
 
     text: str
@@ -88,7 +88,7 @@ class Hypothesis:
     `heard` is False where the model takes the window for noise: the pieces are to be dropped.
     """
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[HypothesisWord, ...]
     language: str
     language_probability: float
     heard: bool
@@ -98,7 +98,7 @@ class Hypothesis:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TranscriptSegment:
     """One segment of a file's transcript; the fields of OpenAI's verbose_json. Times in seconds."""
 
     id: int
@@ -121,7 +121,7 @@ class FileOptions:
     language: str | None = None
     prompt: str = ""
     temperature: float = 0.0
-    task: Task = "transcribe"
+    task: TranscriptionTask = "transcribe"
     words: bool = False
 
 
@@ -133,7 +133,7 @@ class FileInfo:
     duration_s: float
 
 
-class Hearing(Protocol):
+class TranscriptionStream(Protocol):
     """The windows of one session, decoded one at a time; a model may keep what it knows of the one it decoded last."""
 
     async def decode(self, window: Window) -> Hypothesis:
@@ -151,7 +151,7 @@ class Transcriber(Protocol):
     @property
     def profile(self) -> TranscriberProfile: ...
 
-    def open(self) -> Hearing:
+    def open(self) -> TranscriptionStream:
         """A new session's windows. Takes no room before the first."""
         ...
 
@@ -166,6 +166,6 @@ class Transcriber(Protocol):
         """Somebody waits for a worker: work that nobody may need would delay them."""
         ...
 
-    def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
+    def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
         """A whole file, any length: one FileInfo, then its segments in order. Raises Refused, ModelError."""
         ...

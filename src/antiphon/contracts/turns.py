@@ -7,7 +7,7 @@ from typing import Protocol
 from antiphon.audio import Pcm
 
 
-class SpeechStream(Protocol):
+class VadStream(Protocol):
     """One session's speech detection. Frames are `FRAME_SAMPLES` long."""
 
     async def feed(self, pcm: Pcm) -> list[float]:
@@ -19,16 +19,16 @@ class SpeechStream(Protocol):
         ...
 
 
-class SpeechDetector(Protocol):
+class VoiceActivityDetector(Protocol):
     """One loaded voice-activity model, shared by all sessions."""
 
     @property
     def frame_samples(self) -> int: ...
 
-    def open(self) -> SpeechStream: ...
+    def open(self) -> VadStream: ...
 
 
-class TurnJudge(Protocol):
+class TurnDetector(Protocol):
     """One loaded model that says whether a turn is complete, shared by all sessions."""
 
     async def complete(self, pcm: Pcm) -> float:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from antiphon.audio import Pcm
-from antiphon.contracts.conversation import Answer
+from antiphon.contracts.conversation import ResponseChunk
 from antiphon.contracts.language import ReplyOptions
 from antiphon.contracts.speech import VoiceOptions
 
 
 @dataclass(frozen=True, slots=True)
-class WatcherProfile:
+class VideoProfile:
     """Facts of a watcher. `sees`: pictures, or only the text on them and plain facts (brightness, colours, motion). `sample_rate_hz` of its voice;
     `voices`: the first is the default; empty: it does not speak."""
 
@@ -24,7 +24,7 @@ class WatcherProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class VideoFrame:
     """A frame that was kept: `number` counts them, `at_s` on the session's clock, `image` encoded."""
 
     number: int
@@ -33,7 +33,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class VideoQuestion:
     """`frames`: those it is to be answered from, by number. `pcm`: what was heard since the last question, float32 [num_samples], 16 kHz."""
 
     text: str
@@ -42,14 +42,14 @@ class Question:
     pcm: Pcm | None = None
 
 
-class Watching(Protocol):
+class VideoStream(Protocol):
     """One session with a watcher."""
 
     async def run(self) -> None:
         """Its own work, beside the session's, until it is cancelled."""
         ...
 
-    async def see(self, frame: Seen) -> None:
+    async def see(self, frame: VideoFrame) -> None:
         """A frame was kept. Does not wait for what takes long. Raises MediaError where it is no image, or is cut off."""
         ...
 
@@ -70,8 +70,8 @@ class Watching(Protocol):
         ...
 
     def answer(
-        self, question: Question, options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
+        self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[ResponseChunk, None]:
         """As Talk.respond. Closing the generator ends it within a step. Raises Refused, ModelError, RemoteProtocolError."""
         ...
 
@@ -80,13 +80,13 @@ class Watching(Protocol):
         ...
 
 
-class Watcher(Protocol):
+class VideoModel(Protocol):
     """Whoever watches, shared by all sessions."""
 
     @property
-    def profile(self) -> WatcherProfile: ...
+    def profile(self) -> VideoProfile: ...
 
-    async def open(self, instructions: str) -> Watching:
+    async def open(self, instructions: str) -> VideoStream:
         """A new session. Raises Refused where there is no room."""
         ...
 

@@ -15,7 +15,7 @@ from antiphon.errors import EngineError
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class EmbeddingSpan:
     """Embeddings of rows start..start + count: `rows` float [count, width], opaque here. `sink`: see Sink; `before`: rows of what it was given with."""
 
     start: int
@@ -35,7 +35,7 @@ class Rows:
     """
 
     ids: list[Row] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[EmbeddingSpan] = field(default_factory=list)
     # None: row i is at position i. Else one tuple a row (M-RoPE: time, height, width); those that are given count from the first free one.
     positions: list[Position] | None = None
     computed: int = 0
@@ -82,7 +82,7 @@ class Rows:
         """Add `count` embedding rows at the end."""
         if count:
             self._place(count, positions)
-            self.spans.append(Span(len(self.ids), count, rows, sink))
+            self.spans.append(EmbeddingSpan(len(self.ids), count, rows, sink))
             self.ids.extend([EMBEDDED] * count)
 
     def start_turn(self) -> None:
@@ -215,15 +215,15 @@ class Rows:
         assert all(t <= len(self.ids) for t in self.turns)
 
 
-def _without(span: Span, low: int, high: int) -> list[Span]:
+def _without(span: EmbeddingSpan, low: int, high: int) -> list[EmbeddingSpan]:
     """The span once rows low..high are gone and what follows them has moved down."""
     end, gone = span.start + span.count, high - low
-    out: list[Span] = []
+    out: list[EmbeddingSpan] = []
     if span.start < low:
         count = min(end, low) - span.start
-        out.append(Span(span.start, count, span.rows[:count], span.sink, span.before))
+        out.append(EmbeddingSpan(span.start, count, span.rows[:count], span.sink, span.before))
     if end > high:
         start = max(span.start, high)
         skipped = start - span.start
-        out.append(Span(start - gone, end - start, span.rows[skipped:], span.sink, span.before + skipped))
+        out.append(EmbeddingSpan(start - gone, end - start, span.rows[skipped:], span.sink, span.before + skipped))
     return out

@@ -7,26 +7,26 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from antiphon.audio import Pcm
-from antiphon.events.duplex import Duplex, DuplexInput, DuplexOutput
+from antiphon.events.duplex import DuplexCommand, DuplexConfig, DuplexEvent
 from antiphon.events.tools import Tool
 from antiphon.events.transcription import TranscriptionConfig
 from antiphon.events.words import Word
 
-Kind = Literal["message", "function_call", "function_call_output"]
-Speaker = Literal["system", "user", "assistant"]
-PartKind = Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
+ItemKind = Literal["message", "function_call", "function_call_output"]
+ItemRole = Literal["system", "user", "assistant"]
+ContentPartKind = Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", "failed"]
 
 
 @dataclass(slots=True)
-class Part:
+class ContentPart:
     """One piece of a message's content. `text`: what was written or said. `image`: a data URI. `media`: its sound or image, for a partner that takes it.
 
     `audio_s` and `words` belong to `output_audio`: the length of its sound, and where each word lies in it.
     """
 
-    kind: PartKind
+    kind: ContentPartKind
     text: str = ""
     image: str = ""
     audio_s: float = 0.0
@@ -42,10 +42,10 @@ class Item:
     """One item of a conversation. `role` and `parts` belong to messages, the rest to calls and what they gave."""
 
     id: str
-    kind: Kind = "message"
-    role: Speaker = "user"
+    kind: ItemKind = "message"
+    role: ItemRole = "user"
     status: ItemStatus = "completed"
-    parts: list[Part] = field(default_factory=list)
+    parts: list[ContentPart] = field(default_factory=list)
     call_id: str = ""
     name: str = ""
     arguments: str = ""
@@ -58,7 +58,7 @@ class Item:
 
 
 @dataclass(frozen=True, slots=True)
-class TalkConfig:
+class ConversationConfig:
     """One conversation. `speaks`: answers are sound, else text. `voice` None: the default one.
 
     `create_response`: the end of a turn is answered. `interrupt_response`: speech ends an answer under way.
@@ -81,21 +81,21 @@ class TalkConfig:
     idle_timeout_ms: int | None = None
     truncation: Literal["auto", "disabled"] | float = "auto"
     weighs_overlap: bool = False
-    duplex: Duplex | None = None
+    duplex: DuplexConfig | None = None
 
 
 # --- from the client --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class TalkConfigured:
+class ConfigureConversation:
     """The conversation's configuration as a whole, at the start and after each change."""
 
-    config: TalkConfig
+    config: ConversationConfig
 
 
 @dataclass(frozen=True, slots=True)
-class ItemCreated:
+class CreateItem:
     """Put an item at the end, or behind `after` (`root`: at the front). `event_id` of each is the client's."""
 
     item: Item
@@ -104,19 +104,19 @@ class ItemCreated:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemAsked:
+class RetrieveItem:
     item_id: str
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ItemDropped:
+class DeleteItem:
     item_id: str
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class ItemCut:
+class TruncateItem:
     """The client heard a spoken answer up to `audio_end_ms`."""
 
     item_id: str
@@ -126,7 +126,7 @@ class ItemCut:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseAsked:
+class CreateResponse:
     """Answer now. None: as the conversation is configured. `stored` False: beside the conversation.
 
     `items`: what to answer instead of the conversation; ids in `references` are looked up in it, in the place of their index.
@@ -145,7 +145,7 @@ class ResponseAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseStopped:
+class CancelResponse:
     """The client cancels the answer under way (`response_id` None: the conversation's)."""
 
     response_id: str | None = None
@@ -153,29 +153,29 @@ class ResponseStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class SilenceAsked:
+class ClearOutputAudio:
     """What the server plays is to be silent at once; what was heard of it stays."""
 
     event_id: str | None = None
 
 
-TalkInput = (
-    TalkConfigured
-    | ItemCreated
-    | ItemAsked
-    | ItemDropped
-    | ItemCut
-    | ResponseAsked
-    | ResponseStopped
-    | SilenceAsked
-    | DuplexInput
+ConversationCommand = (
+    ConfigureConversation
+    | CreateItem
+    | RetrieveItem
+    | DeleteItem
+    | TruncateItem
+    | CreateResponse
+    | CancelResponse
+    | ClearOutputAudio
+    | DuplexCommand
 )
 
 # --- to the client ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class CommandRejected:
     """What the client asked for cannot be."""
 
     code: str
@@ -185,7 +185,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnNamed:
+class UserTurnStarted:
     """A turn of the user begins, which will be the item of this id. Turns are those of SpeechStarted and of transcripts."""
 
     turn: int
@@ -193,7 +193,7 @@ class TurnNamed:
 
 
 @dataclass(frozen=True, slots=True)
-class UserTurn:
+class UserTurnCommitted:
     """A turn of the user is complete and is this item."""
 
     turn: int
@@ -214,7 +214,7 @@ class ItemDone:
 
 
 @dataclass(frozen=True, slots=True)
-class ItemShown:
+class ItemRetrieved:
     item: Item
 
 
@@ -286,7 +286,7 @@ class OutputItemDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ContentPosition:
     """Where something of a response belongs."""
 
     response_id: str
@@ -296,33 +296,33 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class PartAdded:
-    at: Place
-    part: Part
+class ContentPartAdded:
+    at: ContentPosition
+    part: ContentPart
 
 
 @dataclass(frozen=True, slots=True)
-class PartDone:
+class ContentPartDone:
     """The part is complete: its sound, its text, then itself."""
 
-    at: Place
-    part: Part
+    at: ContentPosition
+    part: ContentPart
 
 
 @dataclass(frozen=True, slots=True)
-class TextSaid:
+class ResponseTextDelta:
     """More of a part's text; `spoken`: it is the transcript of its sound."""
 
-    at: Place
+    at: ContentPosition
     text: str
     spoken: bool
 
 
 @dataclass(frozen=True, slots=True)
-class SoundSaid:
+class ResponseAudioDelta:
     """More of a part's sound. pcm: float32 [num_samples], mono, at `rate_hz`."""
 
-    at: Place
+    at: ContentPosition
     pcm: Pcm
     rate_hz: int
     # Words that begin in it, with their places in the part's sound.
@@ -330,17 +330,17 @@ class SoundSaid:
 
 
 @dataclass(frozen=True, slots=True)
-class ArgumentsSaid:
+class ArgumentsDelta:
     """More of a call's arguments."""
 
-    at: Place
+    at: ContentPosition
     call_id: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDone:
-    at: Place
+    at: ContentPosition
     call_id: str
     name: str
     arguments: str
@@ -368,7 +368,7 @@ class PlaybackCleared:
 
 
 @dataclass(frozen=True, slots=True)
-class NobodySpoke:
+class IdleTimedOut:
     """`idle_timeout_ms` passed; an empty turn, `item_id`, is answered. Milliseconds of session audio."""
 
     item_id: str
@@ -376,28 +376,28 @@ class NobodySpoke:
     end_ms: int
 
 
-TalkOutput = (
-    Rejected
+ConversationEvent = (
+    CommandRejected
     | PlaybackStarted
     | PlaybackStopped
     | PlaybackCleared
-    | NobodySpoke
-    | TurnNamed
-    | UserTurn
+    | IdleTimedOut
+    | UserTurnStarted
+    | UserTurnCommitted
     | ItemAdded
     | ItemDone
-    | ItemShown
+    | ItemRetrieved
     | ItemDeleted
     | ItemTruncated
     | ResponseCreated
     | ResponseDone
     | OutputItemAdded
     | OutputItemDone
-    | PartAdded
-    | PartDone
-    | TextSaid
-    | SoundSaid
-    | ArgumentsSaid
+    | ContentPartAdded
+    | ContentPartDone
+    | ResponseTextDelta
+    | ResponseAudioDelta
+    | ArgumentsDelta
     | ArgumentsDone
-    | DuplexOutput
+    | DuplexEvent
 )

@@ -12,7 +12,7 @@ TurnState = Literal["idle", "user_speaking", "user_committed", "assistant_genera
 
 
 @dataclass(frozen=True, slots=True)
-class Duplex:
+class DuplexConfig:
     """How speech over an answer is taken, and when an answer counts as heard.
 
     `auto`: the voice is ducked at once, and within DECIDE_S (overlap.py) the speech is taken for an acknowledgement, or stops the voice:
@@ -35,7 +35,7 @@ class Duplex:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaybackAcked:
+class AcknowledgePlayback:
     """Of a response's sound `played_ms` were played; what was heard is `committed_ms`. Ids None: the latest that is open."""
 
     played_ms: int
@@ -46,7 +46,7 @@ class PlaybackAcked:
 
 
 @dataclass(frozen=True, slots=True)
-class BargeInAsked:
+class BargeIn:
     """The client says that the user has taken the floor. `reason` as the overlap decision gives it."""
 
     reason: str = "client_barge_in"
@@ -54,7 +54,7 @@ class BargeInAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class ListenAsked:
+class HoldFloor:
     """The client says that what the user says now does not take the floor."""
 
     reason: str = "client_overlap_action"
@@ -62,22 +62,22 @@ class ListenAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class InputCancelled:
+class CancelInput:
     """What is being said, and what answers it, is void. The sound is cleared by the AudioCleared that follows."""
 
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Unanswered:
+class SkipResponse:
     """The commit that follows is not to be answered."""
 
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class TurnSignalled:
-    """The client's own event about turns, passed on as a TurnChanged."""
+class SignalTurn:
+    """The client's own event about turns, passed on as a TurnStateChanged."""
 
     event: str
     payload: Mapping[str, Any] = field(default_factory=dict)
@@ -85,14 +85,14 @@ class TurnSignalled:
 
 
 @dataclass(frozen=True, slots=True)
-class FramesShown:
+class AppendFrames:
     """What the user's camera sees now: encoded images, the oldest first."""
 
     frames: tuple[bytes, ...]
     event_id: str | None = None
 
 
-DuplexInput = PlaybackAcked | BargeInAsked | ListenAsked | InputCancelled | Unanswered | TurnSignalled | FramesShown
+DuplexCommand = AcknowledgePlayback | BargeIn | HoldFloor | CancelInput | SkipResponse | SignalTurn | AppendFrames
 
 # --- to the client ----------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class EpochRaised:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnChanged:
+class TurnStateChanged:
     """Something happened between the speakers; the state after it. `duck` and `unduck` change no state."""
 
     event: str
@@ -114,7 +114,7 @@ class TurnChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class OverlapShown:
+class OverlapReported:
     """What became of speech over an answer, and why."""
 
     policy: OverlapPolicy
@@ -124,21 +124,21 @@ class OverlapShown:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoke:
+class SpeakStepTaken:
     """The response begins to be said."""
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Listened:
+class ListenStepTaken:
     """What was said or committed is not answered: the partner listens. `reason`: why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Cursors:
+class PlaybackCursors:
     """Milliseconds of one item's sound: made, given to the client, played by it, and known to be heard. None ever goes back."""
 
     generated_ms: int = 0
@@ -148,15 +148,15 @@ class Cursors:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaybackKnown:
+class PlaybackAcknowledged:
     """An acknowledgement was taken. `kept`: the history holds just what it says was heard."""
 
     response_id: str
     item_id: str
     played_ms: int
     committed_ms: int
-    cursors: Cursors
+    cursors: PlaybackCursors
     kept: bool
 
 
-DuplexOutput = EpochRaised | TurnChanged | OverlapShown | Spoke | Listened | PlaybackKnown
+DuplexEvent = EpochRaised | TurnStateChanged | OverlapReported | SpeakStepTaken | ListenStepTaken | PlaybackAcknowledged

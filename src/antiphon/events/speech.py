@@ -43,34 +43,34 @@ class SpeechConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechConfigured:
+class ConfigureSpeech:
     """How what is said from now on is to be spoken."""
 
     config: SpeechConfig
 
 
 @dataclass(frozen=True, slots=True)
-class TextAppended:
+class AppendText:
     """More of the utterance's text; it may end anywhere."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class TextFlushed:
+class FlushText:
     """The utterance's text is complete."""
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechCancelled:
+class CancelSpeech:
     """Nothing more of what was said so far is to be heard."""
 
 
-SpeechInput = SpeechConfigured | TextAppended | TextFlushed | SpeechCancelled
+SpeechCommand = ConfigureSpeech | AppendText | FlushText | CancelSpeech
 
 
 @dataclass(frozen=True, slots=True)
-class UnitStarted:
+class SentenceStarted:
     """A unit of an utterance begins to be spoken. `rate_hz` is that of its sound. Both are counted from 0."""
 
     utterance: int
@@ -81,7 +81,7 @@ class UnitStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitSound:
+class SentenceAudio:
     """More of a unit: `data` in its format, which is sound from `start_s` to `end_s` of the unit."""
 
     utterance: int
@@ -92,7 +92,7 @@ class UnitSound:
 
 
 @dataclass(frozen=True, slots=True)
-class UnitDone:
+class SentenceDone:
     """The unit's sound is complete, or failed for the reason of `error`. `words`: in seconds from the unit's start.
 
     `skipped`: letters of its text that the voice cannot speak.
@@ -114,4 +114,4 @@ class UtteranceDone:
     cancelled: bool = False
 
 
-SpeechOutput = UnitStarted | UnitSound | UnitDone | UtteranceDone
+SpeechEvent = SentenceStarted | SentenceAudio | SentenceDone | UtteranceDone

@@ -45,7 +45,7 @@ class TranscriptionConfig:
     """One transcription session. `turn` None: the client commits. `language` is ISO-639-1, None: detect it.
 
     `words` asks for word times in TranscriptDone; without `partials` there are no deltas before a turn has ended. `answered`:
-    somebody waits to answer the turns; they are told TranscriptGuess, and a turn whose end confirms its guess is done at once.
+    somebody waits to answer the turns; they are told TranscriptGuessed, and a turn whose end confirms its guess is done at once.
     """
 
     model: str = "default"
@@ -62,32 +62,32 @@ class TranscriptionConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
+class ConfigureTranscription:
     """The session's configuration as a whole, at the start and after each change."""
 
     config: TranscriptionConfig
 
 
 @dataclass(frozen=True, slots=True)
-class AudioAppended:
+class AppendAudio:
     """Sound from the client. pcm: float32 [num_samples], mono, [-1, 1], 16 kHz."""
 
     pcm: Pcm
 
 
 @dataclass(frozen=True, slots=True)
-class AudioCommitted:
+class CommitAudio:
     """The client ends its turn (`final` False: the turn's audio goes on; only start to transcribe)."""
 
     final: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class AudioCleared:
+class ClearAudio:
     """The client throws away what it sent since the last commit."""
 
 
-Input = Configured | AudioAppended | AudioCommitted | AudioCleared
+TranscriptionCommand = ConfigureTranscription | AppendAudio | CommitAudio | ClearAudio
 
 
 # --- Output --------------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class TranscriptDelta:
 
 
 @dataclass(frozen=True, slots=True)
-class TranscriptGuess:
+class TranscriptGuessed:
     """What the open turn's transcript will be if the pause that has begun ends it. Never for a client. `speech_end_ms`: where that pause began."""
 
     turn: int
@@ -157,7 +157,7 @@ class TranscriptPartial:
 
 @dataclass(frozen=True, slots=True)
 class GuessDropped:
-    """The pause did not end the turn: the last TranscriptGuess is void."""
+    """The pause did not end the turn: the last TranscriptGuessed is void."""
 
     turn: int
 
@@ -197,7 +197,7 @@ class SessionEnding:
 
 
 @dataclass(frozen=True, slots=True)
-class OverlapBegan:
+class OverlapStarted:
     """Speech over an answer, which may be no more than an acknowledgement. For a client that can duck the answer's sound."""
 
     turn: int
@@ -212,19 +212,19 @@ class OverlapDecided:
     reason: str
 
 
-Output = (
+TranscriptionEvent = (
     SpeechStarted
     | SpeechStopped
     | TurnCommitted
     | TurnCleared
     | CommitRefused
     | TranscriptDelta
-    | TranscriptGuess
+    | TranscriptGuessed
     | TranscriptPartial
     | GuessDropped
     | TranscriptDone
     | TranscriptFailed
     | SessionEnding
-    | OverlapBegan
+    | OverlapStarted
     | OverlapDecided
 )

@@ -7,7 +7,7 @@ from typing import Literal
 
 from antiphon.audio import Pcm
 
-FrameFilter = Literal["evs", "blocks"]
+FrameFilterName = Literal["evs", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class VideoConfig:
     num_frames: int = 4
     max_frames: int = 50
     instructions: str = ""
-    filter: FrameFilter | None = "evs"
+    filter: FrameFilterName | None = "evs"
     threshold: float = 0.95
     hears: bool = True
     voice: str | None = None
@@ -31,7 +31,7 @@ class VideoConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class FrameFacts:
+class FrameInfo:
     """What the client says of a frame. Milliseconds; `received_ms` by the server's clock."""
 
     received_ms: float
@@ -46,63 +46,63 @@ class FrameFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class FrameCame:
+class AppendFrame:
     """An encoded image."""
 
     image: bytes
-    facts: FrameFacts
+    facts: FrameInfo
 
 
 @dataclass(frozen=True, slots=True)
-class SoundCame:
+class AppendVideoAudio:
     """float32 [num_samples], mono, 16 kHz."""
 
     pcm: Pcm
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskQuestion:
     """A question about what was seen and heard; it interrupts the answer under way."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishVideo:
     """No more comes: the answer under way is completed."""
 
 
-VideoInput = FrameCame | SoundCame | Asked | Finished
+VideoCommand = AppendFrame | AppendVideoAudio | AskQuestion | FinishVideo
 
 # --- to the client ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class FrameTaken:
+class FrameReceived:
     """A frame was kept, or not: `reason`. `dropped`: the facts of one that had to leave for it."""
 
-    facts: FrameFacts
+    facts: FrameInfo
     accepted: bool
     buffered: int
     reason: str | None = None
-    dropped: FrameFacts | None = None
+    dropped: FrameInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerBegan:
+class AnswerStarted:
     """An answer is being made from these frames."""
 
     request_id: str
-    frames: tuple[FrameFacts, ...]
+    frames: tuple[FrameInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerText:
+class AnswerTextDelta:
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerSound:
+class AnswerAudioDelta:
     """More of the answer's sound: float32 [num_samples]."""
 
     pcm: Pcm
@@ -119,7 +119,7 @@ class AnswerDone:
 
 
 @dataclass(frozen=True, slots=True)
-class WentWrong:
+class VideoFailed:
     """`message` in the words clients know; `detail`: what just went wrong. `answer`: it ends the answer under way, of which `said` was said."""
 
     message: str
@@ -129,8 +129,8 @@ class WentWrong:
 
 
 @dataclass(frozen=True, slots=True)
-class VideoOver:
+class VideoEnded:
     """All that was asked is answered."""
 
 
-VideoOutput = FrameTaken | AnswerBegan | AnswerText | AnswerSound | AnswerDone | WentWrong | VideoOver
+VideoEvent = FrameReceived | AnswerStarted | AnswerTextDelta | AnswerAudioDelta | AnswerDone | VideoFailed | VideoEnded

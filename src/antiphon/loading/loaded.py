@@ -11,26 +11,26 @@ import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import (
+    AudioPart,
+    ConversationModel,
+    ImageReader,
     LanguageModel,
     Message,
-    Partner,
-    Reader,
     ReplyOptions,
-    SoundPart,
-    Speaking,
-    SpeechDetector,
+    ResponseAudio,
     Synthesizer,
     Transcriber,
-    TurnJudge,
+    TurnDetector,
     Urgency,
+    VideoModel,
+    VoiceActivityDetector,
     VoiceOptions,
-    Watcher,
     Window,
 )
 from antiphon.engine.lane import Lane
 from antiphon.pipelines.cascade import Cascade
 from antiphon.pipelines.observer import Observer
-from antiphon.pipelines.video_partner import PartnerWatcher
+from antiphon.pipelines.video_partner import ConversationVideoModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class LoadedModels:
     """What sessions share: None for a role that was not asked for. `lanes` is for measuring only."""
 
     hears: Transcriber | None
-    watches: SpeechDetector | None
-    judges: TurnJudge | None
+    watches: VoiceActivityDetector | None
+    judges: TurnDetector | None
     language: LanguageModel | None
     speaks: Synthesizer | None
-    reads: Reader | None
-    converses: Partner | None
-    sees: Watcher | None
+    reads: ImageReader | None
+    converses: ConversationModel | None
+    sees: VideoModel | None
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
     # A partner that sees takes frames in as they come.
@@ -58,7 +58,7 @@ class LoadedModels:
         return self.hears
 
     @property
-    def detector(self) -> SpeechDetector:
+    def detector(self) -> VoiceActivityDetector:
         """Raises LookupError where none was asked for."""
         if self.watches is None:
             raise LookupError("no speech detector is loaded")
@@ -72,19 +72,19 @@ class LoadedModels:
         return self.speaks
 
     @property
-    def partner(self) -> Partner | None:
+    def partner(self) -> ConversationModel | None:
         """Whoever answers in a conversation; None without a language model, or a model that converses by itself."""
         if self.converses:
             return self.converses
         return Cascade(self.language, self.speaks) if self.language else None
 
     @property
-    def watcher(self) -> Watcher | None:
+    def watcher(self) -> VideoModel | None:
         """Whoever answers questions about what is seen; None without a language model, or a model that sees."""
         if self.sees:
             return self.sees
         if self.converses and self.converses.profile.takes_media:
-            return PartnerWatcher(self.converses, eager=self.looks_ahead)
+            return ConversationVideoModel(self.converses, eager=self.looks_ahead)
         if self.language is None or self.reads is None:
             return None
         return Observer(Cascade(self.language, self.speaks), self.reads, self.hears, self.speaks)
@@ -135,14 +135,14 @@ async def _warm_ears(transcriber: Transcriber) -> None:
         hearing.close()
 
 
-async def _warm_partner(partner: Partner) -> None:
+async def _warm_partner(partner: ConversationModel) -> None:
     talk, voices = await partner.open(), partner.profile.voices
-    asked = Message("user", "", parts=(SoundPart(np.zeros(SAMPLE_RATE_HZ, np.float32)), "Good morning!"))
+    asked = Message("user", "", parts=(AudioPart(np.zeros(SAMPLE_RATE_HZ, np.float32)), "Good morning!"))
     voice = VoiceOptions(voices[0]) if voices else None
     try:
         async with aclosing(talk.respond([asked], ReplyOptions(max_tokens=3), voice)) as answers:
             async for answer in answers:
-                if isinstance(answer, Speaking):
+                if isinstance(answer, ResponseAudio):
                     return
     finally:
         talk.close()

@@ -16,13 +16,13 @@ from antiphon.engine.lane import Lane
 from antiphon.errors import StoreError
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.selection import ASKED, EVERYTHING, LocalModel, chosen, placement
-from antiphon.pipelines.native_partner import SelfTurning
+from antiphon.pipelines.native_partner import NativeConversationModel
 from antiphon.settings import ModelSettings, Settings
 from antiphon.store import Model, Store
-from antiphon.store.registry import Role
+from antiphon.store.registry import ModelRole
 
 # lane name, priority, seconds waited, seconds of the step
-ObserveStep = Callable[[str, int, float, float], None]
+ObserveLaneStep = Callable[[str, int, float, float], None]
 # Whose work is an engine's, not a lane's.
 STEPPED = ("causal_lm", "minicpmo", "vlm", "qwen3_asr", "qwen3_omni", "qwen3_tts")
 
@@ -53,7 +53,7 @@ def prepare(settings: Settings, store: Store, model: Model | LocalModel) -> Path
 
 
 def load(
-    settings: Settings, store: Store, observe: ObserveStep | None = None, roles: Collection[Role] = EVERYTHING
+    settings: Settings, store: Store, observe: ObserveLaneStep | None = None, roles: Collection[ModelRole] = EVERYTHING
 ) -> LoadedModels:
     """Load the models of these roles. Raises StoreError for a file that is not there, ModelError for one that does not load."""
 
@@ -81,7 +81,7 @@ def load(
             if model.adapter in ASKED:
                 by_role.setdefault("language", made.thinker)
             else:
-                made = SelfTurning(made)
+                made = NativeConversationModel(made)
         by_role[model.role] = made
         if model.role not in ("vad", "turn"):
             names.append(model.id)
@@ -109,7 +109,7 @@ def load(
     )
 
 
-def _options(settings: Settings, role: Role) -> dict[str, Any]:
+def _options(settings: Settings, role: ModelRole) -> dict[str, Any]:
     models = settings.models
     match role:
         case "transcriber":
@@ -130,7 +130,7 @@ def _options(settings: Settings, role: Role) -> dict[str, Any]:
             return {}
 
 
-def _stepped_options(settings: Settings, role: Role, adapter: str) -> dict[str, Any]:
+def _stepped_options(settings: Settings, role: ModelRole, adapter: str) -> dict[str, Any]:
     engine, (device, weights) = settings.engine, placement(settings, role)
     more = {"prefill": engine.watcher_prefill} if role == "watcher" else {}
     if adapter == "qwen3_omni":
@@ -153,7 +153,7 @@ def _stepped_options(settings: Settings, role: Role, adapter: str) -> dict[str, 
     }
 
 
-def _engine_steps(observe: ObserveStep | None, lane: str) -> Callable[[int, int, float], None] | None:
+def _engine_steps(observe: ObserveLaneStep | None, lane: str) -> Callable[[int, int, float], None] | None:
     return None if observe is None else lambda rows, sessions, took: observe(lane, 0, 0.0, took)
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 from antiphon.errors import SettingsError
 from antiphon.settings import WEIGHTS, Settings
 from antiphon.store import MODELS, Model
-from antiphon.store.registry import Role, profile
+from antiphon.store.registry import ModelRole, profile
 
-HEARING: tuple[Role, ...] = ("transcriber", "vad")
-TALKING: tuple[Role, ...] = ("language",)
-SPEAKING: tuple[Role, ...] = ("synthesizer",)
-JUDGING: tuple[Role, ...] = ("turn",)
-CONVERSING: tuple[Role, ...] = ("partner",)
-SEEING: tuple[Role, ...] = ("watcher",)
+HEARING: tuple[ModelRole, ...] = ("transcriber", "vad")
+TALKING: tuple[ModelRole, ...] = ("language",)
+SPEAKING: tuple[ModelRole, ...] = ("synthesizer",)
+JUDGING: tuple[ModelRole, ...] = ("turn",)
+CONVERSING: tuple[ModelRole, ...] = ("partner",)
+SEEING: tuple[ModelRole, ...] = ("watcher",)
 EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING + CONVERSING + SEEING
 # Roles whose models can be put on a device of their own.
 PLACED = ("transcriber", "language", "synthesizer", "partner", "watcher", "talker")
@@ -32,11 +32,11 @@ class LocalModel:
 
     id: str
     path: Path
-    role: Role = "language"
+    role: ModelRole = "language"
     adapter: str = "causal_lm"
 
 
-def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Model | LocalModel, ...]:
+def chosen(settings: Settings, roles: Collection[ModelRole] = EVERYTHING) -> tuple[Model | LocalModel, ...]:
     """The models of these roles that the settings name. Raises SettingsError for a name that is none of its role."""
     placement(settings, "language")
     found: list[Model | LocalModel] = [m for m in profile(settings.models.profile) if m.role in roles]
@@ -64,7 +64,7 @@ def chosen(settings: Settings, roles: Collection[Role] = EVERYTHING) -> tuple[Mo
     return tuple(dict.fromkeys(found))
 
 
-def _own(role: Role, name: str, adapter: str) -> LocalModel:
+def _own(role: ModelRole, name: str, adapter: str) -> LocalModel:
     path = Path(name).expanduser().resolve()
     if not (path / "config.json").is_file():
         raise SettingsError(f"--{role} {name}: no checkpoint's folder (it has no config.json)")

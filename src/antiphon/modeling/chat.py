@@ -31,13 +31,13 @@ from antiphon.contracts import (
     TextDelta,
 )
 from antiphon.engine.api import Constraint, EngineSettings, Finish, Sampling
-from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat_template import ChatTemplate
-from antiphon.modeling.detokenizer import TextStream
-from antiphon.modeling.media_rows import Sensed, Senses
+from antiphon.modeling.detokenizer import Detokenizer
+from antiphon.modeling.media_rows import MediaEncoder, MediaRows
 from antiphon.modeling.tool_grammar import (
     CLOSING,
     OPENING,
@@ -51,15 +51,15 @@ from antiphon.modeling.tool_grammar import (
 log = logging.getLogger(__name__)
 
 # Of a conversation: a token, or a row of what is heard or seen, by its number.
-Row = int | tuple[MediaPart, int]
+ChatRow = int | tuple[MediaPart, int]
 # How many rows each sound or image has.
-Sizes = dict[MediaPart, int]
+MediaSizes = dict[MediaPart, int]
 # Bound: so many parts that are in it no more are held, for when they come back.
 MAX_SPARE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
+class SamplingDefaults:
     """How the model's makers would sample it; from its generation_config.json."""
 
     temperature: float
@@ -69,7 +69,7 @@ class Defaults:
     repetition_penalty: float
 
     @classmethod
-    def read(cls, folder: Path) -> Defaults:
+    def read(cls, folder: Path) -> SamplingDefaults:
         """Of a checkpoint's folder; greedy where it says nothing."""
         try:
             config = GenerationConfig.from_pretrained(folder)
@@ -101,10 +101,10 @@ class ChatModel:
         observe: Callable[[int, int, float], None] | None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.senses: Senses | None = None
+        self.senses: MediaEncoder | None = None
         self.template = ChatTemplate(tokenizer)
         self.engine = Engine(runner, settings, observe=observe)
-        self.defaults = Defaults.read(folder)
+        self.defaults = SamplingDefaults.read(folder)
         context = self.engine.scheduler.limits.context_rows
         self.profile = LanguageProfile(model_id, context)
         ends = GenerationConfig.from_model_config(runner.config).eos_token_id
@@ -113,9 +113,9 @@ class ChatModel:
         self.vocabulary = int(runner.config.vocab_size)
         self._guide: LLTokenizer | None = None
 
-    async def open(self) -> Chat:
+    async def open(self) -> ChatStream:
         """A new conversation. Raises Refused where there is no room for its KV."""
-        return Chat(self, await self.engine.open())
+        return ChatStream(self, await self.engine.open())
 
     def load(self) -> LanguageLoad:
         """See LanguageModel."""
@@ -162,17 +162,17 @@ class ChatModel:
         return str(self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False))
 
 
-class Chat:
+class ChatStream:
     """One conversation; see Dialogue. `told`, where set, is told the tokens of each answer as they come."""
 
-    def __init__(self, model: ChatModel, session: Session) -> None:
+    def __init__(self, model: ChatModel, session: EngineSession) -> None:
         self._model = model
         self._session = session
         self.told: Callable[[int], None] | None = None
-        self.rows: list[Row] = []
+        self.rows: list[ChatRow] = []
         # Of the sound and the images that are in it, or were of late; and those that are being taken in.
-        self.sensed: dict[MediaPart, Sensed] = {}
-        self._sensing: dict[MediaPart, asyncio.Future[Sensed]] = {}
+        self.sensed: dict[MediaPart, MediaRows] = {}
+        self._sensing: dict[MediaPart, asyncio.Future[MediaRows]] = {}
         # How many messages behind the system's a truncation took, and the first of them: it is of this conversation only.
         self._cut: tuple[int, Message | None] = (0, None)
         # Counts what was asked of it.
@@ -211,7 +211,7 @@ class Chat:
         constraint = await asyncio.to_thread(model.constraint, options, begun)
         params = self._sampling(options, len(ids), constraint)
         kept = self._align(ids, head)
-        stream = TextStream(model.tokenizer.backend_tokenizer, options.stop)
+        stream = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
         reader: CallReader | _Prose = CallReader(self._ids, begun=begun) if tools else _Prose()
         count = 0
         try:
@@ -264,8 +264,8 @@ class Chat:
         return count if count < len(rest) and rest[0] == first else 0
 
     def _fitted(
-        self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions, sizes: Sizes
-    ) -> tuple[list[Row], int, int]:
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions, sizes: MediaSizes
+    ) -> tuple[list[ChatRow], int, int]:
         """`_rendered`, under the policy for a conversation that has outgrown the context, and how many messages that takes.
 
         Raises RemoteProtocolError where it may not be cut.
@@ -289,9 +289,9 @@ class Chat:
             ids, head = self._rendered((*system, *rest[cut:]), tools, True, sizes)
         return ids, head, cut
 
-    async def _sense(self, messages: Sequence[Message]) -> Sizes:
+    async def _sense(self, messages: Sequence[Message]) -> MediaSizes:
         """Encode what is heard and seen in these for the first time; returns their numbers of rows. Raises RemoteProtocolError, ModelError."""
-        senses, out = self._model.senses, Sizes()
+        senses, out = self._model.senses, MediaSizes()
         for part in _media(messages) if senses else ():
             assert senses
             if part not in self.sensed:
@@ -312,20 +312,20 @@ class Chat:
             out[part] = len(self.sensed[part].rows)
         return out
 
-    def _rows_of(self, messages: Sequence[Message], ids: Sequence[int], sizes: Sizes) -> list[Row]:
+    def _rows_of(self, messages: Sequence[Message], ids: Sequence[int], sizes: MediaSizes) -> list[ChatRow]:
         """Tokens with the rows of what is heard and seen in the place of those that stand for it."""
         senses = self._model.senses
         if senses is None:
             return list(ids)
-        parts, out = iter(_media(messages)), list[Row]()
+        parts, out = iter(_media(messages)), list[ChatRow]()
         for token in ids:
             part = next(parts, None) if token in senses.places else None
             out += [(part, i) for i in range(sizes[part])] if part else [token]
         return out
 
     def _rendered(
-        self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool, sizes: Sizes
-    ) -> tuple[list[Row], int]:
+        self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool, sizes: MediaSizes
+    ) -> tuple[list[ChatRow], int]:
         """The conversation's rows, and how many of them are the system turn, which no context cut takes."""
         ids = self._rows_of(messages, self._model.encode(messages, tools, answer=answer), sizes)
         if not messages or messages[0].role != "system" or not any(m.role == "user" for m in messages):
@@ -333,7 +333,7 @@ class Chat:
         probe = self._model.encode([messages[0], Message("user", "\u2026")], tools, answer=False)
         return ids, common(ids, probe)
 
-    def _align(self, ids: list[Row], head: int) -> int:
+    def _align(self, ids: list[ChatRow], head: int) -> int:
         """Make the session hold just `ids`; returns how many of them it held."""
         held = common(self.rows, ids)
         try:
@@ -355,7 +355,7 @@ class Chat:
                 del self.sensed[part]
         return held
 
-    def _append(self, rows: Sequence[Row]) -> None:
+    def _append(self, rows: Sequence[ChatRow]) -> None:
         """Rows of one part are here from the first to the last, or not at all."""
         senses = self._model.senses
         for part, ids in runs(rows):
@@ -377,13 +377,13 @@ def _media(messages: Sequence[Message]) -> list[MediaPart]:
     return [p for m in messages for p in m.parts if not isinstance(p, str)]
 
 
-def runs(rows: Sequence[Row]) -> Iterator[tuple[MediaPart | None, list[int]]]:
+def runs(rows: Sequence[ChatRow]) -> Iterator[tuple[MediaPart | None, list[int]]]:
     """Rows by what they are of, in order: a part, or None and their tokens."""
     for part, of_it in itertools.groupby(rows, lambda row: None if isinstance(row, int) else row[0]):
         yield part, [row for row in of_it if isinstance(row, int)]
 
 
-def common(a: Sequence[Row], b: Sequence[Row]) -> int:
+def common(a: Sequence[ChatRow], b: Sequence[ChatRow]) -> int:
     """How many rows at the head are the same."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
 
-from antiphon.contracts import ImagePart, Message, MessagePart, SoundPart
+from antiphon.contracts import AudioPart, ImagePart, Message, MessagePart
 from antiphon.events.tools import Tool
 
 # Unicode noncharacters, never interchanged; taken out of users' text.
@@ -135,7 +135,7 @@ def _part(part: MessagePart) -> dict[str, str]:
     match part:
         case str():
             return {"type": "text", "text": _mark(part)}
-        case SoundPart():
+        case AudioPart():
             return {"type": "audio", "audio": ""}
         case ImagePart():
             return {"type": "image", "image": ""}

@@ -19,7 +19,7 @@ from torch.nn.functional import silu
 from transformers import DynamicCache
 
 from antiphon.engine.api import Sampling
-from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.sampling import generator, sample
 from antiphon.errors import ModelError
 
@@ -34,7 +34,7 @@ MAX_VOCODED = 25
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class CodecSampling:
     """How codes are chosen: the first of a frame, and the others (`inner`). Temperature 0: the likeliest. A sound has from `least` to `most` frames."""
 
     first: Sampling
@@ -43,13 +43,13 @@ class Manner:
     most: int = MOST_FRAMES
 
 
-MANNER = Manner(
+MANNER = CodecSampling(
     Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, repetition_window=MOST_FRAMES),
     Sampling(temperature=0.9, top_k=50),
 )
 
 
-class Projection(nn.Module):
+class TextProjection(nn.Module):
     """A text token's embedding to the talker's width. Names of the checkpoint, `talker.text_projection.`"""
 
     def __init__(self, inside: int, out: int) -> None:
@@ -62,7 +62,7 @@ class Projection(nn.Module):
         return out
 
 
-class Inner(nn.Module):
+class CodePredictor(nn.Module):
     """What says the codes of a frame behind the first. `model`: a Qwen3Model, or what is called as one; tables and heads one a code.
     `width`: of the talker's rows."""
 
@@ -104,10 +104,10 @@ class _Asked:
     done: asyncio.Future[tuple[list[int], torch.Tensor]]
 
 
-class Inners:
-    """`Inner` in the engine's thread, for all that ask at once."""
+class CodePredictorBatch:
+    """`CodePredictor` in the engine's thread, for all that ask at once."""
 
-    def __init__(self, engine: Engine, inner: Inner, first: nn.Module) -> None:
+    def __init__(self, engine: Engine, inner: CodePredictor, first: nn.Module) -> None:
         self._engine, self._inner, self._first = engine, inner, first
         # Bound: one a session.
         self._asked: deque[_Asked] = deque()
@@ -170,7 +170,7 @@ def _tell(
         done.set_result(answer)
 
 
-class First:
+class FirstCodeChooser:
     """Chooses the first codes of one sound's frames: see Chooser. `end`: the code that ends the sound, after `least` frames; `size`: of its vocabulary."""
 
     def __init__(self, params: Sampling, end: int, size: int, least: int) -> None:
@@ -197,10 +197,10 @@ def inner_chooser(params: Sampling) -> Callable[[torch.Tensor], int]:
 
 
 async def frames(
-    session: Session,
-    inners: Inners,
+    session: EngineSession,
+    inners: CodePredictorBatch,
     text: Callable[[], Awaitable[torch.Tensor]],
-    manner: Manner,
+    manner: CodecSampling,
     end: int,
     size: int,
     most: int | None = None,
@@ -209,7 +209,7 @@ async def frames(
 
     Raises ModelError, EngineError, Refused.
     """
-    first, inner = First(manner.first, end, size, manner.least), inner_chooser(manner.inner)
+    first, inner = FirstCodeChooser(manner.first, end, size, manner.least), inner_chooser(manner.inner)
     sampling = Sampling(max_tokens=1, hidden=True, chooser=first)
     for _ in range(min(most or manner.most, manner.most)):
         async with aclosing(session.generate(sampling)) as tokens:

@@ -17,7 +17,7 @@ DILATIONS = (1, 3, 9)
 
 
 @dataclass(slots=True)
-class Past:
+class VocoderState:
     """What the layers of one stream have seen last, by layer; and how many frames the transformer has."""
 
     seen: dict[int, torch.Tensor] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class CausalConv(nn.Module):
         self.conv = nn.Conv1d(inside, out, kernel, dilation=dilation, groups=groups)
         self._reach = (kernel - 1) * dilation
 
-    def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
         """[1, inside, frames] to [1, out, frames]."""
         if self._reach:
             before = past.seen.get(id(self))
@@ -42,7 +42,7 @@ class CausalConv(nn.Module):
         return out
 
 
-class CausalUp(nn.Module):
+class CausalUpsample(nn.Module):
     """A transposed convolution that is cut to its inputs' frames; not `whole`: to what all inputs within its kernel made, of a stream's first some are
     missing."""
 
@@ -52,7 +52,7 @@ class CausalUp(nn.Module):
         self._stride, self._reach = stride, -(-(kernel - stride) // stride)
         self._lost = 0 if whole else kernel - stride
 
-    def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
         """[1, inside, frames] to [1, out, frames * stride]."""
         count, lost = x.shape[2], 0
         if self._reach:
@@ -72,7 +72,7 @@ class Snake(nn.Module):
         super().__init__()
         self.alpha, self.beta = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
 
-    def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
         """[1, width, frames], the same out."""
         alpha, beta = self.alpha.exp()[None, :, None], self.beta.exp()[None, :, None]
         return x + torch.sin(x * alpha).square() / (beta + 1e-9)
@@ -88,7 +88,7 @@ class ConvNext(nn.Module):
         self.pwconv1, self.pwconv2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.gamma = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
         """[1, width, frames], the same out."""
         inner = self.norm(self.dwconv(x, past).transpose(1, 2))
         out: torch.Tensor = self.gamma * self.pwconv2(gelu(self.pwconv1(inner)))
@@ -103,29 +103,29 @@ class Residual(nn.Module):
         self.act1, self.conv1 = Snake(width), CausalConv(width, width, 7, dilation)
         self.act2, self.conv2 = Snake(width), CausalConv(width, width, 1)
 
-    def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
         """[1, width, frames], the same out."""
         out: torch.Tensor = self.conv2(self.act2(self.conv1(self.act1(x, past), past), past), past)
         return out + x
 
 
-class Upper(nn.Module):
+class UpsampleBlock(nn.Module):
     """More samples, fewer channels."""
 
     def __init__(self, inside: int, out: int, rate: int, *, whole: bool = True) -> None:
         super().__init__()
-        up = CausalUp(inside, out, 2 * rate, rate, whole=whole)
+        up = CausalUpsample(inside, out, 2 * rate, rate, whole=whole)
         parts = [Snake(inside), up, *(Residual(out, d) for d in DILATIONS)]
         self.block = nn.ModuleList(parts)
 
-    def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
         """[1, inside, frames] to [1, out, frames * rate]."""
         for part in self.block:
             x = part(x, past)
         return x
 
 
-class Norm(nn.Module):
+class RmsNorm(nn.Module):
     """Root mean square to one."""
 
     def __init__(self, width: int, eps: float) -> None:
@@ -138,7 +138,7 @@ class Norm(nn.Module):
         return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)).to(x.dtype)
 
 
-class Attention(nn.Module):
+class WindowAttention(nn.Module):
     """Over the last `window` frames."""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -150,7 +150,7 @@ class Attention(nn.Module):
         self.k_proj, self.v_proj = (nn.Linear(width, kv_heads * self._size, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(heads * self._size, width, bias=bias)
 
-    def forward(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], past: Past) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], past: VocoderState) -> torch.Tensor:
         """[1, frames, width], the same out; `turn`: cosines and sines of the frames' places [frames, size]."""
         count = x.shape[1]
         q, k, v = (p(x).view(1, count, -1, self._size).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
@@ -171,7 +171,7 @@ def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return x * cos + torch.cat((-high, low), -1) * sin
 
 
-class Scale(nn.Module):
+class LayerScale(nn.Module):
     """A learnt scale a channel."""
 
     def __init__(self, width: int) -> None:
@@ -179,7 +179,7 @@ class Scale(nn.Module):
         self.scale = nn.Parameter(torch.ones(width))
 
 
-class Mlp(nn.Module):
+class GatedMlp(nn.Module):
     """Gated."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -188,17 +188,17 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(inner, width, bias=False)
 
 
-class Layer(nn.Module):
+class TransformerLayer(nn.Module):
     """One of the transformer's."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         width, eps = config["hidden_size"], config.get("rms_norm_eps", 1e-5)
-        self.self_attn, self.mlp = Attention(config), Mlp(width, config["intermediate_size"])
-        self.input_layernorm, self.post_attention_layernorm = Norm(width, eps), Norm(width, eps)
-        self.self_attn_layer_scale, self.mlp_layer_scale = Scale(width), Scale(width)
+        self.self_attn, self.mlp = WindowAttention(config), GatedMlp(width, config["intermediate_size"])
+        self.input_layernorm, self.post_attention_layernorm = RmsNorm(width, eps), RmsNorm(width, eps)
+        self.self_attn_layer_scale, self.mlp_layer_scale = LayerScale(width), LayerScale(width)
 
-    def forward(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], past: Past) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], past: VocoderState) -> torch.Tensor:
         """[1, frames, width], the same out."""
         x = x + self.self_attn_layer_scale.scale * self.self_attn(self.input_layernorm(x), turn, past)
         inner, mlp = self.post_attention_layernorm(x), self.mlp
@@ -212,14 +212,14 @@ class Transformer(nn.Module):
     def __init__(self, config: dict[str, Any], *, projects: bool = True) -> None:
         super().__init__()
         width, latent = config["hidden_size"], config.get("latent_dim", 1024)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
-        self.norm = Norm(width, config.get("rms_norm_eps", 1e-5))
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config["num_hidden_layers"]))
+        self.norm = RmsNorm(width, config.get("rms_norm_eps", 1e-5))
         self.input_proj: nn.Module = nn.Linear(latent, width) if projects else nn.Identity()
         self.output_proj: nn.Module = nn.Linear(width, latent) if projects else nn.Identity()
         self._size = config.get("head_dim") or width // config["num_attention_heads"]
         self._theta = float(config.get("rope_theta", 10000))
 
-    def forward(self, x: torch.Tensor, past: Past) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
         """[1, frames, latent], the same out."""
         count = x.shape[1]
         each = self._theta ** -(torch.arange(0, self._size, 2, device=x.device).float() / self._size)
@@ -264,7 +264,7 @@ class Quantizer(nn.Module):
         return out
 
 
-class Vocoder(nn.Module):
+class CodecVocoder(nn.Module):
     """`config`: decoder_config of speech_tokenizer/config.json. Names under `decoder.`"""
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -280,13 +280,15 @@ class Vocoder(nn.Module):
         )
         self.pre_conv = CausalConv(inner, latent, 3)
         self.pre_transformer = Transformer(config)
-        self.upsample = nn.ModuleList(nn.ModuleList([CausalUp(latent, latent, r, r), ConvNext(latent)]) for r in ratios)
+        self.upsample = nn.ModuleList(
+            nn.ModuleList([CausalUpsample(latent, latent, r, r), ConvNext(latent)]) for r in ratios
+        )
         last = width // 2 ** len(rates)
-        uppers = [Upper(width // 2**i, width // 2 ** (i + 1), rate) for i, rate in enumerate(rates)]
+        uppers = [UpsampleBlock(width // 2**i, width // 2 ** (i + 1), rate) for i, rate in enumerate(rates)]
         self.decoder = nn.ModuleList([CausalConv(latent, width, 7), *uppers, Snake(last), CausalConv(last, 1, 7)])
 
     @torch.inference_mode()
-    def forward(self, frames: Sequence[Sequence[int]], past: Past) -> torch.Tensor:
+    def forward(self, frames: Sequence[Sequence[int]], past: VocoderState) -> torch.Tensor:
         """Sound of more frames of a stream, each of one code a codebook: float32 [samples], in [-1, 1]."""
         codes = torch.tensor(frames, dtype=torch.long, device=self.pre_conv.conv.weight.device).T
         x: torch.Tensor = self.quantizer["rvq_first"](codes[:1]) + self.quantizer["rvq_rest"](codes[1:])

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 
-class TextStream:
+class Detokenizer:
     """Feed tokens, get text. `stops` end it: `stopped` is the one found, and neither it nor what follows is given out."""
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:

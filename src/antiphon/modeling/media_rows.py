@@ -12,7 +12,7 @@ from antiphon.contracts import MediaPart
 from antiphon.engine.api import Position
 
 
-class Sensed:
+class MediaRows:
     """Sound or an image as the decoder takes it: `rows` float [n, width]; `positions` of each, where they do not follow one another.
 
     `hidden`: what the decoder's tapped layer made of them, float [n, width], once it has.
@@ -30,19 +30,19 @@ class Sensed:
         self.hidden[before : before + len(made)] = made
 
 
-class Senses(Protocol):
+class MediaEncoder(Protocol):
     """A model's encoders. `places`: the tokens that stand for one part each in a rendered conversation; `taps`: its decoder has a tapped layer."""
 
     places: frozenset[int]
     taps: bool
 
-    async def take(self, part: MediaPart) -> Sensed:
+    async def take(self, part: MediaPart) -> MediaRows:
         """Encode it. Raises MediaError for what is no image, ModelError, Refused."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class PictureRows:
     """A picture as the decoder sees it: `rows` [n, width]; `positions` of each, where they do not follow one another."""
 
     rows: torch.Tensor

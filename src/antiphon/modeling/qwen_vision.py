@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from antiphon.modeling.media_rows import Picture
+from antiphon.modeling.media_rows import PictureRows
 from antiphon.vision.images import Pixels
 
 # Rows of a picture at most: what the models' makers give a frame of video.
@@ -18,7 +18,7 @@ MAX_ROWS = 768
 MAX_ASPECT = 200
 
 
-class QwenEyes:
+class QwenVisionEncoder:
     """`model` has get_image_features; `vision`: its vision encoder's config."""
 
     def __init__(self, folder: Path, model: Any, vision: Any) -> None:
@@ -43,10 +43,10 @@ class QwenEyes:
         return np.asarray(made["pixel_values"], np.float32), np.asarray(made["image_grid_thw"])
 
     @torch.inference_mode()
-    def look(self, prepared: Any) -> Picture:
+    def look(self, prepared: Any) -> PictureRows:
         """See Family."""
         patches, grid = (torch.from_numpy(part).to(self._model.device) for part in prepared)
         seen = self._model.get_image_features(patches, grid)
         rows = torch.cat([seen.pooler_output[0], *(f[0] for f in getattr(seen, "deepstack_features", None) or ())], -1)
         height, width = (int(n) // self._merge for n in grid[0, 1:])
-        return Picture(rows, tuple((0, h, w) for h in range(height) for w in range(width)))
+        return PictureRows(rows, tuple((0, h, w) for h in range(height) for w in range(width)))

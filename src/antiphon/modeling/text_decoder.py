@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 
-class Decoder(nn.Module):
+class TextDecoder(nn.Module):
     """A text model and its head, as the runner steps them. `features`: how many layers are given features of pictures, behind each row's embedding
     (DeepStack, arXiv:2406.04334). `tap`: after how many layers the rows are kept for who wants to know (engine/sequence.py, Sink); 0: after none.
     """

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import Piece
+from antiphon.contracts import HypothesisWord
 from antiphon.events.words import Word
 
 # Scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
@@ -28,9 +28,11 @@ def characters(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple[
     return texts, groups
 
 
-def words(texts: Sequence[str], groups: Sequence[Sequence[int]], likely: Sequence[float], language: str) -> list[Piece]:
+def words(
+    texts: Sequence[str], groups: Sequence[Sequence[int]], likely: Sequence[float], language: str
+) -> list[HypothesisWord]:
     """Characters joined to words: at leading spaces, or each by itself in scripts without spaces. `likely`: of each token."""
-    pieces: list[Piece] = []
+    pieces: list[HypothesisWord] = []
     at = 0
     for text, group in zip(texts, groups, strict=True):
         probability = min(likely[at : at + len(group)], default=0.0)
@@ -38,13 +40,15 @@ def words(texts: Sequence[str], groups: Sequence[Sequence[int]], likely: Sequenc
         joins = pieces and not text.startswith(" ") and (language not in UNSPACED or not text.strip().isalnum())
         if joins:
             last = pieces.pop()
-            pieces.append(Piece(last.text + text, last.tokens + tuple(group), min(last.probability, probability)))
+            pieces.append(
+                HypothesisWord(last.text + text, last.tokens + tuple(group), min(last.probability, probability))
+            )
         else:
-            pieces.append(Piece(text, tuple(group), probability))
+            pieces.append(HypothesisWord(text, tuple(group), probability))
     return pieces
 
 
-def spread(pieces: Sequence[Piece], pcm: Pcm) -> list[Word]:
+def spread(pieces: Sequence[HypothesisWord], pcm: Pcm) -> list[Word]:
     """Times for words that nobody aligned: by their letters, over the frames of 20 ms that are not much softer than the loudest.
 
     Good enough to tell which of two turns a word is in; no more.

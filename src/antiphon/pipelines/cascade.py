@@ -17,16 +17,16 @@ from typing import cast
 import numpy as np
 
 from antiphon.contracts import (
-    Answer,
-    Dialogue,
+    ConversationProfile,
+    ConversationStream,
     LanguageModel,
+    LanguageStream,
     LiveSynthesizer,
     Message,
-    PartnerProfile,
     ReplyOptions,
-    Speaking,
+    ResponseAudio,
+    ResponseChunk,
     Synthesizer,
-    Talk,
     TextDelta,
     Urgency,
     VoiceOptions,
@@ -34,9 +34,9 @@ from antiphon.contracts import (
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.events.words import Word
-from antiphon.pipelines.merge import Put, side_by_side
-from antiphon.text.sentences import Splitter
-from antiphon.text.word_timing import PacedWords
+from antiphon.pipelines.merge import PutChunk, side_by_side
+from antiphon.text.sentences import SentenceSplitter
+from antiphon.text.word_timing import WordPacer
 
 # A first unit shorter than this waits for more: "Well," alone would be followed by a gap.
 MIN_FIRST_CHARS = 10
@@ -64,24 +64,24 @@ class Cascade:
         self._clock = clock
         self.synthesizer = synthesizer
         voice = synthesizer.profile if synthesizer else None
-        self.profile = PartnerProfile(
+        self.profile = ConversationProfile(
             language.profile.id, voice.sample_rate_hz if voice else 24_000, voice.voices if voice else ()
         )
 
-    async def open(self) -> Talk:
+    async def open(self) -> ConversationStream:
         """A new conversation. Raises Refused where there is no room for its KV."""
-        return _Talk(await self._language.open(), self.synthesizer, self._clock)
+        return _CascadeStream(await self._language.open(), self.synthesizer, self._clock)
 
 
 def spoken(
-    dialogue: Dialogue,
+    dialogue: LanguageStream,
     synthesizer: Synthesizer | None,
     options: ReplyOptions,
     voice: VoiceOptions | None,
     clock: Callable[[], float] = time.monotonic,
-) -> AsyncGenerator[Answer, None]:
-    """What a dialogue answers, spoken as it is written; see Talk.respond."""
-    return _Talk(dialogue, synthesizer, clock).respond((), options, voice)
+) -> AsyncGenerator[ResponseChunk, None]:
+    """What a dialogue answers, spoken as it is written; see ConversationStream.respond."""
+    return _CascadeStream(dialogue, synthesizer, clock).respond((), options, voice)
 
 
 class _Pace:
@@ -103,20 +103,20 @@ class _Pace:
         return not self.waiting and self._ends_s is not None and self._ends_s - self._clock() < RUNNING_OUT_S
 
 
-class _Talk:
-    def __init__(self, dialogue: Dialogue, synthesizer: Synthesizer | None, clock: Callable[[], float]) -> None:
+class _CascadeStream:
+    def __init__(self, dialogue: LanguageStream, synthesizer: Synthesizer | None, clock: Callable[[], float]) -> None:
         self._dialogue = dialogue
         self._synthesizer = synthesizer
         self._clock = clock
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """See Talk."""
+        """See ConversationStream."""
         await self._dialogue.prefill(messages, tools)
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
-        """See Talk."""
+    ) -> AsyncGenerator[ResponseChunk, None]:
+        """See ConversationStream."""
         if voice is None or self._synthesizer is None:
             async with aclosing(self._dialogue.reply(messages, options)) as replies:
                 async for reply in replies:
@@ -133,7 +133,7 @@ class _Talk:
                 yield answer
 
     def close(self) -> None:
-        """See Talk."""
+        """See ConversationStream."""
         self._dialogue.close(keep=True)
 
     async def _write(
@@ -141,11 +141,11 @@ class _Talk:
         messages: Sequence[Message],
         options: ReplyOptions,
         units: asyncio.Queue[str | None],
-        put: Put,
+        put: PutChunk,
         pace: _Pace,
     ) -> None:
         assert self._synthesizer
-        splitter, first, live = Splitter("clause"), "", self._synthesizer.profile.streams_text
+        splitter, first, live = SentenceSplitter("clause"), "", self._synthesizer.profile.streams_text
 
         def speak(unit: str) -> None:
             pace.waiting += 1
@@ -183,21 +183,21 @@ class _Talk:
         self,
         voice: VoiceOptions,
         units: asyncio.Queue[str | None],
-        put: Put,
+        put: PutChunk,
         pace: _Pace,
     ) -> None:
         assert self._synthesizer
         rate_hz, at_s = self._synthesizer.profile.sample_rate_hz, 0.0
         if self._synthesizer.profile.streams_text:
-            live, paced = cast(LiveSynthesizer, self._synthesizer), PacedWords()
+            live, paced = cast(LiveSynthesizer, self._synthesizer), WordPacer()
             async with aclosing(live.speak_live(_pieces(units, paced), voice)) as sounds:
                 async for sound in sounds:
-                    await put(Speaking(sound.pcm, paced.sound(len(sound.pcm) / rate_hz)))
+                    await put(ResponseAudio(sound.pcm, paced.sound(len(sound.pcm) / rate_hz)))
             if words := paced.end():
-                await put(Speaking(NO_SOUND, words))
+                await put(ResponseAudio(NO_SOUND, words))
             return
         while (unit := await units.get()) is not None:
-            began_s, paced = at_s, PacedWords()
+            began_s, paced = at_s, WordPacer()
             if not self._synthesizer.profile.word_times:
                 paced.write(unit)
             try:
@@ -208,9 +208,9 @@ class _Talk:
                         at_s += length_s
                         pace.made(length_s)
                         if len(sound.pcm) or words:
-                            await put(Speaking(sound.pcm, words))
+                            await put(ResponseAudio(sound.pcm, words))
                 if words := _moved(paced.end(), began_s):
-                    await put(Speaking(NO_SOUND, words))
+                    await put(ResponseAudio(NO_SOUND, words))
             except RemoteProtocolError:
                 # A unit that the voice cannot speak is text all the same.
                 continue
@@ -222,7 +222,7 @@ def _moved(words: Sequence[Word], by_s: float) -> tuple[Word, ...]:
     return tuple(replace(w, start_s=by_s + w.start_s, end_s=by_s + w.end_s) for w in words)
 
 
-async def _pieces(units: asyncio.Queue[str | None], paced: PacedWords) -> AsyncGenerator[str, None]:
+async def _pieces(units: asyncio.Queue[str | None], paced: WordPacer) -> AsyncGenerator[str, None]:
     while (piece := await units.get()) is not None:
         paced.write(piece)
         yield piece

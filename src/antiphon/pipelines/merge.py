@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from antiphon.contracts import Answer, ReplyDone, Speaking, ToolCallStarted
+from antiphon.contracts import ReplyDone, ResponseAudio, ResponseChunk, ToolCallStarted
 
 # Bound: outputs nobody has read; the makers wait.
 MAX_WAITING = 64
 
-Put = Callable[[Answer], Awaitable[None]]
+PutChunk = Callable[[ResponseChunk], Awaitable[None]]
 
 
-async def side_by_side(*work: Callable[[Put], Awaitable[None]]) -> AsyncGenerator[Answer, None]:
+async def side_by_side(*work: Callable[[PutChunk], Awaitable[None]]) -> AsyncGenerator[ResponseChunk, None]:
     """What they put, as it comes; calls of tools, and ReplyDone, once all are through: what is spoken belongs to what was written before a call.
 
     What one raises ends all; so does closing the generator.
     """
-    out: asyncio.Queue[Answer | Exception | None] = asyncio.Queue(MAX_WAITING)
+    out: asyncio.Queue[ResponseChunk | Exception | None] = asyncio.Queue(MAX_WAITING)
 
-    async def guarded(part: Callable[[Put], Awaitable[None]]) -> None:
+    async def guarded(part: Callable[[PutChunk], Awaitable[None]]) -> None:
         try:
             await part(out.put)
         except Exception as error:
@@ -29,13 +29,13 @@ async def side_by_side(*work: Callable[[Put], Awaitable[None]]) -> AsyncGenerato
         await out.put(None)
 
     tasks = [asyncio.create_task(guarded(part)) for part in work]
-    later: list[Answer] = []
+    later: list[ResponseChunk] = []
     try:
         for _ in tasks:
             while (item := await out.get()) is not None:
                 if isinstance(item, Exception):
                     raise item
-                if isinstance(item, ToolCallStarted | ReplyDone) or (later and not isinstance(item, Speaking)):
+                if isinstance(item, ToolCallStarted | ReplyDone) or (later and not isinstance(item, ResponseAudio)):
                     later.append(item)
                 else:
                     yield item

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 
-from antiphon.contracts import Answer, Message, NativeModel, PartnerProfile, ReplyOptions, VoiceOptions
+from antiphon.contracts import ConversationProfile, Message, NativeModel, ReplyOptions, ResponseChunk, VoiceOptions
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import Tool
 
@@ -12,24 +12,24 @@ from antiphon.events.tools import Tool
 NO_RATE_HZ = 24_000
 
 
-class SelfTurning:
+class NativeConversationModel:
     """See Partner. The conversation feeds `native` with units."""
 
     def __init__(self, native: NativeModel) -> None:
         self.native = native
         facts = native.profile
-        self.profile = PartnerProfile(facts.id, facts.sample_rate_hz or NO_RATE_HZ, facts.voices)
+        self.profile = ConversationProfile(facts.id, facts.sample_rate_hz or NO_RATE_HZ, facts.voices)
 
-    async def open(self) -> Unasked:
+    async def open(self) -> NativePlaceholderStream:
         """What it says is not asked of it here."""
-        return Unasked()
+        return NativePlaceholderStream()
 
     def close(self) -> None:
         """Stop its workers."""
         self.native.close()
 
 
-class Unasked:
+class NativePlaceholderStream:
     """See Talk."""
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
@@ -37,7 +37,7 @@ class Unasked:
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[ResponseChunk, None]:
         """Raises RemoteProtocolError: it speaks when it wants to."""
         raise RemoteProtocolError("response_create_unsupported", "This model decides by itself when to speak.")
         yield

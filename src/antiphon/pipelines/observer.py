@@ -16,30 +16,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from antiphon.contracts import (
-    Answer,
+    ConversationModel,
+    ConversationStream,
     FileOptions,
+    ImageReader,
     Message,
-    Partner,
-    Question,
-    Reader,
     ReplyDone,
     ReplyOptions,
-    Seen,
-    Segment,
-    Speaking,
+    ResponseAudio,
+    ResponseChunk,
     Synthesizer,
-    Talk,
     TextDelta,
     Transcriber,
+    TranscriptSegment,
     Urgency,
+    VideoFrame,
+    VideoProfile,
+    VideoQuestion,
     VoiceOptions,
-    WatcherProfile,
 )
 from antiphon.errors import EngineError, MediaError, ModelError, Refused
 from antiphon.pipelines.grounding import Grounding
 from antiphon.vision.frame_filters import EvsFilter
 from antiphon.vision.images import decode
-from antiphon.vision.scene import Look, look
+from antiphon.vision.scene import SceneFacts, look
 
 log = logging.getLogger(__name__)
 
@@ -84,20 +84,20 @@ NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "five": 5, "ten": 10
 
 
 @dataclass(slots=True, eq=False)
-class Reading:
+class FrameReading:
     """The text of one frame, and of those after it that look the same. `lines` None: not read yet."""
 
     lines: tuple[str, ...] | None = None
 
 
 @dataclass(slots=True, eq=False)
-class Moment:
+class ObservedFrame:
     """One kept frame."""
 
     number: int
     at_s: float
-    look: Look
-    reading: Reading
+    look: SceneFacts
+    reading: FrameReading
 
     def facts(self) -> str:
         """The picture in a few words."""
@@ -119,28 +119,34 @@ class Observer:
     """See Watcher. `partner` writes and speaks the answers, `synthesizer` says what it does not."""
 
     def __init__(
-        self, partner: Partner, reader: Reader, transcriber: Transcriber | None, synthesizer: Synthesizer | None = None
+        self,
+        partner: ConversationModel,
+        reader: ImageReader,
+        transcriber: Transcriber | None,
+        synthesizer: Synthesizer | None = None,
     ) -> None:
         self._partner, self._reader, self._transcriber = partner, reader, transcriber
         self._synthesizer = synthesizer
         facts = partner.profile
-        self.profile = WatcherProfile(facts.id, "text", facts.sample_rate_hz, facts.voices)
+        self.profile = VideoProfile(facts.id, "text", facts.sample_rate_hz, facts.voices)
 
-    async def open(self, instructions: str) -> Observing:
+    async def open(self, instructions: str) -> ObserverStream:
         """See Watcher."""
-        return Observing(await self._partner.open(), self._reader, self._transcriber, self._synthesizer, instructions)
+        return ObserverStream(
+            await self._partner.open(), self._reader, self._transcriber, self._synthesizer, instructions
+        )
 
     def close(self) -> None:
         """See Watcher. The models it uses are others'."""
 
 
-class Observing:
+class ObserverStream:
     """See Watching."""
 
     def __init__(
         self,
-        talk: Talk,
-        reader: Reader,
+        talk: ConversationStream,
+        reader: ImageReader,
         transcriber: Transcriber | None,
         synthesizer: Synthesizer | None,
         instructions: str,
@@ -149,13 +155,13 @@ class Observing:
         self._synthesizer = synthesizer
         system = f"{PROMPT} {instructions}".strip()
         self._messages: list[Message] = [Message("system", system)]
-        self._moments: list[Moment] = []
+        self._moments: list[ObservedFrame] = []
         self._told = -1
-        self._unread: list[tuple[Reading, bytes]] = []
+        self._unread: list[tuple[FrameReading, bytes]] = []
         self._changed = asyncio.Event()
         self._thumbnail: np.ndarray | None = None
         self._alike = EvsFilter(SAME)
-        self._reading = Reading()
+        self._reading = FrameReading()
         self._answering = self._grounded_last = False
         # How many frames were read, for measuring.
         self.num_read = 0
@@ -192,16 +198,16 @@ class Observing:
             # The answer to come will say it, if it is not for now only.
             log.warning("notes were not prefilled: %s", error)
 
-    async def see(self, frame: Seen) -> None:
+    async def see(self, frame: VideoFrame) -> None:
         """See Watching."""
         pixels = await asyncio.to_thread(decode, frame.image, LOOK_SIDE)
         seen, self._thumbnail = look(pixels, self._thumbnail)
         if self._alike.keeps(pixels):
-            self._reading = Reading()
+            self._reading = FrameReading()
             self._unread.append((self._reading, frame.image))
             while len(self._unread) > MAX_UNREAD or sum(len(i) for _, i in self._unread) > MAX_UNREAD_BYTES:
                 self._unread.pop(0)[0].lines = ()
-        self._moments.append(Moment(frame.number, frame.at_s, seen, self._reading))
+        self._moments.append(ObservedFrame(frame.number, frame.at_s, seen, self._reading))
         del self._moments[:-MAX_MOMENTS]
         self._notify()
 
@@ -223,8 +229,8 @@ class Observing:
         self._unread = [(r, i) for r, i in self._unread if id(r) in alive]
 
     async def answer(
-        self, question: Question, options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
+        self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[ResponseChunk, None]:
         """See Watching."""
         asked_s = time_of(question.text, question.at_s)
         await self._read_for(question, asked_s)
@@ -250,18 +256,18 @@ class Observing:
     async def _grounded(
         self,
         messages: list[Message],
-        question: Question,
+        question: VideoQuestion,
         heard: str,
         options: ReplyOptions,
         voice: VoiceOptions | None,
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[ResponseChunk, None]:
         """The language model's answer, if it says what the notes say; else that nobody can see that here."""
         readings = {id(m.reading): m.reading for m in self._moments[-MAX_KNOWN:]}
         known = [line for reading in readings.values() for line in reading.lines or ()]
         text = question.text.strip() or heard
         if PLAIN.search(text) and OF_ALL.search(text):
             known += [m.told() for m in self._moments[-MAX_KNOWN:]]
-        check, held = Grounding(text, [*known, heard]), list[Answer]()
+        check, held = Grounding(text, [*known, heard]), list[ResponseChunk]()
         done = ReplyDone("stop", 0, 0, 0)
         async with aclosing(self._talk.respond(tuple(messages), options, voice)) as answers:
             async for answer in answers:
@@ -285,7 +291,7 @@ class Observing:
                 yield answer
         yield done
 
-    async def _unseen(self, asked: str, voice: VoiceOptions | None) -> AsyncGenerator[Answer, None]:
+    async def _unseen(self, asked: str, voice: VoiceOptions | None) -> AsyncGenerator[ResponseChunk, None]:
         last = self._moments[-1] if self._moments else None
         lines = (last.reading.lines or ()) if last else ()
         shown = f'the text on it is "{" / ".join(lines[:3])}"' if lines else "there is no text on it"
@@ -296,9 +302,9 @@ class Observing:
         if voice and self._synthesizer:
             async with aclosing(self._synthesizer.speak(text, voice, lambda: Urgency.FINAL)) as sounds:
                 async for sound in sounds:
-                    yield Speaking(sound.pcm, sound.words)
+                    yield ResponseAudio(sound.pcm, sound.words)
 
-    async def _read_for(self, question: Question, asked_s: float | None) -> None:
+    async def _read_for(self, question: VideoQuestion, asked_s: float | None) -> None:
         """Wait a little for what the question is about to be read."""
         wanted = [m for m in self._moments if m.number in question.frames]
         if asked_s is not None:
@@ -313,7 +319,7 @@ class Observing:
         except TimeoutError:
             return
 
-    def _notes(self, question: Question, asked_s: float | None, heard: str) -> str:
+    def _notes(self, question: VideoQuestion, asked_s: float | None, heard: str) -> str:
         """What is new since the last question, and the question."""
         new = [m for m in self._moments[-MAX_KNOWN:] if m.number > self._told]
         lines = _lines(new)
@@ -338,23 +344,23 @@ class Observing:
         self._talk.close()
 
 
-async def words_of(question: Question, transcriber: Transcriber | None) -> str:
+async def words_of(question: VideoQuestion, transcriber: Transcriber | None) -> str:
     """What was said since the last question; "" where nobody hears, or it cannot be told."""
     if question.pcm is None or transcriber is None:
         return ""
     words = []
     try:
         async for part in transcriber.transcribe(question.pcm, FileOptions()):
-            if isinstance(part, Segment):
+            if isinstance(part, TranscriptSegment):
                 words.append(part.text.strip())
     except (ModelError, Refused):
         return ""
     return " ".join(w for w in words if w)
 
 
-def _lines(moments: Sequence[Moment]) -> list[str]:
+def _lines(moments: Sequence[ObservedFrame]) -> list[str]:
     """Notes, a line for each stretch that says the same; as it was at its end."""
-    groups: list[list[Moment]] = []
+    groups: list[list[ObservedFrame]] = []
     for moment in moments:
         if groups and groups[-1][-1].text == moment.text:
             groups[-1].append(moment)
@@ -368,7 +374,7 @@ def _lines(moments: Sequence[Moment]) -> list[str]:
     return out
 
 
-def _span(group: Sequence[Moment]) -> str:
+def _span(group: Sequence[ObservedFrame]) -> str:
     first, last = group[0].at_s, group[-1].at_s
     return f"{first:.1f} s" if last - first < 0.5 else f"{first:.1f} to {last:.1f} s"
 

@@ -13,20 +13,20 @@ from dataclasses import replace
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import (
-    Answer,
+    AudioPart,
+    ConversationModel,
+    ConversationStream,
     ImagePart,
     Message,
     MessagePart,
-    Partner,
-    Question,
     ReplyDone,
     ReplyOptions,
-    Seen,
-    SoundPart,
-    Talk,
+    ResponseChunk,
     TextDelta,
+    VideoFrame,
+    VideoProfile,
+    VideoQuestion,
     VoiceOptions,
-    WatcherProfile,
 )
 from antiphon.errors import EngineError, MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.vision.images import decode
@@ -49,26 +49,26 @@ MAX_SOUND_S = 60
 KEPT = 0.75
 
 
-class PartnerWatcher:
+class ConversationVideoModel:
     """See Watcher."""
 
-    def __init__(self, partner: Partner, *, eager: bool) -> None:
+    def __init__(self, partner: ConversationModel, *, eager: bool) -> None:
         self._partner, self._eager = partner, eager
         facts = partner.profile
-        self.profile = WatcherProfile(facts.id, "pictures", facts.sample_rate_hz, facts.voices)
+        self.profile = VideoProfile(facts.id, "pictures", facts.sample_rate_hz, facts.voices)
 
-    async def open(self, instructions: str) -> PartnerWatching:
+    async def open(self, instructions: str) -> ConversationVideoStream:
         """See Watcher."""
-        return PartnerWatching(await self._partner.open(), instructions, eager=self._eager)
+        return ConversationVideoStream(await self._partner.open(), instructions, eager=self._eager)
 
     def close(self) -> None:
         """The partner is closed by who loaded it."""
 
 
-class PartnerWatching:
+class ConversationVideoStream:
     """See Watching."""
 
-    def __init__(self, talk: Talk, instructions: str, *, eager: bool) -> None:
+    def __init__(self, talk: ConversationStream, instructions: str, *, eager: bool) -> None:
         self._talk, self._eager = talk, eager
         self._system = Message("system", f"{SYSTEM} {instructions}".strip())
         # Questions and their answers.
@@ -89,7 +89,7 @@ class PartnerWatching:
         if self._ahead:
             await asyncio.wait([self._ahead])
 
-    async def see(self, frame: Seen) -> None:
+    async def see(self, frame: VideoFrame) -> None:
         """See Watching."""
         await asyncio.to_thread(decode, frame.image, MAX_SIDE)
         self._new[frame.number] = (frame.at_s, ImagePart(frame.image))
@@ -139,13 +139,13 @@ class PartnerWatching:
         return Message("user", " ".join(p for p in parts if isinstance(p, str)), parts=parts)
 
     async def answer(
-        self, question: Question, options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
+        self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[ResponseChunk, None]:
         """See Watching."""
         known, text, complete = tuple(self._new), "", False
         more: list[MessagePart] = [question.text] if question.text.strip() else []
         if question.pcm is not None and len(question.pcm):
-            more.insert(0, SoundPart(question.pcm[-MAX_SOUND_S * SAMPLE_RATE_HZ :]))
+            more.insert(0, AudioPart(question.pcm[-MAX_SOUND_S * SAMPLE_RATE_HZ :]))
         asked = self._user(self._wanted(question.frames), *more)
         wanted = replace(options, max_tokens=options.max_tokens or MAX_TOKENS, truncation=KEPT)
         self._answering = True
@@ -174,7 +174,7 @@ class PartnerWatching:
 
     def _is_over(self, frames: int, sound_s: float, messages: int) -> bool:
         parts = [part for m in self._past for part in m.parts]
-        heard_s = sum(len(part.pcm) for part in parts if isinstance(part, SoundPart)) / SAMPLE_RATE_HZ
+        heard_s = sum(len(part.pcm) for part in parts if isinstance(part, AudioPart)) / SAMPLE_RATE_HZ
         seen = sum(isinstance(part, ImagePart) for part in parts)
         return seen > frames or heard_s > sound_s or len(self._past) > messages
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 DIALECTS: Mapping[str, str] = MappingProxyType(
     {
-        "vllm": "antiphon.protocols.vllm.dialect:VllmRealtime",
+        "vllm": "antiphon.protocols.vllm.dialect:VllmDialect",
         "openai": "antiphon.protocols.openai.transcription:OpenAITranscription",
     }
 )

@@ -9,7 +9,7 @@ HOSTED = ("gpt-", "whisper-1", "tts-1")
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class ModelNames:
     """The names a client may use for a model. `loaded`: ids as /v1/models lists them, the first is `default`.
 
     In the OpenAI dialects the hosted service's own names are served by the loaded model, unless `strict`. `unit_ms`: it takes turns by itself, once

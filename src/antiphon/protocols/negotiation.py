@@ -14,14 +14,14 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import TalkInput, TalkOutput
-from antiphon.events.transcription import Input, Output, SessionEnding
-from antiphon.protocols.model_names import Models
-from antiphon.protocols.openai.conversation import OpenAIRealtime
+from antiphon.events.conversation import ConversationCommand, ConversationEvent
+from antiphon.events.transcription import SessionEnding, TranscriptionCommand, TranscriptionEvent
+from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.openai.conversation import OpenAIConversation
 from antiphon.protocols.openai.transcription import MIN_COMMIT_MS, OpenAITranscription
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
-from antiphon.protocols.vllm.dialect import VllmRealtime
+from antiphon.protocols.vllm.dialect import VllmDialect
 from antiphon.protocols.wire import NewId, frame, random_id
 
 # Sound that may come before the dialect is known, in bytes of frames; more ends the connection.
@@ -33,7 +33,7 @@ class RealtimeConnection:
     """One connection of /v1/realtime: negotiates, then hands every frame to the dialect."""
 
     opening: Opening
-    models: Models
+    models: ModelNames
     now_s: Callable[[], float]
     session_s: float = 3600.0
     new_id: NewId = random_id
@@ -41,15 +41,15 @@ class RealtimeConnection:
     language_check: Callable[[str], bool] = lambda _: True
     stand_in: Callable[..., None] = lambda *_: None
     # Names of whoever answers, and the voices; None: nobody does.
-    partners: Models | None = None
+    partners: ModelNames | None = None
     voices: tuple[str, ...] = ()
     # What resumes it, if anything does.
     resume_token: str | None = None
-    _talk: OpenAIRealtime | None = None
-    _chosen: VllmRealtime | OpenAITranscription | None = None
+    _talk: OpenAIConversation | None = None
+    _chosen: VllmDialect | OpenAITranscription | None = None
     _openai: OpenAITranscription | None = None
     _first: list[str] = field(default_factory=list)
-    _inputs: list[Input | TalkInput] = field(default_factory=list)
+    _inputs: list[TranscriptionCommand | ConversationCommand] = field(default_factory=list)
     _held: list[str | bytes] = field(default_factory=list)
     _held_bytes: int = 0
     _session_id: str = ""
@@ -80,7 +80,7 @@ class RealtimeConnection:
         )
         openai.begin(name)
         if self.partners and not vllm and not only_text:
-            self._talk = OpenAIRealtime(
+            self._talk = OpenAIConversation(
                 self.models,
                 self.new_id,
                 self.max_append_bytes,
@@ -122,7 +122,7 @@ class RealtimeConnection:
     def snapshot(self) -> dict[str, Any] | None:
         """What is kept of a conversation beside its items; None for what is none."""
         talk = self._chosen
-        if not isinstance(talk, OpenAIRealtime):
+        if not isinstance(talk, OpenAIConversation):
             return None
         return {"session_id": self.id, "dialect": "realtime", "session": talk.snapshot()}
 
@@ -156,9 +156,9 @@ class RealtimeConnection:
     def dialect(self) -> str:
         """`vllm`, `openai` (transcription), `realtime` (conversation), or `undecided`."""
         match self._chosen:
-            case VllmRealtime():
+            case VllmDialect():
                 return "vllm"
-            case OpenAIRealtime():
+            case OpenAIConversation():
                 return "realtime"
             case OpenAITranscription():
                 return "openai"
@@ -200,7 +200,7 @@ class RealtimeConnection:
         if self._held:
             self._replay()
 
-    def send(self, output: Output | TalkOutput) -> None:
+    def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """Queue the frames of an output."""
         if self._chosen is None:
             self._choose_default()
@@ -215,7 +215,7 @@ class RealtimeConnection:
         """The connection ends for a reason the client should know."""
         self._speaking().send(SessionEnding(code, message))
 
-    def inputs(self) -> list[Input | TalkInput]:
+    def inputs(self) -> list[TranscriptionCommand | ConversationCommand]:
         """Take the inputs so far."""
         taken, self._inputs = self._inputs, []
         return [*taken, *(self._chosen.inputs() if self._chosen else [])]
@@ -225,7 +225,7 @@ class RealtimeConnection:
         taken, self._first = self._first, []
         return taken + (self._speaking().frames() if self._openai else [])
 
-    def _speaking(self) -> VllmRealtime | OpenAITranscription:
+    def _speaking(self) -> VllmDialect | OpenAITranscription:
         if self._chosen:
             return self._chosen
         assert self._openai is not None
@@ -262,7 +262,7 @@ class RealtimeConnection:
             self._replay()
 
     def _choose_vllm(self) -> None:
-        self._chosen = VllmRealtime(
+        self._chosen = VllmDialect(
             self.models,
             self.new_id,
             self.max_append_bytes,

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from antiphon.events.conversation import TalkInput
-from antiphon.events.transcription import Input
-from antiphon.protocols.model_names import Models
+from antiphon.events.conversation import ConversationCommand
+from antiphon.events.transcription import TranscriptionCommand
+from antiphon.protocols.model_names import ModelNames
 
 # prefix -> a fresh id; injected so that golden traces repeat.
 NewId = Callable[[str], str]
@@ -74,14 +74,14 @@ def decode_base64(text: str) -> bytes:
 class Dialect:
     """The two drains every dialect has, and its ids. `max_append_bytes`: most audio one append may carry."""
 
-    models: Models
+    models: ModelNames
     new_id: NewId = random_id
     max_append_bytes: int = 15 << 20
     session_id: str = ""
-    _inputs: list[Input | TalkInput] = field(default_factory=list)
+    _inputs: list[TranscriptionCommand | ConversationCommand] = field(default_factory=list)
     _frames: list[str] = field(default_factory=list)
 
-    def inputs(self) -> list[Input | TalkInput]:
+    def inputs(self) -> list[TranscriptionCommand | ConversationCommand]:
         """Take the inputs that frames received so far amount to."""
         taken, self._inputs = self._inputs, []
         return taken
@@ -91,7 +91,7 @@ class Dialect:
         taken, self._frames = self._frames, []
         return taken
 
-    def _queue(self, *inputs: Input | TalkInput) -> None:
+    def _queue(self, *inputs: TranscriptionCommand | ConversationCommand) -> None:
         self._inputs.extend(inputs)
 
     def _say(self, **fields: Any) -> None:

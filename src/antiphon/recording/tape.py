@@ -19,7 +19,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TapeEntry:
     """One line: `kind` is in, sound or out."""
 
     t: float
@@ -28,7 +28,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Turn:
+class RecordedTurn:
     """One turn of the user and its answer; times in seconds of the session, None for what did not happen."""
 
     item_id: str
@@ -50,7 +50,7 @@ class Tape:
     """A recorded session. `heard`: in.wav, float32 at 16 kHz."""
 
     facts: dict[str, Any]
-    entries: list[Entry]
+    entries: list[TapeEntry]
     heard: Pcm
     said: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
     said_hz: int = 24_000
@@ -74,12 +74,12 @@ class Tape:
         """Its length."""
         return self.entries[-1].t if self.entries else 0.0
 
-    def outputs(self) -> list[Entry]:
+    def outputs(self) -> list[TapeEntry]:
         """What the server said."""
         return [e for e in self.entries if e.kind == "out"]
 
 
-def _entries(lines: list[bytes]) -> Iterator[Entry]:
+def _entries(lines: list[bytes]) -> Iterator[TapeEntry]:
     for line in lines:
         try:
             row = json.loads(line)
@@ -87,7 +87,7 @@ def _entries(lines: list[bytes]) -> Iterator[Entry]:
             ((kind, value),) = row.items()
         except ValueError:
             continue
-        yield Entry(t, kind, value)
+        yield TapeEntry(t, kind, value)
 
 
 def _read_wav(path: Path) -> tuple[Pcm, int]:
@@ -95,13 +95,13 @@ def _read_wav(path: Path) -> tuple[Pcm, int]:
         return from_pcm16(file.readframes(file.getnframes())), file.getframerate()
 
 
-def turns(outputs: list[Entry]) -> list[Turn]:
+def turns(outputs: list[TapeEntry]) -> list[RecordedTurn]:
     """What a session's events say of its turns, in order. An answer belongs to the turn that ended last before it."""
-    found: dict[str, Turn] = {}
-    by_response: dict[str, Turn] = {}
+    found: dict[str, RecordedTurn] = {}
+    by_response: dict[str, RecordedTurn] = {}
 
-    def turn(item_id: str) -> Turn:
-        return found.setdefault(item_id, Turn(item_id))
+    def turn(item_id: str) -> RecordedTurn:
+        return found.setdefault(item_id, RecordedTurn(item_id))
 
     for entry in outputs:
         event, t = entry.value, entry.t
@@ -129,7 +129,7 @@ def turns(outputs: list[Entry]) -> list[Turn]:
                 | "response.audio_transcript.delta"
                 | "response.text.delta"
             ):
-                mine = by_response.get(event["response_id"], Turn(""))
+                mine = by_response.get(event["response_id"], RecordedTurn(""))
                 mine.first_text = t if mine.first_text is None else mine.first_text
                 mine.answer += event["delta"]
             case "sound":
@@ -137,7 +137,7 @@ def turns(outputs: list[Entry]) -> list[Turn]:
                 for mine in open_ones[-1:]:
                     mine.first_sound = t if mine.first_sound is None else mine.first_sound
             case "response.done":
-                mine = by_response.get(event["response"]["id"], Turn(""))
+                mine = by_response.get(event["response"]["id"], RecordedTurn(""))
                 mine.done, mine.status = t, event["response"]["status"]
             case _:
                 continue

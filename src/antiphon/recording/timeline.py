@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.recording.tape import Entry, Tape, Turn, turns
+from antiphon.recording.tape import RecordedTurn, Tape, TapeEntry, turns
 
 PX_PER_S, LEFT, LANE, STEP_S = 60, 110, 46, 0.05
 LANES = ("microphone", "you speak", "thinking", "answer made", "events")
@@ -82,7 +82,7 @@ def _loudness(tape: Tape) -> str:
     return f'<path d="{"".join(bars)}" fill="none" style="stroke:var(--you)"/>'
 
 
-def _spans(turn: Turn, outputs: list[Entry], end: float) -> list[str]:
+def _spans(turn: RecordedTurn, outputs: list[TapeEntry], end: float) -> list[str]:
     out = []
     if turn.started is not None:
         out.append(_box(1, "you", turn.started, turn.ended if turn.ended is not None else end, turn.transcript))
@@ -94,7 +94,7 @@ def _spans(turn: Turn, outputs: list[Entry], end: float) -> list[str]:
     return out
 
 
-def _mark(entry: Entry) -> str:
+def _mark(entry: TapeEntry) -> str:
     kind = entry.value["type"]
     error = entry.value.get("error")
     # The vLLM dialect's errors are texts.
@@ -104,7 +104,7 @@ def _mark(entry: Entry) -> str:
     return f'<line class="stop" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{y + 36}"/><text x="{x + 4:.1f}" y="{y + 27}">{html.escape(what)}</text>'
 
 
-def _row(k: int, turn: Turn) -> str:
+def _row(k: int, turn: RecordedTurn) -> str:
     cells = []
     for _, name in COLUMNS:
         value = getattr(turn, name)

@@ -17,7 +17,7 @@ import anyio.abc
 from antiphon.errors import Refused
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import store_of
-from antiphon.protocols.model_names import Models
+from antiphon.protocols.model_names import ModelNames
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
 from antiphon.store.sessions import SessionStore
@@ -28,7 +28,7 @@ MAX_SECRETS = 10_000
 
 
 @dataclass(eq=False, slots=True)
-class Live:
+class LiveEntry:
     """One live session, as the drain and a hang-up see it. `key`: its caller's. `backlog_s`: audio it was sent and has not taken. `finish`: stop reading, flush finals, close."""
 
     key: str
@@ -38,7 +38,7 @@ class Live:
 
 
 @dataclass(frozen=True, slots=True)
-class Secret:
+class ClientSecret:
     """A short-lived key: who made it, until when it holds (monotonic seconds), and the session it opens."""
 
     who: str
@@ -54,14 +54,14 @@ class ServerState:
     metrics: Metrics
     models: LoadedModels | None = None
     started_s: int = 0
-    live: set[Live] = field(default_factory=set)
+    live: set[LiveEntry] = field(default_factory=set)
     draining: bool = False
     # Sessions that were let in since the start.
     num_admitted: int = 0
     _empty: anyio.Event = field(default_factory=anyio.Event)
     _by_key: Counter[str] = field(default_factory=Counter)
     _mentioned: set[str] = field(default_factory=set)
-    _secrets: dict[str, Secret] = field(default_factory=dict)
+    _secrets: dict[str, ClientSecret] = field(default_factory=dict)
     # What lives longer than the request that began it; set by whoever runs the server.
     group: anyio.abc.TaskGroup | None = None
     # Conversations that outlive the server; None where none are kept.
@@ -79,19 +79,19 @@ class ServerState:
         return VoiceStore(store_of(self.settings.models).home)
 
     @property
-    def names(self) -> Models:
+    def names(self) -> ModelNames:
         """Names a client may use."""
         assert self.models is not None
-        return Models((self.models.transcriber.profile.id,), strict=self.settings.server.strict_models)
+        return ModelNames((self.models.transcriber.profile.id,), strict=self.settings.server.strict_models)
 
     @property
-    def partners(self) -> Models | None:
+    def partners(self) -> ModelNames | None:
         """Names a client may use for whoever answers in a conversation; None where nobody does."""
         partner = self.models.partner if self.models else None
         if partner is None:
             return None
         unit_ms = round(partner.native.profile.unit_s * 1000) if partner.native else 0
-        return Models((partner.profile.id,), strict=self.settings.server.strict_models, unit_ms=unit_ms)
+        return ModelNames((partner.profile.id,), strict=self.settings.server.strict_models, unit_ms=unit_ms)
 
     def loaded(self) -> LoadedModels:
         """The models. Raises Refused while they load or the server drains."""
@@ -107,7 +107,7 @@ class ServerState:
         while len(self.forgone) > MAX_SECRETS:
             del self.forgone[next(iter(self.forgone))]
 
-    def keep_secret(self, value: str, secret: Secret) -> None:
+    def keep_secret(self, value: str, secret: ClientSecret) -> None:
         """Let a short-lived key open sessions until it expires. Bound: MAX_SECRETS, the oldest go."""
         now_s = time.monotonic()
         self._secrets = {k: s for k, s in self._secrets.items() if s.until_s > now_s}
@@ -115,7 +115,7 @@ class ServerState:
             del self._secrets[next(iter(self._secrets))]
         self._secrets[value] = secret
 
-    def secret(self, key: str | None) -> Secret | None:
+    def secret(self, key: str | None) -> ClientSecret | None:
         """What a short-lived key stands for; None for one that expired, or for any other key."""
         found = self._secrets.get(key or "")
         return found if found and found.until_s > time.monotonic() else None
@@ -155,7 +155,7 @@ class ServerState:
         assert self.group
         self.group.start_soon(work)
 
-    def leave(self, live: Live) -> None:
+    def leave(self, live: LiveEntry) -> None:
         """A session is over."""
         self.live.discard(live)
         if not self.live:

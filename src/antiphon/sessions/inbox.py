@@ -8,9 +8,9 @@ import anyio
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import Refused
-from antiphon.events.conversation import ItemCreated, TalkInput
-from antiphon.events.duplex import FramesShown
-from antiphon.events.transcription import AudioAppended, Input
+from antiphon.events.conversation import ConversationCommand, CreateItem
+from antiphon.events.duplex import AppendFrames
+from antiphon.events.transcription import AppendAudio, TranscriptionCommand
 
 # Inputs without sound weigh something too, or a flood of them would be free.
 CONTROL_SAMPLES = SAMPLE_RATE_HZ // 100
@@ -28,7 +28,7 @@ class Inbox:
     def __init__(self, max_backlog_s: float, *, live: bool = False) -> None:
         self._most = int(max_backlog_s * SAMPLE_RATE_HZ)
         self._live = live
-        self._waiting: deque[Input | TalkInput] = deque()
+        self._waiting: deque[TranscriptionCommand | ConversationCommand] = deque()
         self._samples = 0
         self._closed = False
         self._changed = anyio.Event()
@@ -38,7 +38,7 @@ class Inbox:
         """Seconds of audio put and not yet taken."""
         return self._samples / SAMPLE_RATE_HZ
 
-    async def put(self, item: Input | TalkInput) -> None:
+    async def put(self, item: TranscriptionCommand | ConversationCommand) -> None:
         """Hand over one input. Waits, or raises Refused, while the backlog is full."""
         while self._samples >= self._most and not self._closed:
             if self._live:
@@ -48,7 +48,7 @@ class Inbox:
         self._samples += _weight(item)
         self._notify()
 
-    async def get(self) -> Input | TalkInput | None:
+    async def get(self) -> TranscriptionCommand | ConversationCommand | None:
         """The next input, waiting for it; None when the inbox is closed and empty."""
         while not self._waiting:
             if self._closed:
@@ -72,11 +72,11 @@ class Inbox:
         await self._changed.wait()
 
 
-def _weight(item: Input | TalkInput) -> int:
-    if isinstance(item, AudioAppended):
+def _weight(item: TranscriptionCommand | ConversationCommand) -> int:
+    if isinstance(item, AppendAudio):
         return len(item.pcm)
-    if isinstance(item, ItemCreated):
+    if isinstance(item, CreateItem):
         return CONTROL_SAMPLES + sum(len(p.text) + len(p.image) for p in item.item.parts) // BYTES_A_SAMPLE
-    if isinstance(item, FramesShown):
+    if isinstance(item, AppendFrames):
         return CONTROL_SAMPLES + sum(map(len, item.frames)) // BYTES_A_SAMPLE
     return CONTROL_SAMPLES

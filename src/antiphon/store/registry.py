@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Role = Literal["transcriber", "vad", "turn", "language", "synthesizer", "partner", "watcher"]
+ModelRole = Literal["transcriber", "vad", "turn", "language", "synthesizer", "partner", "watcher"]
 ProfileName = Literal["default", "light"]
 
 
@@ -49,7 +49,7 @@ class Model:
     """A model as `/v1/models` and `antiphon pull --list` name it."""
 
     id: str
-    role: Role
+    role: ModelRole
     adapter: str
     licence: str
     summary: str

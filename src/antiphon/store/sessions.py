@@ -21,7 +21,7 @@ FILE = "sessions.sqlite3"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredSession:
     """One conversation. `who`: a hash of its caller's key. `token`: the hash of what resumes it. `kept`: JSON."""
 
     id: str
@@ -49,14 +49,14 @@ class SessionStore:
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"{self._path}: {error}") from None
         # Bound: one entry a session, the latest; who writes faster than the disk replaces what waits.
-        self._waiting: dict[str, Kept | None] = {}
+        self._waiting: dict[str, StoredSession | None] = {}
         self._waiters: list[Future[None]] = []
         self._lock = threading.Lock()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="sessions", daemon=True)
         self._thread.start()
 
-    def put(self, session: Kept) -> Future[None]:
+    def put(self, session: StoredSession) -> Future[None]:
         """Keep this state of a session instead of the last. Does not wait: the result is there when it is written, or cannot be."""
         return self._later(session.id, session)
 
@@ -64,7 +64,7 @@ class SessionStore:
         """The session is over. Does not wait."""
         self._later(session_id, None)
 
-    def get(self, session_id: str) -> Kept | None:
+    def get(self, session_id: str) -> StoredSession | None:
         """The latest state of a session. Waits for the disk: call it in a thread."""
         with self._lock:
             if session_id in self._waiting:
@@ -79,14 +79,14 @@ class SessionStore:
         except sqlite3.Error as error:
             log.error("a session could not be read: %s", error)
             return None
-        return Kept(*row) if row else None
+        return StoredSession(*row) if row else None
 
     def close(self) -> None:
         """Write what waits, and stop."""
         self._wake.put(False)
         self._thread.join(10)
 
-    def _later(self, session_id: str, state: Kept | None) -> Future[None]:
+    def _later(self, session_id: str, state: StoredSession | None) -> Future[None]:
         written: Future[None] = Future()
         with self._lock:
             self._waiting[session_id] = state

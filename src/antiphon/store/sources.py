@@ -30,14 +30,14 @@ STALL_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ResourceReader:
     """`total_bytes` of the whole resource (0: not said) and its bytes from the asked offset on."""
 
     total_bytes: int
     chunks: Iterator[bytes]
 
 
-Open = Callable[[str, int], AbstractContextManager[Reader]]
+Open = Callable[[str, int], AbstractContextManager[ResourceReader]]
 
 
 def hub_url(hub: Hub, sha256: str) -> str | None:
@@ -66,14 +66,14 @@ def wheel_url(package: str, version: str) -> tuple[str, str]:
 
 
 @contextmanager
-def open_url(url: str, offset: int) -> Iterator[Reader]:
+def open_url(url: str, offset: int) -> Iterator[ResourceReader]:
     """Read `url` from `offset` on. A server that ignores the range is read from the start and skipped."""
     parts = urlsplit(url)
     if parts.scheme == "file":
         path = Path(url2pathname(parts.path))
         with path.open("rb") as file:
             file.seek(offset)
-            yield Reader(path.stat().st_size, iter(lambda: file.read(CHUNK_BYTES), b""))
+            yield ResourceReader(path.stat().st_size, iter(lambda: file.read(CHUNK_BYTES), b""))
         return
     headers = {"Range": f"bytes={offset}-"} if offset else {}
     timeout = httpx.Timeout(STALL_TIMEOUT_S, connect=20.0)
@@ -82,7 +82,7 @@ def open_url(url: str, offset: int) -> Iterator[Reader]:
             answer.raise_for_status()
             resumed = answer.status_code == httpx.codes.PARTIAL_CONTENT
             total = int(answer.headers.get("content-length", 0)) + (offset if resumed else 0)
-            yield Reader(total, _skipping(answer.iter_raw(CHUNK_BYTES), 0 if resumed else offset))
+            yield ResourceReader(total, _skipping(answer.iter_raw(CHUNK_BYTES), 0 if resumed else offset))
     except httpx.HTTPError as error:
         raise StoreError(f"{parts.path.rsplit('/', 1)[-1]}: {error or type(error).__name__}") from error
 

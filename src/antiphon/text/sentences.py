@@ -55,7 +55,7 @@ _ABBREVIATIONS = frozenset(
 )
 
 
-class Splitter:
+class SentenceSplitter:
     """Feed text, take units. Each unit is stripped and not empty; joined they are the text but for white space at the seams."""
 
     def __init__(self, granularity: Granularity = "sentence") -> None:

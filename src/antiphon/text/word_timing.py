@@ -10,7 +10,7 @@ from antiphon.events.words import Word
 PACE, WIDE = 13.0, 3.0
 
 
-class PacedWords:
+class WordPacer:
     """One spoken text's words, handed out as its sound comes.
 
     Text may come before its sound, or while there is some. A word is said when as much was spoken as its letters

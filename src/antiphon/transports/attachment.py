@@ -12,16 +12,16 @@ import anyio
 import anyio.abc
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.transcription import AudioAppended
+from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.transports.outbox import End, Outbox
-from antiphon.transports.transport import STALL_S, Gone, Transport
+from antiphon.transports.outbox import CloseFrame, Outbox
+from antiphon.transports.transport import STALL_S, Transport, TransportClosed
 
 log = logging.getLogger(__name__)
-Data = str | bytes | AudioAppended
+ClientData = str | bytes | AppendAudio
 
 
-class Session(Protocol):
+class AttachedSession(Protocol):
     """Who is at the other end of the line."""
 
     @property
@@ -37,7 +37,7 @@ class Session(Protocol):
         """After this long without a frame `idle` is asked."""
         ...
 
-    async def take(self, data: Data) -> None:
+    async def take(self, data: ClientData) -> None:
         """One frame from the client. Not interrupted where the session can be resumed."""
         ...
 
@@ -66,11 +66,17 @@ class Session(Protocol):
         ...
 
 
-class Line:
+class Attachment:
     """`serve` it with the first transport in a task group of the session's; `over` is set when there is nobody to serve any more."""
 
     def __init__(
-        self, session: Session, outbox: Outbox, token: ResumeToken | None, grace_s: float, *, stall_s: float = STALL_S
+        self,
+        session: AttachedSession,
+        outbox: Outbox,
+        token: ResumeToken | None,
+        grace_s: float,
+        *,
+        stall_s: float = STALL_S,
     ) -> None:
         self._session = session
         self.outbox = outbox
@@ -194,7 +200,7 @@ class Line:
             with anyio.fail_after(self._stall_s):
                 await transport.send(self._session.replaced())
                 await transport.close(1000, "session_replaced")
-        except (Gone, TimeoutError):
+        except (TransportClosed, TimeoutError):
             return
 
     async def _watch_over(self, scope: anyio.CancelScope) -> None:
@@ -246,14 +252,14 @@ class Line:
             while True:
                 item = await self.outbox.get()
                 with anyio.fail_after(self._stall_s):
-                    if isinstance(item, End):
+                    if isinstance(item, CloseFrame):
                         await transport.close(item.code, item.reason)
                         self.over.set()
                         break
                     await transport.send(item)
         except TimeoutError:
             log.info("session %s: the client has not read for %.0f s", self._session.id, self._stall_s)
-        except Gone:
+        except TransportClosed:
             log.info("session %s: the client is gone", self._session.id)
             if self.outbox.ended:
                 self.over.set()

@@ -11,7 +11,7 @@ from antiphon.protocols.resume.journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class CloseFrame:
     """The last thing a writer does."""
 
     code: int
@@ -36,7 +36,7 @@ class Outbox:
         self._most = most
         self._waits_detached = waits_detached
         self._overflowed = overflowed
-        self._end: End | None = None
+        self._end: CloseFrame | None = None
         self._attached = False
         self._changed = anyio.Event()
 
@@ -57,7 +57,7 @@ class Outbox:
         if not self._attached and self._end is None and self.journal.check():
             self._overflowed()
 
-    async def get(self) -> str | End:
+    async def get(self) -> str | CloseFrame:
         """The next frame, waiting for it; the End once all is sent."""
         while True:
             frame = self.journal.next()
@@ -76,7 +76,7 @@ class Outbox:
     def end(self, code: int, reason: str) -> None:
         """Nothing more comes: who has sent all closes with this. The first reason stays."""
         if self._end is None:
-            self._end = End(code, reason)
+            self._end = CloseFrame(code, reason)
         self._notify()
 
     def attach(self, *, attached: bool) -> None:

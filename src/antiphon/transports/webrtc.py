@@ -22,9 +22,16 @@ from av import AudioFrame
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import Resampler
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import PartDone, Place, PlaybackStarted, PlaybackStopped, SoundSaid, TalkOutput
-from antiphon.events.transcription import AudioAppended, Output
-from antiphon.transports.transport import Gone
+from antiphon.events.conversation import (
+    ContentPartDone,
+    ContentPosition,
+    ConversationEvent,
+    PlaybackStarted,
+    PlaybackStopped,
+    ResponseAudioDelta,
+)
+from antiphon.events.transcription import AppendAudio, TranscriptionEvent
+from antiphon.transports.transport import TransportClosed
 
 log = logging.getLogger(__name__)
 RTC_HZ = 48_000
@@ -33,19 +40,19 @@ FRAME_SAMPLES = RTC_HZ // 50
 MAX_CHANNEL_BYTES = 8 << 20
 # Sound and events that came and wait for the session: 10 s of frames.
 MAX_ARRIVED = 1000
-Tell = Callable[[PlaybackStarted | PlaybackStopped], object]
+TellPlayback = Callable[[PlaybackStarted | PlaybackStopped], object]
 
 
 @dataclass(slots=True)
 class _Piece:
     """Sound of one item, int16 at 48 kHz; `last`: nothing of the item follows."""
 
-    at: Place
+    at: ContentPosition
     pcm: npt.NDArray[np.int16]
     last: bool = False
 
 
-class Speaker(MediaStreamTrack):
+class OutputTrack(MediaStreamTrack):
     """The track that plays what the session says, 20 ms at a time, silence between; see transport.Player."""
 
     kind = "audio"
@@ -57,35 +64,35 @@ class Speaker(MediaStreamTrack):
         self._queue: deque[_Piece] = deque()
         self._resamplers: dict[str, Resampler] = {}
         # Items that were begun and not played to their end, with the samples of each that were heard.
-        self._open: dict[str, Place] = {}
+        self._open: dict[str, ContentPosition] = {}
         self._heard: dict[str, int] = {}
         # Items of which no more is to be played.
         self._cut: set[str] = set()
         self._sounding: str | None = None
-        self._tell: Tell = lambda _: None
+        self._tell: TellPlayback = lambda _: None
         self._begun_s: float | None = None
         self._sent = 0
 
-    def attach(self, tell: Tell) -> None:
+    def attach(self, tell: TellPlayback) -> None:
         """See Player."""
         self._tell = tell
 
-    def take(self, output: Output | TalkOutput) -> None:
+    def take(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """See Player."""
         match output:
-            case SoundSaid(at, pcm, rate_hz) if at.item_id not in self._cut:
+            case ResponseAudioDelta(at, pcm, rate_hz) if at.item_id not in self._cut:
                 if at.item_id not in self._resamplers:
                     self._resamplers[at.item_id] = Resampler(rate_hz, RTC_HZ)
                     self._open[at.item_id] = at
                 self._queue.append(_Piece(at, _int16(self._resamplers[at.item_id].feed(pcm))))
-            case PartDone(at, part) if part.kind == "output_audio":
+            case ContentPartDone(at, part) if part.kind == "output_audio":
                 self._cut.discard(at.item_id)
                 if resampler := self._resamplers.pop(at.item_id, None):
                     self._queue.append(_Piece(at, _int16(resampler.flush()), last=True))
             case _:
                 return
 
-    def silence(self) -> list[tuple[Place, int]]:
+    def silence(self) -> list[tuple[ContentPosition, int]]:
         """See Playback."""
         cut = [(at, self._heard.get(item_id, 0) * 1000 // RTC_HZ) for item_id, at in self._open.items()]
         # Those still being made have a resampler.
@@ -140,15 +147,15 @@ def _int16(pcm: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
     return (np.clip(pcm, -1.0, 1.0) * 32767).astype(np.int16)
 
 
-class Call:
+class WebRtcCall:
     """A peer connection as a transport; see server/transport.py."""
 
     def __init__(self, ice_servers: tuple[str, ...]) -> None:
         self.peer = RTCPeerConnection(RTCConfiguration(iceServers=[RTCIceServer(urls=u) for u in ice_servers]))
-        self.playback = Speaker()
+        self.playback = OutputTrack()
         self.opened = asyncio.Event()
         self._channel: RTCDataChannel | None = None
-        self._arrived: asyncio.Queue[str | bytes | AudioAppended | None] = asyncio.Queue(MAX_ARRIVED)
+        self._arrived: asyncio.Queue[str | bytes | AppendAudio | None] = asyncio.Queue(MAX_ARRIVED)
         self._listening: asyncio.Task[None] | None = None
         self.peer.on("datachannel", self._open)
         self.peer.on("track", self._listen)
@@ -171,7 +178,7 @@ class Call:
             raise RemoteProtocolError("invalid_offer", f"The SDP offer cannot be answered: {error}", "sdp") from error
         return str(self.peer.localDescription.sdp)
 
-    async def receive(self) -> str | bytes | AudioAppended | None:
+    async def receive(self) -> str | bytes | AppendAudio | None:
         """See Transport."""
         return await self._arrived.get()
 
@@ -179,13 +186,13 @@ class Call:
         """See Transport."""
         channel = self._channel
         if channel is None or channel.readyState != "open" or channel.bufferedAmount > MAX_CHANNEL_BYTES:
-            raise Gone
+            raise TransportClosed
         try:
             channel.send(frame)
         except (ValueError, InvalidStateError) as error:
             # More than the peer takes in one message, or it has just closed.
             log.info("a frame of %d characters could not be sent: %s", len(frame), error)
-            raise Gone from error
+            raise TransportClosed from error
 
     async def close(self, code: int, reason: str) -> None:
         """See Transport."""
@@ -209,7 +216,7 @@ class Call:
             channel.on("close", lambda: self._arrive(None))
             self.opened.set()
 
-    def _arrive(self, item: str | bytes | AudioAppended | None) -> None:
+    def _arrive(self, item: str | bytes | AppendAudio | None) -> None:
         if self._arrived.full():
             # Who sends faster than the session takes for so long is not talking.
             self._arrived.get_nowait()
@@ -230,7 +237,7 @@ class Call:
                 sound = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(axis=1, dtype=np.float32)
                 pcm = resampler.feed(sound / np.float32(32768))
                 if len(pcm):
-                    self._arrive(AudioAppended(pcm))
+                    self._arrive(AppendAudio(pcm))
         except MediaStreamError:
             self._arrive(None)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.protocols.wire import BinaryFrame
-from antiphon.transports.transport import Gone
+from antiphon.transports.transport import TransportClosed
 
 
-class Socket:
+class WebSocketTransport:
     """A WebSocket as a transport; see server/transport.py. `first`: a frame that was read already."""
 
     playback = None
@@ -35,10 +35,10 @@ class Socket:
             else:
                 await self._websocket.send_text(frame)
         except (WebSocketDisconnect, RuntimeError, OSError):
-            raise Gone from None
+            raise TransportClosed from None
 
     async def close(self, code: int, reason: str) -> None:
         try:
             await self._websocket.close(code, reason)
         except (WebSocketDisconnect, RuntimeError, OSError):
-            raise Gone from None
+            raise TransportClosed from None

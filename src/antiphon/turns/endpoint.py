@@ -16,35 +16,35 @@ RELEASE_MARGIN = 0.15
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class SpeechBegan:
     """Speech began; `sample` is its first sample, prefix padding already taken off (never before the last end)."""
 
     sample: int
 
 
 @dataclass(frozen=True, slots=True)
-class Paused:
+class SpeechPaused:
     """Silence began inside a turn, at `sample`; a Resumed or a Stopped follows."""
 
     sample: int
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class SpeechResumed:
     """Speech went on after a pause that ended at `sample`."""
 
     sample: int
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class SpeechEnded:
     """The turn ended. `sample` is the end of its audio: the last speech plus the silence that decided it."""
 
     sample: int
     speech_end: int
 
 
-Change = Started | Paused | Resumed | Stopped
+EndpointChange = SpeechBegan | SpeechPaused | SpeechResumed | SpeechEnded
 
 
 class Endpointer:
@@ -67,12 +67,12 @@ class Endpointer:
         """A turn is open (a pause shorter than the silence that ends it included)."""
         return self._speaking
 
-    def feed(self, probability: float, num_samples: int) -> list[Change]:
+    def feed(self, probability: float, num_samples: int) -> list[EndpointChange]:
         """One frame of `num_samples`; its probability in [0, 1]. Returns what it changed, in order."""
         begin, self._now = self._now, self._now + num_samples
         return self._in_turn(probability, begin) if self._speaking else self._between_turns(probability, begin)
 
-    def flush(self) -> list[Change]:
+    def flush(self) -> list[EndpointChange]:
         """End the open turn here, if there is one."""
         if not self._speaking:
             return []
@@ -93,7 +93,7 @@ class Endpointer:
         self._prefix = prefix_padding_ms * SAMPLE_RATE_HZ // 1000
         self._silence = silence_duration_ms * SAMPLE_RATE_HZ // 1000
 
-    def _between_turns(self, probability: float, begin: int) -> list[Change]:
+    def _between_turns(self, probability: float, begin: int) -> list[EndpointChange]:
         if probability < self.threshold:
             self._loud_frames = 0
             return []
@@ -103,24 +103,24 @@ class Endpointer:
         if self._loud_frames < ONSET_FRAMES:
             return []
         self._speaking, self._loud_frames, self._quiet_since = True, 0, None
-        return [Started(max(self._floor, self._loud_since - self._prefix))]
+        return [SpeechBegan(max(self._floor, self._loud_since - self._prefix))]
 
-    def _in_turn(self, probability: float, begin: int) -> list[Change]:
+    def _in_turn(self, probability: float, begin: int) -> list[EndpointChange]:
         if probability >= self.threshold - RELEASE_MARGIN:
             if self._quiet_since is not None and probability >= self.threshold:
                 self._quiet_since = self._hastened = None
-                return [Resumed(begin)]
+                return [SpeechResumed(begin)]
             if self._quiet_since is None:
                 return []
-        changes: list[Change] = []
+        changes: list[EndpointChange] = []
         if self._quiet_since is None:
             self._quiet_since = begin
-            changes.append(Paused(begin))
+            changes.append(SpeechPaused(begin))
         if self._now - self._quiet_since >= (self._silence if self._hastened is None else self._hastened):
             changes.append(self._stop(self._quiet_since))
         return changes
 
-    def _stop(self, speech_end: int) -> Stopped:
+    def _stop(self, speech_end: int) -> SpeechEnded:
         self._speaking, self._quiet_since, self._loud_frames, self._floor = False, None, 0, self._now
         self._hastened = None
-        return Stopped(self._now, speech_end)
+        return SpeechEnded(self._now, speech_end)

@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 from antiphon.events.transcription import (
     GuessDropped,
-    Output,
-    OverlapBegan,
     OverlapDecided,
+    OverlapStarted,
     SpeechStarted,
     SpeechStopped,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
-    TranscriptGuess,
+    TranscriptGuessed,
+    TranscriptionEvent,
     TranscriptPartial,
     TurnCleared,
     TurnCommitted,
@@ -31,17 +31,17 @@ LONGEST_S = 0.9
 DECIDE_S = 0.4
 # With less than this left of the answer's sound, what is said is a turn: "yes" to a question just asked.
 LAST_S = 0.4
-OfTurn = (
-    SpeechStarted | SpeechStopped | TurnCommitted | TranscriptDelta | TranscriptPartial | TranscriptGuess | GuessDropped | TranscriptDone | TranscriptFailed
+TurnEvent = (
+    SpeechStarted | SpeechStopped | TurnCommitted | TranscriptDelta | TranscriptPartial | TranscriptGuessed | GuessDropped | TranscriptDone | TranscriptFailed
 )  # fmt: skip
 
 
 @dataclass(slots=True)
-class Overlap:
+class OverlapDecider:
     """`take` gives on what may be told now. `held`: the turn that is not decided yet."""
 
     held: int | None = None
-    _waiting: list[Output] = field(default_factory=list)
+    _waiting: list[TranscriptionEvent] = field(default_factory=list)
     # What was understood of it so far; "" before anything was.
     _text: str = ""
     # It was said that it does not take the floor; only its words can say otherwise.
@@ -51,9 +51,9 @@ class Overlap:
     # Turns that were dismissed and whose transcripts are still to come.
     _gone: set[int] = field(default_factory=set)
 
-    def take(self, output: Output, *, overlaps: bool) -> list[Output]:
+    def take(self, output: TranscriptionEvent, *, overlaps: bool) -> list[TranscriptionEvent]:
         """`overlaps`: an answer sounds, and acknowledgements do not end it."""
-        if isinstance(output, OfTurn) and output.turn in self._gone:
+        if isinstance(output, TurnEvent) and output.turn in self._gone:
             if isinstance(output, TranscriptDone | TranscriptFailed):
                 self._gone.discard(output.turn)
             return []
@@ -66,16 +66,16 @@ class Overlap:
                 return [output]
             self.held, self._waiting = output.turn, [output]
             self._text, self._yielded, self._dismissed = "", False, False
-            return [OverlapBegan(output.turn)]
+            return [OverlapStarted(output.turn)]
         if isinstance(output, TurnCleared):
             return [*self._end("cleared"), output]
-        if not isinstance(output, OfTurn) or (output.turn != self.held and not isinstance(output, SpeechStarted)):
+        if not isinstance(output, TurnEvent) or (output.turn != self.held and not isinstance(output, SpeechStarted)):
             return [output]
         self._waiting.append(output)
         if isinstance(output, SpeechStarted):
             # Somebody who begins again is not done after one word.
             return self.release("speech_again")
-        if isinstance(output, TranscriptPartial | TranscriptGuess | TranscriptDone):
+        if isinstance(output, TranscriptPartial | TranscriptGuessed | TranscriptDone):
             self._text = output.text
             if not is_backchannel(output.text) and not self._dismissed:
                 return self.release("words")
@@ -83,7 +83,7 @@ class Overlap:
             return self._end("short_ack_transcript")
         return []
 
-    def late(self, *, speaking: bool) -> list[Output]:
+    def late(self, *, speaking: bool) -> list[TranscriptionEvent]:
         """DECIDE_S have passed: say what it seems to be. `speaking`: it goes on."""
         if self._yielded or self._dismissed or self.held is None:
             return []
@@ -92,22 +92,22 @@ class Overlap:
         self._yielded = True
         return [OverlapDecided(self.held, False, "short_ack")]
 
-    def release(self, reason: str = "speech_goes_on") -> list[Output]:
+    def release(self, reason: str = "speech_goes_on") -> list[TranscriptionEvent]:
         """It takes the floor: all that was held, in order. Nothing where nothing is held, or it was dismissed."""
         if self.held is None or self._dismissed:
             return []
-        out: list[Output] = [OverlapDecided(self.held, True, reason), *self._waiting]
+        out: list[TranscriptionEvent] = [OverlapDecided(self.held, True, reason), *self._waiting]
         self.held, self._waiting = None, []
         return out
 
-    def dismiss(self, reason: str) -> list[Output]:
+    def dismiss(self, reason: str) -> list[TranscriptionEvent]:
         """Whatever it is, it does not take the floor: the client says so."""
         if self.held is None or self._dismissed:
             return []
         self._dismissed = True
         return [] if self._yielded else [OverlapDecided(self.held, False, reason)]
 
-    def _end(self, reason: str) -> list[Output]:
+    def _end(self, reason: str) -> list[TranscriptionEvent]:
         turn, told = self.held, self._yielded or self._dismissed
         self.held, self._waiting = None, []
         return [] if told or turn is None else [OverlapDecided(turn, False, reason)]

@@ -15,7 +15,7 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import Hypothesis, TranscriberProfile
 from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
-from antiphon.turns.endpoint import Change, Endpointer, Paused, Resumed, Started, Stopped
+from antiphon.turns.endpoint import EndpointChange, Endpointer, SpeechBegan, SpeechEnded, SpeechPaused, SpeechResumed
 
 # Sound kept before and after the speech of a window, where there is any.
 MARGIN = SAMPLE_RATE_HZ // 5
@@ -23,7 +23,7 @@ INNER_PREFIX_MS = 300
 
 
 @dataclass(slots=True)
-class Span:
+class TurnSpan:
     """A turn's part of a window. `start`: from here on words are its own. `end`: None while the turn is open.
 
     `first`: nothing of the turn lies in an earlier window.
@@ -46,7 +46,7 @@ class OpenWindow:
     id: int
     start: int
     after: int | None = None
-    spans: list[Span] = field(default_factory=list)
+    spans: list[TurnSpan] = field(default_factory=list)
     # The client threw it away.
     dropped: bool = False
 
@@ -72,7 +72,7 @@ class TurnEnded:
     audio_s: float
 
 
-Step = SpeechStarted | SpeechStopped | TurnCommitted | WindowEnded | TurnEnded
+SegmenterEvent = SpeechStarted | SpeechStopped | TurnCommitted | WindowEnded | TurnEnded
 
 
 class Segmenter:
@@ -117,20 +117,20 @@ class Segmenter:
         """Length of the open window; 0 without one."""
         return (self._now - self.window.start) / SAMPLE_RATE_HZ if self.window else 0.0
 
-    def retune(self, profile: TranscriberProfile, vad: ServerVad | None) -> list[Step]:
+    def retune(self, profile: TranscriberProfile, vad: ServerVad | None) -> list[SegmenterEvent]:
         """Take a changed configuration. Going between server VAD and commits ends an open window."""
-        steps: list[Step] = []
+        steps: list[SegmenterEvent] = []
         if (vad is None) != (self._vad is None):
             steps = self._end_turn() if self._vad and self._endpoint.speaking else self._end_window()
         self._profile, self._vad = profile, vad
         self._endpoint.retune(*self._endpoint_settings())
         return steps
 
-    def feed(self, pcm: Pcm, probabilities: list[float]) -> list[Step]:
+    def feed(self, pcm: Pcm, probabilities: list[float]) -> list[SegmenterEvent]:
         """Sound, and the probabilities of the frames it completed. pcm: float32 [num_samples], 16 kHz."""
         self._tape = np.concatenate((self._tape, pcm))
         self._now += len(pcm)
-        steps: list[Step] = []
+        steps: list[SegmenterEvent] = []
         for probability in probabilities:
             self._judged += self._frame
             for change in self._endpoint.feed(probability, self._frame):
@@ -145,7 +145,7 @@ class Segmenter:
         """A turn has ended, and its window waits for the silence that settles it."""
         return self._settle_at is not None
 
-    def settle(self) -> list[Step]:
+    def settle(self) -> list[SegmenterEvent]:
         """No more sound comes for now: that is silence too."""
         return self._end_window() if self.settling else []
 
@@ -158,13 +158,13 @@ class Segmenter:
         """What was said is not complete after all."""
         self._endpoint.linger()
 
-    def commit(self) -> list[Step]:
+    def commit(self) -> list[SegmenterEvent]:
         """The client ends the turn here."""
         return self._end_turn()
 
-    def clear(self) -> list[Step]:
+    def clear(self) -> list[SegmenterEvent]:
         """Drop what was not committed; an open turn ends without a trace. A committed turn whose window waits to settle is done."""
-        steps: list[Step] = []
+        steps: list[SegmenterEvent] = []
         if self.window and (closed := [s for s in self.window.spans if s.end is not None]):
             end = closed[-1].end or 0
             self.window.spans = closed
@@ -186,7 +186,7 @@ class Segmenter:
         """The open window's sound before `sample` has been decoded for good: it goes on from there as another."""
         assert self.window is not None
         self._windows += 1
-        spans = [Span(s.turn, s.start, False, s.end, s.audio_s) for s in self.window.spans]
+        spans = [TurnSpan(s.turn, s.start, False, s.end, s.audio_s) for s in self.window.spans]
         self.window = OpenWindow(self._windows, sample, None, spans)
         self._forget()
 
@@ -197,32 +197,32 @@ class Segmenter:
         silence_ms = self._vad.patience_ms or self._vad.silence_duration_ms
         return (self._vad.threshold, self._vad.prefix_padding_ms, silence_ms)
 
-    def _apply(self, change: Change) -> list[Step]:
+    def _apply(self, change: EndpointChange) -> list[SegmenterEvent]:
         match change:
-            case Started(sample):
+            case SpeechBegan(sample):
                 return self._started(max(sample, self._committed, self._tape_start))
-            case Paused(sample):
+            case SpeechPaused(sample):
                 self.quiet_since = sample
                 return []
-            case Resumed(sample):
+            case SpeechResumed(sample):
                 return self._resumed(sample)
-            case Stopped(sample, speech_end):
+            case SpeechEnded(sample, speech_end):
                 return self._stopped(sample, speech_end)
 
-    def _started(self, sample: int) -> list[Step]:
-        self._settle_at, steps = None, list[Step]()
+    def _started(self, sample: int) -> list[SegmenterEvent]:
+        self._settle_at, steps = None, list[SegmenterEvent]()
         if self.window and self.window_s >= self._profile.long_s:
             steps += self._end_window()
         self.quiet_since = None
         if self.window:
             last = self.window.spans[-1]
             between = sample if last.end is None else (last.end + sample) // 2
-            self.window.spans.append(Span(self._turn, between, True))
+            self.window.spans.append(TurnSpan(self._turn, between, True))
         else:
             self._open(sample)
         return [*steps, SpeechStarted(self._turn, _ms(sample))] if self._vad else steps
 
-    def _resumed(self, sample: int) -> list[Step]:
+    def _resumed(self, sample: int) -> list[SegmenterEvent]:
         quiet = self.quiet_since
         if self.window is None or quiet is None:
             return []
@@ -234,15 +234,15 @@ class Segmenter:
         self._open(max(quiet + MARGIN // 2, sample - MARGIN))
         return steps
 
-    def _stopped(self, sample: int, speech_end: int) -> list[Step]:
+    def _stopped(self, sample: int, speech_end: int) -> list[SegmenterEvent]:
         if self._vad is None:
             return self._end_window()
         steps = [SpeechStopped(self._turn, _ms(sample)), *self._close_turn(sample)]
         self._settle_at = speech_end + int(self._profile.settle_s * SAMPLE_RATE_HZ)
         return steps
 
-    def _end_turn(self) -> list[Step]:
-        steps: list[Step] = []
+    def _end_turn(self) -> list[SegmenterEvent]:
+        steps: list[SegmenterEvent] = []
         if self._vad and self.window and not self._endpoint.speaking:
             # Its turns were committed before and wait for the silence that settles them: not any more.
             steps += self._end_window()
@@ -254,7 +254,7 @@ class Segmenter:
         steps += self._end_window() if had_window else [TurnEnded(turn, (self._now - begin) / SAMPLE_RATE_HZ)]
         return steps
 
-    def _close_turn(self, end: int) -> list[Step]:
+    def _close_turn(self, end: int) -> list[SegmenterEvent]:
         begin = self._committed
         if self.window:
             span = self.window.spans[-1]
@@ -269,7 +269,7 @@ class Segmenter:
         self._committed = end
         return [committed]
 
-    def _end_window(self) -> list[Step]:
+    def _end_window(self) -> list[SegmenterEvent]:
         window, quiet = self.window, self.quiet_since
         self.window, self.quiet_since, self._settle_at = None, None, None
         if window is None:
@@ -288,7 +288,7 @@ class Segmenter:
             if soon and start - warm_start < self._profile.long_s * SAMPLE_RATE_HZ:
                 begin, after = warm_start, warm
         self._warm = None
-        span = Span(self._turn, start, not self._turn_has_window)
+        span = TurnSpan(self._turn, start, not self._turn_has_window)
         self.window = OpenWindow(self._windows, begin, after, [span])
         self._turn_has_window = True
 

@@ -18,7 +18,7 @@ SIDE = 64
 BLOCKS = 16
 
 
-class Filter(Protocol):
+class FrameFilter(Protocol):
     """Decides, frame by frame."""
 
     def keeps(self, pixels: Pixels) -> bool:
@@ -40,7 +40,7 @@ class EvsFilter:
         self._last: np.ndarray | None = None
 
     def keeps(self, pixels: Pixels) -> bool:
-        """See Filter."""
+        """See FrameFilter."""
         now = thumbnail(pixels)
         if self._last is not None and self._likeness(now, self._last) >= self._threshold:
             return False

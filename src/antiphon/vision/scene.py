@@ -32,7 +32,7 @@ SHARE = 0.12
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SceneFacts:
     """What can be said of a frame: `brightness` in [0, 1]; `colours`, the commonest first; `motion`: mean difference to the frame before, in [0, 1]."""
 
     brightness: float
@@ -51,14 +51,14 @@ class Look:
         return "much motion" if self.motion >= MUCH else "some motion" if self.motion >= SOME else "still"
 
 
-def look(pixels: Pixels, before: np.ndarray | None) -> tuple[Look, np.ndarray]:
+def look(pixels: Pixels, before: np.ndarray | None) -> tuple[SceneFacts, np.ndarray]:
     """Of a frame and the thumbnail of the one before; and its own thumbnail."""
     now = thumbnail(pixels)
     shares = np.bincount(_named(now), minlength=len(NAMES)) / SIDE**2
     colours = tuple(NAMES[i] for i in np.argsort(-shares, kind="stable")[:3] if shares[i] >= SHARE)
     motion = float(np.abs(now - before).mean()) / 255 if before is not None else 0.0
     brightness = float((now @ np.array([0.299, 0.587, 0.114], np.float32)).mean()) / 255
-    return Look(brightness, colours, motion, before is not None and motion >= SCENE), now
+    return SceneFacts(brightness, colours, motion, before is not None and motion >= SCENE), now
 
 
 def _named(picture: np.ndarray) -> np.ndarray:

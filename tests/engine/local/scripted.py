@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from antiphon.engine.api import Token
-from antiphon.engine.local.scheduler import Chunk
+from antiphon.engine.local.scheduler import StepChunk
 
 
 class Memory:
@@ -47,7 +47,7 @@ class ScriptedRunner:
 
     context_rows: int = 4096
     before: Callable[[int], None] = lambda _: None
-    steps: list[list[Chunk]] = field(default_factory=list)
+    steps: list[list[StepChunk]] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
 
     def storage(self) -> Memory:
@@ -56,7 +56,7 @@ class ScriptedRunner:
     def embeddings(self, rows: Any) -> Any:
         return rows
 
-    def step(self, chunks: Sequence[Chunk]) -> list[Token | Exception | None]:
+    def step(self, chunks: Sequence[StepChunk]) -> list[Token | Exception | None]:
         self.before(len(self.steps))
         self.steps.append(list(chunks))
         for chunk in chunks:
@@ -64,7 +64,7 @@ class ScriptedRunner:
                 chunk.handle[chunk.start + i] = row
         return [self._token(c) if c.sampled else None for c in chunks]
 
-    def _token(self, chunk: Chunk) -> Token:
+    def _token(self, chunk: StepChunk) -> Token:
         last = chunk.ids[-1]
         assert last is not None
         return Token((last + 1) % 1000)

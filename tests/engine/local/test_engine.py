@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from antiphon.engine.api import EngineSettings, Sampling
-from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, ModelError, Refused
-from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.text_decoder import TextDecoder
 from tests.engine.local import tiny
 from tests.engine.local.tiny import FAMILIES, VOCABULARY, Embedded, Shadow
 
@@ -35,7 +35,7 @@ async def integrity(e: Engine) -> None:
     await e.ask(e.scheduler.check_integrity)
 
 
-async def tokens(session: Session, count: int, **options: Any) -> list[int]:
+async def tokens(session: EngineSession, count: int, **options: Any) -> list[int]:
     return [t.id async for t in session.generate(Sampling(max_tokens=count, **options))]
 
 
@@ -52,7 +52,7 @@ class Driver:
     def __init__(self, family: str, e: Engine) -> None:
         self.reference = tiny.model(family)
         self.engine = e
-        self.live: list[tuple[Session, Shadow]] = []
+        self.live: list[tuple[EngineSession, Shadow]] = []
 
     async def open(self, seed: random.Random) -> None:
         # Half of them begin alike, as conversations under one system prompt do.
@@ -111,7 +111,7 @@ class Driver:
         options = [{"temperature": 0.0}, {"temperature": 1.3, "seed": 5}, {"temperature": 0.8, "top_k": 9, "seed": 6}]
         await asyncio.gather(*(self._generate(s, rows, seed.choice(options)) for s, rows in chosen))
 
-    async def _generate(self, session: Session, rows: Shadow, options: dict[str, Any]) -> None:
+    async def _generate(self, session: EngineSession, rows: Shadow, options: dict[str, Any]) -> None:
         start, seen = len(rows), []
         async for token in session.generate(Sampling(max_tokens=5, hidden=True, **options)):
             rows.append(token.id)
@@ -396,7 +396,7 @@ def test_positions_in_three_axes() -> None:
 def test_what_a_layer_makes_of_embeddings_is_told_before_the_next_token() -> None:
     """In company, in chunks, once more after the context was cut, and of a span of which only a part is left."""
     model = tiny.model("qwen3")
-    decoder = Decoder(model.model, model.lm_head, tap=2)
+    decoder = TextDecoder(model.model, model.lm_head, tap=2)
     patches = torch.randn(40, tiny.WIDTH, generator=torch.Generator().manual_seed(5))
     told: list[tuple[int, torch.Tensor]] = []
     seen = torch.zeros(40, tiny.WIDTH)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from antiphon.engine.api import EngineSettings, Finish, Sampling
-from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.scheduler import MAX_UNREAD
 from antiphon.errors import EngineError, Refused
 from tests.engine.local.scripted import ScriptedRunner
@@ -20,7 +20,7 @@ def engine(runner: ScriptedRunner, **options: Any) -> Engine:
     return Engine(runner, EngineSettings(**{"kv_bytes": 1 << 16, "reserve_rows": 64} | options))
 
 
-async def tokens(session: Session, count: int, **options: Any) -> list[int]:
+async def tokens(session: EngineSession, count: int, **options: Any) -> list[int]:
     return [t.id async for t in session.generate(Sampling(max_tokens=count, **options))]
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from antiphon.contracts import ImagePart, SoundPart
-from antiphon.events.conversation import Item, Part
+from antiphon.contracts import AudioPart, ImagePart
+from antiphon.events.conversation import ContentPart, Item
 from antiphon.server.live.persistence import _without_images
 from antiphon.sessions.conversation.history import IMAGE_GONE
 
 
 def test_what_was_seen_and_heard_is_kept_as_text() -> None:
-    seen = Part("input_image", image="data:image/png;base64,AA", media=ImagePart(b"image"))
-    read = Part("input_image", "[An image. The text on it: Gate 7]", "data:image/png;base64,AA")
-    said = Part("input_audio", "Hello.", media=SoundPart(np.zeros(3, np.float32)))
-    kept = _without_images(Item("mine", parts=[seen, read, said, Part("input_text", "And?")]))
+    seen = ContentPart("input_image", image="data:image/png;base64,AA", media=ImagePart(b"image"))
+    read = ContentPart("input_image", "[An image. The text on it: Gate 7]", "data:image/png;base64,AA")
+    said = ContentPart("input_audio", "Hello.", media=AudioPart(np.zeros(3, np.float32)))
+    kept = _without_images(Item("mine", parts=[seen, read, said, ContentPart("input_text", "And?")]))
     assert [p.text for p in kept.parts] == [IMAGE_GONE, read.text, "Hello.", "And?"]
     assert not any(p.image or p.media for p in kept.parts)
     # The conversation itself goes on as it was.

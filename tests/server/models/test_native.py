@@ -14,7 +14,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from antiphon.adapters.minicpmo.model import MiniCpmO
-from antiphon.contracts import NativeOptions, Speaks, Unit
+from antiphon.contracts import NativeOptions, SpeakStep, Unit
 from tests.adapters import tiny_minicpmo as tiny
 from tests.conftest import Process, Serve
 
@@ -93,7 +93,7 @@ def alone(folder: Path, first: int, frames: bool = False) -> list[str]:
             shown = (file.getvalue(),) if frames and unit == 2 else ()
             await talk.append(Unit(pcm.astype(np.float32) / 32768, shown))
             step = await talk.step()
-            if not isinstance(step, Speaks):
+            if not isinstance(step, SpeakStep):
                 out.append("")
             elif step.text:
                 out.append(step.text)

@@ -18,8 +18,15 @@ from aiortc.mediastreams import MediaStreamError
 from av import AudioFrame
 
 from antiphon.audio import Pcm
-from antiphon.events.conversation import Part, PartDone, Place, PlaybackStarted, PlaybackStopped, SoundSaid
-from antiphon.transports.webrtc import FRAME_SAMPLES, RTC_HZ, Speaker
+from antiphon.events.conversation import (
+    ContentPart,
+    ContentPartDone,
+    ContentPosition,
+    PlaybackStarted,
+    PlaybackStopped,
+    ResponseAudioDelta,
+)
+from antiphon.transports.webrtc import FRAME_SAMPLES, RTC_HZ, OutputTrack
 from tests.conftest import SMALL, VOICE, Process, Recording, Serve
 from tests.server.routes.test_conversation import EVENT, LIMIT_S
 from tests.server.test_faults import idle
@@ -238,8 +245,8 @@ def test_clear_is_for_webrtc_only(partner: Process) -> None:
 # --- what plays --------------------------------------------------------------------------------------------------------
 
 
-def at(item: str, response: str = "resp_1") -> Place:
-    return Place(response, item, 0)
+def at(item: str, response: str = "resp_1") -> ContentPosition:
+    return ContentPosition(response, item, 0)
 
 
 def tone(seconds: float) -> Pcm:
@@ -248,20 +255,20 @@ def tone(seconds: float) -> Pcm:
 
 def test_the_speaker_knows_what_was_heard_to_the_frame() -> None:
     told: list[Any] = []
-    speaker = Speaker()
+    speaker = OutputTrack()
     speaker.attach(told.append)
     assert not speaker.next().any()
-    speaker.take(SoundSaid(at("a"), tone(1.0), 24_000))
+    speaker.take(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
     for _ in range(25):
         assert len(speaker.next()) == FRAME_SAMPLES
     assert told == [PlaybackStarted("resp_1")]
     assert speaker.silence() == [(at("a"), 500)]
     # What is still made of it is not played, and the next answer is.
-    speaker.take(SoundSaid(at("a"), tone(1.0), 24_000))
+    speaker.take(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
     assert not speaker.next().any()
-    speaker.take(PartDone(at("a"), Part("output_audio")))
-    speaker.take(SoundSaid(at("b", "resp_2"), tone(0.5), 24_000))
-    speaker.take(PartDone(at("b", "resp_2"), Part("output_audio")))
+    speaker.take(ContentPartDone(at("a"), ContentPart("output_audio")))
+    speaker.take(ResponseAudioDelta(at("b", "resp_2"), tone(0.5), 24_000))
+    speaker.take(ContentPartDone(at("b", "resp_2"), ContentPart("output_audio")))
     count = 0
     while speaker.next().any():
         count += 1
@@ -271,8 +278,8 @@ def test_the_speaker_knows_what_was_heard_to_the_frame() -> None:
 
 
 def test_an_item_that_was_played_while_it_is_still_made_is_cut_where_it_is() -> None:
-    speaker = Speaker()
-    speaker.take(SoundSaid(at("a"), tone(0.2), 24_000))
+    speaker = OutputTrack()
+    speaker.take(ResponseAudioDelta(at("a"), tone(0.2), 24_000))
     for _ in range(40):
         speaker.next()
     ((place, heard_ms),) = speaker.silence()

@@ -21,7 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from antiphon.audio.pcm import to_pcm16
-from antiphon.cli.watch import Request, watch
+from antiphon.cli.watch import WatchRequest, watch
 from antiphon.settings import EngineOptions, Settings, SpeechSettings
 from tests.adapters import tiny_vlm as tiny_pictures
 from tests.conftest import SMALL, Process, Recording, Serve
@@ -411,5 +411,5 @@ def test_the_example_asks_what_is_typed(server: Process, clip: Path) -> None:
 
 def test_a_clip_is_watched_without_a_server(clip: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = Settings(engine=EngineOptions(language_model=SMALL), speech=SpeechSettings(synthesizer="none"))
-    asyncio.run(watch(settings, Request(str(clip), ("What does the screen say?",), fps=2.0)))
+    asyncio.run(watch(settings, WatchRequest(str(clip), ("What does the screen say?",), fps=2.0)))
     assert "42" in capsys.readouterr().out

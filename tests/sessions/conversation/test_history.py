@@ -8,23 +8,23 @@ from hypothesis import strategies as st
 
 from antiphon.contracts import Message
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import Item, Part
+from antiphon.events.conversation import ContentPart, Item
 from antiphon.events.tools import ToolCall
 from antiphon.events.words import Word
-from antiphon.sessions.conversation.history import ROOT, Conversation, cut_to
+from antiphon.sessions.conversation.history import ROOT, ConversationHistory, cut_to
 
 
 def user(item_id: str, text: str) -> Item:
-    return Item(item_id, "message", "user", parts=[Part("input_text", text)])
+    return Item(item_id, "message", "user", parts=[ContentPart("input_text", text)])
 
 
 def spoken(item_id: str, text: str, word_s: float = 0.5) -> Item:
     words = [Word(w, k * word_s, (k + 1) * word_s, 1.0) for k, w in enumerate(text.split())]
-    part = Part("output_audio", text, audio_s=word_s * len(words) + 0.2, words=words)
+    part = ContentPart("output_audio", text, audio_s=word_s * len(words) + 0.2, words=words)
     return Item(item_id, "message", "assistant", parts=[part])
 
 
-def ids(conversation: Conversation) -> list[str]:
+def ids(conversation: ConversationHistory) -> list[str]:
     return [i.id for i in conversation.items]
 
 
@@ -35,7 +35,7 @@ def code(call: object, *arguments: object) -> str:
 
 
 def test_items_go_where_they_are_asked_to() -> None:
-    conversation = Conversation()
+    conversation = ConversationHistory()
     assert conversation.add(user("a", "A")) is None
     assert conversation.add(user("b", "B")) == "a"
     assert conversation.add(user("c", "C"), ROOT) is None
@@ -48,7 +48,7 @@ def test_items_go_where_they_are_asked_to() -> None:
 
 
 def test_what_cannot_be_is_refused_by_its_code() -> None:
-    conversation = Conversation()
+    conversation = ConversationHistory()
     conversation.add(user("a", "A"))
     assert code(conversation.add, user("a", "again")) == "item_create_duplicate_item_id"
     assert code(conversation.add, user("b", "B"), "nobody") == "item_create_invalid_item_id"
@@ -63,14 +63,14 @@ def test_what_cannot_be_is_refused_by_its_code() -> None:
 
 
 def test_the_model_gets_what_was_said_and_heard() -> None:
-    conversation = Conversation()
+    conversation = ConversationHistory()
     conversation.add(user("a", "What is the weather?"))
     conversation.add(
         Item("c", "function_call", "assistant", call_id="call_1", name="weather", arguments='{"in":"Rome"}')
     )
     conversation.add(Item("r", "function_call_output", call_id="call_1", output="sunny"))
     conversation.add(spoken("s", "It is sunny in Rome today."))
-    conversation.add(Item("u", parts=[Part("input_audio")]))
+    conversation.add(Item("u", parts=[ContentPart("input_audio")]))
     assert conversation.truncate("s", 0, 1500) == 1500
     assert conversation.messages("Be brief.") == (
         Message("system", "Be brief."),
@@ -84,7 +84,7 @@ def test_the_model_gets_what_was_said_and_heard() -> None:
 
 @given(st.lists(st.text("ab,.!", min_size=1, max_size=5), min_size=1, max_size=12), st.integers(0, 8000))
 def test_what_is_kept_is_what_was_heard_in_full(words: list[str], end_ms: int) -> None:
-    conversation = Conversation()
+    conversation = ConversationHistory()
     conversation.add(spoken("s", "  ".join(words)))
     kept_ms = conversation.truncate("s", 0, end_ms)
     part = conversation.get("s").parts[0]

@@ -12,22 +12,30 @@ import pytest
 
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
-from antiphon.contracts import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
+from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.errors import MediaError, ModelError, RemoteProtocolError
 from antiphon.events.conversation import (
-    Rejected,
-    ResponseAsked,
+    CommandRejected,
+    ConversationConfig,
+    CreateResponse,
+    ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
-    SoundSaid,
-    TalkConfig,
-    TextSaid,
+    ResponseTextDelta,
 )
-from antiphon.events.duplex import BargeInAsked, Duplex, EpochRaised, FramesShown, Listened, PlaybackAcked, Spoke
-from antiphon.events.transcription import AudioAppended, ServerVad, TranscriptionConfig
-from antiphon.pipelines.native_partner import SelfTurning
-from antiphon.sessions.conversation.native_turns import MAX_WAITING_UNITS, Units
-from antiphon.sessions.conversation.session import TalkSession
+from antiphon.events.duplex import (
+    AcknowledgePlayback,
+    AppendFrames,
+    BargeIn,
+    DuplexConfig,
+    EpochRaised,
+    ListenStepTaken,
+    SpeakStepTaken,
+)
+from antiphon.events.transcription import AppendAudio, ServerVad, TranscriptionConfig
+from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.sessions.conversation.native_turns import MAX_WAITING_UNITS, NativeTurns
+from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
@@ -65,7 +73,7 @@ class Native:
     async def step(self) -> NativeStep:
         if self.held:
             await self.go.acquire()
-        step = self.steps.pop(0) if self.steps else Listens()
+        step = self.steps.pop(0) if self.steps else ListenStep()
         if isinstance(step, Exception):
             raise step
         return step
@@ -79,23 +87,23 @@ class Native:
         self.closes += 1
 
 
-def says(text: str, *, last: bool = False, samples: int = 400) -> Speaks:
-    return Speaks(text, np.full(samples, 0.1, np.float32), last)
+def says(text: str, *, last: bool = False, samples: int = 400) -> SpeakStep:
+    return SpeakStep(text, np.full(samples, 0.1, np.float32), last)
 
 
 class Scene:
     """A duplex session with a native partner."""
 
-    def __init__(self, native: Native, duplex: Duplex | None = None, **config: Any) -> None:
+    def __init__(self, native: Native, duplex: DuplexConfig | None = None, **config: Any) -> None:
         self.native, self.out = native, []  # type: ignore[var-annotated]
         self.inbox = Inbox(10)
         count = itertools.count()
-        duplex = duplex or Duplex()
+        duplex = duplex or DuplexConfig()
         # The model itself hears who speaks over it.
         config.setdefault("interrupt_response", False)
-        talk = TalkConfig(TranscriptionConfig(turn=ServerVad()), transcribes=True, duplex=duplex, **config)
+        talk = ConversationConfig(TranscriptionConfig(turn=ServerVad()), transcribes=True, duplex=duplex, **config)
         make = partial(
-            TalkSession, talk, ScriptedTranscriber(), ScriptedDetector(), SelfTurning(native), self.inbox,
+            ConversationSession, talk, ScriptedTranscriber(), ScriptedDetector(), NativeConversationModel(native), self.inbox,
             new_id=lambda prefix: f"{prefix}{next(count)}",
         )  # fmt: skip
         self.session = DuplexSession(duplex, make, self.emit)
@@ -108,14 +116,14 @@ class Scene:
 
     @property
     def listened(self) -> list[Any]:
-        return [o for o in self.of(Listened) if o.reason == "model"]
+        return [o for o in self.of(ListenStepTaken) if o.reason == "model"]
 
     @property
     def text(self) -> str:
-        return "".join(o.text for o in self.of(TextSaid))
+        return "".join(o.text for o in self.of(ResponseTextDelta))
 
     async def hears(self, units: float = 1) -> None:
-        await self.inbox.put(AudioAppended(np.full(int(units * UNIT), QUIET, np.float32)))
+        await self.inbox.put(AppendAudio(np.full(int(units * UNIT), QUIET, np.float32)))
 
     async def until(self, done: Any) -> None:
         async with asyncio.timeout(10):
@@ -123,7 +131,7 @@ class Scene:
                 await asyncio.sleep(0.002)
 
 
-def run(native: Native, act: Any, duplex: Duplex | None = None, **config: Any) -> Scene:
+def run(native: Native, act: Any, duplex: DuplexConfig | None = None, **config: Any) -> Scene:
     async def main() -> Scene:
         scene = Scene(native, duplex, **config)
         task = asyncio.create_task(scene.session.run())
@@ -146,12 +154,12 @@ def test_it_speaks_with_the_voice_it_is_given() -> None:
     async def act(scene: Scene) -> None:
         await scene.until(lambda: native.options)
 
-    run(native, act, Duplex(reference=wav_header(16_000, len(data)) + data))
+    run(native, act, DuplexConfig(reference=wav_header(16_000, len(data)) + data))
     assert native.options is not None
     assert native.options.reference is not None
     np.testing.assert_allclose(native.options.reference, np.linspace(-0.5, 0.5, 8000), atol=1e-3)
     with pytest.raises(BaseExceptionGroup) as failed:
-        run(Native(), act, Duplex(reference=b"no sound"))
+        run(Native(), act, DuplexConfig(reference=b"no sound"))
     assert failed.group_contains(ModelError, match="cannot be heard")
 
 
@@ -162,7 +170,7 @@ def test_it_hears_whole_units_in_order_and_listens() -> None:
         await scene.until(lambda: len(scene.listened) == 3)
 
     native = Native()
-    scene = run(native, act, Duplex(listens_first=7, temperature=0.0), instructions="Be kind.")
+    scene = run(native, act, DuplexConfig(listens_first=7, temperature=0.0), instructions="Be kind.")
     assert native.options == NativeOptions("Be kind.", None, listens_first=7, temperature=0.0)
     assert [len(u.pcm) for u in native.units] == [UNIT] * 3
     assert all((u.pcm == np.float32(QUIET)).all() for u in native.units)
@@ -186,13 +194,13 @@ def test_while_it_speaks_and_nothing_comes_in_it_is_fed_silence() -> None:
     assert (native.units[1].pcm[: UNIT // 4] == np.float32(QUIET)).all()
     assert not native.units[1].pcm[UNIT // 4 :].any()
     assert not native.units[2].pcm.any()
-    assert sum(len(o.pcm) for o in scene.of(SoundSaid)) == 1200
+    assert sum(len(o.pcm) for o in scene.of(ResponseAudioDelta)) == 1200
     (part,) = done.response.output[0].parts
     # Where words lie is spread over each unit's sound.
     assert [(w.text, round(w.start_s, 3)) for w in part.words] == [
         ("One", 0.0), ("two", 0.025), ("three,", 0.05), ("four.", 0.1),
     ]  # fmt: skip
-    assert len(scene.of(Spoke)) == 1
+    assert len(scene.of(SpeakStepTaken)) == 1
 
 
 def test_without_a_turn_it_waits_for_sound() -> None:
@@ -210,8 +218,8 @@ def test_interrupted_in_a_step_it_says_nothing_of_that_step_and_is_told() -> Non
     async def act(scene: Scene) -> None:
         native.go.release()
         await scene.hears(2)
-        await scene.until(lambda: scene.of(SoundSaid) and len(native.units) == 2)
-        await scene.session.handle(BargeInAsked())
+        await scene.until(lambda: scene.of(ResponseAudioDelta) and len(native.units) == 2)
+        await scene.session.handle(BargeIn())
         await scene.until(lambda: scene.of(ResponseDone))
         native.go.release()
         native.go.release()
@@ -219,7 +227,7 @@ def test_interrupted_in_a_step_it_says_nothing_of_that_step_and_is_told() -> Non
         await scene.hears(2)
         await scene.until(lambda: len(scene.of(ResponseDone)) == 2)
 
-    native = Native(says("One"), says(" two"), Listens(), says("Yes?", last=True), held=True)
+    native = Native(says("One"), says(" two"), ListenStep(), says("Yes?", last=True), held=True)
     scene = run(native, act)
     assert native.interrupts == 1
     assert scene.text == "OneYes?"
@@ -227,14 +235,14 @@ def test_interrupted_in_a_step_it_says_nothing_of_that_step_and_is_told() -> Non
     assert (first.status, first.reason) == ("cancelled", "turn_detected")
     assert second.status == "completed"
     raised = scene.out.index(EpochRaised(1))
-    assert not [o for o in scene.out[raised : scene.out.index(scene.listened[0])] if isinstance(o, TextSaid)]
+    assert not [o for o in scene.out[raised : scene.out.index(scene.listened[0])] if isinstance(o, ResponseTextDelta)]
 
 
 def test_speech_over_it_takes_the_floor_where_the_client_wants_that() -> None:
     async def act(scene: Scene) -> None:
         await scene.hears()
-        await scene.until(lambda: scene.of(SoundSaid))
-        await scene.inbox.put(AudioAppended(np.full(16_000, 0.5, np.float32)))
+        await scene.until(lambda: scene.of(ResponseAudioDelta))
+        await scene.inbox.put(AppendAudio(np.full(16_000, 0.5, np.float32)))
         await scene.until(lambda: scene.of(ResponseDone))
 
     native = Native(says("One"), *[says(" more")] * 50)
@@ -246,7 +254,7 @@ def test_speech_over_it_takes_the_floor_where_the_client_wants_that() -> None:
 
 def test_force_listen_reaches_a_model_that_is_silent() -> None:
     async def act(scene: Scene) -> None:
-        await scene.session.handle(BargeInAsked("client_force_listen"))
+        await scene.session.handle(BargeIn("client_force_listen"))
 
     native = Native()
     run(native, act)
@@ -256,9 +264,9 @@ def test_force_listen_reaches_a_model_that_is_silent() -> None:
 def test_an_answer_that_was_heard_in_part_is_kept_so() -> None:
     async def act(scene: Scene) -> None:
         await scene.hears()
-        await scene.until(lambda: len(scene.of(SoundSaid)) == 2)
-        await scene.session.handle(PlaybackAcked(60, 60))
-        await scene.session.handle(BargeInAsked())
+        await scene.until(lambda: len(scene.of(ResponseAudioDelta)) == 2)
+        await scene.session.handle(AcknowledgePlayback(60, 60))
+        await scene.session.handle(BargeIn())
         await scene.until(lambda: scene.of(ResponseDone))
 
     scene = run(Native(says("One two"), says(" three four"), held=False), act)
@@ -269,16 +277,16 @@ def test_an_answer_that_was_heard_in_part_is_kept_so() -> None:
 def test_frames_go_with_the_next_unit_and_one_that_is_none_is_named() -> None:
     async def act(scene: Scene) -> None:
         for frames in ((b"a", b"b"), (b"c",)):
-            await scene.inbox.put(FramesShown(frames))
+            await scene.inbox.put(AppendFrames(frames))
         await scene.hears()
         await scene.until(lambda: len(native.units) == 1)
-        await scene.inbox.put(FramesShown((b"x",)))
+        await scene.inbox.put(AppendFrames((b"x",)))
         await scene.hears(2)
         await scene.until(lambda: len(native.units) == 3)
         native.held = True
         await scene.hears()
         await scene.until(lambda: len(native.units) == 4)
-        await scene.inbox.put(FramesShown((b"d",)))
+        await scene.inbox.put(AppendFrames((b"d",)))
         await scene.hears(2)
         await asyncio.sleep(0.02)
         for _ in range(3):
@@ -291,19 +299,19 @@ def test_frames_go_with_the_next_unit_and_one_that_is_none_is_named() -> None:
     assert [u.frames for u in native.units[:3]] == [(b"b", b"c"), (), ()]
     # However much waits: a frame belongs to the sound that came after it.
     assert [u.frames for u in native.units[3:]] == [(), (b"d",), ()]
-    assert [o.code for o in scene.of(Rejected)] == ["invalid_video_frames"]
+    assert [o.code for o in scene.of(CommandRejected)] == ["invalid_video_frames"]
 
 
 def test_it_is_not_asked_for_answers() -> None:
     async def act(scene: Scene) -> None:
-        await scene.session.handle(ResponseAsked(instructions="Speak!"))
+        await scene.session.handle(CreateResponse(instructions="Speak!"))
 
     scene = run(Native(), act)
-    assert [o.code for o in scene.of(Rejected)] == ["response_create_unsupported"]
+    assert [o.code for o in scene.of(CommandRejected)] == ["response_create_unsupported"]
     assert not scene.of(ResponseCreated)
 
     async def respond() -> None:
-        async for _ in (await SelfTurning(Native()).open()).respond((), None, None):  # type: ignore[arg-type]
+        async for _ in (await NativeConversationModel(Native()).open()).respond((), None, None):  # type: ignore[arg-type]
             pass
 
     with pytest.raises(RemoteProtocolError):
@@ -335,8 +343,8 @@ def test_a_step_that_fails_ends_its_session() -> None:
 def test_whoever_hears_is_held_back_by_a_model_that_is_behind() -> None:
     async def main() -> int:
         native = Native(held=True)
-        units = Units(native, lambda turn: asyncio.sleep(0), lambda output: asyncio.sleep(0))
-        await units.open(TalkConfig(TranscriptionConfig()))
+        units = NativeTurns(native, lambda turn: asyncio.sleep(0), lambda output: asyncio.sleep(0))
+        await units.open(ConversationConfig(TranscriptionConfig()))
         task = asyncio.create_task(units.run())
         heard = 0
 

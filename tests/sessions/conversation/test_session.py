@@ -16,59 +16,59 @@ import pytest
 from PIL import Image
 
 from antiphon.contracts import (
-    Answer,
+    AudioPart,
+    ConversationProfile,
     ImagePart,
     Message,
-    PartnerProfile,
     ReplyDone,
     ReplyOptions,
-    SoundPart,
-    Speaking,
+    ResponseAudio,
+    ResponseChunk,
     TextDelta,
     VoiceOptions,
     Window,
 )
 from antiphon.errors import MediaError, ModelError
 from antiphon.events.conversation import (
+    CancelResponse,
+    CommandRejected,
+    ContentPart,
+    ContentPosition,
+    ConversationConfig,
+    CreateItem,
+    CreateResponse,
+    IdleTimedOut,
     Item,
-    ItemCreated,
-    ItemCut,
     ItemTruncated,
-    NobodySpoke,
     OutputItemAdded,
-    Part,
-    Place,
     PlaybackCleared,
-    Rejected,
-    ResponseAsked,
+    ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
-    ResponseStopped,
-    SoundSaid,
-    TalkConfig,
-    UserTurn,
+    TruncateItem,
+    UserTurnCommitted,
 )
-from antiphon.events.duplex import Unanswered
+from antiphon.events.duplex import SkipResponse
 from antiphon.events.tools import Tool
 from antiphon.events.transcription import (
-    AudioAppended,
-    AudioCommitted,
+    AppendAudio,
+    CommitAudio,
     GuessDropped,
-    OverlapBegan,
     OverlapDecided,
+    OverlapStarted,
     ServerVad,
     SpeechStarted,
     SpeechStopped,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
-    TranscriptGuess,
+    TranscriptGuessed,
     TranscriptionConfig,
     TranscriptPartial,
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.sessions.conversation.session import TalkSession
+from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.inbox import Inbox
 from tests.scripted import ScriptedDetector, ScriptedTranscriber, heard, speech, text
 
@@ -81,7 +81,7 @@ class Partner:
     native = None
 
     def __init__(self, fails: bool = False) -> None:
-        self.profile = PartnerProfile("scripted", RATE_HZ, ("one",))
+        self.profile = ConversationProfile("scripted", RATE_HZ, ("one",))
         self.asked: list[tuple[Message, ...]] = []
         self.prefilled: list[tuple[Message, ...]] = []
         self.go, self.end = asyncio.Event(), asyncio.Event()
@@ -97,12 +97,12 @@ class Partner:
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[ResponseChunk, None]:
         self.asked.append(tuple(messages))
         try:
             await self.go.wait()
             yield TextDelta("One two.")
-            yield Speaking(np.zeros(RATE_HZ, np.float32))
+            yield ResponseAudio(np.zeros(RATE_HZ, np.float32))
             if self.fails:
                 raise ModelError("no")
             await self.end.wait()
@@ -127,9 +127,9 @@ class Scene:
         vad = config.pop("vad", ServerVad())
         config.setdefault("weighs_overlap", bool(vad and vad.patience_ms))
         transcriber = config.pop("transcriber", None) or ScriptedTranscriber()
-        talk = TalkConfig(TranscriptionConfig(turn=vad, answered=True), **config)
+        talk = ConversationConfig(TranscriptionConfig(turn=vad, answered=True), **config)
         self.inbox = Inbox(60)
-        self.session = TalkSession(
+        self.session = ConversationSession(
             talk, transcriber, ScriptedDetector(), self.partner, self.inbox, self.emit,
             new_id=lambda prefix: f"{prefix}{next(count)}", playback=self.playback,
         )  # fmt: skip
@@ -137,7 +137,7 @@ class Scene:
 
     async def emit(self, output: Any) -> None:
         # What a conversation's dialect does not tell.
-        (self.overlaps if isinstance(output, OverlapBegan | OverlapDecided) else self.out).append(output)
+        (self.overlaps if isinstance(output, OverlapStarted | OverlapDecided) else self.out).append(output)
 
     async def __aenter__(self) -> Scene:
         self.task = asyncio.create_task(self.session.run())
@@ -166,7 +166,7 @@ class Scene:
 
     async def pauses(self, text: str) -> None:
         """A pause that may end the turn, and what has been said up to it."""
-        await self.session._heard(TranscriptGuess(self.turn, text, 100))
+        await self.session._heard(TranscriptGuessed(self.turn, text, 100))
         await self.settle()
 
     async def goes_on(self) -> None:
@@ -329,7 +329,7 @@ def test_what_is_asked_waits_for_the_transcript_it_is_about() -> None:
             scene.partner.go.set()
             await scene.begins()
             turn = await scene.stops()
-            await scene.session.handle(ResponseAsked())
+            await scene.session.handle(CreateResponse())
             await scene.settle()
             assert scene.created == 0
             await scene.known(turn, "Well?")
@@ -357,9 +357,9 @@ def test_what_never_became_sound_was_not_said() -> None:
         async with Scene() as scene:
             scene.partner.go.set()
             scene.partner.end.clear()
-            await scene.session.handle(ResponseAsked())
+            await scene.session.handle(CreateResponse())
             await scene.settle()
-            await scene.session.handle(ResponseStopped())
+            await scene.session.handle(CancelResponse())
             await scene.settle()
             assert scene.responses() == ["cancelled client_cancelled"]
             scene.partner.end.set()
@@ -495,7 +495,7 @@ def test_an_answer_that_was_stopped_does_not_sound_any_more() -> None:
             scene.partner.go.set()
             await scene.says("Are you sure?")
             item = next(o.item.id for o in scene.out if isinstance(o, OutputItemAdded))
-            await scene.session.handle(ItemCut(item, 0, 300))
+            await scene.session.handle(TruncateItem(item, 0, 300))
             await scene.says("Yes.")
         return scene
 
@@ -532,8 +532,8 @@ def test_nobody_speaks_for_a_while_and_the_partner_speaks_again() -> None:
         return scene
 
     scene = play(main())
-    idle = next(o for o in scene.out if isinstance(o, NobodySpoke))
-    assert any(isinstance(o, UserTurn) and o.item.id == idle.item_id for o in scene.out)
+    idle = next(o for o in scene.out if isinstance(o, IdleTimedOut))
+    assert any(isinstance(o, UserTurnCommitted) and o.item.id == idle.item_id for o in scene.out)
     assert scene.responses()[:2] == ["completed", "completed"]
 
 
@@ -541,9 +541,9 @@ class Loudspeaker:
     """Plays nothing, and says what it is told to have played."""
 
     def __init__(self) -> None:
-        self.cut: list[tuple[Place, int]] = []
+        self.cut: list[tuple[ContentPosition, int]] = []
 
-    def silence(self) -> list[tuple[Place, int]]:
+    def silence(self) -> list[tuple[ContentPosition, int]]:
         return self.cut
 
 
@@ -553,7 +553,7 @@ def test_where_the_server_plays_speech_cuts_the_answer_to_what_was_heard() -> No
             scene.partner.end.clear()
             scene.partner.go.set()
             await scene.says("Tell me a story.")
-            place = next(o.at for o in scene.out if isinstance(o, SoundSaid))
+            place = next(o.at for o in scene.out if isinstance(o, ResponseAudioDelta))
             scene.playback.cut = [(place, 250)]
             await scene.begins()
         return scene
@@ -579,9 +579,9 @@ class Reader:
         return ("Gate 7", "11:20")
 
 
-def shown(item_id: str, data: str) -> ItemCreated:
-    parts = [Part("input_text", "When?"), Part("input_image", image=f"data:image/png;base64,{data}")]
-    return ItemCreated(Item(item_id, parts=parts), event_id="mine")
+def shown(item_id: str, data: str) -> CreateItem:
+    parts = [ContentPart("input_text", "When?"), ContentPart("input_image", image=f"data:image/png;base64,{data}")]
+    return CreateItem(Item(item_id, parts=parts), event_id="mine")
 
 
 def test_an_answer_waits_until_the_images_are_read() -> None:
@@ -593,17 +593,17 @@ async def _reads() -> None:
         scene.session._looking._reader = reader = Reader()
         scene.partner.go.set()
         await scene.session.handle(shown("a", "YWJj"))
-        await scene.session.handle(ResponseAsked())
+        await scene.session.handle(CreateResponse())
         await scene.settle()
         assert not scene.partner.asked
         reader.go.set()
         await scene.settle()
         assert "Gate 7\n11:20" in scene.partner.asked[0][0].text
         assert scene.partner.asked[0][0].text.startswith("When?")
-        assert not [o for o in scene.out if isinstance(o, Rejected)]
+        assert not [o for o in scene.out if isinstance(o, CommandRejected)]
 
 
-async def looked_at(scene: Scene, item: ItemCreated) -> None:
+async def looked_at(scene: Scene, item: CreateItem) -> None:
     """The item, once its images are known."""
     done, looking = asyncio.Event(), scene.session._looking
     then = looking._done
@@ -636,7 +636,7 @@ async def _hears_and_sees() -> None:
         assert shows.parts[1].image == file.getvalue()
         # The turn was from 0 to 100 ms, and 100 ms more are heard; its transcript is for those who read.
         (sound,) = says.parts
-        assert isinstance(sound, SoundPart)
+        assert isinstance(sound, AudioPart)
         assert (len(sound.pcm), says.text) == (3_200, "Hello.")
         await scene.says("Again.")
         assert scene.partner.asked[1][1] is not says
@@ -658,7 +658,7 @@ def test_an_answer_begun_at_a_pause_is_that_to_the_turns_sound() -> None:
     scene = play(main())
     assert len(scene.partner.asked) == 1
     (sound,) = scene.partner.asked[0][0].parts
-    assert isinstance(sound, SoundPart)
+    assert isinstance(sound, AudioPart)
     assert len(sound.pcm) == 3_200
     assert scene.responses() == ["completed"]
 
@@ -686,13 +686,13 @@ def test_a_partner_hears_the_words_of_the_turn_it_answers(vad: ServerVad | None,
                 head, tail = speech(first, count - 1, 4), speech(first + count - 1, 1, 40)
                 pcm = np.concatenate((head, tail))
                 for at in range(0, len(pcm), chunk):
-                    await scene.inbox.put(AudioAppended(pcm[at : at + chunk]))
+                    await scene.inbox.put(AppendAudio(pcm[at : at + chunk]))
                     await scene.settle()
                     for event in gates[:-1]:
                         event.set()
                 if vad is None:
-                    await scene.inbox.put(AudioCommitted(final=True))
-                    await scene.inbox.put(ResponseAsked())
+                    await scene.inbox.put(CommitAudio(final=True))
+                    await scene.inbox.put(CreateResponse())
                 for _ in range(20):
                     for event in gates:
                         event.set()
@@ -705,7 +705,7 @@ def test_a_partner_hears_the_words_of_the_turn_it_answers(vad: ServerVad | None,
     last = {asked[-1].text: asked[-1] for asked in answered}
     for first, count in turns:
         (part,) = last[text(first, count)].parts
-        assert isinstance(part, SoundPart)
+        assert isinstance(part, AudioPart)
         assert [word for word, a, b in heard(part.pcm) if b - a > 500] == list(range(first, first + count))
     if vad and not slow and chunk == 512:
         # What was begun at the pause was the answer: it was asked for once. What was begun in the breath was not.
@@ -737,14 +737,14 @@ def test_what_the_client_commits_is_heard_words_or_none() -> None:
             await scene.session._sounds.hear(np.full(3_200, 0.5, np.float32))
             scene.turn = 0
             await scene.session._heard(TurnCommitted(0, 0, 200))
-            await scene.session.handle(ResponseAsked())
+            await scene.session.handle(CreateResponse())
             await scene.known(0, "")
         return scene
 
     scene = play(main())
     (asked,) = scene.partner.asked
     (sound,) = asked[0].parts
-    assert isinstance(sound, SoundPart)
+    assert isinstance(sound, AudioPart)
     assert len(sound.pcm) == 3_200
 
 
@@ -756,7 +756,7 @@ def test_a_failed_transcript_leaves_what_is_owed() -> None:
             scene.partner.go.set()
             await scene.begins()
             first = await scene.stops()
-            await scene.session.handle(Unanswered())
+            await scene.session.handle(SkipResponse())
             await scene.begins()
             second = await scene.stops()
             await scene.known(first, "Hello.")
@@ -789,9 +789,9 @@ def test_sound_that_comes_in_an_item_is_heard_or_transcribed(takes_media: bool) 
         async with Scene(speaks=False, takes_media=takes_media, transcriber=ScriptedTranscriber(fail=99)) as scene:
             scene.partner.go.set()
             for name, first, known in (("a", 1, ""), ("b", 5, "As the client knows."), ("c", 99, "")):
-                part = Part("input_audio", known, media=SoundPart(speech(first, 2)))
-                await scene.session.handle(ItemCreated(Item(name, parts=[part])))
-            await scene.session.handle(ResponseAsked())
+                part = ContentPart("input_audio", known, media=AudioPart(speech(first, 2)))
+                await scene.session.handle(CreateItem(Item(name, parts=[part])))
+            await scene.session.handle(CreateResponse())
             await scene.settle()
         return scene
 
@@ -799,16 +799,16 @@ def test_sound_that_comes_in_an_item_is_heard_or_transcribed(takes_media: bool) 
     (asked,) = scene.partner.asked
     if takes_media:
         sounds = [part for m in asked for part in m.parts]
-        assert [[n for n, *_ in heard(s.pcm)] for s in sounds if isinstance(s, SoundPart)] == [
+        assert [[n for n, *_ in heard(s.pcm)] for s in sounds if isinstance(s, AudioPart)] == [
             [1, 2],
             [5, 6],
             [99, 100],
         ]
-        assert not [o for o in scene.out if isinstance(o, Rejected)]
+        assert not [o for o in scene.out if isinstance(o, CommandRejected)]
     else:
         said = ["w1 w2", "As the client knows.", "[Sound that could not be heard.]"]
         assert [(m.text, m.parts) for m in asked] == [(text, ()) for text in said]
-        assert [o.code for o in scene.out if isinstance(o, Rejected)] == ["invalid_audio"]
+        assert [o.code for o in scene.out if isinstance(o, CommandRejected)] == ["invalid_audio"]
 
 
 def test_what_is_no_image_is_told_to_a_partner_that_sees() -> None:
@@ -816,12 +816,12 @@ def test_what_is_no_image_is_told_to_a_partner_that_sees() -> None:
         async with Scene(speaks=False, takes_media=True) as scene:
             scene.partner.go.set()
             await looked_at(scene, shown("a", "YWJj"))
-            await scene.session.handle(ResponseAsked())
+            await scene.session.handle(CreateResponse())
             await scene.settle()
         return scene
 
     scene = play(main())
-    assert [o.code for o in scene.out if isinstance(o, Rejected)] == ["invalid_image"]
+    assert [o.code for o in scene.out if isinstance(o, CommandRejected)] == ["invalid_image"]
     assert scene.partner.asked[0][0].parts == ()
     assert "could not be read" in scene.partner.asked[0][0].text
 
@@ -831,7 +831,7 @@ def test_a_conversation_holds_so_much_of_images() -> None:
         async with Scene(speaks=False) as scene:
             for name in "abc":
                 await scene.session.handle(shown(name, "A" * (25 << 20)))
-            return [o.code for o in scene.out if isinstance(o, Rejected)]
+            return [o.code for o in scene.out if isinstance(o, CommandRejected)]
 
     assert play(main()) == ["image_limit_exceeded"]
 
@@ -846,10 +846,10 @@ async def _does_not_read() -> None:
         reader.go.set()
         scene.partner.go.set()
         # Beside the conversation too.
-        await scene.session.handle(ResponseAsked(stored=False, items=(shown("b", "AAAA").item,)))
+        await scene.session.handle(CreateResponse(stored=False, items=(shown("b", "AAAA").item,)))
         await scene.settle()
         assert "could not be read" in scene.partner.asked[0][0].text
         await scene.session.handle(shown("a", "AAAA"))
         await scene.settle()
-        told = [o for o in scene.out if isinstance(o, Rejected)]
+        told = [o for o in scene.out if isinstance(o, CommandRejected)]
         assert [(o.code, o.event_id) for o in told] == [("invalid_image", None), ("invalid_image", "mine")]

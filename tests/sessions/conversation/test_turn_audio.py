@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from antiphon.contracts import ImagePart, SoundPart
-from antiphon.events.conversation import Item, Part
+from antiphon.contracts import AudioPart, ImagePart
+from antiphon.events.conversation import ContentPart, Item
 from antiphon.events.transcription import SpeechStarted, TranscriptDone, TurnCleared, TurnCommitted
 from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.sessions.conversation.turn_audio import (
@@ -17,25 +17,25 @@ from antiphon.sessions.conversation.turn_audio import (
     LONGEST_S,
     MOST_IMAGES,
     MOST_S,
-    TurnSounds,
+    TurnAudio,
     bound,
 )
 
 
-def feed(sounds: TurnSounds, seconds: float) -> None:
+def feed(sounds: TurnAudio, seconds: float) -> None:
     """Sound whose samples say when they came, in hours."""
     whole = ((sounds._now + np.arange(int(seconds * 16_000))) / (16_000 * 3600)).astype(np.float32)
     for at in range(0, len(whole), 3_200):
         asyncio.run(sounds.hear(whole[at : at + 3_200]))
 
 
-def fed(seconds: float) -> TurnSounds:
-    sounds = TurnSounds()
+def fed(seconds: float) -> TurnAudio:
+    sounds = TurnAudio()
     feed(sounds, seconds)
     return sounds
 
 
-def seconds(part: SoundPart) -> tuple[float, float]:
+def seconds(part: AudioPart) -> tuple[float, float]:
     """From when on, and for how long it is."""
     return round(float(part.pcm[0]) * 3600, 0), round(len(part.pcm) / 16_000, 3)
 
@@ -99,14 +99,14 @@ def test_what_is_held_is_bounded() -> None:
 
 
 def test_what_is_louder_than_full_is_full() -> None:
-    sounds = TurnSounds()
+    sounds = TurnAudio()
     asyncio.run(sounds.hear(np.array([1.3, -1.3, 0.5], np.float32)))
     np.testing.assert_allclose(sounds.of(TurnCommitted(0, 0, 1)).pcm, [1, -1, 0.5], atol=1e-4)
 
 
 def test_the_oldest_turns_sound_goes_in_one_sweep() -> None:
     minute = np.zeros(60 * 16_000, np.float32)
-    items = [Item(str(i), parts=[Part("input_audio", "said", media=SoundPart(minute))]) for i in range(11)]
+    items = [Item(str(i), parts=[ContentPart("input_audio", "said", media=AudioPart(minute))]) for i in range(11)]
     bound(items[:10])
     assert all(i.parts[0].media for i in items[:10])
     bound(items)
@@ -116,7 +116,7 @@ def test_the_oldest_turns_sound_goes_in_one_sweep() -> None:
 
 
 def test_the_oldest_images_go_too() -> None:
-    items = [Item(str(i), parts=[Part("input_image", media=ImagePart(b""))]) for i in range(MOST_IMAGES + 1)]
+    items = [Item(str(i), parts=[ContentPart("input_image", media=ImagePart(b""))]) for i in range(MOST_IMAGES + 1)]
     bound(items[:-1])
     assert all(i.parts[0].media for i in items)
     bound(items)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import Part, PartDone, Place, SoundSaid
-from antiphon.events.duplex import Cursors, PlaybackAcked
-from antiphon.sessions.duplex.playback_ledger import Ledger
+from antiphon.events.conversation import ContentPart, ContentPartDone, ContentPosition, ResponseAudioDelta
+from antiphon.events.duplex import AcknowledgePlayback, PlaybackCursors
+from antiphon.sessions.duplex.playback_ledger import PlaybackLedger
 
-A, B = Place("resp_a", "item_a", 0), Place("resp_b", "item_b", 0)
+A, B = ContentPosition("resp_a", "item_a", 0), ContentPosition("resp_b", "item_b", 0)
 
 
 class Clock:
@@ -20,15 +20,15 @@ class Clock:
         return self.now
 
 
-def said(ledger: Ledger, at: Place, seconds: float, *, done: bool = True) -> None:
-    ledger.take(SoundSaid(at, np.zeros(int(1000 * seconds), np.float32), 1000))
+def said(ledger: PlaybackLedger, at: ContentPosition, seconds: float, *, done: bool = True) -> None:
+    ledger.take(ResponseAudioDelta(at, np.zeros(int(1000 * seconds), np.float32), 1000))
     if done:
-        ledger.take(PartDone(at, Part("output_audio")))
+        ledger.take(ContentPartDone(at, ContentPart("output_audio")))
 
 
 def test_without_acknowledgements_an_answer_is_heard_as_it_would_be_played() -> None:
     clock = Clock()
-    ledger = Ledger(clock)
+    ledger = PlaybackLedger(clock)
     said(ledger, A, 2.0)
     clock.now = 0.5
     assert ledger.sounding
@@ -39,7 +39,7 @@ def test_without_acknowledgements_an_answer_is_heard_as_it_would_be_played() -> 
 
 def test_what_was_heard_to_its_end_is_not_cut() -> None:
     clock = Clock()
-    ledger = Ledger(clock)
+    ledger = PlaybackLedger(clock)
     said(ledger, A, 2.0)
     clock.now = 2.5
     assert not ledger.sounding
@@ -48,54 +48,54 @@ def test_what_was_heard_to_its_end_is_not_cut() -> None:
 
 def test_a_client_that_acknowledges_is_taken_at_its_word() -> None:
     clock = Clock()
-    ledger = Ledger(clock)
+    ledger = PlaybackLedger(clock)
     said(ledger, A, 2.0)
-    known, again = ledger.acknowledge(PlaybackAcked(700, 600))
-    assert known.cursors == Cursors(2000, 2000, 700, 600)
+    known, again = ledger.acknowledge(AcknowledgePlayback(700, 600))
+    assert known.cursors == PlaybackCursors(2000, 2000, 700, 600)
     assert (known.kept, again) == (False, None)
     clock.now = 9.0
     assert ledger.silence() == [(A, 600)]
 
 
 def test_cursors_only_move_forward_and_no_further_than_the_sound() -> None:
-    ledger = Ledger(Clock())
+    ledger = PlaybackLedger(Clock())
     said(ledger, A, 2.0, done=False)
     for played, committed, expected in ((900, 800, (900, 800)), (100, 100, (900, 800)), (9000, 9000, (2000, 2000))):
-        known, _ = ledger.acknowledge(PlaybackAcked(played, committed, "resp_a"))
+        known, _ = ledger.acknowledge(AcknowledgePlayback(played, committed, "resp_a"))
         assert (known.played_ms, known.committed_ms) == expected
     # More may come: not yet all of it.
     assert not known.kept
-    ledger.take(PartDone(A, Part("output_audio")))
-    assert ledger.acknowledge(PlaybackAcked(2000, 2000, "resp_a"))[0].kept
+    ledger.take(ContentPartDone(A, ContentPart("output_audio")))
+    assert ledger.acknowledge(AcknowledgePlayback(2000, 2000, "resp_a"))[0].kept
 
 
 def test_what_was_cut_is_cut_anew_where_more_was_heard() -> None:
-    ledger = Ledger(Clock())
+    ledger = PlaybackLedger(Clock())
     said(ledger, A, 2.0)
-    ledger.acknowledge(PlaybackAcked(300, 300))
+    ledger.acknowledge(AcknowledgePlayback(300, 300))
     assert ledger.silence() == [(A, 300)]
-    assert ledger.acknowledge(PlaybackAcked(450, 450))[1] == (A, 450)
-    assert ledger.acknowledge(PlaybackAcked(450, 450))[1] is None
+    assert ledger.acknowledge(AcknowledgePlayback(450, 450))[1] == (A, 450)
+    assert ledger.acknowledge(AcknowledgePlayback(450, 450))[1] is None
 
 
 def test_after_the_users_next_turn_it_is_too_late() -> None:
-    ledger = Ledger(Clock())
+    ledger = PlaybackLedger(Clock())
     said(ledger, A, 2.0)
     assert ledger.settle() == []
     said(ledger, B, 1.0)
-    for ack in (PlaybackAcked(1, 1, "resp_a"), PlaybackAcked(1, 1, None, "item_a")):
+    for ack in (AcknowledgePlayback(1, 1, "resp_a"), AcknowledgePlayback(1, 1, None, "item_a")):
         with pytest.raises(RemoteProtocolError) as told:
             ledger.acknowledge(ack)
         assert told.value.code == "playback_ack_too_late"
-    assert ledger.acknowledge(PlaybackAcked(1, 1))[0].item_id == "item_b"
+    assert ledger.acknowledge(AcknowledgePlayback(1, 1))[0].item_id == "item_b"
 
 
 def test_only_what_was_acknowledged_was_heard_where_that_is_the_policy() -> None:
     clock = Clock()
-    ledger = Ledger(clock, acks_only=True)
+    ledger = PlaybackLedger(clock, acks_only=True)
     said(ledger, A, 2.0)
     said(ledger, B, 1.0)
-    ledger.acknowledge(PlaybackAcked(1000, 1000, "resp_b"))
+    ledger.acknowledge(AcknowledgePlayback(1000, 1000, "resp_b"))
     clock.now = 60.0
     assert ledger.settle() == [(A, 0)]
 
@@ -111,34 +111,34 @@ def test_only_what_was_acknowledged_was_heard_where_that_is_the_policy() -> None
     ],
 )
 def test_acknowledgements_of_nothing(response_id: str | None, item_id: str | None, code: str) -> None:
-    ledger = Ledger(Clock())
+    ledger = PlaybackLedger(Clock())
     said(ledger, A, 1.0)
     said(ledger, B, 1.0)
     with pytest.raises(RemoteProtocolError) as told:
-        ledger.acknowledge(PlaybackAcked(1, 1, response_id, item_id))
+        ledger.acknowledge(AcknowledgePlayback(1, 1, response_id, item_id))
     assert told.value.code == code
 
 
 def test_an_item_may_be_named_after_its_response() -> None:
-    ledger = Ledger(Clock())
+    ledger = PlaybackLedger(Clock())
     with pytest.raises(RemoteProtocolError):
-        ledger.acknowledge(PlaybackAcked(1, 1))
+        ledger.acknowledge(AcknowledgePlayback(1, 1))
     said(ledger, A, 1.0)
-    assert ledger.acknowledge(PlaybackAcked(1, 1, "resp_a", "item_resp_a"))[0].item_id == "item_a"
+    assert ledger.acknowledge(AcknowledgePlayback(1, 1, "resp_a", "item_resp_a"))[0].item_id == "item_a"
 
 
 def test_a_first_acknowledgement_of_nothing_corrects_the_clock() -> None:
     clock = Clock()
-    ledger = Ledger(clock)
+    ledger = PlaybackLedger(clock)
     said(ledger, A, 2.0)
     clock.now = 1.0
     assert ledger.silence() == [(A, 1000)]
-    assert ledger.acknowledge(PlaybackAcked(0, 0))[1] == (A, 0)
+    assert ledger.acknowledge(AcknowledgePlayback(0, 0))[1] == (A, 0)
 
 
 def test_what_is_held_does_not_sound_on() -> None:
     clock = Clock()
-    ledger = Ledger(clock)
+    ledger = PlaybackLedger(clock)
     said(ledger, A, 2.0)
     clock.now = 0.5
     ledger.hold(True)
@@ -150,7 +150,7 @@ def test_what_is_held_does_not_sound_on() -> None:
 
 
 def test_what_the_client_cut_itself_is_cut_no_further() -> None:
-    ledger = Ledger(Clock())
+    ledger = PlaybackLedger(Clock())
     said(ledger, A, 2.0)
     ledger.cut("item_a", 700)
     assert ledger.silence() == []

@@ -12,34 +12,34 @@ from typing import Any
 import pytest
 
 from antiphon.events.conversation import (
+    CancelResponse,
+    CommandRejected,
+    ContentPart,
+    ConversationConfig,
+    CreateItem,
+    CreateResponse,
     Item,
-    ItemCreated,
     ItemTruncated,
-    Part,
-    Rejected,
-    ResponseAsked,
-    ResponseStopped,
-    SoundSaid,
-    TalkConfig,
-    TextSaid,
+    ResponseAudioDelta,
+    ResponseTextDelta,
 )
 from antiphon.events.duplex import (
-    BargeInAsked,
-    Duplex,
+    AcknowledgePlayback,
+    BargeIn,
+    CancelInput,
+    DuplexConfig,
     EpochRaised,
-    InputCancelled,
-    ListenAsked,
-    Listened,
-    OverlapShown,
-    PlaybackAcked,
-    PlaybackKnown,
-    Spoke,
-    TurnChanged,
-    TurnSignalled,
-    Unanswered,
+    HoldFloor,
+    ListenStepTaken,
+    OverlapReported,
+    PlaybackAcknowledged,
+    SignalTurn,
+    SkipResponse,
+    SpeakStepTaken,
+    TurnStateChanged,
 )
 from antiphon.events.transcription import (
-    AudioCleared,
+    ClearAudio,
     CommitRefused,
     ServerVad,
     SpeechStarted,
@@ -48,7 +48,7 @@ from antiphon.events.transcription import (
     TurnCleared,
 )
 from antiphon.protocols.resume.journal import Journal
-from antiphon.sessions.conversation.session import TalkSession
+from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
 from tests.protocols.test_duplex import connection, say
@@ -67,13 +67,13 @@ class DuplexScene(Scene):
         self.turn = -1
         self.inbox = Inbox(10)
         count = itertools.count()
-        duplex = Duplex(policy, acks_only=acks_only)  # type: ignore[arg-type]
+        duplex = DuplexConfig(policy, acks_only=acks_only)  # type: ignore[arg-type]
         config.setdefault("interrupt_response", policy != "listen_only")
-        talk = TalkConfig(
+        talk = ConversationConfig(
             TranscriptionConfig(turn=ServerVad()), transcribes=True, weighs_overlap=policy == "auto", duplex=duplex, **config
         )  # fmt: skip
         make = partial(
-            TalkSession, talk, ScriptedTranscriber(), ScriptedDetector(), self.partner, self.inbox,
+            ConversationSession, talk, ScriptedTranscriber(), ScriptedDetector(), self.partner, self.inbox,
             new_id=lambda prefix: f"{prefix}{next(count)}", clock=lambda: self.clock,
         )  # fmt: skip
         self.duplex = DuplexSession(duplex, make, self.emit, clock=lambda: self.clock)
@@ -84,7 +84,7 @@ class DuplexScene(Scene):
 
     @property
     def events(self) -> list[str]:
-        return [o.event for o in self.of(TurnChanged)]
+        return [o.event for o in self.of(TurnStateChanged)]
 
     async def ask(self, item: Any) -> None:
         await self.duplex.handle(item)
@@ -95,7 +95,7 @@ class DuplexScene(Scene):
         self.partner.end.clear()
         self.partner.go.set()
         await self.says("Tell me a story.")
-        return str(self.of(Spoke)[-1].response_id)
+        return str(self.of(SpeakStepTaken)[-1].response_id)
 
 
 def run(act: Any, *policy: str, **config: Any) -> DuplexScene:
@@ -111,10 +111,10 @@ def test_a_turn_and_its_answer_as_states() -> None:
     async def act(scene: DuplexScene) -> None:
         scene.partner.go.set()
         await scene.says("Hello.")
-        await scene.ask(PlaybackAcked(1000, 1000))
+        await scene.ask(AcknowledgePlayback(1000, 1000))
 
     scene = run(act)
-    states = [(o.event, o.state) for o in scene.of(TurnChanged)]
+    states = [(o.event, o.state) for o in scene.of(TurnStateChanged)]
     assert states == [
         ("user_speech_started", "user_speaking"),
         ("user_turn_committed", "user_committed"),
@@ -123,7 +123,7 @@ def test_a_turn_and_its_answer_as_states() -> None:
         ("playback_finished", "idle"),
     ]
     assert scene.duplex.epoch == 0
-    (known,) = scene.of(PlaybackKnown)
+    (known,) = scene.of(PlaybackAcknowledged)
     assert known.kept
 
 
@@ -135,8 +135,8 @@ def test_speech_over_an_answer_ends_it_where_that_is_the_policy() -> None:
 
     scene = run(act, "barge_in_on_speech")
     raised = scene.out.index(EpochRaised(1))
-    assert scene.of(OverlapShown) == [OverlapShown("barge_in_on_speech", "barge_in", "server_vad_speech_started")]
-    assert not [o for o in scene.out[raised:] if isinstance(o, TextSaid | SoundSaid)]
+    assert scene.of(OverlapReported) == [OverlapReported("barge_in_on_speech", "barge_in", "server_vad_speech_started")]
+    assert not [o for o in scene.out[raised:] if isinstance(o, ResponseTextDelta | ResponseAudioDelta)]
     assert [o for o in scene.out[raised:] if isinstance(o, SpeechStarted)]
     assert scene.responses() == ["cancelled turn_detected"]
     # By the clock 0.4 s of it were heard.
@@ -151,7 +151,7 @@ def test_an_acknowledgement_is_ducked_and_let_go() -> None:
         await scene.known(await scene.stops(), "Mm-hm.")
 
     scene = run(act, "auto")
-    assert scene.of(OverlapShown) == [OverlapShown("auto", "listen", "short_ack_transcript")]
+    assert scene.of(OverlapReported) == [OverlapReported("auto", "listen", "short_ack_transcript")]
     assert scene.events[-2:] == ["duck", "unduck"]
     assert scene.duplex.epoch == 0
     assert not scene.of(ItemTruncated)
@@ -166,10 +166,12 @@ def test_words_over_an_answer_take_the_floor() -> None:
         await scene.settle()
 
     scene = run(act, "auto")
-    assert scene.of(OverlapShown) == [OverlapShown("auto", "barge_in", "words")]
+    assert scene.of(OverlapReported) == [OverlapReported("auto", "barge_in", "words")]
     kinds = [type(o) for o in scene.out]
     assert (
-        kinds.index(EpochRaised) < kinds.index(OverlapShown) < max(i for i, k in enumerate(kinds) if k is SpeechStarted)
+        kinds.index(EpochRaised)
+        < kinds.index(OverlapReported)
+        < max(i for i, k in enumerate(kinds) if k is SpeechStarted)
     )
     assert scene.responses() == ["cancelled turn_detected"]
 
@@ -182,7 +184,7 @@ def test_who_only_listens_is_not_interrupted() -> None:
         await scene.settle()
 
     scene = run(act, "listen_only")
-    assert scene.of(OverlapShown) == [OverlapShown("listen_only", "listen", "policy_listen_only")]
+    assert scene.of(OverlapReported) == [OverlapReported("listen_only", "listen", "policy_listen_only")]
     assert scene.responses() == ["completed"]
     assert scene.duplex.epoch == 0
 
@@ -191,13 +193,13 @@ def test_who_only_listens_is_not_interrupted() -> None:
 def test_the_clients_word_decides(policy: str) -> None:
     async def act(scene: DuplexScene) -> None:
         await scene.answer()
-        await scene.ask(ListenAsked())
+        await scene.ask(HoldFloor())
         await scene.begins()
         assert scene.duplex.answering
-        await scene.ask(BargeInAsked("client_force_barge_in"))
+        await scene.ask(BargeIn("client_force_barge_in"))
 
     scene = run(act, policy)
-    assert [(o.action, o.reason) for o in scene.of(OverlapShown)] == [
+    assert [(o.action, o.reason) for o in scene.of(OverlapReported)] == [
         ("listen", "client_overlap_action"), ("barge_in", "client_force_barge_in"),
     ]  # fmt: skip
     assert scene.responses() == ["cancelled turn_detected"]
@@ -205,10 +207,10 @@ def test_the_clients_word_decides(policy: str) -> None:
 
 def test_what_is_called_off_raises_the_epoch_once_and_ends_the_answer() -> None:
     for asked, also in (
-        (ResponseStopped(), []),
-        (InputCancelled(), [TurnCleared()]),
+        (CancelResponse(), []),
+        (CancelInput(), [TurnCleared()]),
         (None, [TurnCleared()]),
-        (BargeInAsked(), []),
+        (BargeIn(), []),
     ):
 
         async def act(scene: DuplexScene, asked: Any = asked, also: Any = also) -> None:
@@ -227,11 +229,11 @@ def test_what_is_called_off_raises_the_epoch_once_and_ends_the_answer() -> None:
 
 def test_a_cancel_of_nothing_is_refused_and_raises_nothing() -> None:
     async def act(scene: DuplexScene) -> None:
-        await scene.ask(ResponseStopped(None, "mine"))
-        await scene.ask(ResponseAsked())
+        await scene.ask(CancelResponse(None, "mine"))
+        await scene.ask(CreateResponse())
 
     scene = run(act)
-    assert [(o.code, o.event_id) for o in scene.of(Rejected)] == [
+    assert [(o.code, o.event_id) for o in scene.of(CommandRejected)] == [
         ("response_cancel_not_active", "mine"), ("response_create_without_input", None),
     ]  # fmt: skip
     assert scene.duplex.epoch == 0
@@ -240,15 +242,15 @@ def test_a_cancel_of_nothing_is_refused_and_raises_nothing() -> None:
 def test_history_is_what_was_acknowledged_even_after_it_was_cut() -> None:
     async def act(scene: DuplexScene) -> None:
         response = await scene.answer()
-        await scene.ask(PlaybackAcked(200, 200, response))
-        await scene.ask(BargeInAsked())
-        await scene.ask(PlaybackAcked(350, 350, response))
+        await scene.ask(AcknowledgePlayback(200, 200, response))
+        await scene.ask(BargeIn())
+        await scene.ask(AcknowledgePlayback(350, 350, response))
         await scene.says("Next.")
-        await scene.ask(PlaybackAcked(900, 900, response, None, "late"))
+        await scene.ask(AcknowledgePlayback(900, 900, response, None, "late"))
 
     scene = run(act)
     assert [o.audio_end_ms for o in scene.of(ItemTruncated)] == [200, 350]
-    assert [(o.code, o.event_id) for o in scene.of(Rejected)] == [("playback_ack_too_late", "late")]
+    assert [(o.code, o.event_id) for o in scene.of(CommandRejected)] == [("playback_ack_too_late", "late")]
 
 
 def test_only_what_was_acknowledged_is_remembered_where_that_is_the_policy() -> None:
@@ -269,14 +271,14 @@ def test_a_turn_that_says_nothing_is_listened_to() -> None:
         await scene.says("  ")
 
     scene = run(act)
-    assert scene.of(Listened) == [Listened("nothing_said")]
+    assert scene.of(ListenStepTaken) == [ListenStepTaken("nothing_said")]
     assert scene.duplex.state == "idle"
 
 
 def test_a_commit_that_is_not_to_be_answered() -> None:
     async def act(scene: DuplexScene) -> None:
         scene.partner.go.set()
-        await scene.ask(Unanswered())
+        await scene.ask(SkipResponse())
         await scene.says("A note to myself.")
         assert scene.created == 0
         await scene.says("A question.")
@@ -288,9 +290,9 @@ def test_a_commit_that_is_not_to_be_answered() -> None:
 
 def test_signals_are_passed_on() -> None:
     async def act(scene: DuplexScene) -> None:
-        await scene.ask(TurnSignalled("nod", {"angle": 3}))
+        await scene.ask(SignalTurn("nod", {"angle": 3}))
 
-    assert run(act).of(TurnChanged) == [TurnChanged("nod", "idle", {"angle": 3})]
+    assert run(act).of(TurnStateChanged) == [TurnStateChanged("nod", "idle", {"angle": 3})]
 
 
 def test_an_answer_that_fails_is_followed_by_the_next_turn() -> None:
@@ -306,7 +308,7 @@ def test_an_answer_that_fails_is_followed_by_the_next_turn() -> None:
 def test_what_the_client_dismissed_is_answered_after_the_answer_it_did_not_end() -> None:
     async def act(scene: DuplexScene) -> None:
         await scene.answer()
-        await scene.ask(ListenAsked())
+        await scene.ask(HoldFloor())
         await scene.begins()
         await scene.known(await scene.stops(), "And what was his name?")
         assert scene.duplex.answering
@@ -324,16 +326,16 @@ def test_an_answer_that_is_overruled_is_old() -> None:
         # The user speaks already when an answer is asked for.
         scene.partner.end.clear()
         scene.partner.go.set()
-        await scene.ask(ItemCreated(Item("i", parts=[Part("input_text", "Hello")])))
+        await scene.ask(CreateItem(Item("i", parts=[ContentPart("input_text", "Hello")])))
         await scene.begins()
-        await scene.ask(ResponseAsked())
+        await scene.ask(CreateResponse())
         await scene.known(await scene.stops(), "No, wait.")
         scene.partner.end.set()
         await scene.settle()
 
     scene = run(act, "barge_in_on_speech")
     assert scene.responses() == ["cancelled turn_detected", "completed"]
-    assert scene.of(OverlapShown)[-1].reason == "turn_answered"
+    assert scene.of(OverlapReported)[-1].reason == "turn_answered"
     assert scene.duplex.epoch >= 1
 
 
@@ -341,18 +343,18 @@ def test_the_clients_word_over_speech_that_is_held_counts_once() -> None:
     async def act(scene: DuplexScene) -> None:
         await scene.answer()
         await scene.begins()
-        await scene.ask(BargeInAsked())
+        await scene.ask(BargeIn())
 
     scene = run(act)
     assert scene.duplex.epoch == 1
-    assert len(scene.of(OverlapShown)) == 1
+    assert len(scene.of(OverlapReported)) == 1
     assert scene.duplex.state == "user_speaking"
 
 
 def test_a_commit_that_is_refused_leaves_the_next_turn_to_be_answered() -> None:
     async def act(scene: DuplexScene) -> None:
         scene.partner.go.set()
-        await scene.ask(Unanswered())
+        await scene.ask(SkipResponse())
         await scene.session._heard(CommitRefused(0, 1))
         await scene.says("Hello.")
 
@@ -365,7 +367,7 @@ def test_sound_that_is_played_late_or_held_can_be_interrupted() -> None:
         await scene.says("Hello.")
         # It came a while ago, and has been played for a moment only.
         scene.clock = 5.0
-        await scene.ask(PlaybackAcked(300, 300))
+        await scene.ask(AcknowledgePlayback(300, 300))
         assert scene.duplex.state == "assistant_playing"
         await scene.begins()
         assert scene.events[-1] == "duck"
@@ -385,10 +387,10 @@ def test_a_cancel_of_what_only_sounds_is_one() -> None:
         await scene.says("Hello.")
         assert not scene.duplex.answering
         scene.clock = 0.25
-        await scene.ask(ResponseStopped())
+        await scene.ask(CancelResponse())
 
     scene = run(act)
-    assert not scene.of(Rejected)
+    assert not scene.of(CommandRejected)
     assert scene.duplex.epoch == 1
     assert [o.audio_end_ms for o in scene.of(ItemTruncated)] == [250]
 
@@ -441,14 +443,14 @@ async def schedule(draw: random.Random, steps: int) -> int:
                 case 5:
                     (scene.partner.end.set if draw.random() < 0.5 else scene.partner.end.clear)()
                 case 6:
-                    await scene.duplex.handle(BargeInAsked())
+                    await scene.duplex.handle(BargeIn())
                 case 7:
-                    await scene.duplex.handle(ResponseStopped())
+                    await scene.duplex.handle(CancelResponse())
                 case 8:
                     ms = draw.randrange(1200)
-                    await scene.duplex.handle(PlaybackAcked(ms, ms))
+                    await scene.duplex.handle(AcknowledgePlayback(ms, ms))
                 case 9:
-                    await scene.duplex.handle(draw.choice((ListenAsked(), InputCancelled())))
+                    await scene.duplex.handle(draw.choice((HoldFloor(), CancelInput())))
                 case 10:
                     scene.clock += draw.random()
                 case 11:
@@ -456,7 +458,7 @@ async def schedule(draw: random.Random, steps: int) -> int:
                     has = draw.randint(has, journal.last_seq)
                     journal.rewind(has)
                 case 12:
-                    await scene.inbox.put(AudioCleared())
+                    await scene.inbox.put(ClearAudio())
             for _ in range(draw.randrange(8)):
                 await asyncio.sleep(0)
             take(draw.randrange(6))

@@ -14,22 +14,22 @@ from antiphon.audio import Pcm
 from antiphon.contracts import Hypothesis, TranscriberProfile, Window
 from antiphon.errors import Refused
 from antiphon.events.transcription import (
-    AudioAppended,
-    AudioCleared,
-    AudioCommitted,
+    AppendAudio,
+    ClearAudio,
+    CommitAudio,
     CommitRefused,
-    Configured,
+    ConfigureTranscription,
     GuessDropped,
-    Input,
-    Output,
     ServerVad,
     SpeechStarted,
     SpeechStopped,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
-    TranscriptGuess,
+    TranscriptGuessed,
+    TranscriptionCommand,
     TranscriptionConfig,
+    TranscriptionEvent,
     TurnCleared,
     TurnCommitted,
 )
@@ -41,19 +41,19 @@ VAD = ServerVad(0.5, 96, 192)
 
 
 def play(
-    inputs: list[Input],
+    inputs: list[TranscriptionCommand],
     turn: ServerVad | None = None,
     transcriber: ScriptedTranscriber | None = None,
     min_commit_ms: int = 0,
     answered: bool = False,
-    before_end: list[Output] | None = None,
+    before_end: list[TranscriptionEvent] | None = None,
     words: bool = True,
-) -> list[Output]:
+) -> list[TranscriptionEvent]:
     """All inputs, then the end; what came out. `before_end` gets what had come before the end."""
-    out: list[Output] = []
+    out: list[TranscriptionEvent] = []
 
     async def main() -> None:
-        async def emit(output: Output) -> None:
+        async def emit(output: TranscriptionEvent) -> None:
             out.append(output)
 
         inbox = Inbox(3600)
@@ -80,15 +80,15 @@ def play(
     return out
 
 
-def chunks(pcm: Pcm, size: int = 1600) -> list[Input]:
-    return [AudioAppended(pcm[i : i + size]) for i in range(0, len(pcm), size)]
+def chunks(pcm: Pcm, size: int = 1600) -> list[TranscriptionCommand]:
+    return [AppendAudio(pcm[i : i + size]) for i in range(0, len(pcm), size)]
 
 
-def done(out: list[Output]) -> list[TranscriptDone]:
+def done(out: list[TranscriptionEvent]) -> list[TranscriptDone]:
     return [o for o in out if isinstance(o, TranscriptDone)]
 
 
-def joined(out: list[Output], turn: int) -> str:
+def joined(out: list[TranscriptionEvent], turn: int) -> str:
     return "".join(o.text for o in out if isinstance(o, TranscriptDelta) and o.turn == turn)
 
 
@@ -132,26 +132,26 @@ def test_a_final_may_go_on_from_what_was_sent(answered: bool) -> None:
 
 def test_who_answers_is_told_at_the_pause_what_the_turn_will_be() -> None:
     out = play(chunks(speech(1, 5, 30), 512), VAD, answered=True)
-    guess = next(k for k, o in enumerate(out) if isinstance(o, TranscriptGuess))
-    assert out[guess] == TranscriptGuess(0, text(1, 5), 1600)
+    guess = next(k for k, o in enumerate(out) if isinstance(o, TranscriptGuessed))
+    assert out[guess] == TranscriptGuessed(0, text(1, 5), 1600)
     assert guess < next(k for k, o in enumerate(out) if isinstance(o, SpeechStopped))
     assert [o.text for o in done(out)] == [text(1, 5)]
     assert GuessDropped(0) not in out
-    assert not any(isinstance(o, TranscriptGuess) for o in play(chunks(speech(1, 5, 30), 512), VAD))
+    assert not any(isinstance(o, TranscriptGuessed) for o in play(chunks(speech(1, 5, 30), 512), VAD))
 
 
 def test_a_guess_is_taken_back_where_speech_goes_on() -> None:
     pcm = np.concatenate((speech(1, 4, 5), speech(5, 4, 30)))
     out = play(chunks(pcm, 512), VAD, answered=True)
-    told = [o for o in out if isinstance(o, TranscriptGuess | GuessDropped)]
-    assert told[:2] == [TranscriptGuess(0, text(1, 4), 1280), GuessDropped(0)]
-    assert told[-1] == TranscriptGuess(0, text(1, 8), 2720)
+    told = [o for o in out if isinstance(o, TranscriptGuessed | GuessDropped)]
+    assert told[:2] == [TranscriptGuessed(0, text(1, 4), 1280), GuessDropped(0)]
+    assert told[-1] == TranscriptGuessed(0, text(1, 8), 2720)
     assert [o.text for o in done(out)] == [text(1, 8)]
 
 
 def test_a_turn_whose_end_confirms_its_guess_does_not_wait_for_its_window_to_settle() -> None:
     """The profile settles a window after more silence than ends the turn: an answered turn is done before that silence has come."""
-    pcm, answered, waits = speech(1, 4, 12), list[Output](), list[Output]()
+    pcm, answered, waits = speech(1, 4, 12), list[TranscriptionEvent](), list[TranscriptionEvent]()
     transcriber = ScriptedTranscriber()
     play(chunks(pcm, 512), VAD, transcriber, answered=True, before_end=answered)
     assert [o.text for o in done(answered)] == [text(1, 4)]
@@ -164,17 +164,17 @@ def test_a_turn_whose_end_confirms_its_guess_does_not_wait_for_its_window_to_set
 
 def test_a_committed_turn_keeps_its_words_when_what_follows_is_thrown_away() -> None:
     """Its window waits for more silence, or shares it with the turn that is cleared."""
-    before = list[Output]()
-    play([*chunks(speech(1, 4, 9), 512), AudioCleared()], VAD, before_end=before)
+    before = list[TranscriptionEvent]()
+    play([*chunks(speech(1, 4, 9), 512), ClearAudio()], VAD, before_end=before)
     assert [o.text for o in done(before)] == [text(1, 4)]
     both = np.concatenate((speech(1, 4, 9), speech(7, 2)))
-    out = play([*chunks(both, 512), AudioCleared(), *chunks(speech(10, 3, 40), 512)], VAD)
+    out = play([*chunks(both, 512), ClearAudio(), *chunks(speech(10, 3, 40), 512)], VAD)
     assert [o.text for o in done(out)] == [text(1, 4), text(10, 3)]
 
 
 def test_what_was_cleared_is_not_in_the_next_commit() -> None:
     """A pause settled its window before the client threw it away."""
-    inputs = [*chunks(speech(1, 4, 60)), AudioCleared(), *chunks(speech(6, 3)), AudioCommitted()]
+    inputs = [*chunks(speech(1, 4, 60)), ClearAudio(), *chunks(speech(6, 3)), CommitAudio()]
     assert [o.text for o in done(play(inputs))] == [text(6, 3)]
 
 
@@ -198,7 +198,7 @@ def test_turns_that_follow_at_once_share_a_window_and_no_word_comes_twice() -> N
 
 
 def test_a_commit_ends_the_turn_wherever_it_is() -> None:
-    out = play([*chunks(speech(1, 5)), AudioCommitted(), *chunks(speech(6, 5, 60)), AudioCommitted(), AudioCommitted()])
+    out = play([*chunks(speech(1, 5)), CommitAudio(), *chunks(speech(6, 5, 60)), CommitAudio(), CommitAudio()])
     assert [o.text for o in done(out)] == [text(1, 5), text(6, 5), ""]
     assert [o.turn for o in done(out)] == [0, 1, 2]
 
@@ -206,23 +206,23 @@ def test_a_commit_ends_the_turn_wherever_it_is() -> None:
 def test_a_commit_that_is_not_final_ends_nothing() -> None:
     out = play(
         [
-            AudioCommitted(final=False),
+            CommitAudio(final=False),
             *chunks(speech(1, 5)),
-            AudioCommitted(final=False),
+            CommitAudio(final=False),
             *chunks(speech(6, 5)),
-            AudioCommitted(),
+            CommitAudio(),
         ]
     )
     assert [o.text for o in done(out)] == [text(1, 10)]
 
 
 def test_too_little_for_a_commit() -> None:
-    out = play([*chunks(np.zeros(1599, np.float32)), AudioCommitted()], min_commit_ms=100)
+    out = play([*chunks(np.zeros(1599, np.float32)), CommitAudio()], min_commit_ms=100)
     assert out == [CommitRefused(99, 100)]
 
 
 def test_clear_throws_away_what_was_not_committed() -> None:
-    out = play([*chunks(speech(1, 8)), AudioCleared(), *chunks(speech(9, 4, 30))], VAD)
+    out = play([*chunks(speech(1, 8)), ClearAudio(), *chunks(speech(9, 4, 30))], VAD)
     assert TurnCleared() in out
     assert [o.text for o in done(out)] == [text(9, 4)]
 
@@ -239,7 +239,7 @@ def test_silence_has_no_words_and_no_decodes() -> None:
 
 def test_speech_without_a_pause_is_cut_between_words_and_none_is_lost() -> None:
     transcriber = ScriptedTranscriber()
-    out = play([*chunks(speech(1, 400)), AudioCommitted()], None, transcriber)
+    out = play([*chunks(speech(1, 400)), CommitAudio()], None, transcriber)
     (final,) = done(out)
     assert final.text == final.streamed == text(1, 400)
     assert transcriber.longest_s < transcriber.profile.max_window_s + 5
@@ -247,7 +247,7 @@ def test_speech_without_a_pause_is_cut_between_words_and_none_is_lost() -> None:
 
 def test_a_file_faster_than_decoding_is_slowed_and_complete() -> None:
     pcm = np.concatenate([speech(1 + 20 * k, 20, 40) for k in range(20)])
-    assert [o.text for o in done(play([AudioAppended(pcm)], VAD))] == [text(1 + 20 * k, 20) for k in range(20)]
+    assert [o.text for o in done(play([AppendAudio(pcm)], VAD))] == [text(1 + 20 * k, 20) for k in range(20)]
 
 
 def test_a_failed_window_fails_its_turn_only() -> None:
@@ -262,7 +262,10 @@ def test_a_failed_window_fails_its_turn_only() -> None:
 
 def test_a_changed_configuration_ends_no_session() -> None:
     pcm = speech(1, 6, 30)
-    out = play([*chunks(pcm), Configured(TranscriptionConfig(turn=None)), *chunks(speech(7, 6)), AudioCommitted()], VAD)
+    out = play(
+        [*chunks(pcm), ConfigureTranscription(TranscriptionConfig(turn=None)), *chunks(speech(7, 6)), CommitAudio()],
+        VAD,
+    )
     assert [o.text for o in done(out)] == [text(1, 6), text(7, 6)]
 
 
@@ -272,7 +275,7 @@ def test_hours_cost_the_same_per_second_and_hold_no_more() -> None:
     sizes: list[int] = []
 
     async def main() -> None:
-        async def emit(_: Output) -> None:
+        async def emit(_: TranscriptionEvent) -> None:
             return
 
         inbox = Inbox(60)
@@ -280,7 +283,7 @@ def test_hours_cost_the_same_per_second_and_hold_no_more() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)
             for minute in range(120):
-                await inbox.put(AudioAppended(np.tile(speech(1, 25, 125), 5)))
+                await inbox.put(AppendAudio(np.tile(speech(1, 25, 125), 5)))
                 sizes.append(len(session._segmenter._tape) + session._decoding.held)
                 del minute
             inbox.close()
@@ -300,7 +303,7 @@ def test_a_client_that_falls_silent_by_sending_nothing_gets_its_transcript() -> 
         got: list[TranscriptDone] = []
         arrived = anyio.Event()
 
-        async def emit(output: Output) -> None:
+        async def emit(output: TranscriptionEvent) -> None:
             if isinstance(output, TranscriptDone):
                 got.append(output)
                 arrived.set()
@@ -331,14 +334,14 @@ def test_a_client_that_vanishes_mid_word_leaves_nothing() -> None:
     async def main() -> weakref.ref[TranscriptionSession]:
         transcriber = ScriptedTranscriber(gate=gate)
 
-        async def emit(_: Output) -> None:
+        async def emit(_: TranscriptionEvent) -> None:
             return
 
         inbox = Inbox(60)
         session = TranscriptionSession(TranscriptionConfig(turn=VAD), transcriber, ScriptedDetector(), inbox, emit)
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)
-            await inbox.put(AudioAppended(speech(1, 3)))
+            await inbox.put(AppendAudio(speech(1, 3)))
             with anyio.fail_after(5):
                 while not transcriber.running:
                     await anyio.lowlevel.checkpoint()
@@ -354,16 +357,16 @@ def test_a_client_that_vanishes_mid_word_leaves_nothing() -> None:
 def test_a_full_inbox_waits_or_refuses() -> None:
     async def main() -> None:
         block = Inbox(1.0)
-        await block.put(AudioAppended(np.zeros(16000, np.float32)))
+        await block.put(AppendAudio(np.zeros(16000, np.float32)))
         with anyio.move_on_after(0.01) as scope:
-            await block.put(AudioCommitted())
+            await block.put(CommitAudio())
         assert scope.cancelled_caught
         assert await block.get() is not None
-        await block.put(AudioCommitted())
+        await block.put(CommitAudio())
         live = Inbox(1.0, live=True)
-        await live.put(AudioAppended(np.zeros(16000, np.float32)))
+        await live.put(AppendAudio(np.zeros(16000, np.float32)))
         with pytest.raises(Refused):
-            await live.put(AudioCommitted())
+            await live.put(CommitAudio())
         live.close()
         assert await live.get() is not None
         assert await live.get() is None
@@ -400,7 +403,7 @@ def judged(judge: Judge | None, *sounds: Pcm, transcriber: ScriptedTranscriber |
     out: list[tuple[str, int]] = []
 
     async def main() -> None:
-        async def emit(output: Output) -> None:
+        async def emit(output: TranscriptionEvent) -> None:
             if isinstance(output, SpeechStarted | SpeechStopped):
                 out.append((type(output).__name__, output.at_ms))
 
@@ -418,7 +421,7 @@ def judged(judge: Judge | None, *sounds: Pcm, transcriber: ScriptedTranscriber |
             group.start_soon(session.run)
             whole = np.concatenate(sounds)
             for at in range(0, len(whole), FRAME):
-                await inbox.put(AudioAppended(whole[at : at + FRAME]))
+                await inbox.put(AppendAudio(whole[at : at + FRAME]))
                 for _ in range(20):
                     await anyio.lowlevel.checkpoint()
             inbox.close()

@@ -5,7 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.contracts import Hypothesis, Piece, TranscriberProfile
+from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.transcription import StreamTuning
 from antiphon.sessions.transcription.stable_words import WindowText, goes_on, spoken, tuned
 
@@ -31,8 +31,8 @@ PROFILE = TranscriberProfile(
 )
 
 
-def pieces(text: str, probability: float = 1.0) -> tuple[Piece, ...]:
-    return tuple(Piece(f" {w}", (len(w), ord(w[0])), probability) for w in text.split())
+def pieces(text: str, probability: float = 1.0) -> tuple[HypothesisWord, ...]:
+    return tuple(HypothesisWord(f" {w}", (len(w), ord(w[0])), probability) for w in text.split())
 
 
 def hypothesis(text: str, probability: float = 1.0, language: float = 1.0, heard: bool = True) -> Hypothesis:
@@ -44,7 +44,7 @@ def offer(text: WindowText, partial: Hypothesis, audio_s: float, turn: int = 0) 
     return "".join(d for _, d in text.offer(partial, audio_s, [turn] * len(partial.pieces), text.untouched(turn)))
 
 
-def finish(text: WindowText, final: Hypothesis) -> tuple[str, tuple[Piece, ...]]:
+def finish(text: WindowText, final: Hypothesis) -> tuple[str, tuple[HypothesisWord, ...]]:
     deltas, kept = text.finish(final, [0] * len(final.pieces))
     return "".join(d for _, d in deltas), tuple(p for _, p in kept)
 

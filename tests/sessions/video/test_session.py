@@ -14,31 +14,31 @@ import pytest
 from PIL import Image
 
 from antiphon.contracts import (
-    Answer,
-    Question,
     ReplyDone,
     ReplyOptions,
-    Seen,
-    Speaking,
+    ResponseAudio,
+    ResponseChunk,
     TextDelta,
+    VideoFrame,
+    VideoProfile,
+    VideoQuestion,
     VoiceOptions,
-    WatcherProfile,
 )
 from antiphon.errors import MediaError, ModelError, Refused
 from antiphon.events.video import (
-    AnswerBegan,
+    AnswerAudioDelta,
     AnswerDone,
-    AnswerSound,
-    AnswerText,
-    Asked,
-    Finished,
-    FrameCame,
-    FrameFacts,
-    FrameTaken,
-    SoundCame,
+    AnswerStarted,
+    AnswerTextDelta,
+    AppendFrame,
+    AppendVideoAudio,
+    AskQuestion,
+    FinishVideo,
+    FrameInfo,
+    FrameReceived,
     VideoConfig,
-    VideoOver,
-    WentWrong,
+    VideoEnded,
+    VideoFailed,
 )
 from antiphon.sessions.video.session import MAX_SOUND_SAMPLES, MAX_WAITING_BYTES, VideoSession
 from antiphon.vision.images import decode
@@ -54,10 +54,10 @@ class Watcher:
     """Answers with what it was asked, a word at a time; each after the first waits for a `go` where it is held."""
 
     def __init__(self, *, voice: bool = True, held: bool = False, fails: Exception | None = None) -> None:
-        self.profile = WatcherProfile("scripted", "text", 8000, ("one", "two") if voice else ())
+        self.profile = VideoProfile("scripted", "text", 8000, ("one", "two") if voice else ())
         self.held, self.fails, self.go = held, fails, asyncio.Event()
-        self.seen: list[Seen] = []
-        self.asked: list[Question] = []
+        self.seen: list[VideoFrame] = []
+        self.asked: list[VideoQuestion] = []
         self.voices: list[VoiceOptions | None] = []
         self.forgotten: list[float] = []
         self.instructions = ""
@@ -74,7 +74,7 @@ class Watcher:
         finally:
             self.running -= 1
 
-    async def see(self, frame: Seen) -> None:
+    async def see(self, frame: VideoFrame) -> None:
         await asyncio.to_thread(decode, frame.image)
         self.seen.append(frame)
 
@@ -91,8 +91,8 @@ class Watcher:
         self.forgotten.append(before_s)
 
     async def answer(
-        self, question: Question, options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
+        self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[ResponseChunk, None]:
         self.asked.append(question)
         self.voices.append(voice)
         try:
@@ -103,7 +103,7 @@ class Watcher:
                     raise self.fails
                 yield TextDelta(f" {word}" if i else word)
                 if voice:
-                    yield Speaking(np.full(80, 0.1, np.float32))
+                    yield ResponseAudio(np.full(80, 0.1, np.float32))
             yield ReplyDone("stop", 5, 4, 3)
         finally:
             self.left += 1
@@ -129,7 +129,7 @@ class Scene:
         return [o for o in self.out if isinstance(o, kinds)]
 
     async def frame(self, name: str, value: int = 0, pts_ms: float | None = None, image: bytes | None = None) -> None:
-        await self.session.put(FrameCame(image or png(value), FrameFacts(self.clock * 1000, name, pts_ms)))
+        await self.session.put(AppendFrame(image or png(value), FrameInfo(self.clock * 1000, name, pts_ms)))
 
     async def until(self, done: Callable[[], Any]) -> None:
         async with asyncio.timeout(10):
@@ -137,9 +137,9 @@ class Scene:
                 await asyncio.sleep(0.001)
 
     async def ask(self, text: str) -> None:
-        count = len(self.of(AnswerDone, WentWrong))
-        await self.session.put(Asked(text))
-        await self.until(lambda: len(self.of(AnswerDone, WentWrong)) > count)
+        count = len(self.of(AnswerDone, VideoFailed))
+        await self.session.put(AskQuestion(text))
+        await self.until(lambda: len(self.of(AnswerDone, VideoFailed)) > count)
 
 
 def run(watcher: Watcher, act: Any, **config: Any) -> Scene:
@@ -162,8 +162,8 @@ def test_a_question_is_answered_from_the_sampled_frames_in_text_and_sound() -> N
     async def act(scene: Scene) -> None:
         for i in range(6):
             await scene.frame(f"f{i}", pts_ms=1000 + 500 * i)
-        await scene.session.put(SoundCame(np.ones(160, np.float32)))
-        await scene.session.put(SoundCame(np.zeros(160, np.float32)))
+        await scene.session.put(AppendVideoAudio(np.ones(160, np.float32)))
+        await scene.session.put(AppendVideoAudio(np.zeros(160, np.float32)))
         await scene.ask("What is this?")
         await scene.ask("And now?")
 
@@ -179,11 +179,11 @@ def test_a_question_is_answered_from_the_sampled_frames_in_text_and_sound() -> N
     assert second.frames == (0, 2, 5)
     assert watcher.instructions == "Be brief."
     assert [v.voice for v in watcher.voices if v] == ["two", "two"]
-    began = scene.of(AnswerBegan)
+    began = scene.of(AnswerStarted)
     assert [f.id for f in began[0].frames] == ["f0", "f2", "f5"]
     assert began[0].request_id != began[1].request_id
-    assert "".join(o.text for o in scene.of(AnswerText)) == "What is this?And now?"
-    assert len(scene.of(AnswerSound)) == 5
+    assert "".join(o.text for o in scene.of(AnswerTextDelta)) == "What is this?And now?"
+    assert len(scene.of(AnswerAudioDelta)) == 5
     done = scene.of(AnswerDone)[0]
     assert (done.text, done.sounded) == ("What is this?", True)
     assert done.counts == {"prompt_tokens": 5, "cached_tokens": 4, "completion_tokens": 3}
@@ -196,10 +196,10 @@ def test_what_an_answer_is_made_of() -> None:
         await scene.ask("One two")
 
     silent = run(Watcher(), act, speaks=False)
-    assert not silent.of(AnswerSound)
-    assert len(silent.of(AnswerText)) == 2
+    assert not silent.of(AnswerAudioDelta)
+    assert len(silent.of(AnswerTextDelta)) == 2
     spoken = run(Watcher(), act, writes=False)
-    assert not spoken.of(AnswerText)
+    assert not spoken.of(AnswerTextDelta)
     assert spoken.of(AnswerDone)[0].text == "One two"
     voiceless = run(Watcher(voice=False), act)
     assert not voiceless.of(AnswerDone)[0].sounded
@@ -208,43 +208,43 @@ def test_what_an_answer_is_made_of() -> None:
 def test_a_question_interrupts_the_answer_before() -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
-        await scene.session.put(Asked("first never said"))
-        await scene.until(lambda: scene.of(AnswerText))
-        await scene.session.put(Asked("second"))
+        await scene.session.put(AskQuestion("first never said"))
+        await scene.until(lambda: scene.of(AnswerTextDelta))
+        await scene.session.put(AskQuestion("second"))
         await scene.until(lambda: scene.of(AnswerDone))
         watcher.go.set()
 
     watcher = Watcher(held=True)
     scene = run(watcher, act)
-    assert [o.text for o in scene.of(AnswerText)] == ["first", "second"]
+    assert [o.text for o in scene.of(AnswerTextDelta)] == ["first", "second"]
     assert [o.text for o in scene.of(AnswerDone)] == ["second"]
     assert watcher.left == 2
     # The first had ended before the second began.
-    assert scene.out.index(scene.of(AnswerBegan)[1]) > scene.out.index(scene.of(AnswerText)[0])
+    assert scene.out.index(scene.of(AnswerStarted)[1]) > scene.out.index(scene.of(AnswerTextDelta)[0])
 
 
 def test_done_waits_for_the_answer_under_way() -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
-        await scene.session.put(Asked("one two"))
-        await scene.session.put(Finished())
-        await scene.until(lambda: scene.of(AnswerText))
+        await scene.session.put(AskQuestion("one two"))
+        await scene.session.put(FinishVideo())
+        await scene.until(lambda: scene.of(AnswerTextDelta))
         await asyncio.sleep(0.02)
-        assert not scene.of(VideoOver)
+        assert not scene.of(VideoEnded)
         watcher.go.set()
-        await scene.until(lambda: scene.of(VideoOver))
+        await scene.until(lambda: scene.of(VideoEnded))
 
     watcher = Watcher(held=True)
     scene = run(watcher, act)
-    assert isinstance(scene.out[-1], VideoOver)
+    assert isinstance(scene.out[-1], VideoEnded)
     assert scene.of(AnswerDone)[0].text == "one two"
 
 
 def test_a_client_that_is_gone_ends_the_answer() -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
-        await scene.session.put(Asked("one two"))
-        await scene.until(lambda: scene.of(AnswerText))
+        await scene.session.put(AskQuestion("one two"))
+        await scene.until(lambda: scene.of(AnswerTextDelta))
 
     watcher = Watcher(held=True)
     scene = run(watcher, act)
@@ -260,12 +260,12 @@ def test_frames_are_filtered_and_the_oldest_leaves() -> None:
 
     watcher = Watcher()
     scene = run(watcher, act, filter="evs", max_frames=2)
-    taken = scene.of(FrameTaken)
+    taken = scene.of(FrameReceived)
     assert [(t.facts.id, t.accepted, t.buffered, t.reason) for t in taken] == [
         ("a", True, 1, None), ("b", False, 1, "filtered"), ("c", True, 2, None), ("d", True, 2, None), ("e", True, 2, None),
     ]  # fmt: skip
     assert [t.dropped.id if t.dropped else None for t in taken] == [None, None, None, "a", "c"]
-    assert [f.id for f in scene.of(AnswerBegan)[0].frames] == ["d", "e"]
+    assert [f.id for f in scene.of(AnswerStarted)[0].frames] == ["d", "e"]
     assert len(watcher.seen) == 4
     assert scene.session.num_frames == 5
     assert scene.session.num_kept == 4
@@ -278,7 +278,7 @@ def test_time_is_the_clients_where_it_tells_it_else_the_servers() -> None:
 
     async def untold(scene: Scene) -> None:
         await scene.frame("a")
-        await scene.until(lambda: scene.of(FrameTaken))
+        await scene.until(lambda: scene.of(FrameReceived))
         scene.clock = 101.5
         await scene.frame("b")
 
@@ -286,7 +286,7 @@ def test_time_is_the_clients_where_it_tells_it_else_the_servers() -> None:
 
         async def whole(scene: Scene, act: Any = act) -> None:
             await act(scene)
-            await scene.until(lambda: len(scene.of(FrameTaken)) == 2)
+            await scene.until(lambda: len(scene.of(FrameReceived)) == 2)
 
         watcher = Watcher()
         run(watcher, whole, max_memory_s=1.0)
@@ -302,30 +302,30 @@ def test_what_was_seen_too_long_ago_answers_no_question() -> None:
         await scene.ask("What?")
 
     scene = run(Watcher(), act, max_memory_s=2.0)
-    assert [f.id for f in scene.of(AnswerBegan)[0].frames] == ["b", "c"]
+    assert [f.id for f in scene.of(AnswerStarted)[0].frames] == ["b", "c"]
 
 
 def test_what_waits_is_bounded_in_bytes() -> None:
     async def act(scene: Scene) -> None:
         big = np.zeros(MAX_WAITING_BYTES // 8, np.float32)
         await scene.frame("a")
-        await scene.session.put(Asked("one two"))
-        await scene.until(lambda: scene.of(AnswerText))
+        await scene.session.put(AskQuestion("one two"))
+        await scene.until(lambda: scene.of(AnswerTextDelta))
         # The session waits for its answer; what comes meanwhile is held back.
-        await scene.session.put(Finished())
+        await scene.session.put(FinishVideo())
         put = 0
 
         async def send() -> None:
             nonlocal put
             for _ in range(6):
-                await scene.session.put(SoundCame(big))
+                await scene.session.put(AppendVideoAudio(big))
                 put += 1
 
         sending = asyncio.create_task(send())
         await asyncio.sleep(0.05)
         assert put == 3
         watcher.go.set()
-        await scene.until(lambda: scene.of(VideoOver))
+        await scene.until(lambda: scene.of(VideoEnded))
         await sending
 
     watcher = Watcher(held=True)
@@ -342,11 +342,11 @@ def test_what_is_no_image_is_named_and_the_rest_goes_on(filtered: Any) -> None:
         await scene.ask("And now?")
 
     scene = run(Watcher(), act, filter=filtered)
-    wrong = scene.of(WentWrong)
+    wrong = scene.of(VideoFailed)
     assert [w.message for w in wrong] == ["No frames buffered", "Frame decode failed", "Frame decode failed"]
     assert "million" in wrong[2].detail
     assert scene.of(AnswerDone)[0].text == "And now?"
-    assert [t.facts.id for t in scene.of(FrameTaken)] == ["good"]
+    assert [t.facts.id for t in scene.of(FrameReceived)] == ["good"]
 
 
 def _bomb() -> bytes:
@@ -360,14 +360,14 @@ def _bomb() -> bytes:
 def test_too_much_sound_is_cleared() -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
-        await scene.session.put(SoundCame(np.zeros(MAX_SOUND_SAMPLES, np.float32)))
-        await scene.session.put(SoundCame(np.zeros(1, np.float32)))
-        await scene.session.put(SoundCame(np.zeros(7, np.float32)))
+        await scene.session.put(AppendVideoAudio(np.zeros(MAX_SOUND_SAMPLES, np.float32)))
+        await scene.session.put(AppendVideoAudio(np.zeros(1, np.float32)))
+        await scene.session.put(AppendVideoAudio(np.zeros(7, np.float32)))
         await scene.ask("Heard?")
 
     watcher = Watcher()
     scene = run(watcher, act)
-    assert [w.message for w in scene.of(WentWrong)] == ["Audio buffer overflow"]
+    assert [w.message for w in scene.of(VideoFailed)] == ["Audio buffer overflow"]
     (question,) = watcher.asked
     assert question.pcm is not None
     assert len(question.pcm) == 7
@@ -376,7 +376,7 @@ def test_too_much_sound_is_cleared() -> None:
 def test_sound_is_not_for_who_does_not_want_it() -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
-        await scene.session.put(SoundCame(np.zeros(7, np.float32)))
+        await scene.session.put(AppendVideoAudio(np.zeros(7, np.float32)))
         await scene.ask("Heard?")
 
     watcher = Watcher()
@@ -394,7 +394,7 @@ def test_a_failed_answer_is_named_and_the_session_goes_on(error: Exception) -> N
 
     watcher = Watcher(fails=error)
     scene = run(watcher, act)
-    (wrong,) = scene.of(WentWrong)
+    (wrong,) = scene.of(VideoFailed)
     assert (wrong.message, wrong.answer, wrong.said) == ("Query processing failed", True, "one")
     assert scene.of(AnswerDone)[0].text == "three four"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
-from antiphon.text.sentences import Splitter
+from antiphon.text.sentences import SentenceSplitter
 
 # A text longer than this is spoken in several parts: the model reads a part at once, at 0.1 ms a character.
 MAX_PART_CHARS = 300
@@ -57,7 +57,7 @@ _CUT = re.compile(r"[,;:—–]\s+")
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class SpokenPart:
     """A part of a text: its written words, and what is said for each (empty: nothing)."""
 
     written: tuple[str, ...]
@@ -70,7 +70,7 @@ class Spoken:
         return " ".join(s for s in self.said if s)
 
 
-def parts(text: str) -> Iterator[Spoken]:
+def parts(text: str) -> Iterator[SpokenPart]:
     """The parts of a text in order: sentences, and pieces of those that are too long to be read at once."""
     for sentence in _sentences(_unlink(text)):
         for piece in _pieces(sentence):
@@ -80,7 +80,7 @@ def parts(text: str) -> Iterator[Spoken]:
                 spoken, dropped = _say(word)
                 said.append(spoken)
                 skipped.append(dropped)
-            yield Spoken(written, tuple(said), "".join(skipped))
+            yield SpokenPart(written, tuple(said), "".join(skipped))
 
 
 def owners(said: Sequence[str], normal: Sequence[str]) -> list[int]:
@@ -101,7 +101,7 @@ def owners(said: Sequence[str], normal: Sequence[str]) -> list[int]:
 
 def _sentences(text: str) -> Iterator[str]:
     for line in text.splitlines():
-        splitter = Splitter()
+        splitter = SentenceSplitter()
         yield from splitter.feed(line)
         yield from splitter.flush()
 

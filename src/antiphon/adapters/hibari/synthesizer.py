@@ -28,9 +28,9 @@ from hibari.voices import VOICES
 from numpy.typing import NDArray
 from onnx.utils import Extractor
 
-from antiphon.adapters.hibari.normalize import Spoken, owners, parts
+from antiphon.adapters.hibari.normalize import SpokenPart, owners, parts
 from antiphon.audio import Pcm
-from antiphon.contracts import Sound, SynthesizerProfile, Urgency, VoiceOptions
+from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.words import Word
@@ -89,13 +89,13 @@ class Hibari:
         self.profile = SynthesizerProfile(
             model_id, dsp.SR, voices=tuple(self._voices), languages=("en",), speeds=SPEEDS, word_times=True
         )
-        self.lane: Lane[_Utterance, Sound | None] = Lane(
+        self.lane: Lane[_Utterance, SpeechChunk | None] = Lane(
             "synthesizer", _step, workers=workers, max_queue=max_queue, observe=observe
         )
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
-    ) -> AsyncGenerator[Sound, None]:
+    ) -> AsyncGenerator[SpeechChunk, None]:
         """See `Synthesizer.speak`."""
         utterance = _Utterance(self._voices[options.voice], text, options)
         # What comes before the first sound is held back: if none follows, the text cannot be spoken.
@@ -113,7 +113,7 @@ class Hibari:
             )
 
 
-def _step(batch: Sequence[_Utterance]) -> list[Sound | None]:
+def _step(batch: Sequence[_Utterance]) -> list[SpeechChunk | None]:
     return [utterance.step() for utterance in batch]
 
 
@@ -137,7 +137,7 @@ class _Reader:
         _ = self._g2p.oov
         self._reading = threading.Lock()
 
-    def read(self, spoken: Spoken) -> tuple[list[int], list[int]]:
+    def read(self, spoken: SpokenPart) -> tuple[list[int], list[int]]:
         """Phoneme ids of a part (with the pad at both ends), and for each the written word it belongs to, -1 for none."""
         with self._reading:
             tokens = self._g2p.phonemize_tokens(self._g2p.tokenize(normalize(spoken.text)))
@@ -185,7 +185,7 @@ class _Utterance:
         self._done_s = 0.0
         self._chunks: Iterator[int] = _sizes()
 
-    def step(self) -> Sound | None:
+    def step(self) -> SpeechChunk | None:
         """The next chunk, which is empty for a part that has no sound; None at the end."""
         skipped, words, num_symbols = "", tuple[Word, ...](), 0
         if self._part is None:
@@ -197,7 +197,7 @@ class _Utterance:
             # A part of nothing but marks has no sound.
             if all(owner < 0 for owner in belongs):
                 mute = tuple(Word(w, self._done_s, self._done_s, 1.0) for w in spoken.written)
-                return Sound(np.zeros(0, np.float32), mute, skipped)
+                return SpeechChunk(np.zeros(0, np.float32), mute, skipped)
             ends = spoken.text.rstrip("\"'”’)]")[-1:] in ENDS
             self._part = _Part(self._voice, ids, self._speed, self._random, ends=ends)
             words, num_symbols = self._words(spoken, belongs, self._part), len(ids) - 2
@@ -207,9 +207,9 @@ class _Utterance:
         if self._part.over:
             self._done_s += self._part.seconds
             self._part = None
-        return Sound(pcm, words, skipped, num_symbols, num_frames)
+        return SpeechChunk(pcm, words, skipped, num_symbols, num_frames)
 
-    def _words(self, spoken: Spoken, belongs: list[int], part: _Part) -> tuple[Word, ...]:
+    def _words(self, spoken: SpokenPart, belongs: list[int], part: _Part) -> tuple[Word, ...]:
         """Every written word in order; one that is not said stands at the end of the one before, for no time."""
         mine: dict[int, tuple[int, int]] = {}
         for phoneme, owner in enumerate(belongs):

@@ -26,7 +26,7 @@ TOO_LONG, FORGOTTEN = 30 * SAMPLE_RATE_HZ, 10 * SAMPLE_RATE_HZ
 RANGE = 8.0
 
 
-class Mel:
+class LogMel:
     """Log-mel as Whisper's, of one stream: 100 new frames a second with two of each neighbour's."""
 
     def __init__(self, filters: torch.Tensor) -> None:
@@ -61,10 +61,10 @@ class Mel:
 
 
 @dataclass(slots=True)
-class Heard:
+class AudioEncoderState:
     """One stream's state: its sound, and the encoder's keys and values [1, heads, positions, width] of each layer."""
 
-    mel: Mel
+    mel: LogMel
     past: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
     @property
@@ -73,7 +73,7 @@ class Heard:
         return self.past[0][0].shape[2] if self.past else 0
 
 
-class Hearing(nn.Module):
+class AudioEncoder(nn.Module):
     """The encoder, its projection to the decoder's width, and the pooling: 10 embeddings a second. Parameter names are the checkpoint's."""
 
     def __init__(self, config: WhisperConfig, width: int, pool: int, chunk_s: float) -> None:
@@ -89,12 +89,12 @@ class Hearing(nn.Module):
         filters = extractor(feature_size=config.num_mel_bins).mel_filters
         self._filters = torch.from_numpy(np.ascontiguousarray(filters.T)).float()
 
-    def open(self) -> Heard:
+    def open(self) -> AudioEncoderState:
         """A new stream."""
-        return Heard(Mel(self._filters))
+        return AudioEncoderState(LogMel(self._filters))
 
     @torch.inference_mode()
-    def take(self, heard: Heard, pcm: Pcm) -> torch.Tensor:
+    def take(self, heard: AudioEncoderState, pcm: Pcm) -> torch.Tensor:
         """The embeddings [10, width] of the stream's next second, float32 [16000]."""
         frames = heard.mel.take(pcm)
         first = not heard.length and frames.shape[1] < UNIT_SAMPLES // HOP + 2 * BESIDE
@@ -111,7 +111,7 @@ class Hearing(nn.Module):
         padded = np.zeros(TOO_LONG, np.float32)
         padded[: len(pcm)] = pcm[:TOO_LONG]
         num_frames = -(-min(len(pcm), TOO_LONG) // HOP)
-        frames = Mel(self._filters).whole(padded)[:, :num_frames]
+        frames = LogMel(self._filters).whole(padded)[:, :num_frames]
         states = self._convolved(frames)
         at = torch.arange(len(states), device=states.device) // self._chunk
         mask = at[None, :] <= at[:, None]

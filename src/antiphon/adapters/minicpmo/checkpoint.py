@@ -21,10 +21,10 @@ from transformers import (
     WhisperConfig,
 )
 
-from antiphon.adapters.minicpmo.audio_encoder import Hearing
-from antiphon.adapters.minicpmo.sampling import Ids
-from antiphon.adapters.minicpmo.speech_decoder import Conditions
-from antiphon.adapters.minicpmo.vision_encoder import Seeing
+from antiphon.adapters.minicpmo.audio_encoder import AudioEncoder
+from antiphon.adapters.minicpmo.sampling import SpecialTokens
+from antiphon.adapters.minicpmo.speech_decoder import TextConditions
+from antiphon.adapters.minicpmo.vision_encoder import VisionEncoder
 from antiphon.errors import ModelError
 from antiphon.modeling.tensors import Tensors, fill, plain
 
@@ -41,16 +41,16 @@ CODES = "tts.head_code.0.parametrizations.weight."
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class MiniCpmOParts:
     """The model's parts on one device. `forbidden`: tokens that are never spoken."""
 
     tokenizer: Tokenizer
-    ids: Ids
+    ids: SpecialTokens
     forbidden: tuple[int, ...]
     decoder: Qwen3ForCausalLM
-    hearing: Hearing
-    seeing: Seeing
-    conditions: Conditions
+    hearing: AudioEncoder
+    seeing: VisionEncoder
+    conditions: TextConditions
     codes: LlamaForCausalLM
     max_slices: int
 
@@ -60,7 +60,7 @@ class Parts:
         return int(self.codes.config.vocab_size) - 1
 
 
-def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
+def read(folder: Path, device: torch.device, dtype: torch.dtype) -> MiniCpmOParts:
     """Raises ModelError for a folder that is no such checkpoint, or lacks a part."""
     try:
         return _read(folder, device, dtype)
@@ -68,7 +68,7 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
         raise ModelError(f"{folder} is no MiniCPM-o 4.5 checkpoint: {error}") from error
 
 
-def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
+def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> MiniCpmOParts:
     config = json.loads((folder / "config.json").read_text())
     tokenizer = _tokenizer(folder / "tokenizer.json")
     about = json.loads((folder / "tokenizer_config.json").read_text())
@@ -93,31 +93,33 @@ def _tokenizer(path: Path) -> Tokenizer:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int] = ()) -> Parts:
+def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int] = ()) -> MiniCpmOParts:
     """The parts that a config.json describes, on no device yet. Raises ValueError, KeyError for another model's."""
     if config.get("model_type") != "minicpmo":
         raise ValueError(f"its model_type is {config.get('model_type')!r}")
     tts, vision, slicing = config["tts_config"], config.get("vision_config") or VISION, config.get("slice_config") or {}
     if tts.get("projector_type", "mlp") != "mlp" or tts.get("num_vq", 1) != 1 or tts.get("backbone_model") != "llama":
         raise ValueError("its speech decoder is of another kind")
-    ids = Ids.of(tokenizer.token_to_id)
+    ids = SpecialTokens.of(tokenizer.token_to_id)
     width = int(config["hidden_size"])
     audio = WhisperConfig(**plain(config["audio_config"]))
     with init_empty_weights(include_buffers=False):
         decoder = Qwen3ForCausalLM(Qwen3Config(**plain(config, "audio_config", "vision_config", "tts_config")))
-        hearing = Hearing(audio, width, config.get("audio_pool_step", 5), config.get("audio_chunk_length", 1.0))
-        seeing = Seeing(
+        hearing = AudioEncoder(audio, width, config.get("audio_pool_step", 5), config.get("audio_chunk_length", 1.0))
+        seeing = VisionEncoder(
             Idefics2VisionConfig(**plain(vision)),
             width,
             int(config.get("query_num", 64)),
             int(slicing.get("scale_resolution", 448)),
             drop_last=bool(config.get("drop_vision_last_layer", True)),
         )
-        conditions = Conditions(tts["num_text_tokens"], tts["llm_dim"], tts["hidden_size"], tts["audio_bos_token_id"])
+        conditions = TextConditions(
+            tts["num_text_tokens"], tts["llm_dim"], tts["hidden_size"], tts["audio_bos_token_id"]
+        )
         codes = LlamaForCausalLM(_codes_config(tts))
     never = (ids.tts_pad, *map(int, forbidden), ids.chunk_eos)
     max_slices = int(slicing.get("max_slice_nums", 1))
-    return Parts(tokenizer, ids, never, decoder, hearing, seeing, conditions, codes, max_slices)
+    return MiniCpmOParts(tokenizer, ids, never, decoder, hearing, seeing, conditions, codes, max_slices)
 
 
 def _codes_config(tts: dict[str, Any]) -> LlamaConfig:

@@ -12,17 +12,17 @@ import torch
 from PIL import Image
 
 from antiphon.adapters.minicpmo import token2wav
-from antiphon.adapters.minicpmo.audio_encoder import Heard
-from antiphon.adapters.minicpmo.checkpoint import Parts, read
-from antiphon.adapters.minicpmo.sampling import MAX_TOKENS, Decider, Manner
-from antiphon.adapters.minicpmo.speech_decoder import SAMPLE_RATE_HZ, Speaker, Vocoder, Voice
-from antiphon.contracts import Listens, NativeOptions, NativeProfile, NativeStep, Speaks, Unit
+from antiphon.adapters.minicpmo.audio_encoder import AudioEncoderState
+from antiphon.adapters.minicpmo.checkpoint import MiniCpmOParts, read
+from antiphon.adapters.minicpmo.sampling import MAX_TOKENS, UnitChooser, UnitSampling
+from antiphon.adapters.minicpmo.speech_decoder import SAMPLE_RATE_HZ, CodeStream, CodeVocoder, SpeechDecoder
+from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.engine.api import EngineSettings, Sampling, Token
-from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
 from antiphon.modeling.chat_template import plain_tokenizer
-from antiphon.modeling.detokenizer import TextStream
+from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.vision.images import decode
 
 UNIT_S = 1.0
@@ -44,7 +44,7 @@ class MiniCpmO:
 
     def __init__(
         self,
-        source: Path | Parts,
+        source: Path | MiniCpmOParts,
         model_id: str,
         *,
         settings: EngineSettings | None = None,
@@ -53,14 +53,14 @@ class MiniCpmO:
         threads: int = 0,
         observe: Callable[[int, int, float], None] | None = None,
         window: tuple[int, int] = WINDOW,
-        vocoder: Vocoder | None = None,
+        vocoder: CodeVocoder | None = None,
     ) -> None:
         """Raises ModelError for a folder that is no such checkpoint."""
         kind, dtype = placed(device, weights)
         where = torch.device(device)
         if threads and device == "cpu":
             torch.set_num_threads(threads)
-        if isinstance(source, Parts):
+        if isinstance(source, MiniCpmOParts):
             self.parts = source
         else:
             self.parts = read(source, where, dtype)
@@ -91,17 +91,17 @@ class MiniCpmO:
         tokenizer = self.parts.tokenizer if control else self._plain
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    async def open(self, options: NativeOptions) -> Conversing:
+    async def open(self, options: NativeOptions) -> MiniCpmOStream:
         """See NativeModel."""
-        given = Manner()
-        manner = Manner(
+        given = UnitSampling()
+        manner = UnitSampling(
             temperature=given.temperature if options.temperature is None else options.temperature,
             listen_first=given.listen_first if options.listens_first is None else options.listens_first,
             seed=options.seed,
         )
         session = await self.engine.open(RESERVE_ROWS)
         try:
-            voice = Voice(
+            voice = CodeStream(
                 self.voices,
                 await self.voices.open(VOICE_RESERVE_ROWS),
                 self.parts.conditions,
@@ -111,7 +111,7 @@ class MiniCpmO:
         except BaseException:
             session.close()
             raise
-        talk = Conversing(self, session, Speaker(voice, self.vocoder, options.reference), manner)
+        talk = MiniCpmOStream(self, session, SpeechDecoder(voice, self.vocoder, options.reference), manner)
         try:
             await talk.begin(options)
         except BaseException:
@@ -125,21 +125,21 @@ class MiniCpmO:
         self.voices.close()
 
 
-class Conversing:
+class MiniCpmOStream:
     """One conversation: see NativeTalk."""
 
-    def __init__(self, model: MiniCpmO, session: Session, speaker: Speaker, manner: Manner) -> None:
+    def __init__(self, model: MiniCpmO, session: EngineSession, speaker: SpeechDecoder, manner: UnitSampling) -> None:
         self._model, self._session, self._speaker = model, session, speaker
         parts = model.parts
-        self.decider = Decider(
+        self.decider = UnitChooser(
             parts.ids, manner, parts.forbidden, lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=True)
         )
         if manner.seed is None:
             self.decider.random.seed()
         else:
             self.decider.random.manual_seed(manner.seed)
-        self._heard: Heard = parts.hearing.open()
-        self._text = TextStream(parts.tokenizer)
+        self._heard: AudioEncoderState = parts.hearing.open()
+        self._text = Detokenizer(parts.tokenizer)
         # Rows of each unit that is in the context, the oldest first.
         self._units: deque[int] = deque()
         self._system = self._started = self._gone = 0
@@ -193,7 +193,7 @@ class Conversing:
             session.append([ids.turn_eos])
         if interrupted:
             self._speaker.end_turn()
-            self._text = TextStream(self._model.parts.tokenizer)
+            self._text = Detokenizer(self._model.parts.tokenizer)
         tokens: list[Token] = []
         sampling = Sampling(max_tokens=MAX_TOKENS, stop=ids.terminators, chooser=decider, hidden=True)
         async with aclosing(session.generate(sampling)) as stream:
@@ -209,16 +209,16 @@ class Conversing:
         spoken = [t.id for t in tokens[:-1]]
         if not spoken:
             if tokens[-1].id == ids.listen:
-                return Listens()
-            return Speaks("", await self._speaker.speak((), (), last=False), end_of_turn=False)
+                return ListenStep()
+            return SpeakStep("", await self._speaker.speak((), (), last=False), end_of_turn=False)
         over = spoken[-1] == ids.turn_eos
         words, thoughts = spoken[1:], [t.hidden for t in tokens[2:]]
         pcm = await self._speaker.speak(words, thoughts, last=over)
         text = "".join(self._text.feed(token) for token in words)
         if over:
             text += self._text.flush()
-            self._text = TextStream(self._model.parts.tokenizer)
-        return Speaks(text, pcm, over)
+            self._text = Detokenizer(self._model.parts.tokenizer)
+        return SpeakStep(text, pcm, over)
 
     async def _keep_window(self) -> None:
         """Let the oldest units leave once there are too many rows: what stays keeps its KV."""

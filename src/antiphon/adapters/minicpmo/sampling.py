@@ -21,7 +21,7 @@ COLD = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Ids:
+class SpecialTokens:
     """The special tokens, by the tokenizer's names for them."""
 
     unit: int
@@ -38,7 +38,7 @@ class Ids:
     turn_eos: int
 
     @classmethod
-    def of(cls, known: Callable[[str], int | None]) -> Ids:
+    def of(cls, known: Callable[[str], int | None]) -> SpecialTokens:
         """`known`: a token's id by its text. Raises ValueError for one that is none."""
         names = {"unit": "<unit>", "unit_end": "</unit>", "image": "<image>", "image_end": "</image>"}
         names |= {"slice": "<slice>", "slice_end": "</slice>"}
@@ -58,7 +58,7 @@ class Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class UnitSampling:
     """How tokens are chosen. `temperature` 0: the likeliest. `turn_penalty` above 1 makes turns longer. `listen_first`: units that listen whatever
     the model would. Defaults are the released ones.
     """
@@ -75,11 +75,11 @@ class Manner:
 
 
 @dataclass(slots=True)
-class Decider:
+class UnitChooser:
     """The chooser of one conversation's units (`Sampling.chooser`). `begin` before each; `text` decodes tokens, for their length."""
 
-    ids: Ids
-    manner: Manner
+    ids: SpecialTokens
+    manner: UnitSampling
     forbidden: Sequence[int]
     text: Callable[[list[int]], str]
     random: torch.Generator = field(default_factory=torch.Generator)

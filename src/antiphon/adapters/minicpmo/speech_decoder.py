@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from antiphon.adapters.minicpmo.sampling import COLD, CodeChooser, Manner
+from antiphon.adapters.minicpmo.sampling import COLD, CodeChooser, UnitSampling
 from antiphon.audio import Pcm
 from antiphon.engine.api import Sampling
-from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.engine import Engine, EngineSession
 
 CODES_A_UNIT = 25
 SAMPLE_RATE_HZ = 24_000
@@ -27,7 +27,7 @@ SILENCE = (4218,) * 3
 TAKEN, WORTH = 25, 5
 
 
-class Conditions(nn.Module):
+class TextConditions(nn.Module):
     """What the code decoder is told of each word: its embedding and the decoder's thought, of length 1. Parameter names are the checkpoint's."""
 
     def __init__(self, tokens: int, thought: int, width: int, bos: int) -> None:
@@ -50,10 +50,12 @@ class Conditions(nn.Module):
         return rows
 
 
-class Voice:
+class CodeStream:
     """One conversation's voice: the codes of each unit follow those of the turn's earlier ones. `end`: the code that ends a sound."""
 
-    def __init__(self, engine: Engine, session: Session, conditions: Conditions, manner: Manner, end: int) -> None:
+    def __init__(
+        self, engine: Engine, session: EngineSession, conditions: TextConditions, manner: UnitSampling, end: int
+    ) -> None:
         self._engine, self._session, self._conditions = engine, session, conditions
         self._manner, self._end = manner, end
         self._random = torch.Generator()
@@ -92,7 +94,7 @@ class Voice:
         self._session.close()
 
 
-class Vocoder(Protocol):
+class CodeVocoder(Protocol):
     """token2wav, shared by all sessions: codes to sound with a state that each stream keeps. Called in threads."""
 
     @property
@@ -131,10 +133,10 @@ class CodeBuffer:
         return windows
 
 
-class Speaker:
+class SpeechDecoder:
     """One conversation's sound: its voice's codes through the vocoder. Without one there is no sound."""
 
-    def __init__(self, voice: Voice, vocoder: Vocoder | None, reference: Pcm | None) -> None:
+    def __init__(self, voice: CodeStream, vocoder: CodeVocoder | None, reference: Pcm | None) -> None:
         self._voice, self._vocoder, self._reference = voice, vocoder, reference
         self._begin()
 

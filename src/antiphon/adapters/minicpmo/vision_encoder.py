@@ -19,7 +19,7 @@ from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransfo
 PLACES = 70
 
 
-class Resampler(nn.Module):
+class PatchResampler(nn.Module):
     """A fixed number of queries look at an image's patches once. Parameter names are the checkpoint's."""
 
     def __init__(self, queries: int, width: int, seen: int) -> None:
@@ -52,7 +52,7 @@ def _places(width: int, rows: int, columns: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(both, -1).reshape(rows * columns, width)).float()
 
 
-class Seeing(nn.Module):
+class VisionEncoder(nn.Module):
     """Parameter names are the checkpoint's."""
 
     def __init__(self, config: Idefics2VisionConfig, width: int, queries: int, scale: int, *, drop_last: bool) -> None:
@@ -61,7 +61,7 @@ class Seeing(nn.Module):
         self.vpm = encoder._from_config(config, attn_implementation="sdpa")
         if drop_last:
             self.vpm.encoder.layers = self.vpm.encoder.layers[:-1]
-        self.resampler = Resampler(queries, width, config.hidden_size)
+        self.resampler = PatchResampler(queries, width, config.hidden_size)
         vision: Any = config
         self._patch, self._scale = int(vision.patch_size), scale
         self._side = int(vision.image_size) // self._patch

@@ -16,7 +16,7 @@ Features = npt.NDArray[np.float32]
 UNSURE_FRAMES = 2
 
 
-class Ears:
+class WindowedAudioEncoder:
     """The encoder. In the engine's thread."""
 
     def __init__(self, model: Any) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
 
-from antiphon.adapters.qwen3_asr.audio_encoder import Ears
+from antiphon.adapters.qwen3_asr.audio_encoder import WindowedAudioEncoder
 from antiphon.modeling.tensors import Tensors
-from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.vocabulary import Vocabulary
 
 # Released names to those of `transformers`, in this order.
@@ -36,15 +36,15 @@ TEXT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Qwen3AsrParts:
     """The model on one device."""
 
     vocabulary: Vocabulary
-    ears: Ears
-    decoder: Decoder
+    ears: WindowedAudioEncoder
+    decoder: TextDecoder
 
 
-def read(folder: Path, device: str, dtype: torch.dtype) -> Parts:
+def read(folder: Path, device: str, dtype: torch.dtype) -> Qwen3AsrParts:
     """Load it. Raises OSError, ValueError, KeyError, RuntimeError."""
     given = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if given.get("model_type") != "qwen3_asr":
@@ -63,7 +63,11 @@ def read(folder: Path, device: str, dtype: torch.dtype) -> Parts:
     else:
         model = kind.from_pretrained(folder, dtype=dtype, local_files_only=True)
     model = model.to(device).eval()
-    return Parts(Vocabulary(folder, END), Ears(model.model), Decoder(model.model.language_model, model.lm_head))
+    return Qwen3AsrParts(
+        Vocabulary(folder, END),
+        WindowedAudioEncoder(model.model),
+        TextDecoder(model.model.language_model, model.lm_head),
+    )
 
 
 def _config(thinker: dict[str, Any], *, headed: bool = True) -> Any:

@@ -19,12 +19,20 @@ import torch
 from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
 from antiphon.adapters.qwen3_asr.audio_encoder import UNSURE_FRAMES, Features
-from antiphon.adapters.qwen3_asr.checkpoint import END, Parts, read
+from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts, read
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import slabs
-from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Window
+from antiphon.contracts import (
+    FileInfo,
+    FileOptions,
+    Hypothesis,
+    HypothesisWord,
+    TranscriberProfile,
+    TranscriptSegment,
+    Window,
+)
 from antiphon.engine.api import EngineSettings, Sampling, Token
-from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
 from antiphon.errors import EngineError, ModelError
@@ -47,7 +55,7 @@ MAX_HINT_CHARS, MAX_HINT_TOKENS = 4000, 512
 
 
 @dataclass(slots=True)
-class Counts:
+class EncoderCounts:
     """What was computed: encoder windows that were whole, of these again because the sound grew louder, and open ones; decodes."""
 
     whole: int = 0
@@ -61,7 +69,7 @@ class Qwen3Asr:
 
     def __init__(
         self,
-        source: Path | Parts,
+        source: Path | Qwen3AsrParts,
         model_id: str,
         *,
         settings: EngineSettings | None = None,
@@ -80,7 +88,7 @@ class Qwen3Asr:
             raise ModelError(f"{model_id} does not load from {source}: {error}") from error
         runner = Runner(self.parts.decoder, torch.device(device), torch.float32 if kind == "int8" else dtype, dtype)
         self.engine = Engine(runner, settings, observe=observe)
-        self.counts = Counts()
+        self.counts = EncoderCounts()
         self._many = max(1, len(os.sched_getaffinity(0))) if device == "cpu" else 32
         self._profile = TranscriberProfile(
             id=model_id,
@@ -115,15 +123,15 @@ class Qwen3Asr:
         """See Transcriber."""
         return self.engine.seen.generating >= self._many
 
-    def open(self) -> Listening:
+    def open(self) -> Qwen3AsrStream:
         """See Transcriber."""
-        return Listening(self)
+        return Qwen3AsrStream(self)
 
     async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
         """See Transcriber: this model does not know where words lie."""
         return ()
 
-    async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
+    async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
         """See Transcriber. A segment for each part of the file."""
         listening, language, begun = self.open(), options.language, False
         try:
@@ -151,10 +159,10 @@ class Qwen3Asr:
         self.engine.close()
 
 
-def _load(source: Path | Parts, device: str, dtype: torch.dtype, rounded: bool, threads: int) -> Parts:
+def _load(source: Path | Qwen3AsrParts, device: str, dtype: torch.dtype, rounded: bool, threads: int) -> Qwen3AsrParts:
     if device == "cpu":
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
-    parts = source if isinstance(source, Parts) else read(source, device, dtype)
+    parts = source if isinstance(source, Qwen3AsrParts) else read(source, device, dtype)
     if rounded:
         round_linear(parts.decoder)
     return parts
@@ -168,12 +176,12 @@ class _Finished:
     end_row: int
 
 
-class Listening:
+class Qwen3AsrStream:
     """See Hearing."""
 
     def __init__(self, model: Qwen3Asr) -> None:
         self._model = model
-        self._session: Session | None = None
+        self._session: EngineSession | None = None
         # The sound that the KV begins with: where in the session, under which prompt.
         self._of: tuple[int, str] | None = None
         self._head_rows = 0
@@ -209,7 +217,7 @@ class Listening:
         found = self._read(window, [t for t in tokens if t.id not in vocabulary.stop], said, forced=bool(name))
         return replace(found, prompt_tokens=prompt, completion_tokens=len(tokens))
 
-    def _begin(self, session: Session, window: Window) -> None:
+    def _begin(self, session: EngineSession, window: Window) -> None:
         """Make the session hold just the prompt, and of the sound what it knows already."""
         of = (window.start, window.prompt)
         # Where there was no room for all of it, some has left.
@@ -224,7 +232,7 @@ class Listening:
             session.pin()
             self._of, self._head_rows, self._finished = of, session.length, []
 
-    async def _hear(self, session: Session, pcm: Pcm) -> None:
+    async def _hear(self, session: EngineSession, pcm: Pcm) -> None:
         """The sound's rows: those of finished encoder windows stay while they are made of the same features."""
         engine, ears, counts = self._model.engine, self._model.parts.ears, self._model.counts
         size = ears.window_frames
@@ -252,7 +260,7 @@ class Listening:
             else:
                 counts.open += 1
 
-    async def _generate(self, session: Session, most: int, temperature: float) -> list[Token]:
+    async def _generate(self, session: EngineSession, most: int, temperature: float) -> list[Token]:
         sampling = Sampling(
             max_tokens=most, temperature=temperature, stop=self._model.parts.vocabulary.stop, logprobs=True
         )
@@ -295,7 +303,7 @@ class Listening:
         times = self._times(window, pieces, language) if window.words else ()
         return Hypothesis(tuple(pieces), language, sureness, bool(pieces), 0, 0, tuple(times))
 
-    def _times(self, window: Window, pieces: Sequence[Piece], language: str) -> list[Word]:
+    def _times(self, window: Window, pieces: Sequence[HypothesisWord], language: str) -> list[Word]:
         """Where the words of a decode lie, those that it went on from before them."""
         texts, groups = characters(window.prefix, self._model.parts.vocabulary.text)
         known = words(texts, groups, [1.0] * len(window.prefix), language)
@@ -326,10 +334,10 @@ def _likely(tokens: Sequence[Token]) -> float:
     return math.exp(min((t.logprob or 0.0 for t in tokens), default=0.0))
 
 
-def _segment(number: int, start: int, samples: int, found: Hypothesis, temperature: float) -> Segment:
+def _segment(number: int, start: int, samples: int, found: Hypothesis, temperature: float) -> TranscriptSegment:
     shift_s = start / SAMPLE_RATE_HZ
     likely = [max(p.probability, 1e-9) for p in found.pieces]
-    return Segment(
+    return TranscriptSegment(
         id=number,
         seek=start // (SAMPLE_RATE_HZ // 100),
         start_s=shift_s,

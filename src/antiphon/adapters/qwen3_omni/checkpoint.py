@@ -12,8 +12,8 @@ from accelerate.hooks import remove_hook_from_submodules
 from transformers import AutoTokenizer, Qwen3OmniMoeForConditionalGeneration
 
 from antiphon.adapters.qwen3_omni.code2wav import Code2Wav
-from antiphon.modeling.codec_talker import Inner
-from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.codec_talker import CodePredictor
+from antiphon.modeling.text_decoder import TextDecoder
 
 # Of its sound.
 RATE_HZ = 24_000
@@ -21,7 +21,7 @@ TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class OmniSpecialIds:
     """Ids that are no sound: of the talker's codes, and of the text."""
 
     end: int
@@ -36,29 +36,29 @@ class Marks:
 
 
 @dataclass(frozen=True, slots=True)
-class Thinker:
+class ThinkerParts:
     """`model`: a Qwen3OmniMoeThinkerForConditionalGeneration, for its encoders; `decoder`: its text model, for the engine."""
 
     model: Any
-    decoder: Decoder
+    decoder: TextDecoder
     tokenizer: Any
 
 
 @dataclass(frozen=True, slots=True)
-class Talker:
+class TalkerParts:
     """`model`: a Qwen3OmniMoeTalkerForConditionalGeneration, for its projections; `speakers`: names to codes; `roles`: tokens that begin a
     turn, and that say whose it is: the user's."""
 
     model: Any
-    decoder: Decoder
-    inner: Inner
+    decoder: TextDecoder
+    inner: CodePredictor
     vocoder: Code2Wav
-    marks: Marks
+    marks: OmniSpecialIds
     speakers: dict[str, int]
     roles: tuple[int, int]
 
 
-def read(folder: Path, device: str, speaking: str, dtype: torch.dtype) -> tuple[Thinker, Talker | None]:
+def read(folder: Path, device: str, speaking: str, dtype: torch.dtype) -> tuple[ThinkerParts, TalkerParts | None]:
     """Load it: the thinker on one device, the talker on another or the same. Raises OSError, ValueError, KeyError, RuntimeError."""
     kind: Any = Qwen3OmniMoeForConditionalGeneration
     where = {"thinker": device, "talker": speaking, "code2wav": speaking}
@@ -71,28 +71,28 @@ def read(folder: Path, device: str, speaking: str, dtype: torch.dtype) -> tuple[
     return parts_of(whole, tokenizer(folder))
 
 
-def parts_of(whole: Any, words: Any) -> tuple[Thinker, Talker | None]:
+def parts_of(whole: Any, words: Any) -> tuple[ThinkerParts, TalkerParts | None]:
     """The parts of a loaded Qwen3OmniMoeForConditionalGeneration. Raises ValueError for dimensions that do not fit."""
     config, thinker = whole.config, whole.thinker
     tap = int(config.talker_config.accept_hidden_layer) if whole.has_talker else 0
     deep = len(config.thinker_config.vision_config.deepstack_visual_indexes or ())
     if tap > int(config.thinker_config.text_config.num_hidden_layers) - 1:
         raise ValueError(f"its talker wants layer {tap} of a thinker that has fewer")
-    decoder = Decoder(thinker.model.language_model, thinker.lm_head, deep, tap)
-    thinking = Thinker(thinker, decoder, words)
+    decoder = TextDecoder(thinker.model.language_model, thinker.lm_head, deep, tap)
+    thinking = ThinkerParts(thinker, decoder, words)
     return thinking, _talker(whole) if whole.has_talker else None
 
 
-def _talker(whole: Any) -> Talker:
+def _talker(whole: Any) -> TalkerParts:
     config, talker = whole.config, whole.talker
     given, codes = config.talker_config, talker.code_predictor
     width = int(given.text_config.hidden_size)
-    inner = Inner(codes.model, codes.model.codec_embedding, codes.lm_head, width)
+    inner = CodePredictor(codes.model, codes.model.codec_embedding, codes.lm_head, width)
     if int(codes.model.config.hidden_size) != width:
         raise ValueError("its code predictor is not as wide as its talker")
     vocoder = Code2Wav(config.code2wav_config)
     vocoder.load_state_dict(whole.code2wav.float().state_dict(), assign=True)
-    marks = Marks(
+    marks = OmniSpecialIds(
         given.codec_eos_token_id,
         given.codec_bos_id,
         given.codec_pad_id,
@@ -105,7 +105,9 @@ def _talker(whole: Any) -> Talker:
     )
     speakers = {n.lower(): int(i) for n, i in (given.speaker_id or {}).items()}
     roles = (int(config.im_start_token_id), int(config.user_token_id))
-    return Talker(talker, Decoder(talker.model, talker.codec_head), inner, vocoder.eval(), marks, speakers, roles)
+    return TalkerParts(
+        talker, TextDecoder(talker.model, talker.codec_head), inner, vocoder.eval(), marks, speakers, roles
+    )
 
 
 def tokenizer(folder: Path) -> Any:

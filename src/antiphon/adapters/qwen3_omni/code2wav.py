@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from antiphon.modeling.codec_vocoder import CausalConv, CausalUp, ConvNext, Past, Snake, Transformer, Upper
+from antiphon.modeling.codec_vocoder import (
+    CausalConv,
+    CausalUpsample,
+    ConvNext,
+    Snake,
+    Transformer,
+    UpsampleBlock,
+    VocoderState,
+)
 
 
 class Code2Wav(nn.Module):
@@ -38,15 +46,17 @@ class Code2Wav(nn.Module):
         self.code_embedding = nn.Embedding(self._size * int(config.num_quantizers), width)
         self.pre_transformer = Transformer(shape, projects=False)
         self.upsample = nn.ModuleList(
-            nn.ModuleList([CausalUp(width, width, r, r), ConvNext(width)]) for r in config.upsampling_ratios
+            nn.ModuleList([CausalUpsample(width, width, r, r), ConvNext(width)]) for r in config.upsampling_ratios
         )
-        uppers = [Upper(inside // 2**i, inside // 2 ** (i + 1), rate, whole=False) for i, rate in enumerate(rates)]
+        uppers = [
+            UpsampleBlock(inside // 2**i, inside // 2 ** (i + 1), rate, whole=False) for i, rate in enumerate(rates)
+        ]
         last = inside // 2 ** len(rates)
         self.decoder = nn.ModuleList([CausalConv(width, inside, 7), *uppers, Snake(last), CausalConv(last, 1, 7)])
         self.frame_samples = prod([*rates, *config.upsampling_ratios])
 
     @torch.inference_mode()
-    def forward(self, frames: Sequence[Sequence[int]], past: Past) -> torch.Tensor:
+    def forward(self, frames: Sequence[Sequence[int]], past: VocoderState) -> torch.Tensor:
         """Sound of more frames of a stream, each of one code a codebook: float32 [samples], in [-1, 1]."""
         table = self.code_embedding
         codes = torch.tensor(frames, dtype=torch.long, device=table.weight.device)

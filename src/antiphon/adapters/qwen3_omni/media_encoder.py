@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from transformers import WhisperFeatureExtractor
 
-from antiphon.adapters.qwen3_omni.checkpoint import Thinker
+from antiphon.adapters.qwen3_omni.checkpoint import ThinkerParts
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import ImagePart, MediaPart, SoundPart
+from antiphon.contracts import AudioPart, ImagePart, MediaPart
 from antiphon.engine.local.engine import Engine
 from antiphon.errors import MediaError, ModelError
-from antiphon.modeling.media_rows import Sensed
-from antiphon.modeling.qwen_vision import QwenEyes
+from antiphon.modeling.media_rows import MediaRows
+from antiphon.modeling.qwen_vision import QwenVisionEncoder
 from antiphon.vision.images import decode
 
 # Larger pictures are scaled down to this before anything else: the encoder sees no more of them.
@@ -25,19 +25,19 @@ MAX_SIDE = 2048
 LEAST_SAMPLES = SAMPLE_RATE_HZ // 10
 
 
-class OmniSenses:
+class OmniMediaEncoder:
     """See Senses."""
 
-    def __init__(self, folder: Path, thinker: Thinker, engine: Engine) -> None:
+    def __init__(self, folder: Path, thinker: ThinkerParts, engine: Engine) -> None:
         """Raises OSError, ValueError."""
         config = thinker.model.config
         self.places = frozenset((int(config.audio_token_id), int(config.image_token_id)))
         self.taps = thinker.decoder.taps
         self._engine, self._model = engine, thinker.model
-        self._eyes = QwenEyes(folder, thinker.model, config.vision_config)
+        self._eyes = QwenVisionEncoder(folder, thinker.model, config.vision_config)
         self._extract: Any = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
 
-    async def take(self, part: MediaPart) -> Sensed:
+    async def take(self, part: MediaPart) -> MediaRows:
         """See Senses."""
         try:
             prepared = await asyncio.to_thread(self._prepared, part)
@@ -48,8 +48,8 @@ class OmniSenses:
             raise ModelError(f"{type(error).__name__}: {error}") from error
         if isinstance(part, ImagePart):
             seen = await self._engine.ask_model(lambda: self._eyes.look(prepared))
-            return Sensed(seen.rows, seen.positions)
-        return Sensed(await self._engine.ask_model(lambda: self._hear(prepared)))
+            return MediaRows(seen.rows, seen.positions)
+        return MediaRows(await self._engine.ask_model(lambda: self._hear(prepared)))
 
     def _prepared(self, part: MediaPart) -> Any:
         """As its encoder wants it. No work of torch."""
@@ -57,7 +57,7 @@ class OmniSenses:
             return self._eyes.prepare(decode(part.image, MAX_SIDE))
         return self._features(part)
 
-    def _features(self, part: SoundPart) -> Pcm:
+    def _features(self, part: AudioPart) -> Pcm:
         """Log-mel, float32 [bins, frames of 10 ms]."""
         pcm = np.pad(part.pcm, (0, max(0, LEAST_SAMPLES - len(part.pcm))))
         made = self._extract(

@@ -13,22 +13,30 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, Talker, Thinker, read
-from antiphon.adapters.qwen3_omni.media_encoder import OmniSenses
-from antiphon.adapters.qwen3_omni.talker import Speaker, Voice
-from antiphon.contracts import Answer, Message, PartnerProfile, ReplyOptions, Speaking, TextDelta, VoiceOptions
+from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, TalkerParts, ThinkerParts, read
+from antiphon.adapters.qwen3_omni.media_encoder import OmniMediaEncoder
+from antiphon.adapters.qwen3_omni.talker import OmniTalker, OmniTalkerStream
+from antiphon.contracts import (
+    ConversationProfile,
+    Message,
+    ReplyOptions,
+    ResponseAudio,
+    ResponseChunk,
+    TextDelta,
+    VoiceOptions,
+)
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import Engine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed
 from antiphon.errors import ModelError
 from antiphon.events.tools import Tool
-from antiphon.modeling.chat import Chat, ChatModel, Row
+from antiphon.modeling.chat import ChatModel, ChatRow, ChatStream
 from antiphon.modeling.chat_template import ChatTemplate
-from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.tool_grammar import OPENING
-from antiphon.pipelines.merge import Put, side_by_side
-from antiphon.text.word_timing import PacedWords
+from antiphon.pipelines.merge import PutChunk, side_by_side
+from antiphon.text.word_timing import WordPacer
 
 # A call that an answer must begin with has no more tokens than these.
 FORCED_ROWS = 4
@@ -51,7 +59,7 @@ class Qwen3Omni:
         weights: str = "auto",
         threads: int = 0,
         observe: Callable[[int, int, float], None] | None = None,
-        parts: tuple[Thinker, Talker | None] | None = None,
+        parts: tuple[ThinkerParts, TalkerParts | None] | None = None,
     ) -> None:
         """`speaking`: the talker's device, where it is another. `parts`: its own, where they are loaded already.
 
@@ -70,7 +78,7 @@ class Qwen3Omni:
                 loading = thread.submit(_load, parts or folder, device, second, dtype, threads)
                 thinker, talker = loading.result()
 
-            def runner(decoder: Decoder, where: str) -> Runner:
+            def runner(decoder: TextDecoder, where: str) -> Runner:
                 width = decoder.input_width
                 return Runner(decoder, torch.device(where), dtype, dtype, position_axes=3, input_width=width)
 
@@ -84,23 +92,23 @@ class Qwen3Omni:
             )
             self.thinker.template = ChatTemplate(thinker.tokenizer, takes_media=True)
             try:
-                self.thinker.senses = OmniSenses(folder, thinker, self.thinker.engine)
+                self.thinker.senses = OmniMediaEncoder(folder, thinker, self.thinker.engine)
             except (OSError, ValueError):
                 self.thinker.close()
                 raise
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
-        self.voice: Voice | None = None
+        self.voice: OmniTalker | None = None
         if talker:
             engine = Engine(runner(talker.decoder, second), talks, observe=observe)
-            self.voice = Voice(talker, thinker.model.get_input_embeddings(), engine)
+            self.voice = OmniTalker(talker, thinker.model.get_input_embeddings(), engine)
         voices = self.voice.speakers if self.voice else ()
-        self.profile = PartnerProfile(model_id, RATE_HZ, voices, takes_media=True)
+        self.profile = ConversationProfile(model_id, RATE_HZ, voices, takes_media=True)
         self.opening = thinker.tokenizer.convert_tokens_to_ids(OPENING)
 
-    async def open(self) -> OmniTalk:
+    async def open(self) -> OmniStream:
         """A new conversation. Raises Refused where there is no room for its KV."""
-        return OmniTalk(self, await self.thinker.open())
+        return OmniStream(self, await self.thinker.open())
 
     def close(self) -> None:
         """Stop the engines."""
@@ -109,12 +117,12 @@ class Qwen3Omni:
             self.voice.close()
 
 
-class OmniTalk:
+class OmniStream:
     """See Talk."""
 
-    def __init__(self, model: Qwen3Omni, chat: Chat) -> None:
+    def __init__(self, model: Qwen3Omni, chat: ChatStream) -> None:
         self._model, self._chat = model, chat
-        self._speaker: Speaker | None = None
+        self._speaker: OmniTalkerStream | None = None
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """See Talk."""
@@ -122,7 +130,7 @@ class OmniTalk:
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[ResponseChunk, None]:
         """See Talk."""
         if voice is None or self._model.voice is None:
             async with aclosing(self._chat.reply(messages, options)) as replies:
@@ -131,10 +139,10 @@ class OmniTalk:
             return
         if self._speaker is None:
             self._speaker = await self._model.voice.open()
-        speaker, said = self._speaker, _Said(self._chat, self._model.thinker.stop_tokens, self._model.opening)
-        paced = PacedWords()
+        speaker, said = self._speaker, _SpokenTokens(self._chat, self._model.thinker.stop_tokens, self._model.opening)
+        paced = WordPacer()
 
-        async def write(put: Put) -> None:
+        async def write(put: PutChunk) -> None:
             self._chat.told = said.tell
             try:
                 async with aclosing(self._chat.reply(messages, options)) as replies:
@@ -146,15 +154,15 @@ class OmniTalk:
                 self._chat.told = None
                 said.end()
 
-        async def speak(put: Put) -> None:
+        async def speak(put: PutChunk) -> None:
             prompt = await said.prompt()
             seed = options.seed if voice.seed is None else voice.seed
             sounds = speaker.say(prompt, self._chat.sensed, said.tokens(), voice.voice, seed)
             async with aclosing(sounds):
                 async for pcm in sounds:
-                    await put(Speaking(pcm, paced.sound(len(pcm) / RATE_HZ)))
+                    await put(ResponseAudio(pcm, paced.sound(len(pcm) / RATE_HZ)))
             if words := paced.end():
-                await put(Speaking(NO_SOUND, words))
+                await put(ResponseAudio(NO_SOUND, words))
 
         async with aclosing(side_by_side(write, speak)) as answers:
             async for answer in answers:
@@ -167,18 +175,18 @@ class OmniTalk:
             self._speaker.close()
 
 
-class _Said:
+class _SpokenTokens:
     """The tokens of an answer that are to be spoken, as they come. `stop` ends it; what follows `opening` is a call of a tool."""
 
-    def __init__(self, chat: Chat, stop: frozenset[int], opening: int | None) -> None:
+    def __init__(self, chat: ChatStream, stop: frozenset[int], opening: int | None) -> None:
         self._chat, self._stop, self._opening = chat, stop, opening
-        self._prompt: list[Row] = []
+        self._prompt: list[ChatRow] = []
         self._waiting: asyncio.Queue[int | None] = asyncio.Queue()
         self._began = asyncio.Event()
         self._over = False
 
     def tell(self, token: int) -> None:
-        """See Chat.told."""
+        """See ChatStream.told."""
         if not self._began.is_set():
             self._prompt = self._chat.rows[:-1]
             self._began.set()
@@ -197,7 +205,7 @@ class _Said:
             self._waiting.put_nowait(None)
         self._began.set()
 
-    async def prompt(self) -> list[Row]:
+    async def prompt(self) -> list[ChatRow]:
         """The conversation's rows up to the answer, once it has begun."""
         await self._began.wait()
         return self._prompt
@@ -209,12 +217,12 @@ class _Said:
 
 
 def _load(
-    source: Path | tuple[Thinker, Talker | None],
+    source: Path | tuple[ThinkerParts, TalkerParts | None],
     device: str,
     speaking: str,
     dtype: torch.dtype,
     threads: int,
-) -> tuple[Thinker, Talker | None]:
+) -> tuple[ThinkerParts, TalkerParts | None]:
     if device == "cpu":
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
     return read(source, device, speaking, dtype) if isinstance(source, Path) else source

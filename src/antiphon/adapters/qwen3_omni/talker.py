@@ -14,19 +14,19 @@ from functools import partial
 
 import torch
 
-from antiphon.adapters.qwen3_omni.checkpoint import Talker
+from antiphon.adapters.qwen3_omni.checkpoint import TalkerParts
 from antiphon.audio import Pcm
 from antiphon.contracts import MediaPart
 from antiphon.engine.api import Sampling
-from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.errors import EngineError, ModelError
-from antiphon.modeling.chat import Row, common, runs
-from antiphon.modeling.codec_talker import Inners, Manner, TextRows, chunk_sizes, frames
-from antiphon.modeling.codec_vocoder import Past
-from antiphon.modeling.media_rows import Sensed
+from antiphon.modeling.chat import ChatRow, common, runs
+from antiphon.modeling.codec_talker import CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, frames
+from antiphon.modeling.codec_vocoder import VocoderState
+from antiphon.modeling.media_rows import MediaRows
 
 # As its makers have it choose (generate()'s own settings).
-MANNER = Manner(
+MANNER = CodecSampling(
     Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, repetition_window=4096),
     Sampling(temperature=1.0, top_k=50, top_p=0.8),
     least=0,
@@ -38,12 +38,14 @@ RESERVE_ROWS = 1024
 OPENING_ROWS = 3
 
 
-class Voice:
+class OmniTalker:
     """The loaded talker on its engine. `embed`: the thinker's table of tokens."""
 
-    def __init__(self, talker: Talker, embed: torch.nn.Embedding, engine: Engine, manner: Manner = MANNER) -> None:
+    def __init__(
+        self, talker: TalkerParts, embed: torch.nn.Embedding, engine: Engine, manner: CodecSampling = MANNER
+    ) -> None:
         self.talker, self.engine, self.manner = talker, engine, manner
-        self.inners = Inners(engine, talker.inner, talker.decoder.get_input_embeddings())
+        self.inners = CodePredictorBatch(engine, talker.inner, talker.decoder.get_input_embeddings())
         self._embed = embed
 
     @property
@@ -51,9 +53,9 @@ class Voice:
         """Names of its voices."""
         return tuple(self.talker.speakers)
 
-    async def open(self) -> Speaker:
+    async def open(self) -> OmniTalkerStream:
         """For a new conversation. Raises Refused where there is no room."""
-        return Speaker(self, await self.engine.open(RESERVE_ROWS))
+        return OmniTalkerStream(self, await self.engine.open(RESERVE_ROWS))
 
     @torch.inference_mode()
     def text_rows(self, ids: Sequence[int]) -> torch.Tensor:
@@ -62,7 +64,7 @@ class Voice:
         return self._projected(self.talker.model.text_projection, given)
 
     @torch.inference_mode()
-    def sensed_rows(self, sensed: Sensed) -> torch.Tensor:
+    def sensed_rows(self, sensed: MediaRows) -> torch.Tensor:
         """Sound or a picture as the talker has it: [n, width]. In the engine's thread."""
         hidden = sensed.hidden
         if hidden is None:
@@ -91,18 +93,18 @@ class Voice:
         self.engine.close()
 
 
-class Speaker:
+class OmniTalkerStream:
     """One conversation's session with the talker."""
 
-    def __init__(self, voice: Voice, session: Session) -> None:
+    def __init__(self, voice: OmniTalker, session: EngineSession) -> None:
         self._voice, self._session = voice, session
         # Users' rows that it has.
-        self._rows: list[Row] = []
+        self._rows: list[ChatRow] = []
 
     async def say(
         self,
-        prompt: Sequence[Row],
-        sensed: Mapping[MediaPart, Sensed],
+        prompt: Sequence[ChatRow],
+        sensed: Mapping[MediaPart, MediaRows],
         text: AsyncIterator[int],
         speaker: str,
         seed: int | None = None,
@@ -139,7 +141,7 @@ class Speaker:
                 yield frame
 
     async def _sounds(self, made: AsyncIterator[list[int]]) -> AsyncGenerator[Pcm, None]:
-        past, sizes = Past(), chunk_sizes()
+        past, sizes = VocoderState(), chunk_sizes()
         held, size = list[list[int]](), next(sizes)
         async for frame in made:
             held.append(frame)
@@ -149,12 +151,12 @@ class Speaker:
         if held:
             yield await self._sound(held, past)
 
-    async def _sound(self, held: list[list[int]], past: Past) -> Pcm:
+    async def _sound(self, held: list[list[int]], past: VocoderState) -> Pcm:
         voice = self._voice
         pcm: Pcm = (await voice.engine.ask_model(lambda: voice.talker.vocoder(held, past))).numpy()
         return pcm
 
-    async def _hear(self, prompt: Sequence[Row], sensed: Mapping[MediaPart, Sensed]) -> None:
+    async def _hear(self, prompt: Sequence[ChatRow], sensed: Mapping[MediaPart, MediaRows]) -> None:
         """Make the session hold just the users' turns."""
         voice, session = self._voice, self._session
         wanted = list(_users(prompt, voice.talker.roles))
@@ -187,14 +189,14 @@ async def _one_by_one(tokens: AsyncIterator[int]) -> AsyncIterator[list[int]]:
         yield [token]
 
 
-def _last_turn(rows: Sequence[Row], begins: int) -> int:
+def _last_turn(rows: Sequence[ChatRow], begins: int) -> int:
     return max(i for i, row in enumerate(rows) if row == begins)
 
 
-def _users(rows: Sequence[Row], roles: tuple[int, int]) -> list[Row]:
+def _users(rows: Sequence[ChatRow], roles: tuple[int, int]) -> list[ChatRow]:
     """The users' turns, each with the token that begins it and those that end it."""
     begins, user = roles
-    out: list[Row] = []
+    out: list[ChatRow] = []
     mine = False
     for row, following in itertools.zip_longest(rows, rows[1:]):
         if row == begins:

@@ -13,16 +13,16 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import MimiConfig, MimiModel, Qwen3Config, Qwen3Model
 
-from antiphon.adapters.qwen3_tts.voice_cloning import Speaker
+from antiphon.adapters.qwen3_tts.voice_cloning import SpeakerEncoder
 from antiphon.engine.api import Sampling
-from antiphon.modeling.codec_talker import MANNER, Inner, Manner, Projection
-from antiphon.modeling.codec_vocoder import Vocoder
+from antiphon.modeling.codec_talker import MANNER, CodecSampling, CodePredictor, TextProjection
+from antiphon.modeling.codec_vocoder import CodecVocoder
 from antiphon.modeling.tensors import Tensors, fill, plain
-from antiphon.modeling.text_decoder import Decoder
+from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.vocabulary import Vocabulary
 
 END = "<|im_end|>"
-Kind = Literal["custom_voice", "voice_design", "base"]
+CheckpointKind = Literal["custom_voice", "voice_design", "base"]
 SHAPE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act",
     "max_position_embeddings", "rms_norm_eps", "attention_bias",
@@ -30,7 +30,7 @@ SHAPE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class TtsSpecialIds:
     """Ids that are no sound: of the talker's codes, and of the text."""
 
     end: int
@@ -46,33 +46,33 @@ class Marks:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Qwen3TtsParts:
     """The model on one device. `speakers`, `languages`: names to codes; `dialects`: the language a speaker speaks Chinese in.
 
     `instructed`: it follows instructions.
     """
 
-    kind: Kind
+    kind: CheckpointKind
     vocabulary: Vocabulary
-    decoder: Decoder
+    decoder: TextDecoder
     text: nn.Embedding
-    projection: Projection
-    inner: Inner
-    vocoder: Vocoder
+    projection: TextProjection
+    inner: CodePredictor
+    vocoder: CodecVocoder
     # Of a checkpoint that clones voices: who speaks, and what they say in codes (a MimiModel).
-    speaker: Speaker | None
+    speaker: SpeakerEncoder | None
     encoder: Any
-    marks: Marks
+    marks: TtsSpecialIds
     speakers: dict[str, int]
     dialects: dict[str, str]
     languages: dict[str, int]
     instructed: bool
-    manner: Manner
+    manner: CodecSampling
     sample_rate_hz: int
     frame_samples: int
 
 
-def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
+def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Qwen3TtsParts:
     """Load it. Raises OSError, ValueError, KeyError, RuntimeError for a folder that is no such checkpoint, or lacks a part."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sound = json.loads((folder / "speech_tokenizer" / "config.json").read_text(encoding="utf-8"))
@@ -119,7 +119,9 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Parts:
     return parts
 
 
-def build(config: dict[str, Any], sound: dict[str, Any], vocabulary: Vocabulary, manner: Manner) -> Parts:
+def build(
+    config: dict[str, Any], sound: dict[str, Any], vocabulary: Vocabulary, manner: CodecSampling
+) -> Qwen3TtsParts:
     """The parts that two config.json describe, on no device yet. Raises ValueError, KeyError for another model's."""
     if config.get("model_type") != "qwen3_tts" or config.get("tokenizer_type", "").endswith("25hz"):
         raise ValueError(f"{config.get('model_type')} {config.get('tokenizer_type', '')} is no qwen3_tts of 12 Hz")
@@ -128,22 +130,22 @@ def build(config: dict[str, Any], sound: dict[str, Any], vocabulary: Vocabulary,
     with init_empty_weights(include_buffers=False):
         text = Qwen3Model(Qwen3Config(**_shape(talker)))
         small = Qwen3Model(Qwen3Config(**(_shape(predictor) | {"vocab_size": 1, "pad_token_id": None})))
-        decoder = Decoder(text, nn.Linear(width, int(talker["vocab_size"]), bias=False))
+        decoder = TextDecoder(text, nn.Linear(width, int(talker["vocab_size"]), bias=False))
         size, inside = int(predictor["vocab_size"]), int(predictor["hidden_size"])
         tables = nn.ModuleList(nn.Embedding(size, width) for _ in range(count - 1))
         heads = nn.ModuleList(nn.Linear(inside, size, bias=False) for _ in range(count - 1))
-        inner = Inner(small, tables, heads, width)
+        inner = CodePredictor(small, tables, heads, width)
         table = nn.Embedding(int(talker["text_vocab_size"]), int(talker["text_hidden_size"]))
-        projection = Projection(int(talker["text_hidden_size"]), width)
-        vocoder = Vocoder(sound["decoder_config"])
+        projection = TextProjection(int(talker["text_hidden_size"]), width)
+        vocoder = CodecVocoder(sound["decoder_config"])
         clones = config.get("tts_model_type") == "base"
         encoder = None
         if clones and "encoder_config" in sound:
             mimi = MimiConfig(**plain(sound["encoder_config"]))
             mimi.decoder_config = None
             encoder = MimiModel(mimi)
-    speaker = Speaker(config["speaker_encoder_config"]) if clones else None
-    marks = Marks(
+    speaker = SpeakerEncoder(config["speaker_encoder_config"]) if clones else None
+    marks = TtsSpecialIds(
         talker["codec_eos_token_id"],
         talker["codec_bos_id"],
         talker["codec_pad_id"],
@@ -160,7 +162,7 @@ def build(config: dict[str, Any], sound: dict[str, Any], vocabulary: Vocabulary,
     kind = config.get("tts_model_type", "custom_voice")
     # Its makers leave the instructions of the smaller one with voices of its own out.
     instructed = kind != "base" and not (kind == "custom_voice" and config.get("tts_model_size") == "0b6")
-    return Parts(
+    return Qwen3TtsParts(
         kind,
         vocabulary,
         decoder,
@@ -187,7 +189,7 @@ def _shape(config: dict[str, Any]) -> dict[str, Any]:
     return {k: config[k] for k in SHAPE if k in config} | {"rope_parameters": rope, "tie_word_embeddings": False}
 
 
-def _manner(folder: Path) -> Manner:
+def _manner(folder: Path) -> CodecSampling:
     """As its generation_config.json says."""
     path, given = folder / "generation_config.json", MANNER
     said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -202,4 +204,4 @@ def _manner(folder: Path) -> Manner:
             repetition_window=base.repetition_window,
         )
 
-    return Manner(of("", given.first), of("subtalker_", given.inner))
+    return CodecSampling(of("", given.first), of("subtalker_", given.inner))

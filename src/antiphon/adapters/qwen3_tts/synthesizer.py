@@ -14,20 +14,20 @@ from textwrap import wrap
 
 import torch
 
-from antiphon.adapters.qwen3_tts.checkpoint import END, Parts, read
-from antiphon.adapters.qwen3_tts.voice_cloning import RATE_HZ, Sample, codes_of
+from antiphon.adapters.qwen3_tts.checkpoint import END, Qwen3TtsParts, read
+from antiphon.adapters.qwen3_tts.voice_cloning import RATE_HZ, ClonedVoice, codes_of
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_beginning
-from antiphon.contracts import Sound, SynthesizerProfile, Urgency, VoiceOptions
+from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import Engine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
-from antiphon.modeling.codec_talker import MAX_VOCODED, Inners, Manner, TextRows, chunk_sizes, frames
-from antiphon.modeling.codec_vocoder import Past
-from antiphon.text.sentences import Splitter
+from antiphon.modeling.codec_talker import MAX_VOCODED, CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, frames
+from antiphon.modeling.codec_vocoder import VocoderState
+from antiphon.text.sentences import SentenceSplitter
 
 CODES = {
     "chinese": "zh",
@@ -53,14 +53,14 @@ MARKS = "，。！？；：、"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TalkerPrompt:
     """How a text is put to the talker. `sample`: whose voice it is instead of one of its own. `whole`: all of the text before the first frame, else a
     token a frame."""
 
     voice: str
     language: str | None = None
     instructions: str = ""
-    sample: Sample | None = None
+    sample: ClonedVoice | None = None
     whole: bool = True
 
 
@@ -69,7 +69,7 @@ class Qwen3Tts:
 
     def __init__(
         self,
-        source: Path | Parts,
+        source: Path | Qwen3TtsParts,
         model_id: str,
         *,
         settings: EngineSettings | None = None,
@@ -90,7 +90,7 @@ class Qwen3Tts:
         parts = self.parts
         runner = Runner(parts.decoder, where, torch.float32 if kind == "int8" else dtype, dtype)
         self.engine = Engine(runner, settings, observe=observe)
-        self.inners = Inners(self.engine, parts.inner, parts.decoder.get_input_embeddings())
+        self.inners = CodePredictorBatch(self.engine, parts.inner, parts.decoder.get_input_embeddings())
         known = [CODES[n] for n in parts.languages if n in CODES]
         # English first: what is not told to be of another is aligned as that.
         languages = sorted(dict.fromkeys(known), key=lambda code: code != "en")
@@ -107,12 +107,12 @@ class Qwen3Tts:
             tasks=({"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}[parts.kind],),
         )
         # The voices heard last, so that a conversation in one voice hears it once.
-        self._heard: dict[tuple[bytes, str], tuple[Sample, Past]] = {}
+        self._heard: dict[tuple[bytes, str], tuple[ClonedVoice, VocoderState]] = {}
         self._names = {CODES[n]: n for n in parts.languages if n in CODES}
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
-    ) -> AsyncGenerator[Sound, None]:
+    ) -> AsyncGenerator[SpeechChunk, None]:
         """See Synthesizer."""
         if not any(c.isalnum() for c in text):
             raise RemoteProtocolError("unsupported_text", f"there is nothing to say in {text[:40]!r}", "input")
@@ -122,7 +122,7 @@ class Qwen3Tts:
                 async for sound in sounds:
                     yield sound
 
-    async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[Sound, None]:
+    async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
         """See Synthesizer."""
         feed = _words(texts, self.parts.vocabulary.plain)
         # A sound has an end; where there is more text, it goes on with another.
@@ -133,14 +133,16 @@ class Qwen3Tts:
 
     async def _sounds(
         self, ids: Sequence[int], more: AsyncIterator[list[int]] | None, options: VoiceOptions
-    ) -> AsyncGenerator[Sound, None]:
-        sample, past = await self._sample(options.sample) if options.sample else (None, Past())
+    ) -> AsyncGenerator[SpeechChunk, None]:
+        sample, past = await self._sample(options.sample) if options.sample else (None, VocoderState())
         # As its makers do: a text in a voice of the model's own is read before it is spoken, one in another's while it is.
         whole = more is None and sample is None
-        reading = Reading(options.voice, options.language, options.instructions, sample, whole=whole)
+        reading = TalkerPrompt(options.voice, options.language, options.instructions, sample, whole=whole)
         seeded = self.parts.manner
         if options.seed is not None:
-            seeded = Manner(replace(seeded.first, seed=options.seed), replace(seeded.inner, seed=options.seed + 1))
+            seeded = CodecSampling(
+                replace(seeded.first, seed=options.seed), replace(seeded.inner, seed=options.seed + 1)
+            )
         held, sizes = list[list[int]](), chunk_sizes(options.first_frames)
         size, count = next(sizes), 0
         async with aclosing(self.frames(ids, more, reading, seeded, options.max_frames)) as made:
@@ -152,16 +154,16 @@ class Qwen3Tts:
         if held:
             yield await self._sound(held, past, count)
 
-    async def _sound(self, held: list[list[int]], past: Past, before: int) -> Sound:
+    async def _sound(self, held: list[list[int]], past: VocoderState, before: int) -> SpeechChunk:
         pcm = await self.engine.ask_model(lambda: self.parts.vocoder(held, past))
-        return Sound(pcm.numpy(), num_symbols=0 if before else 1, num_frames=len(held))
+        return SpeechChunk(pcm.numpy(), num_symbols=0 if before else 1, num_frames=len(held))
 
     async def frames(
         self,
         ids: Sequence[int],
         more: AsyncIterator[list[int]] | None,
-        reading: Reading,
-        manner: Manner,
+        reading: TalkerPrompt,
+        manner: CodecSampling,
         most: int | None = None,
     ) -> AsyncGenerator[list[int], None]:
         """Frames of codes of a text's tokens; `more` follow them, token by token. Raises ModelError, EngineError, Refused."""
@@ -181,7 +183,7 @@ class Qwen3Tts:
         finally:
             session.close()
 
-    async def _sample(self, given: VoiceSample) -> tuple[Sample, Past]:
+    async def _sample(self, given: VoiceSample) -> tuple[ClonedVoice, VocoderState]:
         """A voice, and what the vocoder has seen of it: its sound goes on from the sample's.
 
         Raises RemoteProtocolError for what is no sound, or another model's embedding.
@@ -193,7 +195,7 @@ class Qwen3Tts:
                 raise RemoteProtocolError(
                     "invalid_value", f"speaker_embedding has {width} numbers here", "speaker_embedding"
                 )
-            return Sample(torch.tensor(given.embedding)), Past()
+            return ClonedVoice(torch.tensor(given.embedding)), VocoderState()
         key = (given.sound, given.text)
         if key not in self._heard:
             try:
@@ -202,16 +204,16 @@ class Qwen3Tts:
                 raise RemoteProtocolError(
                     "invalid_value", f"Invalid value for 'ref_audio': {error}.", "ref_audio"
                 ) from None
-            made, past = await self.listen(pcm, given.text), Past()
+            made, past = await self.listen(pcm, given.text), VocoderState()
             for at in range(0, len(made.codes), MAX_VOCODED):
                 await self._sound([list(f) for f in made.codes[at : at + MAX_VOCODED]], past, at)
             while len(self._heard) >= MAX_HEARD:
                 self._heard.pop(next(iter(self._heard)))
             self._heard[key] = (made, past)
         found, primed = self._heard[key]
-        return found, Past(dict(primed.seen), primed.frames)
+        return found, VocoderState(dict(primed.seen), primed.frames)
 
-    async def listen(self, pcm: Pcm, text: str = "") -> Sample:
+    async def listen(self, pcm: Pcm, text: str = "") -> ClonedVoice:
         """A voice to speak with, from a sample of it: float32 [num_samples], 24 kHz; with what it says it is followed more closely.
 
         Raises RemoteProtocolError where the checkpoint clones no voices.
@@ -224,10 +226,10 @@ class Qwen3Tts:
         speaker = parts.speaker
         who = await self.engine.ask_model(lambda: speaker(pcm))
         if not text or parts.encoder is None:
-            return Sample(who)
+            return ClonedVoice(who)
         count = len(parts.inner.lm_head) + 1
         codes = await self.engine.ask_model(lambda: codes_of(parts.encoder, pcm, count, parts.frame_samples))
-        return Sample(who, tuple(parts.vocabulary.plain(text)), codes)
+        return ClonedVoice(who, tuple(parts.vocabulary.plain(text)), codes)
 
     @torch.inference_mode()
     def text_rows(self, ids: Sequence[int]) -> torch.Tensor:
@@ -238,7 +240,7 @@ class Qwen3Tts:
 
     @torch.inference_mode()
     def _rows(
-        self, ids: Sequence[int], reading: Reading, *, live: bool = False
+        self, ids: Sequence[int], reading: TalkerPrompt, *, live: bool = False
     ) -> tuple[torch.Tensor, list[int] | None]:
         """What the talker knows before its first frame [n, width], and the text's tokens that are left for the frames; None: its end was told too.
         `live`: these are not all of the text's.
@@ -298,7 +300,7 @@ class Qwen3Tts:
             rows = rows + table(torch.tensor(codes, device=rows.device))
         return rows
 
-    def _language(self, reading: Reading) -> str | None:
+    def _language(self, reading: TalkerPrompt) -> str | None:
         """Its name; None leaves it to the talker."""
         name = self._names.get(reading.language or "")
         if name in (None, "chinese") and (dialect := self.parts.dialects.get(reading.voice)):
@@ -339,7 +341,7 @@ def _in_parts(text: str) -> Iterator[str]:
     if len(text) <= MAX_CHARS:
         yield text
         return
-    splitter = Splitter("sentence")
+    splitter = SentenceSplitter("sentence")
     held = ""
     sentences = (*splitter.feed(text), *splitter.flush())
     for unit in (part for sentence in sentences for part in wrap(sentence, MAX_CHARS)):
@@ -351,10 +353,12 @@ def _in_parts(text: str) -> Iterator[str]:
         yield held
 
 
-def _load(source: Path | Parts, device: torch.device, dtype: torch.dtype, rounded: bool, threads: int) -> Parts:
+def _load(
+    source: Path | Qwen3TtsParts, device: torch.device, dtype: torch.dtype, rounded: bool, threads: int
+) -> Qwen3TtsParts:
     if device.type == "cpu":
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
-    parts = source if isinstance(source, Parts) else read(source, device, dtype)
+    parts = source if isinstance(source, Qwen3TtsParts) else read(source, device, dtype)
     if rounded:
         round_linear(parts.decoder)
         round_linear(parts.inner)

@@ -22,7 +22,7 @@ RATE_HZ, FFT, HOP = 24_000, 1024, 256
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ClonedVoice:
     """A voice to speak with. `speaker` [width]. `text` and `codes` ([frames] of one a codebook): what it says, where that is known."""
 
     speaker: torch.Tensor
@@ -30,7 +30,7 @@ class Sample:
     codes: tuple[tuple[int, ...], ...] = ()
 
 
-class Delay(nn.Module):
+class DelayBlock(nn.Module):
     """A dilated convolution and its activation."""
 
     def __init__(self, inside: int, out: int, kernel: int, dilation: int = 1) -> None:
@@ -42,12 +42,14 @@ class Delay(nn.Module):
         return torch.relu(self.conv(x))
 
 
-class Res2Net(nn.Module):
+class Res2NetBlock(nn.Module):
     """Parts of the channels, each given what the one before made."""
 
     def __init__(self, width: int, scale: int, kernel: int, dilation: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(Delay(width // scale, width // scale, kernel, dilation) for _ in range(scale - 1))
+        self.blocks = nn.ModuleList(
+            DelayBlock(width // scale, width // scale, kernel, dilation) for _ in range(scale - 1)
+        )
         self._scale = scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -59,7 +61,7 @@ class Res2Net(nn.Module):
         return torch.cat(out, 1)
 
 
-class Squeeze(nn.Module):
+class SqueezeExcitation(nn.Module):
     """Channels weighed by what all frames say of them."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -71,13 +73,13 @@ class Squeeze(nn.Module):
         return x * torch.sigmoid(self.conv2(torch.relu(self.conv1(x.mean(2, keepdim=True)))))
 
 
-class Block(nn.Module):
+class SpeakerEncoderBlock(nn.Module):
     """One of the encoder's."""
 
     def __init__(self, inside: int, out: int, scale: int, squeezed: int, kernel: int, dilation: int) -> None:
         super().__init__()
-        self.tdnn1, self.tdnn2 = Delay(inside, out, 1), Delay(out, out, 1)
-        self.res2net_block, self.se_block = Res2Net(out, scale, kernel, dilation), Squeeze(out, squeezed)
+        self.tdnn1, self.tdnn2 = DelayBlock(inside, out, 1), DelayBlock(out, out, 1)
+        self.res2net_block, self.se_block = Res2NetBlock(out, scale, kernel, dilation), SqueezeExcitation(out, squeezed)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[1, inside, frames] to [1, out, frames]."""
@@ -85,12 +87,12 @@ class Block(nn.Module):
         return out + x
 
 
-class Pooling(nn.Module):
+class AttentivePooling(nn.Module):
     """Mean and deviation over the frames, each weighed."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
-        self.tdnn, self.conv = Delay(3 * width, inner, 1), nn.Conv1d(inner, width, 1)
+        self.tdnn, self.conv = DelayBlock(3 * width, inner, 1), nn.Conv1d(inner, width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[1, width, frames] to [1, 2 * width, 1]."""
@@ -105,14 +107,14 @@ def _moments(x: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torc
     return mean, (weights * (x - mean[..., None]).square()).sum(2).clamp(1e-12).sqrt()
 
 
-class Speaker(nn.Module):
+class SpeakerEncoder(nn.Module):
     """`config`: speaker_encoder_config of config.json."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
         widths, kernels, dilations = (config[f"enc_{n}"] for n in ("channels", "kernel_sizes", "dilations"))
         inner = [
-            Block(
+            SpeakerEncoderBlock(
                 widths[i - 1],
                 widths[i],
                 config["enc_res2net_scale"],
@@ -122,9 +124,9 @@ class Speaker(nn.Module):
             )
             for i in range(1, len(widths) - 1)
         ]
-        self.blocks = nn.ModuleList([Delay(config["mel_dim"], widths[0], kernels[0], dilations[0]), *inner])
-        self.mfa = Delay(widths[-1], widths[-1], kernels[-1], dilations[-1])
-        self.asp = Pooling(widths[-1], config["enc_attention_channels"])
+        self.blocks = nn.ModuleList([DelayBlock(config["mel_dim"], widths[0], kernels[0], dilations[0]), *inner])
+        self.mfa = DelayBlock(widths[-1], widths[-1], kernels[-1], dilations[-1])
+        self.asp = AttentivePooling(widths[-1], config["enc_attention_channels"])
         self.fc = nn.Conv1d(2 * widths[-1], config["enc_dim"], 1)
         mels = mel_filter_bank(
             FFT // 2 + 1, config["mel_dim"], 0.0, RATE_HZ / 2, RATE_HZ, norm="slaney", mel_scale="slaney"

@@ -1,5 +1,5 @@
 """Models that see pictures, on the engine: `watching.py` is what their sessions share, one file a family is how each is told what."""
 
-from antiphon.adapters.vlm.session import PictureModel
+from antiphon.adapters.vlm.session import VisionLanguageModel
 
-__all__ = ["PictureModel"]
+__all__ = ["VisionLanguageModel"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from antiphon.modeling.media_rows import Picture
+from antiphon.modeling.media_rows import PictureRows
 from antiphon.modeling.vocabulary import Vocabulary
 from antiphon.vision.images import Pixels
 
-Part = Sequence[int] | Picture
+FamilyPart = Sequence[int] | PictureRows
 
 
-class Family(Protocol):
+class VisionFamily(Protocol):
     """One loaded model. `whole`: the decoder for the engine, and where in it the text model is."""
 
     vocabulary: Vocabulary
@@ -25,26 +25,26 @@ class Family(Protocol):
         """A picture scaled and cut as the encoder wants it. Not in the engine's thread, and no work of torch."""
         ...
 
-    def look(self, prepared: Any) -> Picture:
+    def look(self, prepared: Any) -> PictureRows:
         """The picture's rows. In the engine's thread."""
         ...
 
-    def opening(self, instructions: str) -> list[Part]:
+    def opening(self, instructions: str) -> list[FamilyPart]:
         """The system's turn."""
         ...
 
-    def turn(self) -> list[Part]:
+    def turn(self) -> list[FamilyPart]:
         """Begins a turn of whoever asks."""
         ...
 
-    def frame(self, picture: Picture, at_s: float) -> list[Part]:
+    def frame(self, picture: PictureRows, at_s: float) -> list[FamilyPart]:
         """A frame inside a turn."""
         ...
 
-    def question(self, text: str) -> list[Part]:
+    def question(self, text: str) -> list[FamilyPart]:
         """The question, the end of its turn, and the beginning of the answer's."""
         ...
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[FamilyPart]:
         """Ends a turn that did not end by itself."""
         ...

@@ -17,10 +17,10 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from antiphon.adapters.vlm.family import Part
-from antiphon.modeling.media_rows import Picture
-from antiphon.modeling.qwen_vision import QwenEyes
-from antiphon.modeling.text_decoder import Decoder
+from antiphon.adapters.vlm.family import FamilyPart
+from antiphon.modeling.media_rows import PictureRows
+from antiphon.modeling.qwen_vision import QwenVisionEncoder
+from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.vocabulary import Vocabulary
 
 END = "<|im_end|>"
@@ -43,21 +43,21 @@ class QwenVl:
         self.vocabulary = Vocabulary(folder, END)
         vision = whole.config.vision_config
         deep = len(getattr(vision, "deepstack_visual_indexes", None) or ())
-        self.decoder = Decoder(model.language_model, whole.lm_head, deep)
+        self.decoder = TextDecoder(model.language_model, whole.lm_head, deep)
         self.input_width = self.decoder.input_width
-        eyes = QwenEyes(folder, model, vision)
+        eyes = QwenVisionEncoder(folder, model, vision)
         self.prepare, self.look = eyes.prepare, eyes.look
 
-    def opening(self, instructions: str) -> list[Part]:
+    def opening(self, instructions: str) -> list[FamilyPart]:
         """See Family."""
         words = self.vocabulary
         return [words.control("<|im_start|>system\n"), words.plain(instructions), words.control(END)]
 
-    def turn(self) -> list[Part]:
+    def turn(self) -> list[FamilyPart]:
         """See Family."""
         return [self.vocabulary.control("\n<|im_start|>user\n")]
 
-    def frame(self, picture: Picture, at_s: float) -> list[Part]:
+    def frame(self, picture: PictureRows, at_s: float) -> list[FamilyPart]:
         """See Family."""
         words = self.vocabulary
         return [
@@ -67,11 +67,11 @@ class QwenVl:
             words.control("<|vision_end|>"),
         ]
 
-    def question(self, text: str) -> list[Part]:
+    def question(self, text: str) -> list[FamilyPart]:
         """See Family."""
         words = self.vocabulary
         return [words.plain(text), words.control(f"{END}\n<|im_start|>assistant\n")]
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[FamilyPart]:
         """See Family."""
         return [self.vocabulary.control(END)]

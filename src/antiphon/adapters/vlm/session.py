@@ -20,31 +20,31 @@ from typing import Literal
 
 import torch
 
-from antiphon.adapters.vlm.family import Family, Part
+from antiphon.adapters.vlm.family import FamilyPart, VisionFamily
 from antiphon.adapters.vlm.qwen_vl import MODELS, QwenVl
 from antiphon.adapters.vlm.smolvlm import SmolVlm
 from antiphon.contracts import (
-    Answer,
     Message,
-    Question,
     Reply,
     ReplyDone,
     ReplyOptions,
-    Seen,
+    ResponseChunk,
     Synthesizer,
     TextDelta,
     Transcriber,
+    VideoFrame,
+    VideoProfile,
+    VideoQuestion,
     VoiceOptions,
-    WatcherProfile,
 )
 from antiphon.engine.api import EngineSettings, Finish, Sampling
-from antiphon.engine.local.engine import Engine, Session
+from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
 from antiphon.errors import EngineError, ModelError, Refused
 from antiphon.events.tools import Tool
-from antiphon.modeling.detokenizer import TextStream
-from antiphon.modeling.media_rows import Picture
+from antiphon.modeling.detokenizer import Detokenizer
+from antiphon.modeling.media_rows import PictureRows
 from antiphon.pipelines.cascade import spoken
 from antiphon.pipelines.observer import words_of
 from antiphon.vision.images import decode
@@ -59,7 +59,7 @@ MAX_AHEAD = 2
 MAX_SIDE = 2048
 
 
-class PictureModel:
+class VisionLanguageModel:
     """See Watcher. `folder` holds a checkpoint as `transformers` writes it, of a family that `_families` knows."""
 
     def __init__(
@@ -99,21 +99,21 @@ class PictureModel:
         self.engine = Engine(runner, settings, observe=observe)
 
     @property
-    def profile(self) -> WatcherProfile:
+    def profile(self) -> VideoProfile:
         """See Watcher."""
         voice = self.synthesizer.profile if self.synthesizer else None
-        return WatcherProfile(
+        return VideoProfile(
             self._id, "pictures", voice.sample_rate_hz if voice else NO_RATE_HZ, voice.voices if voice else ()
         )
 
-    async def look(self, image: bytes) -> Picture:
+    async def look(self, image: bytes) -> PictureRows:
         """An encoded image as the decoder sees it. Raises MediaError."""
         prepared = await asyncio.to_thread(lambda: self.family.prepare(decode(image, MAX_SIDE)))
         return await self.engine.ask_model(lambda: self.family.look(prepared))
 
-    async def open(self, instructions: str) -> SeeingPictures:
+    async def open(self, instructions: str) -> VisionLanguageStream:
         """See Watcher."""
-        return SeeingPictures(self, await self.engine.open(), instructions)
+        return VisionLanguageStream(self, await self.engine.open(), instructions)
 
     def close(self) -> None:
         """Stop the engine."""
@@ -128,11 +128,11 @@ def _kind(folder: Path) -> str:
         return ""
 
 
-def _load(folder: Path, device: str, dtype: torch.dtype, rounded: bool, threads: int) -> Family:
+def _load(folder: Path, device: str, dtype: torch.dtype, rounded: bool, threads: int) -> VisionFamily:
     if device == "cpu":
         torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
     kind = _kind(folder)
-    family: Family
+    family: VisionFamily
     if kind == "smolvlm":
         family = SmolVlm(folder, device, dtype)
     elif kind in MODELS:
@@ -144,13 +144,13 @@ def _load(folder: Path, device: str, dtype: torch.dtype, rounded: bool, threads:
     return family
 
 
-class SeeingPictures:
+class VisionLanguageStream:
     """See Watching."""
 
-    def __init__(self, model: PictureModel, session: Session, instructions: str) -> None:
+    def __init__(self, model: VisionLanguageModel, session: EngineSession, instructions: str) -> None:
         self._model, self._session = model, session
         # Frames that came and are in no question yet, as the decoder sees them.
-        self._new: dict[int, tuple[float, Picture]] = {}
+        self._new: dict[int, tuple[float, PictureRows]] = {}
         # Of these, those that a question asked now would be answered from; and those that are in the KV, each with the row it begins at.
         self._expected: tuple[int, ...] = ()
         self._shown: list[tuple[int, int]] = []
@@ -158,9 +158,9 @@ class SeeingPictures:
         self._give(model.family.opening(f"{SYSTEM} {instructions}".strip()))
         session.pin()
 
-    def _give(self, parts: Iterable[Part]) -> None:
+    def _give(self, parts: Iterable[FamilyPart]) -> None:
         for part in parts:
-            if isinstance(part, Picture):
+            if isinstance(part, PictureRows):
                 self._session.append_embeddings(part.rows, part.positions)
             else:
                 self._session.append(part)
@@ -172,7 +172,7 @@ class SeeingPictures:
     async def settled(self) -> None:
         """Frames are known when they are seen."""
 
-    async def see(self, frame: Seen) -> None:
+    async def see(self, frame: VideoFrame) -> None:
         """See Watching."""
         self._new[frame.number] = (frame.at_s, await self._model.look(frame.image))
 
@@ -221,12 +221,12 @@ class SeeingPictures:
             self._give(family.frame(picture, at_s))
 
     def answer(
-        self, question: Question, options: ReplyOptions, voice: VoiceOptions | None
-    ) -> AsyncGenerator[Answer, None]:
+        self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[ResponseChunk, None]:
         """See Watching."""
-        return spoken(_Asked(self, question), self._model.synthesizer, options, voice)
+        return spoken(_QuestionStream(self, question), self._model.synthesizer, options, voice)
 
-    async def written(self, question: Question, options: ReplyOptions) -> AsyncGenerator[Reply, None]:
+    async def written(self, question: VideoQuestion, options: ReplyOptions) -> AsyncGenerator[Reply, None]:
         """The answer's text."""
         model, session, known = self._model, self._session, tuple(self._new)
         self._answering = True
@@ -254,7 +254,7 @@ class SeeingPictures:
 
     async def _said(self, options: ReplyOptions) -> AsyncGenerator[Reply, None]:
         session, words = self._session, self._model.family.vocabulary
-        stream, count, prompt = TextStream(words.tokenizer), 0, session.length
+        stream, count, prompt = Detokenizer(words.tokenizer), 0, session.length
         sampling = Sampling(
             max_tokens=options.max_tokens or MAX_TOKENS, temperature=options.temperature or 0.0, stop=words.stop
         )
@@ -280,10 +280,10 @@ class SeeingPictures:
         self._session.close()
 
 
-class _Asked:
+class _QuestionStream:
     """One question as a dialogue: see Dialogue."""
 
-    def __init__(self, watching: SeeingPictures, question: Question) -> None:
+    def __init__(self, watching: VisionLanguageStream, question: VideoQuestion) -> None:
         self._watching, self._question = watching, question
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from transformers import SmolVLMForConditionalGeneration
 
-from antiphon.adapters.vlm.family import Part
-from antiphon.modeling.media_rows import Picture
-from antiphon.modeling.text_decoder import Decoder
+from antiphon.adapters.vlm.family import FamilyPart
+from antiphon.modeling.media_rows import PictureRows
+from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.vocabulary import Vocabulary
 from antiphon.vision.images import Pixels
 
@@ -30,7 +30,7 @@ class SmolVlm:
         whole: Any = SmolVLMForConditionalGeneration.from_pretrained(folder, dtype=dtype, local_files_only=True)
         self._model = whole.to(device).eval().model
         self.vocabulary = Vocabulary(folder, END)
-        self.decoder = Decoder(self._model.text_model, whole.lm_head)
+        self.decoder = TextDecoder(self._model.text_model, whole.lm_head)
         self._side = int(whole.config.vision_config.image_size)
 
     def prepare(self, pixels: Pixels) -> Any:
@@ -39,31 +39,31 @@ class SmolVlm:
         return np.ascontiguousarray((np.asarray(square, np.float32) / 127.5 - 1.0).transpose(2, 0, 1))
 
     @torch.inference_mode()
-    def look(self, prepared: Any) -> Picture:
+    def look(self, prepared: Any) -> PictureRows:
         """See Family."""
         given = torch.from_numpy(prepared)[None, None].to(self._model.device)
-        return Picture(self._model.get_image_features(given).pooler_output[0])
+        return PictureRows(self._model.get_image_features(given).pooler_output[0])
 
-    def opening(self, instructions: str) -> list[Part]:
+    def opening(self, instructions: str) -> list[FamilyPart]:
         """See Family."""
         words = self.vocabulary
         return [words.control("<|im_start|>System: "), words.plain(instructions), words.control(END)]
 
-    def turn(self) -> list[Part]:
+    def turn(self) -> list[FamilyPart]:
         """See Family."""
         return [self.vocabulary.plain("\nUser:")]
 
-    def frame(self, picture: Picture, at_s: float) -> list[Part]:
+    def frame(self, picture: PictureRows, at_s: float) -> list[FamilyPart]:
         """See Family."""
         words = self.vocabulary
         time = words.plain(f"\nFrame from {int(at_s) // 60:02d}:{int(at_s) % 60:02d}:")
         return [time, words.control(AROUND + WHOLE), picture, words.control(AROUND)]
 
-    def question(self, text: str) -> list[Part]:
+    def question(self, text: str) -> list[FamilyPart]:
         """See Family."""
         words = self.vocabulary
         return [words.plain("\n\n" + text), words.control(END), words.plain("\nAssistant:")]
 
-    def end(self) -> list[Part]:
+    def end(self) -> list[FamilyPart]:
         """See Family."""
         return [self.vocabulary.control(END)]

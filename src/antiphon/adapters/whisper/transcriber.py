@@ -28,7 +28,16 @@ from faster_whisper.tokenizer import Tokenizer
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import slabs
-from antiphon.contracts import FileInfo, FileOptions, Hypothesis, Piece, Segment, TranscriberProfile, Urgency, Window
+from antiphon.contracts import (
+    FileInfo,
+    FileOptions,
+    Hypothesis,
+    HypothesisWord,
+    TranscriberProfile,
+    TranscriptSegment,
+    Urgency,
+    Window,
+)
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.events.words import Word
@@ -135,9 +144,9 @@ class WhisperTranscriber:
     def close(self) -> None:
         self.lane.close()
 
-    def open(self) -> Windows:
+    def open(self) -> WhisperStream:
         """See Transcriber. Nothing of a session is kept."""
-        return Windows(self)
+        return WhisperStream(self)
 
     async def decode(self, window: Window) -> Hypothesis:
         """One window; see Hearing.decode."""
@@ -155,7 +164,7 @@ class WhisperTranscriber:
         )
         return found
 
-    async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | Segment]:
+    async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
         """A file in slabs of two minutes, each window of a slab one lane job: live sessions get their turn between."""
         language, number, begun = options.language, 0, False
         for slab in slabs(pcm, SLAB_S, SLAB_SLACK_S):
@@ -314,7 +323,7 @@ class WhisperTranscriber:
             return ()
         encoded = self._model.encode(ctranslate2.StorageView.from_array(self._features(pcm, _num_frames(window))[None]))
         (spans,) = self._token_ends(encoded, [window], [(window.language or "en", 1.0)], [flat])
-        pieces = [Piece(w, tuple(i), 1.0) for w, i in zip(words, ids, strict=True) if i]
+        pieces = [HypothesisWord(w, tuple(i), 1.0) for w, i in zip(words, ids, strict=True) if i]
         return _words(pieces, spans)
 
     def _token_ends(
@@ -342,7 +351,7 @@ class WhisperTranscriber:
         return out
 
 
-class Windows:
+class WhisperStream:
     """See Hearing."""
 
     def __init__(self, model: WhisperTranscriber) -> None:
@@ -387,7 +396,7 @@ def _probabilities(output: Any, count: int) -> list[float]:
     return likely + [0.0] * (count - len(likely))
 
 
-def _pieces(tokenizer: Tokenizer, ids: list[int], likely: list[float], language: str) -> tuple[Piece, ...]:
+def _pieces(tokenizer: Tokenizer, ids: list[int], likely: list[float], language: str) -> tuple[HypothesisWord, ...]:
     texts, groups = tokenizer.split_tokens_on_unicode(ids) if ids else ([], [])
     pieces = words(texts, groups, likely, language)
     # Half a character at the end of a hypothesis is not text yet.
@@ -410,7 +419,7 @@ def _first_times(alignments: Sequence[tuple[int, int]], count: int) -> list[floa
     return times
 
 
-def _words(pieces: Sequence[Piece], times: Sequence[tuple[float, float, float]]) -> tuple[Word, ...]:
+def _words(pieces: Sequence[HypothesisWord], times: Sequence[tuple[float, float, float]]) -> tuple[Word, ...]:
     """Words with their times. The silence before a word is aligned with its beginning: a word that is far longer than the
 
     others and follows a pause mark is given the length of a long word (as openai/whisper, timing.py, add_word_timestamps).
@@ -431,13 +440,13 @@ def _words(pieces: Sequence[Piece], times: Sequence[tuple[float, float, float]])
     return tuple(words)
 
 
-def _segment(number: int, raw: Any, offset: int) -> Segment:
+def _segment(number: int, raw: Any, offset: int) -> TranscriptSegment:
     shift_s = offset / SAMPLE_RATE_HZ
     words = tuple(
         Word(w.word.strip(), float(w.start) + shift_s, float(w.end) + shift_s, float(w.probability))
         for w in raw.words or ()
     )
-    return Segment(
+    return TranscriptSegment(
         id=number,
         seek=int(raw.seek) + offset // SAMPLES_PER_FRAME,
         start_s=float(raw.start) + shift_s,

@@ -115,7 +115,7 @@ class _File:
 
 
 @dataclass(slots=True)
-class Segment:
+class AttentionSegment:
     """One session's rows in a step: packed rows first..last; `past` rows of it are in the KV already.
 
     Per layer: `new_keys` and `new_values` [count, kv_heads, head_dim] to be written, `keys` and `values` [1, kv_heads, past + count,
@@ -132,7 +132,7 @@ class Segment:
     masks: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, handle: torch.Tensor, first: int, count: int, past: int) -> Segment:
+    def of(cls, handle: torch.Tensor, first: int, count: int, past: int) -> AttentionSegment:
         """Segment of `count` rows after `past` rows in `handle`."""
         stop = past + count
         whole = handle[:, :, :stop].transpose(2, 3).unsqueeze(2)
@@ -171,7 +171,7 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    segments: Sequence[Segment] = (),
+    segments: Sequence[AttentionSegment] = (),
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim], rotated; returns [1, rows, heads, head_dim].

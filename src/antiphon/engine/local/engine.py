@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from antiphon.engine.api import EngineSettings, EngineState, Finish, Generation, Position, Sampling, Sink, Token
 from antiphon.engine.local.kv_cache import PAGE_ROWS, KvCache, Storage
-from antiphon.engine.local.scheduler import MAX_UNREAD, Chunk, Limits, Scheduler, Seat
+from antiphon.engine.local.scheduler import MAX_UNREAD, ScheduledSession, Scheduler, StepChunk, StepLimits
 from antiphon.errors import AntiphonError, EngineError, ModelError, Refused
 
 log = logging.getLogger(__name__)
@@ -27,12 +27,12 @@ log = logging.getLogger(__name__)
 REST_S = 5.0
 # How soon sessions that found no room are tried again, if nothing happens before.
 RETRY_S = 0.05
-Answer = TypeVar("Answer")
+T = TypeVar("T")
 # (rows in the step, sessions in it, seconds it took)
-ObserveStep = Callable[[int, int, float], None]
+ObserveEngineStep = Callable[[int, int, float], None]
 
 
-class Steps(Protocol):
+class StepRunner(Protocol):
     """What the engine needs of a runner."""
 
     @property
@@ -42,7 +42,7 @@ class Steps(Protocol):
 
     def embeddings(self, rows: Any) -> Any: ...
 
-    def step(self, chunks: Sequence[Chunk]) -> Sequence[Token | Exception | None]: ...
+    def step(self, chunks: Sequence[StepChunk]) -> Sequence[Token | Exception | None]: ...
 
 
 class Engine:
@@ -50,10 +50,10 @@ class Engine:
 
     def __init__(
         self,
-        runner: Steps,
+        runner: StepRunner,
         settings: EngineSettings | None = None,
         *,
-        observe: ObserveStep | None = None,
+        observe: ObserveEngineStep | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or EngineSettings()
@@ -63,7 +63,7 @@ class Engine:
         s = self.settings
         cache = KvCache(runner.storage(), budget_bytes=s.kv_bytes, host_bytes=s.host_bytes, disk_bytes=s.disk_bytes)
         context = min(s.context_rows or runner.context_rows, runner.context_rows)
-        limits = Limits(context, s.decode_rows, s.prefill_rows, s.alone_rows, s.park_after_s)
+        limits = StepLimits(context, s.decode_rows, s.prefill_rows, s.alone_rows, s.park_after_s)
         self.scheduler = Scheduler(cache, limits)
         # Bound: a few small calls a session and step; the thread takes all of them before each step.
         self._posted: deque[Callable[[], None]] = deque()
@@ -75,16 +75,16 @@ class Engine:
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
-    async def open(self, reserve_rows: int | None = None) -> Session:
+    async def open(self, reserve_rows: int | None = None) -> EngineSession:
         """A session with no rows, and room promised for `reserve_rows`. Raises Refused where there is none."""
         rows = max(PAGE_ROWS, self.settings.reserve_rows if reserve_rows is None else reserve_rows)
-        return Session(self, await self._seat(lambda: self.scheduler.open(rows, self._clock())))
+        return EngineSession(self, await self._seat(lambda: self.scheduler.open(rows, self._clock())))
 
-    async def _seat(self, call: Callable[[], Seat]) -> Seat:
+    async def _seat(self, call: Callable[[], ScheduledSession]) -> ScheduledSession:
         """The seat that `call` makes. Who is cancelled while it is made leaves none behind."""
-        made: list[Seat] = []
+        made: list[ScheduledSession] = []
 
-        def make() -> Seat:
+        def make() -> ScheduledSession:
             made.append(call())
             return made[0]
 
@@ -103,10 +103,10 @@ class Engine:
         """How full it is."""
         return await self.ask(self._state)
 
-    async def ask_model(self, call: Callable[[], Answer]) -> Answer:
+    async def ask_model(self, call: Callable[[], T]) -> T:
         """As `ask`, of a call into a model: whatever it raises is a ModelError."""
 
-        def answer() -> Answer:
+        def answer() -> T:
             try:
                 return call()
             except AntiphonError:
@@ -116,9 +116,9 @@ class Engine:
 
         return await self.ask(answer)
 
-    async def ask(self, call: Callable[[], Answer]) -> Answer:
+    async def ask(self, call: Callable[[], T]) -> T:
         """The result of `call`, made in the engine's thread between two steps."""
-        future: Future[Answer] = Future()
+        future: Future[T] = Future()
 
         def answer() -> None:
             if not future.set_running_or_notify_cancel():
@@ -238,13 +238,13 @@ def _all(calls: list[Callable[[], None]]) -> None:
         call()
 
 
-class Session:
+class EngineSession:
     """One long-lived sequence. Used from one event loop. Rows are counted from its start.
 
     Everything but `settle`, `generate` and `fork` returns at once: the engine does it before its next step, in order.
     """
 
-    def __init__(self, engine: Engine, seat: Seat, length: int = 0) -> None:
+    def __init__(self, engine: Engine, seat: ScheduledSession, length: int = 0) -> None:
         self._engine = engine
         self._seat = seat
         self._length = length
@@ -390,12 +390,12 @@ class Session:
                 self.finish = Finish.CANCELLED
                 self._cancel(generation)
 
-    async def fork(self) -> Session:
+    async def fork(self) -> EngineSession:
         """Another session with the same rows. Raises Refused."""
         self._free()
         engine = self._engine
         twin = await engine._seat(lambda: engine.scheduler.fork(self._seat, engine._clock()))
-        return Session(engine, twin, self._length)
+        return EngineSession(engine, twin, self._length)
 
     def close(self, *, keep: bool = False) -> None:
         """Give back its KV. `keep`: leave it to later sessions that begin alike, while there is room. Again is a no-op."""

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from antiphon.engine.api import EMBEDDED, Token
-from antiphon.engine.local.attention import NAME, KvTensors, Segment
+from antiphon.engine.local.attention import NAME, AttentionSegment, KvTensors
 from antiphon.engine.local.sampling import generator, sample
-from antiphon.engine.local.scheduler import Chunk
+from antiphon.engine.local.scheduler import StepChunk
 from antiphon.errors import AntiphonError, ModelError
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,7 @@ class Runner:
         return given.to(self.device, self.dtype)
 
     @torch.inference_mode()
-    def step(self, chunks: Sequence[Chunk]) -> list[Result]:
+    def step(self, chunks: Sequence[StepChunk]) -> list[Result]:
         """Compute the chunks' keys and values; one result a chunk: a token where one was owed. Does not raise.
 
         Where the pass fails, each chunk is tried by itself, so that the one at fault fails alone.
@@ -127,10 +127,10 @@ class Runner:
         self.stats.step_s += time.perf_counter() - started
         return results
 
-    def _forward(self, chunks: Sequence[Chunk]) -> list[Result]:
+    def _forward(self, chunks: Sequence[StepChunk]) -> list[Result]:
         segments, owed, at = [], [], 0
         for chunk in chunks:
-            segments.append(Segment.of(chunk.handle, at, chunk.count, chunk.start))
+            segments.append(AttentionSegment.of(chunk.handle, at, chunk.count, chunk.start))
             at += chunk.count
             if chunk.sampled:
                 owed.append(at - 1)
@@ -152,7 +152,7 @@ class Runner:
         self.stats.sample_s += time.perf_counter() - started
         return results
 
-    def _sampled(self, chunk: Chunk, logits: torch.Tensor, hidden: torch.Tensor | None) -> Result:
+    def _sampled(self, chunk: StepChunk, logits: torch.Tensor, hidden: torch.Tensor | None) -> Result:
         generation = chunk.sampled
         assert generation is not None
         if generation.sampler is None:
@@ -165,7 +165,7 @@ class Runner:
         wanted = generation.params.hidden and hidden is not None
         return Token(token, logprob, hidden.clone() if wanted and hidden is not None else None)
 
-    def _tell(self, chunks: Sequence[Chunk]) -> None:
+    def _tell(self, chunks: Sequence[StepChunk]) -> None:
         """What the tapped layer made of rows, to whoever wants to know."""
         tapped, at = getattr(self.model, "tapped", None), 0
         for chunk in chunks:
@@ -176,7 +176,7 @@ class Runner:
                 sink(before, tapped[first : first + count])
             at += chunk.count
 
-    def _inputs(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def _inputs(self, chunks: Sequence[StepChunk]) -> torch.Tensor:
         ids = [0 if i is EMBEDDED else i for c in chunks for i in c.ids]
         rows: torch.Tensor = self._embed(torch.tensor(ids, dtype=torch.long, device=self.device)).to(self.dtype)
         at = 0
@@ -187,7 +187,7 @@ class Runner:
             at += chunk.count
         return rows[None]
 
-    def _positions(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def _positions(self, chunks: Sequence[StepChunk]) -> torch.Tensor:
         if self.position_axes == 1:
             flat = [p for c in chunks for p in (_first(c) if c.positions else range(c.start, c.stop))]
             return torch.tensor([flat], dtype=torch.long, device=self.device)
@@ -198,7 +198,7 @@ class Runner:
         self._hidden = inputs[0][0]
 
 
-def _first(chunk: Chunk) -> list[int]:
+def _first(chunk: StepChunk) -> list[int]:
     assert chunk.positions is not None
     return [p[0] for p in chunk.positions]
 

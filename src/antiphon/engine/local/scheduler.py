@@ -25,7 +25,7 @@ MIN_SHARE = 16
 
 
 @dataclass(slots=True, eq=False)
-class Seat:
+class ScheduledSession:
     """One session in the engine: its rows and its lease. `served`: the step that last took rows of it.
 
     `cached`: rows whose KV it found computed. `waiting`: whom to tell when nothing is pending. `failed`: nothing more is done for
@@ -57,14 +57,14 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
+class StepChunk:
     """Some rows of `seat` in a step, with all that the runner needs of them: the session may change under way.
 
     `handle`: its KV memory. `positions` None: start, start + 1 … `embeddings`: (row, float [n, width]) of the rows that are no
     tokens. `sampled`: the generation that a token is owed to; `recent` are then the rows before it, newest last.
     """
 
-    seat: Seat
+    seat: ScheduledSession
     handle: Any
     start: int
     ids: tuple[Row, ...]
@@ -87,7 +87,7 @@ class Chunk:
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class KeptPrefix:
     """A closed session's rows, for others that begin alike."""
 
     rows: Rows
@@ -95,7 +95,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class StepLimits:
     """Rows of a step: `decode_rows` sessions that generate; `prefill_rows` beside them, `alone_rows` where none generates.
 
     `context_rows`: most rows a session may have in the KV. `park_after_s`: idle seconds before a session is parked.
@@ -114,28 +114,28 @@ class Scheduler:
     `plan` and `commit` alternate; everything else may come between them.
     """
 
-    def __init__(self, cache: KvCache, limits: Limits) -> None:
+    def __init__(self, cache: KvCache, limits: StepLimits) -> None:
         self.cache = cache
         self.limits = replace(limits, context_rows=min(limits.context_rows, cache.total_pages * PAGE_ROWS))
-        self.seats: list[Seat] = []
-        self.kept: list[Kept] = []
+        self.seats: list[ScheduledSession] = []
+        self.kept: list[KeptPrefix] = []
         self.cuts = 0
         self._step = 0
 
     # What sessions ask for.
 
-    def open(self, reserve_rows: int, now_s: float) -> Seat:
+    def open(self, reserve_rows: int, now_s: float) -> ScheduledSession:
         """A new session with room for `reserve_rows`. Parks idle ones where that makes room. Raises Refused."""
         reserve = min(reserve_rows, self.limits.context_rows)
         while (lease := self.cache.open(reserve)) is None:
             if not self._park_one(exclude=None):
                 busy = sum(1 for s in self.seats if not s.lease.asleep)
                 raise Refused(f"no room for another session's KV: {busy} are at work", 2.0)
-        seat = Seat(Rows(used_s=now_s), lease)
+        seat = ScheduledSession(Rows(used_s=now_s), lease)
         self.seats.append(seat)
         return seat
 
-    def fork(self, seat: Seat, now_s: float) -> Seat:
+    def fork(self, seat: ScheduledSession, now_s: float) -> ScheduledSession:
         """A new session with the same rows; its KV is shared until one of the two writes. Raises Refused."""
         twin = self.open(seat.lease.reserve_pages * PAGE_ROWS, now_s)
         old = seat.rows
@@ -155,7 +155,7 @@ class Scheduler:
             twin.rows.computed = old.computed
         return twin
 
-    def generate(self, seat: Seat, generation: Generation) -> None:
+    def generate(self, seat: ScheduledSession, generation: Generation) -> None:
         """Begin to generate after the last row. Raises EngineError where there is none, or one is under way."""
         if seat.failed:
             raise EngineError(f"the session failed: {seat.failed}")
@@ -167,7 +167,7 @@ class Scheduler:
         seat.rows.computed = min(seat.rows.computed, len(seat.rows.ids) - 1)
         seat.rows.generation, seat.stalled = generation, False
 
-    def cancel(self, seat: Seat, generation: Generation) -> None:
+    def cancel(self, seat: ScheduledSession, generation: Generation) -> None:
         """End a generation, or take back what its reader left unread of one that has ended by itself."""
         rows = seat.rows
         rows.generation = None
@@ -175,7 +175,7 @@ class Scheduler:
         if read < rows.length:
             rows.rollback(max(read, rows.pinned + rows.dropped) if rows.dropped else read)
 
-    def rollback(self, seat: Seat, position: int) -> None:
+    def rollback(self, seat: ScheduledSession, position: int) -> None:
         """Take back rows from `position` on. Raises EngineError for a dropped row or a generating session."""
         if seat.rows.generation:
             raise EngineError("the session is generating: end that first")
@@ -185,7 +185,7 @@ class Scheduler:
         if not seat.rows.busy:
             _tell(seat, None)
 
-    def evict(self, seat: Seat, count: int) -> None:
+    def evict(self, seat: ScheduledSession, count: int) -> None:
         """Drop the `count` oldest rows after the pinned ones; what follows them keeps its KV, moved down, where the model's keys can be
         moved, and is computed anew where not. Raises EngineError for a generating session, or fewer rows.
         """
@@ -198,7 +198,7 @@ class Scheduler:
         rows.evict(count, moved=moved)
         self.cache.forget(lease, rows.computed)
 
-    def settle(self, seat: Seat, told: Callable[[Exception | None], None], *, whole: bool = False) -> None:
+    def settle(self, seat: ScheduledSession, told: Callable[[Exception | None], None], *, whole: bool = False) -> None:
         """Call `told` once nothing but the newest row is pending (`whole`: nothing), or with the error that came in the way."""
         seat.rows.whole = seat.rows.whole or (whole and bool(seat.rows.pending))
         if seat.failed or seat.stalled or not seat.rows.busy:
@@ -206,7 +206,7 @@ class Scheduler:
         else:
             seat.waiting.append(told)
 
-    def close(self, seat: Seat, keep: bool) -> None:
+    def close(self, seat: ScheduledSession, keep: bool) -> None:
         """Leave. `keep`: others that begin alike may share the KV while there is room."""
         if seat not in self.seats:
             return
@@ -225,16 +225,16 @@ class Scheduler:
                 self._drop(old)
             extent = self.cache.keep(seat.lease)
             assert extent
-            self.kept.append(Kept(rows, extent))
+            self.kept.append(KeptPrefix(rows, extent))
         self.cache.close(seat.lease)
 
     # The step.
 
-    def plan(self, now_s: float) -> list[Chunk]:
+    def plan(self, now_s: float) -> list[StepChunk]:
         """The next step's rows, none where nothing is to do."""
         self._step += 1
         self._forget_kept()
-        ready: list[Seat] = []
+        ready: list[ScheduledSession] = []
         for seat in self.seats:
             if seat.ready and self._awake(seat, ready):
                 ready.append(seat)
@@ -257,7 +257,7 @@ class Scheduler:
             chunk.seat.rows.used_s = now_s
         return chunks
 
-    def commit(self, chunks: Iterable[Chunk], results: Iterable[Token | Exception | None]) -> None:
+    def commit(self, chunks: Iterable[StepChunk], results: Iterable[Token | Exception | None]) -> None:
         """Take the step's results, one a chunk: a token where one was owed, an error where the chunk failed."""
         for chunk, result in zip(chunks, results, strict=True):
             seat, rows = chunk.seat, chunk.seat.rows
@@ -291,7 +291,7 @@ class Scheduler:
 
     # What follows from the rules.
 
-    def _produce(self, seat: Seat, generation: Generation, token: Token) -> None:
+    def _produce(self, seat: ScheduledSession, generation: Generation, token: Token) -> None:
         params = generation.params
         seat.rows.append((token.id,))
         generation.produced += 1
@@ -301,11 +301,11 @@ class Scheduler:
         elif generation.produced >= params.max_tokens:
             self._finish(seat, generation, Finish.LENGTH)
 
-    def _finish(self, seat: Seat, generation: Generation, reason: Finish) -> None:
+    def _finish(self, seat: ScheduledSession, generation: Generation, reason: Finish) -> None:
         seat.rows.generation = None
         generation.deliver(reason)
 
-    def _fail(self, seat: Seat, error: Exception) -> None:
+    def _fail(self, seat: ScheduledSession, error: Exception) -> None:
         """A model error ends what the session was doing. Its rows stay, for the caller to take back."""
         rows = seat.rows
         generation, rows.generation = rows.generation, None
@@ -314,7 +314,7 @@ class Scheduler:
         if generation:
             generation.deliver(error)
 
-    def _chunk(self, seat: Seat, most: int) -> Chunk | None:
+    def _chunk(self, seat: ScheduledSession, most: int) -> StepChunk | None:
         rows, generation = seat.rows, seat.rows.generation
         self._cut(seat, self.limits.context_rows)
         stop = self._stop(seat, most)
@@ -327,7 +327,7 @@ class Scheduler:
         assert seat.lease.extent
         start, last = rows.computed, stop == len(rows.ids)
         owed = generation if last else None
-        return Chunk(
+        return StepChunk(
             seat,
             seat.lease.extent.handle,
             start,
@@ -340,16 +340,16 @@ class Scheduler:
             tuple(rows.sinks(start, stop)),
         )
 
-    def _stop(self, seat: Seat, most: int) -> int:
+    def _stop(self, seat: ScheduledSession, most: int) -> int:
         return seat.rows.computed + min(most, seat.rows.due)
 
-    def _room(self, seat: Seat, rows: int) -> bool:
+    def _room(self, seat: ScheduledSession, rows: int) -> bool:
         while not self.cache.ensure(seat.lease, rows, seat.rows.computed):
             if not self._park_one(exclude=seat, discard=True):
                 return False
         return True
 
-    def _cut(self, seat: Seat, limit: int) -> None:
+    def _cut(self, seat: ScheduledSession, limit: int) -> None:
         """Bring the session's rows below `limit`, by the context policy."""
         rows = seat.rows
         if len(rows.ids) < limit:
@@ -360,7 +360,7 @@ class Scheduler:
         if rows.cut(keep):
             self.cuts += 1
 
-    def _awake(self, seat: Seat, before: list[Seat]) -> bool:
+    def _awake(self, seat: ScheduledSession, before: list[ScheduledSession]) -> bool:
         """Its KV is in memory, and as much of it as others have computed is shared. `before`: who goes first this step."""
         rows = seat.rows
         if seat.lease.asleep:
@@ -373,7 +373,7 @@ class Scheduler:
             return self._share_prefix(seat, before)
         return True
 
-    def _share_prefix(self, seat: Seat, before: list[Seat]) -> bool:
+    def _share_prefix(self, seat: ScheduledSession, before: list[ScheduledSession]) -> bool:
         """Take over the KV of the longest equal prefix. False while another session is computing just that."""
         best, extent, source = MIN_SHARE - 1, None, None
         for kept in self.kept:
@@ -397,7 +397,7 @@ class Scheduler:
     def _fits_another(self, extent: Extent) -> bool:
         return self.cache.claimed_pages + extent.pages <= self.cache.total_pages
 
-    def _park_one(self, exclude: Seat | None, *, discard: bool = False) -> bool:
+    def _park_one(self, exclude: ScheduledSession | None, *, discard: bool = False) -> bool:
         """Park the session that has been idle longest. False where none is idle.
 
         `discard`: where nothing can be parked any more, its KV is given up, and computed anew when it goes on: who is in and has
@@ -414,7 +414,7 @@ class Scheduler:
                 return True
         return False
 
-    def _drop(self, kept: Kept) -> None:
+    def _drop(self, kept: KeptPrefix) -> None:
         self.kept.remove(kept)
         if kept.extent in self.cache.kept:
             self.cache.drop_kept(kept.extent)
@@ -435,7 +435,7 @@ class Scheduler:
             assert seat.rows.computed <= held
 
 
-def _tell(seat: Seat, error: Exception | None) -> None:
+def _tell(seat: ScheduledSession, error: Exception | None) -> None:
     waiting, seat.waiting = seat.waiting, []
     for call in waiting:
         call(error)

@@ -14,19 +14,25 @@ from antiphon.audio import Pcm
 from antiphon.audio.pcm import Resampler
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
-    Rejected,
+    CommandRejected,
+    ConfigureConversation,
+    ConversationCommand,
+    ConversationConfig,
+    ConversationEvent,
+    ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
-    SoundSaid,
-    TalkConfig,
-    TalkConfigured,
-    TalkInput,
-    TalkOutput,
-    TextSaid,
+    ResponseTextDelta,
 )
-from antiphon.events.duplex import Duplex, EpochRaised
-from antiphon.events.transcription import Input, Output, ServerVad, SessionEnding, TranscriptionConfig
-from antiphon.protocols.model_names import Models
+from antiphon.events.duplex import DuplexConfig, EpochRaised
+from antiphon.events.transcription import (
+    ServerVad,
+    SessionEnding,
+    TranscriptionCommand,
+    TranscriptionConfig,
+    TranscriptionEvent,
+)
+from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import NewId, frame
 from antiphon.turns.eagerness import COMPLETE_MS, EAGERNESS_MS
@@ -46,7 +52,7 @@ class Bridge:
     def __init__(
         self,
         opening: Opening,
-        partners: Models | None,
+        partners: ModelNames | None,
         voices: tuple[str, ...],
         new_id: NewId,
         max_bytes: int,
@@ -93,16 +99,18 @@ class Bridge:
         """One event. Raises RemoteProtocolError."""
         raise NotImplementedError
 
-    def send(self, output: Output | TalkOutput) -> None:
+    def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """Queue the frames of an output."""
         match output:
             case EpochRaised(epoch):
                 self.epoch = epoch
             case ResponseCreated(response) if response.stored:
                 self._epochs[response.id] = self.epoch
-            case SoundSaid(at) | TextSaid(at) if self._epochs.get(at.response_id, self.epoch) < self.epoch:
+            case ResponseAudioDelta(at) | ResponseTextDelta(at) if (
+                self._epochs.get(at.response_id, self.epoch) < self.epoch
+            ):
                 return
-            case Rejected(code, message, param):
+            case CommandRejected(code, message, param):
                 self.reject(RemoteProtocolError(code, message, param), None)
             case SessionEnding(code, message):
                 self.reject(RemoteProtocolError(code, message), None)
@@ -112,7 +120,7 @@ class Bridge:
         if isinstance(output, ResponseDone):
             self._epochs.pop(output.response.id, None)
 
-    def told(self, output: Output | TalkOutput) -> None:
+    def told(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """What the dialect says of an output."""
         raise NotImplementedError
 
@@ -131,7 +139,7 @@ class Bridge:
     def closed(self) -> None:
         """The client's close was carried out."""
 
-    def inputs(self) -> list[Input | TalkInput]:
+    def inputs(self) -> list[TranscriptionCommand | ConversationCommand]:
         """Take the inputs so far."""
         taken, self._inputs = self._inputs, []
         return taken
@@ -170,7 +178,7 @@ class Bridge:
     ) -> None:
         self._begun = True
         listening = TranscriptionConfig(turn=TURN, language=language, answered=True)
-        config = TalkConfig(
+        config = ConversationConfig(
             listening,
             instructions=instructions,
             speaks=bool(self._voices),
@@ -179,9 +187,9 @@ class Bridge:
             # A partner that takes turns by itself hears who speaks over it.
             interrupt_response=not (self._partners and self._partners.unit_ms),
             weighs_overlap=True,
-            duplex=Duplex(reference=reference),
+            duplex=DuplexConfig(reference=reference),
         )
-        self._inputs.append(TalkConfigured(config))
+        self._inputs.append(ConfigureConversation(config))
 
     def _need_session(self) -> None:
         if not self._begun:

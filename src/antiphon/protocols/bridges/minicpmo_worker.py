@@ -13,13 +13,19 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import PartDone, ResponseDone, SoundSaid, TalkOutput, TextSaid
-from antiphon.events.duplex import BargeInAsked, EpochRaised
-from antiphon.events.transcription import AudioAppended, Output
+from antiphon.events.conversation import (
+    ContentPartDone,
+    ConversationEvent,
+    ResponseAudioDelta,
+    ResponseDone,
+    ResponseTextDelta,
+)
+from antiphon.events.duplex import BargeIn, EpochRaised
+from antiphon.events.transcription import AppendAudio, TranscriptionEvent
 from antiphon.protocols.bridges.base import OUT_HZ, Bridge, f32_base64
 
 
-class MinicpmoWorker(Bridge):
+class MinicpmoWorkerBridge(Bridge):
     """One connection."""
 
     dialect = "minicpmo"
@@ -49,9 +55,9 @@ class MinicpmoWorker(Bridge):
                 begun = self._now_s()
                 pcm = self._f32(event.get("audio_base64"))
                 if event.get("force_listen") is True:
-                    self._inputs.append(BargeInAsked("client_force_listen"))
+                    self._inputs.append(BargeIn("client_force_listen"))
                 if len(pcm) and not self._paused:
-                    self._inputs.append(AudioAppended(pcm))
+                    self._inputs.append(AppendAudio(pcm))
                 self._result(begun)
             case "pause" | "resume":
                 self._need_session()
@@ -66,16 +72,16 @@ class MinicpmoWorker(Bridge):
         """See Bridge."""
         self._say(type="error", error=error.message, code=error.code)
 
-    def told(self, output: Output | TalkOutput) -> None:
+    def told(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """See Bridge."""
         match output:
-            case TextSaid(_, text):
+            case ResponseTextDelta(_, text):
                 self._text += text
                 self._speaking = True
-            case SoundSaid(at, pcm, rate_hz):
+            case ResponseAudioDelta(at, pcm, rate_hz):
                 self._sound.append(self._at_out_hz(at.item_id, pcm, rate_hz))
                 self._speaking = True
-            case PartDone(at):
+            case ContentPartDone(at):
                 self._sound.append(self._rest(at.item_id))
             case ResponseDone(response):
                 self._speaking = False

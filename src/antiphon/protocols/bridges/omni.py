@@ -7,14 +7,22 @@ from typing import Any
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import PartDone, Place, ResponseCreated, ResponseDone, SoundSaid, TalkOutput, TextSaid
-from antiphon.events.duplex import Listened
-from antiphon.events.transcription import AudioAppended, AudioCommitted, Output
+from antiphon.events.conversation import (
+    ContentPartDone,
+    ContentPosition,
+    ConversationEvent,
+    ResponseAudioDelta,
+    ResponseCreated,
+    ResponseDone,
+    ResponseTextDelta,
+)
+from antiphon.events.duplex import ListenStepTaken
+from antiphon.events.transcription import AppendAudio, CommitAudio, TranscriptionEvent
 from antiphon.protocols.bridges.base import OUT_HZ, Bridge
 from antiphon.protocols.wire import BinaryFrame, MediaFrame, frame
 
 
-class Omni(Bridge):
+class OmniBridge(Bridge):
     """One connection; sound that comes before `session.config` opens a default session."""
 
     dialect = "omni"
@@ -33,7 +41,7 @@ class Omni(Bridge):
         if not self._begun:
             self._begin("")
         if data:
-            self._inputs.append(AudioAppended(from_pcm16(data)))
+            self._inputs.append(AppendAudio(from_pcm16(data)))
 
     def _event(self, kind: str, event: dict[str, Any]) -> None:
         match kind:
@@ -44,22 +52,22 @@ class Omni(Bridge):
                 self._begin(given.get("instructions", ""), given.get("voice"), given.get("language"))
             case "input.done":
                 self._need_session()
-                self._inputs.append(AudioCommitted())
+                self._inputs.append(CommitAudio())
             case _:
                 raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
 
-    def told(self, output: Output | TalkOutput) -> None:
+    def told(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """See Bridge."""
         match output:
             case ResponseCreated():
                 self._text, self._sounding = "", False
                 self._say(type="turn.start")
-            case TextSaid(at, text):
+            case ResponseTextDelta(at, text):
                 self._text += text
                 self._media(at, frame(type="transcript.delta", delta=text))
-            case SoundSaid(at, pcm, rate_hz):
+            case ResponseAudioDelta(at, pcm, rate_hz):
                 self._sound(at, to_pcm16(self._at_out_hz(at.item_id, pcm, rate_hz)))
-            case PartDone(at):
+            case ContentPartDone(at):
                 self._sound(at, to_pcm16(self._rest(at.item_id)))
             case ResponseDone(response):
                 if self._sounding:
@@ -69,12 +77,12 @@ class Omni(Bridge):
                     {"prompt_tokens": used.prompt_tokens, "completion_tokens": used.completion_tokens} if used else None
                 )
                 self._say(type="turn.done", text=self._text, status=response.status, usage=usage)
-            case Listened(reason) if reason != "model":
+            case ListenStepTaken(reason) if reason != "model":
                 self._say(type="turn.done", text="", status="listening", usage=None)
             case _:
                 return
 
-    def _sound(self, at: Place, data: bytes) -> None:
+    def _sound(self, at: ContentPosition, data: bytes) -> None:
         if not data:
             return
         if not self._sounding:
@@ -82,7 +90,7 @@ class Omni(Bridge):
             self._media(at, frame(type="audio.start", format="wav_chunk", sample_rate=OUT_HZ))
         self._media(at, BinaryFrame.of(wav_header(OUT_HZ, len(data)) + data))
 
-    def _media(self, at: Place, text: str) -> None:
+    def _media(self, at: ContentPosition, text: str) -> None:
         epoch = self._epochs.get(at.response_id, self.epoch)
         if epoch == self.epoch:
             made = text if isinstance(text, BinaryFrame) else MediaFrame(text, epoch)

@@ -6,9 +6,16 @@ from typing import Any
 
 from antiphon.audio import Pcm
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import PartDone, Place, ResponseDone, SoundSaid, TalkOutput, TextSaid
-from antiphon.events.duplex import BargeInAsked, FramesShown, Listened
-from antiphon.events.transcription import AudioAppended, Output, SessionEnding, TranscriptDone
+from antiphon.events.conversation import (
+    ContentPartDone,
+    ContentPosition,
+    ConversationEvent,
+    ResponseAudioDelta,
+    ResponseDone,
+    ResponseTextDelta,
+)
+from antiphon.events.duplex import AppendFrames, BargeIn, ListenStepTaken
+from antiphon.events.transcription import AppendAudio, SessionEnding, TranscriptDone, TranscriptionEvent
 from antiphon.protocols.bridges.base import Bridge, f32_base64
 from antiphon.protocols.duplex.session_fields import video_frames
 from antiphon.protocols.wire import MediaFrame, frame
@@ -16,7 +23,7 @@ from antiphon.protocols.wire import MediaFrame, frame
 SUBPROTOCOL = "map.realtime"
 
 
-class OpenbmbRealtime(Bridge):
+class OpenbmbBridge(Bridge):
     """One connection. The server speaks first: there is never a queue."""
 
     dialect = "openbmb"
@@ -41,24 +48,24 @@ class OpenbmbRealtime(Bridge):
                     raise RemoteProtocolError("bad_event", "input.append needs an input.", "input")
                 pcm = self._f32(sent.get("audio"))
                 if sent.get("video_frames") is not None:
-                    self._inputs.append(FramesShown(video_frames(sent["video_frames"])))
+                    self._inputs.append(AppendFrames(video_frames(sent["video_frames"])))
                 if sent.get("force_listen") is True:
-                    self._inputs.append(BargeInAsked("client_force_listen"))
+                    self._inputs.append(BargeIn("client_force_listen"))
                 if len(pcm):
-                    self._inputs.append(AudioAppended(pcm))
+                    self._inputs.append(AppendAudio(pcm))
             case "session.close":
                 self.closing = True
             case _:
                 raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
 
-    def told(self, output: Output | TalkOutput) -> None:
+    def told(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """See Bridge."""
         match output:
-            case TextSaid(at, text):
+            case ResponseTextDelta(at, text):
                 self._media(at, type="response.output_text.delta", text=text, kind="text", end_of_turn=False)
-            case SoundSaid(at, pcm, rate_hz):
+            case ResponseAudioDelta(at, pcm, rate_hz):
                 self._sound(at, self._at_out_hz(at.item_id, pcm, rate_hz))
-            case PartDone(at):
+            case ContentPartDone(at):
                 self._sound(at, self._rest(at.item_id))
             case ResponseDone(response):
                 used = response.usage
@@ -68,7 +75,7 @@ class OpenbmbRealtime(Bridge):
                 self._say(type="response.listen")
             case TranscriptDone(_, text) if text.strip():
                 self._say(type="conversation.item.input_audio_transcription.completed", transcript=text)
-            case Listened():
+            case ListenStepTaken():
                 self._say(type="response.listen")
             case SessionEnding():
                 self.closed()
@@ -79,11 +86,11 @@ class OpenbmbRealtime(Bridge):
         """See Bridge."""
         self._say(type="session.closed", reason="closed", session_id=self.id)
 
-    def _sound(self, at: Place, pcm: Pcm) -> None:
+    def _sound(self, at: ContentPosition, pcm: Pcm) -> None:
         if len(pcm):
             self._media(at, type="response.output_audio.delta", audio=f32_base64(pcm))
 
-    def _media(self, at: Place, **fields: Any) -> None:
+    def _media(self, at: ContentPosition, **fields: Any) -> None:
         epoch = self._epochs.get(at.response_id, self.epoch)
         if epoch == self.epoch:
             self._frames.append(MediaFrame(frame(**fields), epoch))

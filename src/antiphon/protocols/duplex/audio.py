@@ -28,7 +28,7 @@ class _Said:
     resampler: Resampler | None = None
 
 
-class AnswerSounds:
+class ResponseAudioTexts:
     """By item."""
 
     def __init__(self) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import TalkInput, TalkOutput
-from antiphon.events.transcription import Input, Output, SessionEnding
+from antiphon.events.conversation import ConversationCommand, ConversationEvent
+from antiphon.events.transcription import SessionEnding, TranscriptionCommand, TranscriptionEvent
 from antiphon.protocols.duplex.dialect import DuplexDialect
 from antiphon.protocols.duplex.session_fields import ALIASES
-from antiphon.protocols.model_names import Models
+from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import control, replaced_frame, resumed_frame
 from antiphon.protocols.wire import NewId
@@ -27,8 +27,8 @@ class DuplexConnection:
     def __init__(
         self,
         opening: Opening,
-        models: Models,
-        partners: Models | None,
+        models: ModelNames,
+        partners: ModelNames | None,
         voices: tuple[str, ...],
         *,
         new_id: NewId,
@@ -124,7 +124,7 @@ class DuplexConnection:
                 return
         self._dialect.receive(data)
 
-    def send(self, output: Output | TalkOutput) -> None:
+    def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """Queue the frames of an output."""
         self._dialect.send(output)
 
@@ -144,7 +144,7 @@ class DuplexConnection:
         """The client's close was carried out."""
         self._dialect.closed()
 
-    def inputs(self) -> list[Input | TalkInput]:
+    def inputs(self) -> list[TranscriptionCommand | ConversationCommand]:
         """Take the inputs so far."""
         return self._dialect.inputs()
 

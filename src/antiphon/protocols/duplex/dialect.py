@@ -17,37 +17,43 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import Resampler
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
+    CancelResponse,
+    ConfigureConversation,
+    ContentPart,
+    ContentPartDone,
+    ContentPosition,
+    ConversationEvent,
+    CreateItem,
+    CreateResponse,
     Item,
-    ItemCreated,
-    Part,
-    PartDone,
-    Place,
-    ResponseAsked,
+    ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
-    ResponseStopped,
-    SoundSaid,
-    TalkConfigured,
-    TalkOutput,
-    TextSaid,
+    ResponseTextDelta,
 )
 from antiphon.events.duplex import (
-    BargeInAsked,
+    AppendFrames,
+    BargeIn,
+    CancelInput,
     EpochRaised,
-    FramesShown,
-    InputCancelled,
-    ListenAsked,
-    Listened,
-    OverlapShown,
-    PlaybackAcked,
-    PlaybackKnown,
-    Spoke,
-    TurnChanged,
-    TurnSignalled,
-    Unanswered,
+    ListenStepTaken,
+    OverlapReported,
+    PlaybackAcknowledged,
+    SignalTurn,
+    SkipResponse,
+    SpeakStepTaken,
+    TurnStateChanged,
 )
-from antiphon.events.transcription import AudioAppended, AudioCleared, AudioCommitted, Output, ServerVad, SessionEnding
-from antiphon.protocols.duplex.audio import AnswerSounds, decoder
+from antiphon.events.transcription import (
+    AppendAudio,
+    ClearAudio,
+    CommitAudio,
+    ServerVad,
+    SessionEnding,
+    TranscriptionEvent,
+)
+from antiphon.protocols.duplex.audio import ResponseAudioTexts, decoder
+from antiphon.protocols.duplex.commands import DROP_ACTIONS, acknowledgement, overlap_action, overlap_command
 from antiphon.protocols.duplex.session_fields import (
     ALIASES,
     CODES,
@@ -64,19 +70,15 @@ from antiphon.protocols.duplex.session_fields import (
     video_frames,
 )
 from antiphon.protocols.fields import require, typed
-from antiphon.protocols.openai.conversation import EVENTS, OpenAIRealtime
+from antiphon.protocols.openai.conversation import EVENTS, OpenAIConversation
 from antiphon.protocols.openai.items import at as where
 from antiphon.protocols.openai.items import session_field
 from antiphon.protocols.wire import MediaFrame, decode_base64, frame
-from antiphon.turns.backchannel import is_backchannel
 from antiphon.turns.eagerness import COMPLETE_MS, EAGERNESS_MS
-
-_INTERRUPTS, _LISTENS = ("barge_in", "interrupt", "cancel"), ("listen", "continue", "continue_output", "ack")
-_DROPS = ("drop", "ignore", "silence")
 
 
 @dataclass(slots=True)
-class DuplexDialect(OpenAIRealtime):
+class DuplexDialect(OpenAIConversation):
     """One connection. `own`: the session's fields that a conversation does not have. `resume_token`: what resumes it, if anything does.
     `unit_ms`: see Models.
     """
@@ -88,7 +90,7 @@ class DuplexDialect(OpenAIRealtime):
     # Why the client wants to leave, once it has said so.
     closing: str | None = None
     _bytes: int = 2
-    _sounds: AnswerSounds = field(default_factory=AnswerSounds)
+    _sounds: ResponseAudioTexts = field(default_factory=ResponseAudioTexts)
     # An answer is made, or sounds.
     _answers: bool = False
     _epochs: dict[str, int] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class DuplexDialect(OpenAIRealtime):
 
     def begin(self, model: str) -> None:
         """Set the defaults for the model the URL named (as the client spells it)."""
-        OpenAIRealtime.begin(self, model)
+        OpenAIConversation.begin(self, model)
         self.audio = self.audio | {"turn_detection": None}
         self.fields["output"] = self.fields["output"] | {"format": {"type": "pcm16", "rate": 24000}}
         self._set_sound({"type": "pcm16", "rate": SAMPLE_RATE_HZ})
@@ -159,7 +161,7 @@ class DuplexDialect(OpenAIRealtime):
 
     def configured(self) -> Any:
         """The configuration in force."""
-        config = OpenAIRealtime.configured(self).config
+        config = OpenAIConversation.configured(self).config
         own, vad = self.own, self.audio["turn_detection"] or {}
         listening = config.listening
         if not vad:
@@ -169,7 +171,7 @@ class DuplexDialect(OpenAIRealtime):
         ends = vad.get("interrupt_response") is not False and policy != "listen_only"
         # A partner that takes turns by itself hears who speaks over it.
         ends = ends and bool(vad or not self.unit_ms)
-        return TalkConfigured(
+        return ConfigureConversation(
             replace(
                 config,
                 listening=replace(listening, partials=True),
@@ -192,12 +194,12 @@ class DuplexDialect(OpenAIRealtime):
         return float(self.own["idle_timeout_s"])
 
     def snapshot(self) -> dict[str, Any]:
-        """See OpenAIRealtime."""
-        return OpenAIRealtime.snapshot(self) | {"own": self.own | {"ref_audio": None}, "epoch": self.epoch}
+        """See OpenAIConversation."""
+        return OpenAIConversation.snapshot(self) | {"own": self.own | {"ref_audio": None}, "epoch": self.epoch}
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """See OpenAIRealtime. What an answer was saying when it ended is old."""
-        OpenAIRealtime.restore(self, kept)
+        """See OpenAIConversation. What an answer was saying when it ended is old."""
+        OpenAIConversation.restore(self, kept)
         self._set_sound(self.audio["format"])
         self.own, self.epoch = kept["own"], kept["epoch"] + 1
 
@@ -276,18 +278,20 @@ class DuplexDialect(OpenAIRealtime):
             case "push_text":
                 text = require(event, "text", str, "text")
                 self._ask(
-                    ItemCreated(Item(self.new_id("item_"), parts=[Part("input_text", text)]), None, self._event_id)
+                    CreateItem(
+                        Item(self.new_id("item_"), parts=[ContentPart("input_text", text)]), None, self._event_id
+                    )
                 )
                 if self._auto_response:
-                    self._ask(ResponseAsked(event_id=self._event_id))
+                    self._ask(CreateResponse(event_id=self._event_id))
             case "input.cancel":
                 self._resampler.flush()
-                self._ask(InputCancelled(self._event_id))
-                self._queue(AudioCleared())
+                self._ask(CancelInput(self._event_id))
+                self._queue(ClearAudio())
             case "barge_in":
-                self._ask(BargeInAsked("client_barge_in", self._event_id))
+                self._ask(BargeIn("client_barge_in", self._event_id))
             case "playback.ack":
-                self._ack(event)
+                self._ask(acknowledgement(event, self._event_id))
             case "turn.signal":
                 self._signal(event)
             case kind if kind in EVENTS:
@@ -299,7 +303,7 @@ class DuplexDialect(OpenAIRealtime):
                     raise RemoteProtocolError("missing_item_id", f"{kind} needs an item_id.", "item_id")
                 if kind == "conversation.item.truncate":
                     event = {"content_index": 0} | event
-                OpenAIRealtime._receive(self, msgspec.json.encode(event))
+                OpenAIConversation._receive(self, msgspec.json.encode(event))
             case kind:
                 raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
 
@@ -309,12 +313,12 @@ class DuplexDialect(OpenAIRealtime):
             self._flush()
             self._set_sound(form)
         if event.get("video_frames") is not None:
-            self._ask(FramesShown(video_frames(event["video_frames"])))
+            self._ask(AppendFrames(video_frames(event["video_frames"])))
         pcm = self._resampler.feed(self._decoded(require(event, "audio", str, "audio"), "audio"))
         if self._overlap(event):
             pcm = np.zeros_like(pcm)
         if len(pcm):
-            self._queue(AudioAppended(pcm))
+            self._queue(AppendAudio(pcm))
 
     def _decoded(self, text: str, param: str) -> Pcm:
         try:
@@ -333,42 +337,25 @@ class DuplexDialect(OpenAIRealtime):
         return pcm
 
     def _overlap(self, event: dict[str, Any]) -> bool:
-        """What the client says of sound over an answer; True: the sound is to be dropped. The first that matches."""
-        action = event.get("overlap_action", event.get("overlap"))
-        action = action.strip().lower() if isinstance(action, str) else None
-        if action in _INTERRUPTS:
-            self._ask(BargeInAsked("client_overlap_action", self._event_id))
-        elif action in _LISTENS:
-            self._ask(ListenAsked("client_overlap_action", self._event_id))
-        elif action in _DROPS and self._answers:
+        """Pass on what the client says about audio over a response. True: the audio is to be dropped."""
+        if overlap_action(event) in DROP_ACTIONS and self._answers:
             self._decided("drop", "client_overlap_action")
             return True
-        elif event.get("force_barge_in") is True:
-            self._ask(BargeInAsked("client_force_barge_in", self._event_id))
-        elif event.get("force_listen") is True:
-            self._ask(ListenAsked("client_force_listen", self._event_id))
-        elif event.get("is_speech") is False and self._answers:
-            return True
-        elif isinstance(event.get("transcript"), str) and event["transcript"] and is_backchannel(event["transcript"]):
-            self._ask(ListenAsked("short_ack_transcript", self._event_id))
-        return False
+        silent = event.get("is_speech") is False and self._answers
+        if command := overlap_command(event, self._event_id, silent=silent):
+            self._ask(command)
+            return False
+        return silent
 
     def _commit(self, event: dict[str, Any], default: bool | None) -> None:
         self._flush()
         final = event.get("final") is not False
         answer = event.get("response_create", event.get("create_response", default))
         if final and answer is False and self._auto_response:
-            self._ask(Unanswered(self._event_id))
-        self._queue(AudioCommitted(final))
+            self._ask(SkipResponse(self._event_id))
+        self._queue(CommitAudio(final))
         if final and answer is True and not self._auto_response:
-            self._ask(ResponseAsked(event_id=self._event_id))
-
-    def _ack(self, event: dict[str, Any]) -> None:
-        played = _milliseconds(require(event, "played_ms", (int, float), "played_ms"), "played_ms")
-        committed = event.get("committed_ms")
-        response_id, item_id = (typed(event.get(k), (str, type(None)), k) or None for k in ("response_id", "item_id"))
-        heard = played if committed is None else _milliseconds(committed, "committed_ms")
-        self._ask(PlaybackAcked(played, heard, response_id, item_id, self._event_id))
+            self._ask(CreateResponse(event_id=self._event_id))
 
     def _signal(self, event: dict[str, Any]) -> None:
         name = require(event, "event", str, "event")
@@ -380,32 +367,32 @@ class DuplexDialect(OpenAIRealtime):
                 self.event(payload | {"type": name})
             case "response.cancel":
                 wanted = payload.get("response_id", event.get("response_id"))
-                self._ask(ResponseStopped(typed(wanted, (str, type(None)), "response_id"), self._event_id))
+                self._ask(CancelResponse(typed(wanted, (str, type(None)), "response_id"), self._event_id))
             case _:
-                self._ask(TurnSignalled(name, payload, self._event_id))
+                self._ask(SignalTurn(name, payload, self._event_id))
 
     # --- to the client ----------------------------------------------------------------------------------------------------
 
-    def send(self, output: Output | TalkOutput) -> None:
+    def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """Queue the frames of an output."""
         here = {"session_id": self.session_id, "epoch": self.epoch}
         match output:
             case EpochRaised(epoch):
                 self.epoch = epoch
-            case TurnChanged(event, state, payload):
+            case TurnStateChanged(event, state, payload):
                 self._answers = state in ("assistant_generating", "assistant_playing")
                 more = {"payload": payload} if payload else {}
                 self._tell("turn.event", **here, event=event, turn_state=state, **more)
-            case OverlapShown(policy, action, reason, facts):
+            case OverlapReported(policy, action, reason, facts):
                 self._tell(
                     "overlap.decision", **here, policy=policy, action=action, reason=reason, metadata=dict(facts)
                 )
-            case Spoke(response_id):
+            case SpeakStepTaken(response_id):
                 self._tell("response.speak", **here, response_id=response_id, metadata={})
-            case Listened(reason):
+            case ListenStepTaken(reason):
                 shown = {"object": "realtime.response", "status": "listening", "metadata": {"reason": reason}}
                 self._tell("response.listen", **here, response=shown)
-            case PlaybackKnown(response_id, item_id, played_ms, committed_ms, cursors, kept):
+            case PlaybackAcknowledged(response_id, item_id, played_ms, committed_ms, cursors, kept):
                 known = here | {"type": "playback.acknowledged", "response_id": response_id, "item_id": item_id}
                 known |= {"played_ms": played_ms, "committed_ms": committed_ms, "playback": asdict(cursors)}
                 self._tell("playback.acknowledged", event=known | {"history_committed": kept})
@@ -419,32 +406,34 @@ class DuplexDialect(OpenAIRealtime):
                 for item in response.output:
                     self._sounds.forget(item.id)
                 self._tell("response.done", response_id=response.id, response=self._shown(response))
-            case TextSaid(at, text, spoken):
+            case ResponseTextDelta(at, text, spoken):
                 name = "output_audio_transcript" if spoken else "output_text"
                 self._sounds.text(at.item_id, text)
                 self._tell_media(at, f"response.{name}.delta", delta=text)
-            case SoundSaid(at, pcm, rate_hz, words):
+            case ResponseAudioDelta(at, pcm, rate_hz, words):
                 self._spoken = True
                 form = self.fields["output"]["format"]
                 if delta := self._sounds.sound(at.item_id, pcm, rate_hz, words, form):
                     self._tell_media(at, "response.output_audio.delta", **delta)
-            case PartDone(at, part):
+            case ContentPartDone(at, part):
                 if part.kind == "output_audio":
                     delta = self._sounds.end(at.item_id, self.fields["output"]["format"])
                     self._tell_media(at, "response.output_audio.delta", **delta)
-                OpenAIRealtime._part_done(self, at, part)
+                OpenAIConversation._part_done(self, at, part)
             case SessionEnding(code, message):
-                OpenAIRealtime.send(self, output)
+                OpenAIConversation.send(self, output)
                 kind = "session.expired" if code in ("session_expired", "idle_timeout") else "session.closed"
                 self._tell(kind, session_id=self.session_id, reason=CODES.get(code, code), message=message)
             case _:
-                OpenAIRealtime.send(self, output)
+                OpenAIConversation.send(self, output)
 
     def closed(self) -> None:
         """The client's close was carried out."""
         self._tell("session.closed", session_id=self.session_id, reason=self.closing or "closed")
 
-    def _tell_media(self, at: Place, kind: str, *, metadata: Mapping[str, Any] | None = None, **fields: Any) -> None:
+    def _tell_media(
+        self, at: ContentPosition, kind: str, *, metadata: Mapping[str, Any] | None = None, **fields: Any
+    ) -> None:
         """A frame that is worth nothing once its epoch has passed."""
         epoch = self._epochs.get(at.response_id, self.epoch)
         if epoch < self.epoch:
@@ -486,10 +475,3 @@ class DuplexDialect(OpenAIRealtime):
         """A frame over the server's limit came: the connection ends after this."""
         self._event_id = None
         self._error("event_too_large", f"The event is larger than {most} bytes.")
-
-
-def _milliseconds(value: Any, param: str) -> int:
-    typed(value, (int, float), param)
-    if not 0 <= value < 1e9:
-        raise RemoteProtocolError("bad_event", f"'{param}' is a number of milliseconds from 0 on.", param)
-    return int(value)

@@ -7,7 +7,7 @@ from binascii import Error as NoBase64
 from typing import Any
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.duplex import Duplex
+from antiphon.events.duplex import DuplexConfig
 from antiphon.protocols.fields import number, sound_file, typed
 
 Form = dict[str, Any]
@@ -118,10 +118,10 @@ def own_update(session: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def overlap_of(own: dict[str, Any]) -> Duplex:
+def overlap_of(own: dict[str, Any]) -> DuplexConfig:
     """What of these fields the conversation goes by."""
     first = own["extra_body"].get("force_listen_count")
-    return Duplex(
+    return DuplexConfig(
         own["overlap_policy"],
         int(own["overlap_short_ack_ms"]),
         int(own["overlap_barge_in_ms"]),

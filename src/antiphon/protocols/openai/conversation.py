@@ -16,50 +16,50 @@ from antiphon.audio.g711 import to_alaw, to_ulaw
 from antiphon.audio.pcm import Resampler, to_pcm16
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
+    ArgumentsDelta,
     ArgumentsDone,
-    ArgumentsSaid,
+    CancelResponse,
+    ClearOutputAudio,
+    CommandRejected,
+    ConfigureConversation,
+    ContentPart,
+    ContentPartAdded,
+    ContentPartDone,
+    ContentPosition,
+    ConversationCommand,
+    ConversationConfig,
+    ConversationEvent,
+    CreateItem,
+    DeleteItem,
+    IdleTimedOut,
     ItemAdded,
-    ItemAsked,
-    ItemCreated,
-    ItemCut,
     ItemDeleted,
     ItemDone,
-    ItemDropped,
-    ItemShown,
+    ItemRetrieved,
     ItemTruncated,
-    NobodySpoke,
     OutputItemAdded,
     OutputItemDone,
-    Part,
-    PartAdded,
-    PartDone,
-    Place,
     PlaybackCleared,
     PlaybackStarted,
     PlaybackStopped,
-    Rejected,
     Response,
+    ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
-    ResponseStopped,
-    SilenceAsked,
-    SoundSaid,
-    TalkConfig,
-    TalkConfigured,
-    TalkInput,
-    TalkOutput,
-    TextSaid,
-    TurnNamed,
-    UserTurn,
+    ResponseTextDelta,
+    RetrieveItem,
+    TruncateItem,
+    UserTurnCommitted,
+    UserTurnStarted,
 )
 from antiphon.events.transcription import (
-    AudioCleared,
-    AudioCommitted,
-    Output,
-    OverlapBegan,
+    ClearAudio,
+    CommitAudio,
     OverlapDecided,
+    OverlapStarted,
     ServerVad,
     TranscriptionConfig,
+    TranscriptionEvent,
     TurnCommitted,
 )
 from antiphon.protocols.fields import known, number, require, typed
@@ -107,7 +107,7 @@ _BETA_SILENT = frozenset(("conversation.item.done",))
 
 
 @dataclass(slots=True)
-class OpenAIRealtime(OpenAITranscription):
+class OpenAIConversation(OpenAITranscription):
     """One connection. `voices`: those loaded, the first is the default; empty: answers are text only."""
 
     voices: tuple[str, ...] = ()
@@ -145,8 +145,8 @@ class OpenAIRealtime(OpenAITranscription):
         """The configuration in force."""
         f, vad = self.fields, self.audio["turn_detection"] or {}
         most = f["max_output_tokens"]
-        return TalkConfigured(
-            TalkConfig(
+        return ConfigureConversation(
+            ConversationConfig(
                 self._listening(),
                 instructions=f["instructions"],
                 speaks=f["output_modalities"] == ["audio"],
@@ -225,28 +225,28 @@ class OpenAIRealtime(OpenAITranscription):
                 self._append(require(event, "audio", str, "audio"))
             case "input_audio_buffer.commit":
                 self._flush()
-                self._queue(AudioCommitted())
+                self._queue(CommitAudio())
             case "input_audio_buffer.clear":
                 self._resampler.flush()
-                self._queue(AudioCleared())
+                self._queue(ClearAudio())
             case "conversation.item.create":
                 after = typed(event.get("previous_item_id"), (str, type(None)), "previous_item_id")
                 self._ask(
-                    ItemCreated(
+                    CreateItem(
                         item_from(require(event, "item", dict, "item"), "item", self.new_id, self._whole),
                         after,
                         self._event_id,
                     )
                 )
             case "conversation.item.retrieve":
-                self._ask(ItemAsked(require(event, "item_id", str, "item_id"), self._event_id))
+                self._ask(RetrieveItem(require(event, "item_id", str, "item_id"), self._event_id))
             case "conversation.item.delete":
-                self._ask(ItemDropped(require(event, "item_id", str, "item_id"), self._event_id))
+                self._ask(DeleteItem(require(event, "item_id", str, "item_id"), self._event_id))
             case "conversation.item.truncate":
                 index = require(event, "content_index", int, "content_index")
                 end_ms = require(event, "audio_end_ms", int, "audio_end_ms")
                 number(end_ms, "audio_end_ms", 0, 2**31)
-                self._ask(ItemCut(require(event, "item_id", str, "item_id"), index, end_ms, self._event_id))
+                self._ask(TruncateItem(require(event, "item_id", str, "item_id"), index, end_ms, self._event_id))
             case "response.create":
                 self._ask(
                     response_from(
@@ -258,17 +258,17 @@ class OpenAIRealtime(OpenAITranscription):
                     )
                 )
             case "output_audio_buffer.clear" if self.plays:
-                self._ask(SilenceAsked(self._event_id))
+                self._ask(ClearOutputAudio(self._event_id))
             case "response.cancel":
                 wanted = typed(event.get("response_id"), (str, type(None)), "response_id")
-                self._ask(ResponseStopped(wanted, self._event_id))
+                self._ask(CancelResponse(wanted, self._event_id))
             case kind:
                 supported = ", ".join(f"'{e}'" for e in EVENTS)
                 raise RemoteProtocolError(
                     "invalid_value", f"Invalid value: '{kind}'. Supported values are: {supported}.", "type"
                 )
 
-    def _ask(self, item: TalkInput) -> None:
+    def _ask(self, item: ConversationCommand) -> None:
         self._queue(item)
 
     def _update(self, session: dict[str, Any], *, old: bool = False) -> None:
@@ -362,21 +362,21 @@ class OpenAIRealtime(OpenAITranscription):
 
     # --- to the client ----------------------------------------------------------------------------------------------------
 
-    def send(self, output: Output | TalkOutput) -> None:
+    def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """Queue the frames of an output."""
         match output:
-            case OverlapBegan() | OverlapDecided():
+            case OverlapStarted() | OverlapDecided():
                 return
             case TurnCommitted():
-                # Its item comes with UserTurn.
+                # Its item comes with UserTurnCommitted.
                 return
-            case TurnNamed(turn, item_id):
+            case UserTurnStarted(turn, item_id):
                 self._items[turn] = item_id
-            case UserTurn(_, item, previous):
+            case UserTurnCommitted(_, item, previous):
                 self._tell("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous)
                 self._tell("conversation.item.added", item=item_shown(item, beta=self.beta), previous_item_id=previous)
                 self._tell("conversation.item.done", item=item_shown(item, beta=self.beta), previous_item_id=previous)
-            case Rejected(code, message, param, event_id):
+            case CommandRejected(code, message, param, event_id):
                 self._event_id = event_id
                 self._error(code, message, param)
                 self._event_id = None
@@ -384,7 +384,7 @@ class OpenAIRealtime(OpenAITranscription):
                 self._tell("conversation.item.added", item=item_shown(item, beta=self.beta), previous_item_id=previous)
             case ItemDone(item, previous):
                 self._tell("conversation.item.done", item=item_shown(item, beta=self.beta), previous_item_id=previous)
-            case ItemShown(item):
+            case ItemRetrieved(item):
                 self._tell("conversation.item.retrieved", item=item_shown(item, beta=self.beta))
             case ItemDeleted(item_id):
                 self._tell("conversation.item.deleted", item_id=item_id)
@@ -409,12 +409,12 @@ class OpenAIRealtime(OpenAITranscription):
                     output_index=index,
                     item=item_shown(item, beta=self.beta),
                 )
-            case PartAdded(at, part):
+            case ContentPartAdded(at, part):
                 self._tell("response.content_part.added", **where(at), part=part_shown(part))
-            case TextSaid(at, text, spoken):
+            case ResponseTextDelta(at, text, spoken):
                 name = "output_audio_transcript" if spoken else "output_text"
                 self._tell(f"response.{name}.delta", **where(at), delta=text)
-            case SoundSaid() if self.plays:
+            case ResponseAudioDelta() if self.plays:
                 self._spoken = True
             case PlaybackStarted(response_id):
                 self._tell("output_audio_buffer.started", response_id=response_id)
@@ -422,19 +422,19 @@ class OpenAIRealtime(OpenAITranscription):
                 self._tell("output_audio_buffer.stopped", response_id=response_id)
             case PlaybackCleared(response_id):
                 self._tell("output_audio_buffer.cleared", response_id=response_id)
-            case NobodySpoke(item_id, start_ms, end_ms):
+            case IdleTimedOut(item_id, start_ms, end_ms):
                 self._tell(
                     "input_audio_buffer.timeout_triggered",
                     audio_start_ms=start_ms,
                     audio_end_ms=end_ms,
                     item_id=item_id,
                 )
-            case SoundSaid(at, pcm, rate_hz):
+            case ResponseAudioDelta(at, pcm, rate_hz):
                 self._spoken = True
                 self._sound_said(at, self._encoded(at, pcm, rate_hz))
-            case PartDone(at, part):
+            case ContentPartDone(at, part):
                 self._part_done(at, part)
-            case ArgumentsSaid(at, call_id, text):
+            case ArgumentsDelta(at, call_id, text):
                 self._tell(
                     "response.function_call_arguments.delta", **where(at, content=False), call_id=call_id, delta=text
                 )
@@ -450,7 +450,7 @@ class OpenAIRealtime(OpenAITranscription):
                 # What has no frame there is ours to be told of.
                 OpenAITranscription.send(self, output)  # type: ignore[arg-type]
 
-    def _part_done(self, at: Place, part: Part) -> None:
+    def _part_done(self, at: ContentPosition, part: ContentPart) -> None:
         if part.kind == "output_audio":
             if resampler := self._out.pop(at.item_id, None):
                 self._sound_said(at, self._coded(resampler.flush()))
@@ -460,11 +460,11 @@ class OpenAIRealtime(OpenAITranscription):
             self._tell("response.output_text.done", **where(at), text=part.text)
         self._tell("response.content_part.done", **where(at), part=part_shown(part))
 
-    def _sound_said(self, at: Place, data: bytes) -> None:
+    def _sound_said(self, at: ContentPosition, data: bytes) -> None:
         if data:
             self._tell("response.output_audio.delta", **where(at), delta=b64encode(data).decode())
 
-    def _encoded(self, at: Place, pcm: Pcm, rate_hz: int) -> bytes:
+    def _encoded(self, at: ContentPosition, pcm: Pcm, rate_hz: int) -> bytes:
         if at.item_id not in self._out:
             self._out[at.item_id] = Resampler(rate_hz, self.fields["output"]["format"].get("rate", 8000))
         return self._coded(self._out[at.item_id].feed(pcm))

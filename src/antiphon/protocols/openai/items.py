@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from antiphon.audio import Pcm
-from antiphon.contracts import SoundPart
+from antiphon.contracts import AudioPart
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import Item, Part, Place, Response, ResponseAsked
+from antiphon.events.conversation import ContentPart, ContentPosition, CreateResponse, Item, Response
 from antiphon.events.tools import Tool
 from antiphon.protocols.fields import known, number, require, typed
 from antiphon.protocols.wire import NewId
@@ -52,28 +52,28 @@ def item_from(raw: dict[str, Any], where: str, new_id: NewId, decode: Decode) ->
             )
 
 
-def _part_from(raw: Any, role: str, where: str, decode: Decode) -> Part:
+def _part_from(raw: Any, role: str, where: str, decode: Decode) -> ContentPart:
     part = typed(raw, dict, where)
     kind = require(part, "type", str, f"{where}.type")
     match role, kind:
         case ("system" | "user", "input_text"):
-            return Part("input_text", require(part, "text", str, f"{where}.text"))
+            return ContentPart("input_text", require(part, "text", str, f"{where}.text"))
         case ("assistant", "output_text" | "text"):
-            return Part("output_text", require(part, "text", str, f"{where}.text"))
+            return ContentPart("output_text", require(part, "text", str, f"{where}.text"))
         case ("assistant", "output_audio" | "audio"):
-            return Part("output_audio", part.get("transcript") or "")
+            return ContentPart("output_audio", part.get("transcript") or "")
         case ("user", "input_audio"):
             transcript = typed(part.get("transcript"), (str, type(None)), f"{where}.transcript") or ""
             audio = typed(part.get("audio"), (str, type(None)), f"{where}.audio")
-            sound = SoundPart(decode(audio, f"{where}.audio")) if audio else None
-            return Part("input_audio", transcript, media=sound)
+            sound = AudioPart(decode(audio, f"{where}.audio")) if audio else None
+            return ContentPart("input_audio", transcript, media=sound)
         case ("user", "input_image"):
             image = require(part, "image_url", str, f"{where}.image_url")
             if not image.startswith("data:image/") or ";base64," not in image[:64]:
                 raise RemoteProtocolError(
                     "invalid_value", "An image is given as data:image/<type>;base64,<data>.", f"{where}.image_url"
                 )
-            return Part("input_image", image=image)
+            return ContentPart("input_image", image=image)
         case _:
             raise RemoteProtocolError(
                 "unsupported_content_type",
@@ -88,7 +88,7 @@ def response_from(
     voice_of: Callable[[Any], str | None],
     decode: Decode,
     event_id: str | None,
-) -> ResponseAsked:
+) -> CreateResponse:
     """What a `response.create` asks. Raises RemoteProtocolError."""
     known(
         raw,
@@ -116,7 +116,7 @@ def response_from(
         typed(raw.get("audio") or {}, dict, "response.audio").get("output") or {}, dict, "response.audio.output"
     )
     voice = output.get("voice") or raw.get("voice")
-    return ResponseAsked(
+    return CreateResponse(
         instructions=typed(raw.get("instructions"), (str, type(None)), "response.instructions"),
         speaks=speaks,
         voice=voice_of(voice) if voice else None,
@@ -208,7 +208,7 @@ def item_shown(item: Item, *, beta: bool) -> dict[str, Any]:
             return head | {"type": "function_call_output", "call_id": item.call_id, "output": item.output}
 
 
-def at(place: Place, *, content: bool = True) -> dict[str, Any]:
+def at(place: ContentPosition, *, content: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {
         "response_id": place.response_id,
         "item_id": place.item_id,
@@ -217,7 +217,7 @@ def at(place: Place, *, content: bool = True) -> dict[str, Any]:
     return found | {"content_index": place.content_index} if content else found
 
 
-def part_shown(part: Part) -> dict[str, Any]:
+def part_shown(part: ContentPart) -> dict[str, Any]:
     return (
         {"type": "audio", "transcript": part.text}
         if part.kind == "output_audio"
@@ -225,7 +225,7 @@ def part_shown(part: Part) -> dict[str, Any]:
     )
 
 
-def _content(part: Part, *, beta: bool) -> dict[str, Any]:
+def _content(part: ContentPart, *, beta: bool) -> dict[str, Any]:
     match part.kind:
         case "input_text":
             return {"type": "input_text", "text": part.text}

@@ -19,12 +19,11 @@ from antiphon.audio.g711 import from_alaw, from_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
 from antiphon.events.transcription import (
-    AudioAppended,
-    AudioCleared,
-    AudioCommitted,
+    AppendAudio,
+    ClearAudio,
+    CommitAudio,
     CommitRefused,
-    Configured,
-    Output,
+    ConfigureTranscription,
     ServerVad,
     SessionEnding,
     SpeechStarted,
@@ -33,6 +32,7 @@ from antiphon.events.transcription import (
     TranscriptDone,
     TranscriptFailed,
     TranscriptionConfig,
+    TranscriptionEvent,
     TurnCleared,
     TurnCommitted,
 )
@@ -110,9 +110,9 @@ class OpenAITranscription(Dialect):
         self.frames()
         self.inputs()
 
-    def configured(self) -> Configured:
+    def configured(self) -> ConfigureTranscription:
         """The configuration in force."""
-        return Configured(self._config(self.audio))
+        return ConfigureTranscription(self._config(self.audio))
 
     def session(self) -> dict[str, Any]:
         """The whole session, in the shape of the names in use."""
@@ -161,10 +161,10 @@ class OpenAITranscription(Dialect):
                 self._append(require(event, "audio", str, "audio"))
             case "input_audio_buffer.commit":
                 self._flush()
-                self._queue(AudioCommitted())
+                self._queue(CommitAudio())
             case "input_audio_buffer.clear":
                 self._resampler.flush()
-                self._queue(AudioCleared())
+                self._queue(ClearAudio())
             case kind:
                 supported = ", ".join(f"'{e}'" for e in EVENTS)
                 raise RemoteProtocolError(
@@ -200,7 +200,7 @@ class OpenAITranscription(Dialect):
 
     def _sound(self, pcm: Pcm) -> None:
         if len(pcm):
-            self._queue(AudioAppended(pcm))
+            self._queue(AppendAudio(pcm))
 
     def _update(self, session: dict[str, Any], *, old: bool) -> None:
         """Check the whole update first; a wrong field refuses all of it."""
@@ -219,7 +219,7 @@ class OpenAITranscription(Dialect):
         self.audio, self.beta = audio, beta
         if include is not None:
             self.include = include
-        self._queue(Configured(config))
+        self._queue(ConfigureTranscription(config))
         name = "transcription_session.updated" if beta else "session.updated"
         self._tell(name, session=self.session())
 
@@ -342,7 +342,7 @@ class OpenAITranscription(Dialect):
 
     # --- to the client ---------------------------------------------------------------------------------------------
 
-    def send(self, output: Output) -> None:
+    def send(self, output: TranscriptionEvent) -> None:
         """Queue the frames of an output."""
         match output:
             case SpeechStarted(turn, at_ms):

@@ -11,12 +11,21 @@ from typing import Any
 
 import msgspec
 
-from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, Role, TextDelta, ToolCallDelta, ToolCallStarted
+from antiphon.contracts import (
+    Message,
+    MessageRole,
+    Reply,
+    ReplyDone,
+    ReplyOptions,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+)
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import Tool, ToolCall
 
 MAX_STOPS = 16
-ROLES: Mapping[str, Role] = {
+ROLES: Mapping[str, MessageRole] = {
     "system": "system",
     "developer": "system",
     "user": "user",
@@ -232,7 +241,7 @@ def _message(message: _Message, index: int) -> Message:
 
 
 @dataclass(slots=True)
-class Answer:
+class ChatCompletion:
     """One answer on its way out: feed it every Reply. `chunks` come back where it is streamed, `body` is the whole."""
 
     id: str

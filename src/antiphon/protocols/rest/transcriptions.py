@@ -8,11 +8,11 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from antiphon.contracts import FileInfo, Segment, Task
+from antiphon.contracts import FileInfo, TranscriptionTask, TranscriptSegment
 from antiphon.errors import RemoteProtocolError
 
-Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
-FORMATS: tuple[Format, ...] = get_args(Format)
+TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
+FORMATS: tuple[TranscriptFormat, ...] = get_args(TranscriptFormat)
 GRANULARITIES = ("word", "segment")
 # Whisper's encoder makes one position of 20 ms of sound: what an audio token is counted as.
 AUDIO_TOKENS_PER_S = 50
@@ -23,7 +23,7 @@ class FileRequest:
     """The form's fields, checked. `language` None: detect."""
 
     model: str
-    format: Format = "json"
+    format: TranscriptFormat = "json"
     language: str | None = None
     prompt: str = ""
     temperature: float = 0.0
@@ -78,12 +78,14 @@ def _invalid(param: str, value: str, choices: Sequence[str]) -> RemoteProtocolEr
     return RemoteProtocolError("invalid_value", f"Invalid value: '{value}'. Supported values are: {names}.", param)
 
 
-def joined(segments: Iterable[Segment]) -> str:
+def joined(segments: Iterable[TranscriptSegment]) -> str:
     """The whole text."""
     return "".join(s.text for s in segments).strip()
 
 
-def body(request: FileRequest, task: Task, info: FileInfo, segments: Sequence[Segment]) -> tuple[str, str]:
+def body(
+    request: FileRequest, task: TranscriptionTask, info: FileInfo, segments: Sequence[TranscriptSegment]
+) -> tuple[str, str]:
     """(media type, body) of a finished transcript."""
     text = joined(segments)
     usage = {"type": "duration", "seconds": round(info.duration_s, 3)}
@@ -101,7 +103,12 @@ def body(request: FileRequest, task: Task, info: FileInfo, segments: Sequence[Se
 
 
 def _verbose(
-    request: FileRequest, task: Task, info: FileInfo, segments: Sequence[Segment], text: str, usage: dict[str, Any]
+    request: FileRequest,
+    task: TranscriptionTask,
+    info: FileInfo,
+    segments: Sequence[TranscriptSegment],
+    text: str,
+    usage: dict[str, Any],
 ) -> dict[str, Any]:
     out: dict[str, Any] = {
         "task": task,
@@ -156,7 +163,7 @@ def error_event(message: str) -> str:
     return f"data: {_json({'type': 'error', 'error': {'type': 'server_error', 'message': message}})}\n\n"
 
 
-def srt(segments: Iterable[Segment]) -> str:
+def srt(segments: Iterable[TranscriptSegment]) -> str:
     """SubRip subtitles."""
     return "".join(
         f"{n}\n{_clock(s.start_s, ',')} --> {_clock(s.end_s, ',')}\n{s.text.strip()}\n\n"
@@ -164,7 +171,7 @@ def srt(segments: Iterable[Segment]) -> str:
     )
 
 
-def vtt(segments: Iterable[Segment]) -> str:
+def vtt(segments: Iterable[TranscriptSegment]) -> str:
     """WebVTT subtitles."""
     cues = (f"{_clock(s.start_s, '.')} --> {_clock(s.end_s, '.')}\n{s.text.strip()}\n\n" for s in segments)
     return "WEBVTT\n\n" + "".join(cues)

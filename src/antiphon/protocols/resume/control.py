@@ -17,7 +17,7 @@ CONTROLS = ("session.event_ack", "session.resume")
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumeRequest:
     """What a client shows to take its session up again. `last_received`: the number of the last event it has."""
 
     session_id: str
@@ -39,13 +39,13 @@ def control(data: str | bytes) -> dict[str, Any] | None:
     return event if isinstance(event, dict) and event.get("type") in CONTROLS else None
 
 
-def resume_from(event: dict[str, Any]) -> Resume:
+def resume_from(event: dict[str, Any]) -> ResumeRequest:
     """A `session.resume`. Raises RemoteProtocolError (bad_event)."""
     try:
         last = event.get("last_received_server_event_seq", 0)
         if not isinstance(last, int) or isinstance(last, bool) or last < 0:
             raise RemoteProtocolError("bad_event", "A number of an event from 0 on.", "last_received_server_event_seq")
-        return Resume(
+        return ResumeRequest(
             require(event, "session_id", str, "session_id"), require(event, "resume_token", str, "resume_token"), last
         )
     except RemoteProtocolError as error:

@@ -10,7 +10,7 @@ from antiphon.audio import SpeechFormat
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
 from antiphon.protocols.fields import number, sound_file, typed
-from antiphon.protocols.model_names import Models
+from antiphon.protocols.model_names import ModelNames
 
 # The hosted service's voices. A client that names one, as most do that never chose, is spoken to by the default voice.
 HOSTED_VOICES = frozenset(
@@ -37,12 +37,12 @@ _CLONING = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechFacts:
+class SpeechCatalog:
     """What can be asked of the loaded synthesizer. `voices`: the first is the default. `tasks`: see SynthesizerProfile. `uploaded`: the voice of that
     name, if one was uploaded. `stand_in`: called with a hosted name that the default voice speaks for, once it is used.
     """
 
-    models: Models
+    models: ModelNames
     voices: tuple[str, ...]
     languages: tuple[str, ...]
     clones: bool
@@ -55,7 +55,7 @@ class SpeechFacts:
         return ", ".join(self.voices)
 
 
-def config(fields: dict[str, Any], facts: SpeechFacts, format: SpeechFormat) -> SpeechConfig:
+def config(fields: dict[str, Any], facts: SpeechCatalog, format: SpeechFormat) -> SpeechConfig:
     """The configuration that `fields` come to; None stands for a field that is not there. Unknown fields are ignored.
 
     Raises RemoteProtocolError: model_not_found, voice_not_found, or what is wrong with which field.
@@ -98,7 +98,7 @@ def config(fields: dict[str, Any], facts: SpeechFacts, format: SpeechFormat) -> 
     )
 
 
-def _model(name: Any, facts: SpeechFacts) -> None:
+def _model(name: Any, facts: SpeechCatalog) -> None:
     if name is None or name == "":
         return
     typed(name, str, "model")
@@ -109,7 +109,7 @@ def _model(name: Any, facts: SpeechFacts) -> None:
     facts.stand_in(name, facts.models.loaded[0])
 
 
-def _voice(fields: dict[str, Any], facts: SpeechFacts) -> str | VoiceSample | None:
+def _voice(fields: dict[str, Any], facts: SpeechCatalog) -> str | VoiceSample | None:
     given = fields.get("voice")
     asked = fields.get("speaker") if given is None else given
     if isinstance(asked, dict):
@@ -151,7 +151,7 @@ def _sample(fields: dict[str, Any]) -> VoiceSample | None:
     return VoiceSample(sound, "" if fields.get("x_vector_only_mode") else fields.get("ref_text") or "")
 
 
-def _check(fields: dict[str, Any], facts: SpeechFacts) -> None:
+def _check(fields: dict[str, Any], facts: SpeechCatalog) -> None:
     """Fields that are checked whether or not this model has a use for them."""
     for name in ("instructions", "language", "ref_audio", "ref_text"):
         typed(fields.get(name), (str, type(None)), name)

@@ -14,7 +14,7 @@ from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
 from antiphon.protocols.fields import require, typed
 from antiphon.protocols.speech import fields as speech_fields
-from antiphon.protocols.speech.fields import SpeechFacts
+from antiphon.protocols.speech.fields import SpeechCatalog
 
 MAX_INPUT_CHARS, MAX_ITEMS = 4096, 32
 MAX_FIELD_CHARS = 2000
@@ -31,12 +31,12 @@ class SpeechRequest:
     whole: bool = False
 
 
-def parse(body: bytes, facts: SpeechFacts) -> SpeechRequest:
+def parse(body: bytes, facts: SpeechCatalog) -> SpeechRequest:
     """The body of a speech request. Raises RemoteProtocolError."""
     return _request(_object(body), facts)
 
 
-def parse_batch(body: bytes, facts: SpeechFacts) -> list[SpeechRequest | RemoteProtocolError]:
+def parse_batch(body: bytes, facts: SpeechCatalog) -> list[SpeechRequest | RemoteProtocolError]:
     """The items of a batch, each with the shared defaults under its own fields; what is wrong with one is its own.
 
     Raises RemoteProtocolError for what is wrong with all.
@@ -65,7 +65,7 @@ def _object(body: bytes) -> dict[str, Any]:
     return dict(typed(fields, dict, "body"))
 
 
-def _request(fields: dict[str, Any], facts: SpeechFacts) -> SpeechRequest:
+def _request(fields: dict[str, Any], facts: SpeechCatalog) -> SpeechRequest:
     text: str = require(fields, "input", str, "input")
     if not text.strip():
         raise RemoteProtocolError("invalid_value", "Invalid value for 'input': there is nothing to say.", "input")

@@ -9,21 +9,21 @@ import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import (
-    SpeechCancelled,
+    AppendText,
+    CancelSpeech,
+    ConfigureSpeech,
+    FlushText,
+    SentenceAudio,
+    SentenceDone,
+    SentenceStarted,
+    SpeechCommand,
     SpeechConfig,
-    SpeechConfigured,
-    SpeechInput,
-    SpeechOutput,
-    TextAppended,
-    TextFlushed,
-    UnitDone,
-    UnitSound,
-    UnitStarted,
+    SpeechEvent,
     UtteranceDone,
 )
 from antiphon.events.words import Word
 from antiphon.protocols.speech import fields as speech_fields
-from antiphon.protocols.speech.fields import SpeechFacts
+from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.wire import frame
 
 MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES = 4 << 20, 128 << 10
@@ -33,15 +33,15 @@ BYTES_A_SAMPLE = 2
 _decoder = msgspec.json.Decoder()
 
 
-class SpeechStream:
+class SpeechDialect:
     """One connection's dialect. `closing` is set when the connection is to be closed after its frames."""
 
-    def __init__(self, facts: SpeechFacts) -> None:
+    def __init__(self, facts: SpeechCatalog) -> None:
         self._facts = facts
         self._config: SpeechConfig | None = None
-        self._inputs: list[SpeechInput] = []
+        self._inputs: list[SpeechCommand] = []
         self._frames: list[str | bytes] = []
-        self._unit: UnitStarted | None = None
+        self._unit: SentenceStarted | None = None
         self._chunk = 0
         self._bytes = 0
         self._started: dict[int, int] = {}
@@ -51,7 +51,7 @@ class SpeechStream:
     def configured(self) -> bool:
         return self._config is not None
 
-    def inputs(self) -> list[SpeechInput]:
+    def inputs(self) -> list[SpeechCommand]:
         """Take the inputs that frames received so far amount to."""
         taken, self._inputs = self._inputs, []
         return taken
@@ -96,11 +96,11 @@ class SpeechStream:
                 text = message.get("text", "")
                 if not isinstance(text, str):
                     raise RemoteProtocolError("invalid_type", "input.text requires a string value")
-                self._inputs.append(TextAppended(text))
+                self._inputs.append(AppendText(text))
             case "input.done":
-                self._inputs.append(TextFlushed())
+                self._inputs.append(FlushText())
             case "input.cancel":
-                self._inputs.append(SpeechCancelled())
+                self._inputs.append(CancelSpeech())
             case "session.close":
                 self.closing = True
             case _:
@@ -125,18 +125,18 @@ class SpeechStream:
                 raise
             raise RemoteProtocolError(error.code, f"Invalid session config: {error.message}") from None
         self._config = asked
-        self._inputs.append(SpeechConfigured(asked))
+        self._inputs.append(ConfigureSpeech(asked))
 
     # --- sending --------------------------------------------------------------------------------------------------------
 
-    def send(self, output: SpeechOutput) -> None:
+    def send(self, output: SpeechEvent) -> None:
         """Queue the frames of one output."""
         match output:
-            case UnitStarted():
+            case SentenceStarted():
                 self._start(output)
-            case UnitSound():
+            case SentenceAudio():
                 self._sound(output.data, output.start_s, output.end_s)
-            case UnitDone():
+            case SentenceDone():
                 self._done(output)
             case UtteranceDone(utterance, units, cancelled):
                 if cancelled and self._unit:
@@ -146,7 +146,7 @@ class SpeechStream:
                 total = sent if cancelled else units
                 self._say(type="session.done", utterance_index=utterance, total_sentences=total, **fields)
 
-    def _start(self, unit: UnitStarted) -> None:
+    def _start(self, unit: SentenceStarted) -> None:
         self._unit, self._chunk, self._bytes = unit, 0, 0
         self._started[unit.utterance] = unit.unit + 1
         fields: dict[str, Any] = {}
@@ -174,7 +174,7 @@ class SpeechStream:
         )
         self._chunk += 1
 
-    def _done(self, done: UnitDone) -> None:
+    def _done(self, done: SentenceDone) -> None:
         unit = self._unit
         assert unit
         if done.error:
@@ -186,7 +186,7 @@ class SpeechStream:
             self._sound(b"", end_s, end_s, done.words)
         self._end(unit, error=bool(done.error), skipped=done.skipped)
 
-    def _end(self, unit: UnitStarted, *, error: bool, cancelled: bool = False, skipped: str = "") -> None:
+    def _end(self, unit: SentenceStarted, *, error: bool, cancelled: bool = False, skipped: str = "") -> None:
         fields: dict[str, Any] = {"cancelled": True} if cancelled else {}
         if skipped:
             fields["skipped"] = skipped
@@ -194,7 +194,7 @@ class SpeechStream:
         self._unit = None
 
     @staticmethod
-    def _where(unit: UnitStarted, kind: str) -> dict[str, Any]:
+    def _where(unit: SentenceStarted, kind: str) -> dict[str, Any]:
         return {"type": kind, "utterance_index": unit.utterance, "sentence_index": unit.unit}
 
     def _say(self, **fields: Any) -> None:

@@ -13,21 +13,21 @@ from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.video import (
-    AnswerBegan,
+    AnswerAudioDelta,
     AnswerDone,
-    AnswerSound,
-    AnswerText,
-    Asked,
-    Finished,
-    FrameCame,
-    FrameFacts,
-    FrameTaken,
-    SoundCame,
+    AnswerStarted,
+    AnswerTextDelta,
+    AppendFrame,
+    AppendVideoAudio,
+    AskQuestion,
+    FinishVideo,
+    FrameInfo,
+    FrameReceived,
+    VideoCommand,
     VideoConfig,
-    VideoInput,
-    VideoOutput,
-    VideoOver,
-    WentWrong,
+    VideoEnded,
+    VideoEvent,
+    VideoFailed,
 )
 from antiphon.protocols.wire import frame
 
@@ -47,7 +47,7 @@ OLDER = {
 _decoder = msgspec.json.Decoder()
 
 
-class VideoStream:
+class VideoDialect:
     """One connection's dialect. `whole`: answers come in one piece of text and one of sound. `ga`: sound has its newer event names.
 
     `now_ms` tells the time, for what the client is told of when a frame came.
@@ -57,7 +57,7 @@ class VideoStream:
         self._now_ms = now_ms
         self._whole = whole
         self._audio = "response.output_audio" if ga else "response.audio"
-        self._inputs: list[VideoInput | VideoConfig] = []
+        self._inputs: list[VideoCommand | VideoConfig] = []
         self._frames: list[str] = []
         self._config: VideoConfig | None = None
         self._sound: list[bytes] = []
@@ -71,7 +71,7 @@ class VideoStream:
         """The session has begun."""
         return self._config is not None
 
-    def inputs(self) -> list[VideoInput | VideoConfig]:
+    def inputs(self) -> list[VideoCommand | VideoConfig]:
         """Take what frames received so far amount to; the configuration is the first."""
         taken, self._inputs = self._inputs, []
         return taken
@@ -131,9 +131,9 @@ class VideoStream:
                 text = message.get("text", "")
                 if message.get("audio_data"):
                     self._hear(message["audio_data"])
-                self._inputs.append(Asked(text if isinstance(text, str) else ""))
+                self._inputs.append(AskQuestion(text if isinstance(text, str) else ""))
             case "video.done":
-                self._inputs.append(Finished())
+                self._inputs.append(FinishVideo())
             case "ping":
                 self._say(type="pong")
             case kind:
@@ -152,7 +152,7 @@ class VideoStream:
         if not image.startswith((JPEG, PNG)):
             raise _wrong("Invalid image data")
         name, quality = message.get("frame_id"), message.get("quality_profile")
-        facts = FrameFacts(
+        facts = FrameInfo(
             self._now_ms(),
             name if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS else None,
             _number(message.get("pts_ms")),
@@ -160,7 +160,7 @@ class VideoStream:
             _number(message.get("capture_ts_ms")),
             quality if isinstance(quality, str) and len(quality) <= MAX_NAME_CHARS else None,
         )
-        self._inputs.append(FrameCame(image, facts))
+        self._inputs.append(AppendFrame(image, facts))
 
     def _hear(self, data: Any) -> None:
         try:
@@ -169,23 +169,23 @@ class VideoStream:
             raise _wrong("Invalid audio data") from None
         if len(sound) > MAX_SOUND_BYTES:
             raise _wrong("Audio buffer overflow")
-        self._inputs.append(SoundCame(from_pcm16(sound[: len(sound) // 2 * 2])))
+        self._inputs.append(AppendVideoAudio(from_pcm16(sound[: len(sound) // 2 * 2])))
 
     # --- to the client ----------------------------------------------------------------------------------------------------
 
-    def send(self, output: VideoOutput) -> None:
+    def send(self, output: VideoEvent) -> None:
         """Queue the frames of one output."""
         match output:
-            case FrameTaken(facts):
+            case FrameReceived(facts):
                 self._ack(output, facts)
-            case AnswerBegan(request_id, frames):
+            case AnswerStarted(request_id, frames):
                 self._sound = []
                 self._say(type="response.start")
                 self._consumed(request_id, frames)
-            case AnswerText(text):
+            case AnswerTextDelta(text):
                 if not self._whole:
                     self._say(type="response.text.delta", delta=text)
-            case AnswerSound(pcm, rate_hz):
+            case AnswerAudioDelta(pcm, rate_hz):
                 self._rate_hz = rate_hz
                 self._sound.append(to_pcm16(pcm))
                 if not self._whole:
@@ -196,15 +196,15 @@ class VideoStream:
                     self._wav()
                 if sounded:
                     self._say(type=f"{self._audio}.done")
-            case WentWrong(message, detail, answer, said):
+            case VideoFailed(message, detail, answer, said):
                 self.refuse(message, detail)
                 if answer:
                     self._say(type="response.text.done", text=said)
-            case VideoOver():
+            case VideoEnded():
                 self._say(type="session.done")
                 self.closing = True
 
-    def _ack(self, taken: FrameTaken, facts: FrameFacts) -> None:
+    def _ack(self, taken: FrameReceived, facts: FrameInfo) -> None:
         if facts.id is None:
             return
         more: dict[str, Any] = {"reason": taken.reason} if taken.reason else {}
@@ -221,7 +221,7 @@ class VideoStream:
             **more,
         )
 
-    def _consumed(self, request_id: str, frames: tuple[FrameFacts, ...]) -> None:
+    def _consumed(self, request_id: str, frames: tuple[FrameInfo, ...]) -> None:
         if all(f.id is None for f in frames):
             return
         now = self._now_ms()

@@ -6,23 +6,29 @@ from base64 import b64encode
 from typing import Any
 
 from antiphon.audio.pcm import to_pcm16
-from antiphon.events.conversation import Rejected, ResponseDone, SoundSaid, TalkOutput, TextSaid
-from antiphon.events.transcription import Output
+from antiphon.events.conversation import (
+    CommandRejected,
+    ConversationEvent,
+    ResponseAudioDelta,
+    ResponseDone,
+    ResponseTextDelta,
+)
+from antiphon.events.transcription import TranscriptionEvent
 
 
-class VllmAnswer:
+class VllmResponses:
     """The answers of one connection, one after the other."""
 
     def __init__(self) -> None:
         self._text, self._sounded = "", False
 
-    def frames(self, output: Output | TalkOutput) -> list[dict[str, Any]]:
+    def frames(self, output: TranscriptionEvent | ConversationEvent) -> list[dict[str, Any]]:
         """The frames an output is; most have none."""
         match output:
-            case TextSaid(_, text):
+            case ResponseTextDelta(_, text):
                 self._text += text
                 return [{"type": "transcription.delta", "delta": text}]
-            case SoundSaid(_, pcm, rate_hz) if len(pcm):
+            case ResponseAudioDelta(_, pcm, rate_hz) if len(pcm):
                 self._sounded = True
                 audio = b64encode(to_pcm16(pcm)).decode()
                 sound = {"audio": audio, "format": "pcm16", "sample_rate_hz": rate_hz}
@@ -43,7 +49,7 @@ class VllmAnswer:
                     {"type": "transcription.done", "text": text, "usage": usage},
                     {"type": "response.output_audio.done", "has_audio": sounded},
                 ]
-            case Rejected(code, message):
+            case CommandRejected(code, message):
                 return [{"type": "error", "error": message, "code": code}]
             case _:
                 return []

@@ -16,12 +16,11 @@ import msgspec
 
 from antiphon.audio.pcm import from_pcm16
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
-from antiphon.events.conversation import ResponseAsked, TalkConfig, TalkConfigured, TalkOutput
+from antiphon.events.conversation import ConfigureConversation, ConversationConfig, ConversationEvent, CreateResponse
 from antiphon.events.transcription import (
-    AudioAppended,
-    AudioCommitted,
-    Configured,
-    Output,
+    AppendAudio,
+    CommitAudio,
+    ConfigureTranscription,
     SessionEnding,
     SpeechStarted,
     SpeechStopped,
@@ -30,12 +29,13 @@ from antiphon.events.transcription import (
     TranscriptDone,
     TranscriptFailed,
     TranscriptionConfig,
+    TranscriptionEvent,
     TurnCleared,
     TurnCommitted,
 )
 from antiphon.protocols.fields import number
-from antiphon.protocols.model_names import Models
-from antiphon.protocols.vllm.answers import VllmAnswer
+from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.vllm.answers import VllmResponses
 from antiphon.protocols.wire import Dialect, decode_base64
 
 # (wire field, StreamTuning field, least, most, whole numbers only)
@@ -50,7 +50,7 @@ TUNING: tuple[tuple[str, str, float, float, bool], ...] = (
 EVENTS = ("session.update", "input_audio_buffer.append", "input_audio_buffer.commit")
 
 
-class _Wrong(Exception):
+class _EventError(Exception):
     """A client's event that is answered with a flat error."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -60,14 +60,14 @@ class _Wrong(Exception):
 
 
 @dataclass(slots=True)
-class VllmRealtime(Dialect):
+class VllmDialect(Dialect):
     """One connection; `session.created` has been sent by then (protocols/realtime.py)."""
 
     config: TranscriptionConfig | None = None
     # Who answers, by name, and its voices.
-    partners: Models | None = None
+    partners: ModelNames | None = None
     voices: tuple[str, ...] = ()
-    answer: VllmAnswer | None = None
+    answer: VllmResponses | None = None
     _prompt: str = ""
     _voice: str | None = None
     _most: int | None = None
@@ -77,10 +77,10 @@ class VllmRealtime(Dialect):
         """One frame from the client. Never raises: what is wrong is answered."""
         try:
             self._receive(data)
-        except _Wrong as wrong:
+        except _EventError as wrong:
             self._say(type="error", error=wrong.message, code=wrong.code)
 
-    def send(self, output: Output | TalkOutput) -> None:
+    def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """Queue the frames an output is in this dialect; several have none."""
         if self.answer and not isinstance(output, SessionEnding | TranscriptFailed):
             for fields in self.answer.frames(output):
@@ -121,9 +121,9 @@ class VllmRealtime(Dialect):
         try:
             event = msgspec.json.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise _Wrong("invalid_json", "Invalid JSON") from None
+            raise _EventError("invalid_json", "Invalid JSON") from None
         if not isinstance(event, dict):
-            raise _Wrong("invalid_event", "An event is a JSON object")
+            raise _EventError("invalid_event", "An event is a JSON object")
         match event.get("type"):
             case "session.update":
                 self._update(event)
@@ -132,68 +132,70 @@ class VllmRealtime(Dialect):
             case "input_audio_buffer.commit":
                 self._commit(event)
             case kind:
-                raise _Wrong("unknown_event", f"Unknown event type: {kind}")
+                raise _EventError("unknown_event", f"Unknown event type: {kind}")
 
     def _update(self, event: dict[str, Any]) -> None:
         name = event.get("model")
         if not isinstance(name, str) or not name:
-            raise _Wrong("invalid_event", "Missing required field: model")
+            raise _EventError("invalid_event", "Missing required field: model")
         found = self.models.exact(name)
         partner = self.partners.exact(name) if self.partners and not found and not self.partners.unit_ms else None
         if not found and not partner:
-            raise _Wrong("model_not_found", f"The model `{name}` does not exist.")
+            raise _EventError("model_not_found", f"The model `{name}` does not exist.")
         if self.config and bool(partner) != bool(self.answer):
-            raise _Wrong("invalid_event", f"The session has begun: its model cannot become `{name}`.")
+            raise _EventError("invalid_event", f"The session has begun: its model cannot become `{name}`.")
         base = self.config or TranscriptionConfig()
         language = _text(event, "language", base.language or "") or None
         if language and not self.language_check(language):
-            raise _Wrong("invalid_event", f"Unsupported language: {language}")
+            raise _EventError("invalid_event", f"Unsupported language: {language}")
         words = event.get("word_timestamps", base.words)
         if not isinstance(words, bool):
-            raise _Wrong("invalid_event", "Invalid field: word_timestamps")
+            raise _EventError("invalid_event", "Invalid field: word_timestamps")
         prompt = _text(event, "prompt", self._prompt)
         voice = _text(event, "voice", self._voice or "") or None
         tuning = _tuning(event, base.tuning)
         self._prompt, self._voice = prompt, voice
         if partner:
             # The prompt is what the model is told; whoever listens for it is told nothing.
-            self.answer = self.answer or VllmAnswer()
+            self.answer = self.answer or VllmResponses()
             self.config = TranscriptionConfig(language=language, turn=None, words=words, tuning=tuning, partials=False)
             self._most = tuning.max_tokens if event.get("realtime_max_tokens") is not None else self._most
             speaks = bool(self.voices)
-            self._queue(TalkConfigured(TalkConfig(self.config, prompt, speaks, voice, max_tokens=self._most)))
+            self._queue(
+                ConfigureConversation(ConversationConfig(self.config, prompt, speaks, voice, max_tokens=self._most))
+            )
             return
         self.config = TranscriptionConfig(
             model=found or "", language=language, prompt=prompt, turn=None, words=words, tuning=tuning
         )
-        self._queue(Configured(self.config))
+        self._queue(ConfigureTranscription(self.config))
 
     def _append(self, event: dict[str, Any]) -> None:
         self._configured()
         audio = event.get("audio")
         if not isinstance(audio, str):
-            raise _Wrong("invalid_audio", "Invalid audio data")
+            raise _EventError("invalid_audio", "Invalid audio data")
         try:
             data = decode_base64(audio)
         except ValueError:
-            raise _Wrong("invalid_audio", "Invalid audio data") from None
+            raise _EventError("invalid_audio", "Invalid audio data") from None
         if len(data) % 2 or len(data) > self.max_append_bytes:
-            raise _Wrong("invalid_audio", "Invalid audio data")
+            raise _EventError("invalid_audio", "Invalid audio data")
         if data:
-            self._queue(AudioAppended(from_pcm16(data)))
+            self._queue(AppendAudio(from_pcm16(data)))
 
     def _commit(self, event: dict[str, Any]) -> None:
         self._configured()
         final = event.get("final", False)
         if not isinstance(final, bool):
-            raise _Wrong("invalid_event", "Invalid field: final")
-        self._queue(AudioCommitted(final=final))
+            raise _EventError("invalid_event", "Invalid field: final")
+        self._queue(CommitAudio(final=final))
         if self.answer and final:
-            self._queue(ResponseAsked())
+            self._queue(CreateResponse())
 
     def _configured(self) -> None:
         if self.config is None:
-            raise _Wrong("model_not_validated", "Model not validated. Send a session.update with a model first.")
+            raise _EventError("model_not_validated", "Model not validated. Send a session.update with a model first.")
 
 
 def _text(event: dict[str, Any], key: str, unset: str) -> str:
@@ -201,7 +203,7 @@ def _text(event: dict[str, Any], key: str, unset: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise _Wrong("invalid_event", f"Invalid field: {key}")
+        raise _EventError("invalid_event", f"Invalid field: {key}")
     return value
 
 
@@ -213,8 +215,8 @@ def _tuning(event: dict[str, Any], base: StreamTuning) -> StreamTuning:
         try:
             value = number(event[key], key, low, high)
         except RemoteProtocolError as error:
-            raise _Wrong("invalid_event", error.message) from None
+            raise _EventError("invalid_event", error.message) from None
         if whole and value != int(value):
-            raise _Wrong("invalid_event", f"Invalid value for '{key}': expected a whole number.")
+            raise _EventError("invalid_event", f"Invalid value for '{key}': expected a whole number.")
         values[name] = int(value) if whole else value
     return StreamTuning(**values)

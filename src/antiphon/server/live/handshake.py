@@ -11,16 +11,16 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.resume.control import Resume, control, refused_frame, resume_from, resync_frame
+from antiphon.protocols.resume.control import ResumeRequest, control, refused_frame, resume_from, resync_frame
 from antiphon.protocols.resume.journal import JournalGap, ResumeToken
 from antiphon.protocols.wire import random_id
 from antiphon.server.auth import bearer
 from antiphon.server.live.open_wire import duplex_for
 from antiphon.server.live.persistence import owner, restored
-from antiphon.server.live.realtime import CLOSE_POLICY, CLOSE_TRY_LATER, Connection
+from antiphon.server.live.realtime import CLOSE_POLICY, CLOSE_TRY_LATER, LiveRealtime
 from antiphon.server.state import ServerState
-from antiphon.store.sessions import Kept
-from antiphon.transports.websocket import Socket
+from antiphon.store.sessions import StoredSession
+from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 YES = ("1", "true", "yes")
@@ -37,7 +37,7 @@ async def _by_first_frame(state: ServerState, who: str, websocket: WebSocket, *,
     """A connection that may take up a session that is there: its first frame says."""
     asked = websocket.query_params
     await accept(websocket)
-    socket = Socket(websocket)
+    socket = WebSocketTransport(websocket)
     autostart = duplex and bool(asked.get("model")) and asked.get("autostart", "1") in YES
     first: str | bytes | None = None
     if not autostart:
@@ -64,7 +64,7 @@ async def _by_first_frame(state: ServerState, who: str, websocket: WebSocket, *,
             opening = Opening(model=asked.get("model", ""), duplex=True, session=preset)
             wire = duplex_for(state, opening, resume_token=token.renew(), autostart=autostart)
             wire.open()
-            await Connection(state, who, wire, Socket(websocket, first), token=token).run()
+            await LiveRealtime(state, who, wire, WebSocketTransport(websocket, first), token=token).run()
     except RemoteProtocolError as error:
         await _turn_away(websocket, error)
     except Refused as refusal:
@@ -77,12 +77,12 @@ async def _resume(state: ServerState, who: str, websocket: WebSocket, event: dic
         asked = resume_from(event)
         if asked.session_id in state.forgone:
             raise JournalGap("journal_overflow")
-        if asked.session_id not in state.resumable and await _restore(state, who, asked, Socket(websocket)):
+        if asked.session_id not in state.resumable and await _restore(state, who, asked, WebSocketTransport(websocket)):
             return
         connection = state.resumable.get(asked.session_id)
         if connection is None or connection.who != who:
             raise RemoteProtocolError("unknown_session", "There is no such session to resume.", "session_id")
-        await connection.line.resume(asked.token, asked.last_received, Socket(websocket))
+        await connection.line.resume(asked.token, asked.last_received, WebSocketTransport(websocket))
     except Refused as refusal:
         await _turn_away(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
     except JournalGap as gap:
@@ -93,7 +93,7 @@ async def _resume(state: ServerState, who: str, websocket: WebSocket, event: dic
         await _say(websocket, frame, error.code)
 
 
-async def _restore(state: ServerState, who: str, asked: Resume, socket: Socket) -> bool:
+async def _restore(state: ServerState, who: str, asked: ResumeRequest, socket: WebSocketTransport) -> bool:
     """Take up a conversation of before a restart; False where there is none. Raises RemoteProtocolError, Refused."""
     if state.kept is None or asked.session_id in state.restoring:
         return False
@@ -107,13 +107,15 @@ async def _restore(state: ServerState, who: str, asked: Resume, socket: Socket) 
         state.restoring.discard(asked.session_id)
 
 
-async def _take_up(state: ServerState, who: str, asked: Resume, socket: Socket, row: Kept) -> bool:
+async def _take_up(
+    state: ServerState, who: str, asked: ResumeRequest, socket: WebSocketTransport, row: StoredSession
+) -> bool:
     token = ResumeToken.stored(row.token)
     if not token.fits(asked.token):
         raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
     with state.admit(who):
         wire, items = restored(state, row)
-        connection = Connection(state, who, wire, socket, token=token, items=items)
+        connection = LiveRealtime(state, who, wire, socket, token=token, items=items)
         journal = connection.line.outbox.journal
         journal.continue_from(asked.last_received)
         journal.push(wire.resumed(token.renew(), restored=True, num_items=len(items)))

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from antiphon.events.conversation import Item, Part
+from antiphon.events.conversation import ContentPart, Item
 from antiphon.protocols.bridges.base import Bridge
 from antiphon.protocols.duplex.connection import DuplexConnection
 from antiphon.protocols.negotiation import RealtimeConnection
@@ -18,9 +18,9 @@ from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.live.open_wire import connection_for, duplex_for
 from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.history import IMAGE_GONE
-from antiphon.store.sessions import Kept
+from antiphon.store.sessions import StoredSession
 
-Wire = RealtimeConnection | DuplexConnection
+RestorableWire = RealtimeConnection | DuplexConnection
 
 
 class _Snapshot(msgspec.Struct):
@@ -36,14 +36,14 @@ def owner(who: str) -> str:
     return hashlib.sha256(who.encode()).hexdigest()
 
 
-def kept(who: str, wire: Wire | Bridge, token: ResumeToken, items: Sequence[Item]) -> Kept | None:
+def kept(who: str, wire: RestorableWire | Bridge, token: ResumeToken, items: Sequence[Item]) -> StoredSession | None:
     """The conversation as it is now, its images as the text that was read on them; None for what is none."""
     snapshot = wire.snapshot()
     if snapshot is None:
         return None
     opening = asdict(wire.opening) | {"session": None}
     state = msgspec.json.encode(_Snapshot(snapshot, opening, [_without_images(i) for i in items]))
-    return Kept(wire.id, owner(who), token.hash, state)
+    return StoredSession(wire.id, owner(who), token.hash, state)
 
 
 def _without_images(item: Item) -> Item:
@@ -52,17 +52,17 @@ def _without_images(item: Item) -> Item:
     return replace(item, parts=[_told(p) for p in item.parts])
 
 
-def _told(part: Part) -> Part:
+def _told(part: ContentPart) -> ContentPart:
     """An image that was seen, not read, is known to have been there."""
     gone = part.kind == "input_image" and not part.text
     return replace(part, image="", media=None, text=IMAGE_GONE if gone else part.text)
 
 
-def restored(state: ServerState, row: Kept) -> tuple[Wire, list[Item]]:
+def restored(state: ServerState, row: StoredSession) -> tuple[RestorableWire, list[Item]]:
     """The protocol of a kept conversation, and its items. Raises Refused while models load, RemoteProtocolError where nobody answers any more."""
     snapshot = msgspec.json.decode(row.kept, type=_Snapshot)
     opening = Opening(**snapshot.opening)
-    wire: Wire
+    wire: RestorableWire
     if snapshot.wire["dialect"] == "duplex":
         wire = duplex_for(state, opening)
         wire.open()

@@ -20,22 +20,29 @@ import anyio.abc
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import Refused, RemoteProtocolError, StoreError
 from antiphon.events.conversation import (
+    CancelResponse,
+    ClearOutputAudio,
+    ConfigureConversation,
+    ConversationCommand,
+    ConversationEvent,
     Item,
     ItemDeleted,
     ItemDone,
     ItemTruncated,
+    ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
-    ResponseStopped,
-    SilenceAsked,
-    SoundSaid,
-    TalkConfigured,
-    TalkInput,
-    TalkOutput,
-    UserTurn,
+    UserTurnCommitted,
 )
-from antiphon.events.duplex import BargeInAsked, EpochRaised, InputCancelled, PlaybackAcked
-from antiphon.events.transcription import AudioAppended, Configured, Input, Output, SessionEnding, TranscriptDone
+from antiphon.events.duplex import AcknowledgePlayback, BargeIn, CancelInput, EpochRaised
+from antiphon.events.transcription import (
+    AppendAudio,
+    ConfigureTranscription,
+    SessionEnding,
+    TranscriptDone,
+    TranscriptionCommand,
+    TranscriptionEvent,
+)
 from antiphon.protocols.bridges.base import Bridge
 from antiphon.protocols.duplex.connection import DuplexConnection
 from antiphon.protocols.negotiation import RealtimeConnection
@@ -43,12 +50,12 @@ from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import BinaryFrame
 from antiphon.recording.recorder import Recorder
 from antiphon.server.live.persistence import kept
-from antiphon.server.state import Live, ServerState
-from antiphon.sessions.conversation.session import TalkSession
+from antiphon.server.state import LiveEntry, ServerState
+from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
-from antiphon.transports.attachment import Line
+from antiphon.transports.attachment import Attachment
 from antiphon.transports.outbox import Outbox
 from antiphon.transports.transport import Transport
 
@@ -61,15 +68,15 @@ RATE_WINDOW_S = 2.0
 # 5 ms: an append with less is no sound.
 MIN_SOUND_SAMPLES = SAMPLE_RATE_HZ // 200
 # What does not wait behind sound.
-URGENT = (BargeInAsked, InputCancelled, PlaybackAcked, SilenceAsked)
+URGENT = (BargeIn, CancelInput, AcknowledgePlayback, ClearOutputAudio)
 
 # After what a conversation is another than it was.
-KEPT = (UserTurn, TranscriptDone, ItemDone, ItemDeleted, ItemTruncated, ResponseCreated, ResponseDone)
+KEPT = (UserTurnCommitted, TranscriptDone, ItemDone, ItemDeleted, ItemTruncated, ResponseCreated, ResponseDone)
 
-Session = TranscriptionSession | TalkSession | DuplexSession
+RealtimeSession = TranscriptionSession | ConversationSession | DuplexSession
 
 
-class Connection:
+class LiveRealtime:
     """`run()` it with its first transport until the session is over. `wire` is open."""
 
     def __init__(
@@ -92,13 +99,13 @@ class Connection:
         self._playback = transport.playback
         settings = state.settings
         self._inbox = Inbox(settings.audio.max_backlog_s, live=settings.audio.overflow == "close")
-        self._session: Session | None = None
+        self._session: RealtimeSession | None = None
         resume = settings.resume
         journal = Journal(
             time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
         )
         self._outbox = Outbox(journal, MAX_WAITING_FRAMES, overflowed=self._overflowed)
-        self.line = Line(self, self._outbox, token, resume.grace_s)
+        self.line = Attachment(self, self._outbox, token, resume.grace_s)
         self._group: anyio.abc.TaskGroup
         self._ending: SessionEnding | None = None
         self._end_code = 1000
@@ -125,7 +132,7 @@ class Connection:
 
     async def run(self) -> None:
         """Until it is over."""
-        live = Live(self.who, lambda: self._inbox.backlog_s, self._drain, self.wire.id)
+        live = LiveEntry(self.who, lambda: self._inbox.backlog_s, self._drain, self.wire.id)
         self._state.live.add(live)
         if self.line.token:
             self._state.resumable[self.wire.id] = self
@@ -197,11 +204,11 @@ class Connection:
 
     # --- reading ----------------------------------------------------------------------------------------------------------
 
-    async def take(self, data: str | bytes | AudioAppended) -> None:
+    async def take(self, data: str | bytes | AppendAudio) -> None:
         """See line.Session."""
         audio = self._state.settings.audio
-        if isinstance(data, AudioAppended):
-            inputs: list[Input | TalkInput] = [*self.wire.inputs(), data]
+        if isinstance(data, AppendAudio):
+            inputs: list[TranscriptionCommand | ConversationCommand] = [*self.wire.inputs(), data]
         elif len(data) > audio.max_frame_bytes:
             self.wire.too_large(audio.max_frame_bytes)
             inputs = []
@@ -210,23 +217,23 @@ class Connection:
             inputs = self.wire.inputs()
         if self._box:
             inputs = [self._boxed(i) for i in inputs]
-            if not isinstance(data, AudioAppended):
+            if not isinstance(data, AppendAudio):
                 self._box.event_in(data)
         # Sound is bounded by the backlog, however fast it comes; what brings none is bounded here.
-        num_samples = sum(len(i.pcm) for i in inputs if isinstance(i, AudioAppended))
+        num_samples = sum(len(i.pcm) for i in inputs if isinstance(i, AppendAudio))
         if num_samples < MIN_SOUND_SAMPLES and self._too_many():
             self._end("rate_limit_exceeded", f"more than {audio.max_events_per_s} events a second", CLOSE_POLICY)
             return
         for item in inputs:
-            if isinstance(item, Configured | TalkConfigured) and self._session is None:
+            if isinstance(item, ConfigureTranscription | ConfigureConversation) and self._session is None:
                 self._start(item)
                 continue
-            if isinstance(self._session, TalkSession | DuplexSession) and (
-                isinstance(item, URGENT) or (isinstance(item, ResponseStopped) and self._session.answering)
+            if isinstance(self._session, ConversationSession | DuplexSession) and (
+                isinstance(item, URGENT) or (isinstance(item, CancelResponse) and self._session.answering)
             ):
                 await self._session.handle(item)
                 continue
-            if isinstance(item, TalkConfigured):
+            if isinstance(item, ConfigureConversation):
                 self._keep()
             try:
                 await self._inbox.put(item)
@@ -244,12 +251,12 @@ class Connection:
         self.line.token = None
         self._outbox.end(1000, "session_closed")
 
-    def _start(self, first: Configured | TalkConfigured) -> None:
+    def _start(self, first: ConfigureTranscription | ConfigureConversation) -> None:
         models, metrics = self._state.loaded(), self._state.metrics
-        if isinstance(first, TalkConfigured):
+        if isinstance(first, ConfigureConversation):
             assert models.partner
             make = partial(
-                TalkSession,
+                ConversationSession,
                 first.config,
                 models.transcriber,
                 models.detector,
@@ -292,7 +299,7 @@ class Connection:
 
     def _keep(self) -> Future[None] | None:
         """What is said and heard outlives the server, if its client may come back. The result is there when it is written."""
-        talks = isinstance(self._session, TalkSession | DuplexSession)
+        talks = isinstance(self._session, ConversationSession | DuplexSession)
         if self.line.token and self._state.kept and (talks or self._items):
             items = self._session.conversation.items if talks else self._items  # type: ignore[union-attr]
             if row := kept(self.who, self.wire, self.line.token, items):
@@ -300,9 +307,9 @@ class Connection:
                 return self._state.kept.put(row)
         return None
 
-    def _boxed(self, item: Input | TalkInput) -> Input | TalkInput:
+    def _boxed(self, item: TranscriptionCommand | ConversationCommand) -> TranscriptionCommand | ConversationCommand:
         assert self._box
-        return AudioAppended(self._box.sound_in(item.pcm)) if isinstance(item, AudioAppended) else item
+        return AppendAudio(self._box.sound_in(item.pcm)) if isinstance(item, AppendAudio) else item
 
     def _too_many(self) -> bool:
         """Events without sound, averaged over RATE_WINDOW_S."""
@@ -314,7 +321,7 @@ class Connection:
 
     # --- the session and its end ------------------------------------------------------------------------------------------
 
-    async def _run_session(self, session: Session) -> None:
+    async def _run_session(self, session: RealtimeSession) -> None:
         try:
             await session.run()
         except Exception:
@@ -357,10 +364,10 @@ class Connection:
 
     # --- writing ----------------------------------------------------------------------------------------------------------
 
-    async def _emit(self, output: Output | TalkOutput) -> None:
+    async def _emit(self, output: TranscriptionEvent | ConversationEvent) -> None:
         if player := self._playback:
             player.take(output)
-        if self._box and isinstance(output, SoundSaid):
+        if self._box and isinstance(output, ResponseAudioDelta):
             self._box.sound_out(output.at.item_id, output.pcm, output.rate_hz)
         self.wire.send(output)
         if isinstance(output, KEPT) and (written := self._keep()):

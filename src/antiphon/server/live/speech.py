@@ -10,15 +10,15 @@ import anyio.abc
 import anyio.lowlevel
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.speech import UnitSound
-from antiphon.events.transcription import AudioAppended
+from antiphon.events.speech import SentenceAudio
+from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.protocols.speech.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechStream
+from antiphon.protocols.speech.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechDialect
 from antiphon.server.live.speech_catalog import speech_facts
-from antiphon.server.live.stream import CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY, Stream
+from antiphon.server.live.stream import CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY, LiveStream
 from antiphon.server.state import ServerState
 from antiphon.sessions.speech.session import SpeechSession
-from antiphon.transports.websocket import Socket
+from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 LABEL = "speech_stream"
@@ -30,12 +30,12 @@ MESSAGES_PER_S = 1000.0
 MAX_WAITING_FRAMES = 0
 
 
-class _Stream(Stream):
+class LiveSpeech(LiveStream):
     """One session; see line.Session."""
 
-    def __init__(self, socket: Socket, state: ServerState, who: str, token: ResumeToken | None) -> None:
+    def __init__(self, socket: WebSocketTransport, state: ServerState, who: str, token: ResumeToken | None) -> None:
         super().__init__(socket, state, who, token, LABEL, MAX_WAITING_FRAMES, waits_detached=True, stall_s=STALL_S)
-        self._wire = SpeechStream(speech_facts(state))
+        self._wire = SpeechDialect(speech_facts(state))
         self._session = SpeechSession(state.loaded().synthesizer, state.metrics.measure, state.loaded().hears)
         self._began_s = time.monotonic()
         self._taken = 0
@@ -76,9 +76,9 @@ class _Stream(Stream):
         self._finish(CLOSE_NORMAL, "timeout")
         return True
 
-    async def take(self, data: str | bytes | AudioAppended) -> None:
+    async def take(self, data: str | bytes | AppendAudio) -> None:
         """See line.Session."""
-        assert not isinstance(data, AudioAppended)
+        assert not isinstance(data, AppendAudio)
         self._active_s = time.monotonic()
         self._taken += 1
         self._wire.receive(data)
@@ -121,7 +121,7 @@ class _Stream(Stream):
             self._push()
             await self._outbox.room()
             self._active_s = time.monotonic()
-            if isinstance(output, UnitSound):
+            if isinstance(output, SentenceAudio):
                 # A message that waits is read before the next sound goes out.
                 await anyio.lowlevel.checkpoint()
         self._finish(self._code, self._reason)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from antiphon.events.speech import VoiceSample
-from antiphon.protocols.model_names import Models
-from antiphon.protocols.speech.fields import SpeechFacts
+from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.server.state import ServerState
 
 
-def speech_facts(state: ServerState) -> SpeechFacts:
+def speech_facts(state: ServerState) -> SpeechCatalog:
     """The facts as of now. Raises LookupError where no synthesizer is loaded, Refused while models load."""
     profile = state.loaded().synthesizer.profile
-    return SpeechFacts(
-        Models((profile.id,), strict=state.settings.server.strict_models),
+    return SpeechCatalog(
+        ModelNames((profile.id,), strict=state.settings.server.strict_models),
         profile.voices,
         profile.languages,
         profile.clones,

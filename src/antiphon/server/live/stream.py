@@ -9,21 +9,21 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import BinaryFrame, frame, random_id
-from antiphon.server.state import Live, ServerState
-from antiphon.transports.attachment import Line
+from antiphon.server.state import LiveEntry, ServerState
+from antiphon.transports.attachment import Attachment
 from antiphon.transports.outbox import Outbox
 from antiphon.transports.transport import STALL_S
-from antiphon.transports.websocket import Socket
+from antiphon.transports.websocket import WebSocketTransport
 
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_INTERNAL = 1000, 1001, 1008, 1011
 
 
-class Stream:
+class LiveStream:
     """A line.Session but for what is said over it. `label`: what metrics call it. `waits_detached`: see Outbox; without it, what nobody takes overflows."""
 
     def __init__(
         self,
-        socket: Socket,
+        socket: WebSocketTransport,
         state: ServerState,
         who: str,
         token: ResumeToken | None,
@@ -43,11 +43,11 @@ class Stream:
             time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
         )
         self._outbox = Outbox(journal, max_waiting, waits_detached=waits_detached, overflowed=self._overflowed)
-        self.line = Line(self, self._outbox, token, resume.grace_s, stall_s=stall_s)  # type: ignore[arg-type]
+        self.line = Attachment(self, self._outbox, token, resume.grace_s, stall_s=stall_s)  # type: ignore[arg-type]
         self._active_s = time.monotonic()
         self._draining = False
         self._code, self._reason = CLOSE_NORMAL, ""
-        self._live = Live(who, lambda: 0.0, self._drain, self.id)
+        self._live = LiveEntry(who, lambda: 0.0, self._drain, self.id)
 
     def _enter(self) -> None:
         """It begins: it is counted, and can be found by who resumes it."""

@@ -7,17 +7,17 @@ import time
 
 import anyio
 
-from antiphon.contracts import Watcher
+from antiphon.contracts import VideoModel
 from antiphon.errors import Refused
-from antiphon.events.transcription import AudioAppended
-from antiphon.events.video import Finished, VideoConfig, VideoOutput
+from antiphon.events.transcription import AppendAudio
+from antiphon.events.video import FinishVideo, VideoConfig, VideoEvent
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.protocols.video.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, VideoStream
+from antiphon.protocols.video.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, VideoDialect
 from antiphon.protocols.wire import random_id
-from antiphon.server.live.stream import CLOSE_INTERNAL, CLOSE_NORMAL, Stream
+from antiphon.server.live.stream import CLOSE_INTERNAL, CLOSE_NORMAL, LiveStream
 from antiphon.server.state import ServerState
 from antiphon.sessions.video.session import VideoSession
-from antiphon.transports.websocket import Socket
+from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 LABEL = "video"
@@ -25,16 +25,23 @@ LABEL = "video"
 MAX_WAITING_FRAMES = 2
 
 
-class _Stream(Stream):
+class LiveVideo(LiveStream):
     """One session; see line.Session."""
 
     def __init__(
-        self, socket: Socket, state: ServerState, who: str, watcher: Watcher, token: ResumeToken | None, *, ga: bool
+        self,
+        socket: WebSocketTransport,
+        state: ServerState,
+        who: str,
+        watcher: VideoModel,
+        token: ResumeToken | None,
+        *,
+        ga: bool,
     ) -> None:
         super().__init__(socket, state, who, token, LABEL, MAX_WAITING_FRAMES)
         self._watcher = watcher
         whole = state.settings.video.async_chunk == "off"
-        self._wire = VideoStream(lambda: time.monotonic() * 1000, whole=whole, ga=ga)
+        self._wire = VideoDialect(lambda: time.monotonic() * 1000, whole=whole, ga=ga)
         self._session: VideoSession | None = None
         self._group: anyio.abc.TaskGroup
 
@@ -72,9 +79,9 @@ class _Stream(Stream):
         self._finish(CLOSE_NORMAL, "timeout")
         return True
 
-    async def take(self, data: str | bytes | AudioAppended) -> None:
+    async def take(self, data: str | bytes | AppendAudio) -> None:
         """See line.Session."""
-        assert not isinstance(data, AudioAppended)
+        assert not isinstance(data, AppendAudio)
         self._active_s = time.monotonic()
         self._wire.receive(data)
         for item in self._wire.inputs():
@@ -92,7 +99,7 @@ class _Stream(Stream):
         """See line.Session."""
         if self._draining and self._session:
             # The answer under way is completed; then the session ends, and the connection with it.
-            await self._session.put(Finished())
+            await self._session.put(FinishVideo())
             return
         if self._session:
             # Who is gone reads no answer.
@@ -114,7 +121,7 @@ class _Stream(Stream):
         self._push()
         self._finish(self._code, self._reason)
 
-    async def _emit(self, output: VideoOutput) -> None:
+    async def _emit(self, output: VideoEvent) -> None:
         self._wire.send(output)
         if self._push():
             await self._outbox.room()

@@ -23,10 +23,10 @@ from antiphon.protocols.opening import Opening
 from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
 from antiphon.server.live.open_wire import connection_for
-from antiphon.server.live.realtime import Connection
+from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import ServerState
 from antiphon.transports.transport import STALL_S
-from antiphon.transports.webrtc import Call
+from antiphon.transports.webrtc import WebRtcCall
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ async def calls(request: Request) -> Response:
         return error_response(503, str(refusal), code="rate_limit_exceeded", retry_after_s=refusal.retry_after_s)
     except HTTPException as error:
         return error_response(error.status_code, error.detail, code="invalid_value")
-    call = Call(state.settings.server.ice_servers)
+    call = WebRtcCall(state.settings.server.ice_servers)
     try:
         answer = await call.answer(offer)
     except RemoteProtocolError as error:
@@ -73,7 +73,7 @@ async def calls(request: Request) -> Response:
         try:
             async with asyncio.timeout(STALL_S):
                 await call.opened.wait()
-            await Connection(state, who, wire, call).run()
+            await LiveRealtime(state, who, wire, call).run()
         except TimeoutError:
             log.info("call %s: nobody came", wire.id)
         except Exception:

@@ -11,10 +11,10 @@ from contextlib import aclosing
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from antiphon.contracts import Dialogue, LanguageModel, Reply
+from antiphon.contracts import LanguageModel, LanguageStream, Reply
 from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import chat as openai_chat
-from antiphon.protocols.rest.chat import Answer, ChatRequest
+from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
 from antiphon.server.auth import bearer
 from antiphon.server.disconnect import unless_gone
 from antiphon.server.errors import error_response
@@ -36,7 +36,7 @@ async def chat_completions(request: Request) -> Response:
             if state.settings.server.strict_models:
                 raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
             state.stand_in(asked.model, model.profile.id)
-        answer = Answer(
+        answer = ChatCompletion(
             f"chatcmpl-{secrets.token_hex(12)}", model.profile.id, int(time.time()), include_usage=asked.include_usage
         )
         replies = _replies(state, state.who(bearer(request.headers)) or "", model, asked)
@@ -68,7 +68,7 @@ async def _replies(
 ) -> AsyncGenerator[Reply, None]:
     with state.admit(who):
         started = time.monotonic()
-        dialogue: Dialogue = await model.open()
+        dialogue: LanguageStream = await model.open()
         try:
             begun = False
             async with aclosing(dialogue.reply(asked.messages, asked.options)) as replies:
@@ -82,7 +82,7 @@ async def _replies(
             dialogue.close(keep=True)
 
 
-async def _events(answer: Answer, first: Reply, replies: AsyncGenerator[Reply, None]) -> AsyncIterator[bytes]:
+async def _events(answer: ChatCompletion, first: Reply, replies: AsyncGenerator[Reply, None]) -> AsyncIterator[bytes]:
     async with aclosing(replies):
         yield answer.begin()
         for chunk in answer.feed(first):
@@ -96,7 +96,7 @@ async def _events(answer: Answer, first: Reply, replies: AsyncGenerator[Reply, N
             yield openai_chat.error_chunk("The model failed.", "processing_error")
 
 
-async def _whole(request: Request, answer: Answer, replies: AsyncGenerator[Reply, None]) -> Response:
+async def _whole(request: Request, answer: ChatCompletion, replies: AsyncGenerator[Reply, None]) -> Response:
     async def read() -> Response:
         async with aclosing(replies):
             async for reply in replies:

@@ -17,7 +17,7 @@ from antiphon.protocols.opening import Opening
 from antiphon.server.auth import bearer
 from antiphon.server.errors import error_response
 from antiphon.server.live.open_wire import connection_for
-from antiphon.server.state import Secret, ServerState
+from antiphon.server.state import ClientSecret, ServerState
 
 MAX_BODY_BYTES = 1 << 20
 DEFAULT_S, LEAST_S, MOST_S = 600, 10, 7200
@@ -50,7 +50,7 @@ async def _answer(request: Request, *, beta: bool) -> Response:
     except HTTPException as error:
         return error_response(error.status_code, error.detail, code="invalid_value")
     value, expires_at = f"ek_{secrets.token_hex(24)}", int(time.time() + seconds)
-    state.keep_secret(value, Secret(state.who(bearer(request.headers)) or "", time.monotonic() + seconds, asked))
+    state.keep_secret(value, ClientSecret(state.who(bearer(request.headers)) or "", time.monotonic() + seconds, asked))
     if beta:
         return JSONResponse(session | {"client_secret": {"value": value, "expires_at": expires_at}})
     return JSONResponse({"value": value, "expires_at": expires_at, "session": session})

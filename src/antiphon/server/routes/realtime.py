@@ -9,9 +9,9 @@ from starlette.websockets import WebSocket
 
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.bridges.base import Bridge
-from antiphon.protocols.bridges.minicpmo_worker import MinicpmoWorker
-from antiphon.protocols.bridges.omni import Omni
-from antiphon.protocols.bridges.openbmb import SUBPROTOCOL, OpenbmbRealtime
+from antiphon.protocols.bridges.minicpmo_worker import MinicpmoWorkerBridge
+from antiphon.protocols.bridges.omni import OmniBridge
+from antiphon.protocols.bridges.openbmb import SUBPROTOCOL, OpenbmbBridge
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import random_id
@@ -19,13 +19,13 @@ from antiphon.server.auth import bearer
 from antiphon.server.errors import deny
 from antiphon.server.live.handshake import YES, _by_first_frame, _turn_away, accept
 from antiphon.server.live.open_wire import connection_for
-from antiphon.server.live.realtime import Connection
+from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import ServerState
-from antiphon.transports.websocket import Socket
+from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 
-BRIDGES: dict[str, type[Bridge]] = {"/ws/duplex": MinicpmoWorker, "/v1/omni": Omni}
+BRIDGES: dict[str, type[Bridge]] = {"/ws/duplex": MinicpmoWorkerBridge, "/v1/omni": OmniBridge}
 
 
 async def realtime(websocket: WebSocket) -> None:
@@ -38,7 +38,7 @@ async def realtime(websocket: WebSocket) -> None:
         await deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
         return
     asked = websocket.query_params
-    bridge = BRIDGES.get(websocket.url.path) or (OpenbmbRealtime if asked.get("mode") in ("audio", "video") else None)
+    bridge = BRIDGES.get(websocket.url.path) or (OpenbmbBridge if asked.get("mode") in ("audio", "video") else None)
     duplex = asked.get("duplex") in YES or websocket.url.path == "/v1/duplex"
     resume = asked.get("resume", "")
     try:
@@ -66,7 +66,7 @@ async def realtime(websocket: WebSocket) -> None:
             except RemoteProtocolError as error:
                 await _turn_away(websocket, error)
                 return
-            await Connection(state, who, wire, Socket(websocket), token=token).run()
+            await LiveRealtime(state, who, wire, WebSocketTransport(websocket), token=token).run()
     except Refused as refusal:
         state.metrics.refused.labels("no_room").inc()
         await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
@@ -87,4 +87,4 @@ async def _bridged(state: ServerState, who: str, websocket: WebSocket, dialect: 
         except RemoteProtocolError as error:
             await _turn_away(websocket, error)
             return
-        await Connection(state, who, wire, Socket(websocket)).run()
+        await LiveRealtime(state, who, wire, WebSocketTransport(websocket)).run()

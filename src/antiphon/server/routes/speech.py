@@ -29,7 +29,7 @@ from antiphon.server.disconnect import unless_gone
 from antiphon.server.errors import error_response
 from antiphon.server.live.speech_catalog import speech_facts
 from antiphon.server.state import ServerState
-from antiphon.sessions.speech.render import Spoken, speak
+from antiphon.sessions.speech.render import EncodedSpeech, speak
 from antiphon.store.voices import StoredVoice
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ async def _speech(request: Request, state: ServerState) -> Response:
 
 async def _pieces(
     state: ServerState, who: str, synthesizer: Synthesizer, asked: SpeechRequest
-) -> AsyncGenerator[Spoken, None]:
+) -> AsyncGenerator[EncodedSpeech, None]:
     with state.admit(who):
         started, begun = time.monotonic(), False
         async with aclosing(speak(synthesizer, asked.text, asked.config)) as pieces:
@@ -141,7 +141,7 @@ async def _pieces(
                 yield piece
 
 
-async def _bytes(first: Spoken | None, pieces: AsyncGenerator[Spoken, None]) -> AsyncIterator[bytes]:
+async def _bytes(first: EncodedSpeech | None, pieces: AsyncGenerator[EncodedSpeech, None]) -> AsyncIterator[bytes]:
     async with aclosing(pieces):
         if first:
             yield first.data
@@ -151,7 +151,7 @@ async def _bytes(first: Spoken | None, pieces: AsyncGenerator[Spoken, None]) -> 
 
 
 async def _events(
-    asked: SpeechRequest, first: Spoken | None, pieces: AsyncGenerator[Spoken, None]
+    asked: SpeechRequest, first: EncodedSpeech | None, pieces: AsyncGenerator[EncodedSpeech, None]
 ) -> AsyncIterator[bytes]:
     words: list[Word] = []
     skipped, num_symbols, num_frames = "", 0, 0

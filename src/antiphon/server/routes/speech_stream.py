@@ -11,9 +11,9 @@ from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.auth import bearer
 from antiphon.server.errors import deny
 from antiphon.server.live.handshake import YES, by_resume
-from antiphon.server.live.speech import _Stream
+from antiphon.server.live.speech import LiveSpeech
 from antiphon.server.state import ServerState
-from antiphon.transports.websocket import Socket
+from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ async def speech_stream(websocket: WebSocket) -> None:
             return
         with state.admit(who):
             await websocket.accept()
-            await _Stream(Socket(websocket), state, who, ResumeToken() if resume else None).run()
+            await LiveSpeech(WebSocketTransport(websocket), state, who, ResumeToken() if resume else None).run()
     except Refused as refusal:
         state.metrics.refused.labels("no_room").inc()
         await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)

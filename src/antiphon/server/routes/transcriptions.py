@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from antiphon.audio.containers import decode_all
-from antiphon.contracts import FileInfo, FileOptions, Segment, Task, Transcriber
+from antiphon.contracts import FileInfo, FileOptions, Transcriber, TranscriptionTask, TranscriptSegment
 from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import transcriptions as openai_rest
 from antiphon.protocols.rest.transcriptions import FileRequest
@@ -36,7 +36,7 @@ async def translations(request: Request) -> Response:
     return await _answer(request, "translate")
 
 
-async def _answer(request: Request, task: Task) -> Response:
+async def _answer(request: Request, task: TranscriptionTask) -> Response:
     state: ServerState = request.app.state.antiphon
     most = state.settings.audio.max_file_bytes
     try:
@@ -87,10 +87,10 @@ async def _run(
     if asked.stream:
         return StreamingResponse(_events(transcriber, pcm, options), media_type="text/event-stream")
     started = time.monotonic()
-    info, segments = FileInfo(options.language or "en", 0.0), list[Segment]()
+    info, segments = FileInfo(options.language or "en", 0.0), list[TranscriptSegment]()
     async with aclosing(transcriber.transcribe(pcm, options)) as parts:  # type: ignore[type-var]
         async for part in parts:
-            if isinstance(part, Segment):
+            if isinstance(part, TranscriptSegment):
                 segments.append(part)
             else:
                 info = part
@@ -104,7 +104,7 @@ async def _events(transcriber: Transcriber, pcm: Any, options: FileOptions) -> A
     try:
         async with aclosing(transcriber.transcribe(pcm, options)) as parts:  # type: ignore[type-var]
             async for part in parts:
-                if not isinstance(part, Segment):
+                if not isinstance(part, TranscriptSegment):
                     info = part
                     continue
                 text = part.text if sent else part.text.lstrip()

@@ -11,9 +11,9 @@ from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.auth import bearer
 from antiphon.server.errors import deny
 from antiphon.server.live.handshake import YES, accept, by_resume
-from antiphon.server.live.video import _Stream
+from antiphon.server.live.video import LiveVideo
 from antiphon.server.state import ServerState
-from antiphon.transports.websocket import Socket
+from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ async def video_stream(websocket: WebSocket) -> None:
             await accept(websocket)
             token = ResumeToken() if resume else None
             ga = websocket.query_params.get("events") == "ga"
-            await _Stream(Socket(websocket), state, who, watcher, token, ga=ga).run()
+            await LiveVideo(WebSocketTransport(websocket), state, who, watcher, token, ga=ga).run()
     except Refused as refusal:
         state.metrics.refused.labels("no_room").inc()
         await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)

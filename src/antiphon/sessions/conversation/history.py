@@ -19,7 +19,7 @@ ROOT = "root"
 IMAGE_GONE = "[An image that was shown earlier.]"
 
 
-class Conversation:
+class ConversationHistory:
     """Items in order, by id. Every method raises RemoteProtocolError with the code the client is told."""
 
     def __init__(self) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 import anyio.abc
 import anyio.to_thread
 
-from antiphon.contracts import FileOptions, ImagePart, Reader, Segment, Transcriber
+from antiphon.contracts import FileOptions, ImagePart, ImageReader, Transcriber, TranscriptSegment
 from antiphon.errors import MediaError, RemoteProtocolError
-from antiphon.events.conversation import Item, Part, Rejected
-from antiphon.sessions.conversation.history import Conversation
-from antiphon.sessions.conversation.response import FAILURES, Emit
+from antiphon.events.conversation import CommandRejected, ContentPart, Item
+from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.response import FAILURES, EmitConversation
 from antiphon.vision.images import decode, from_data_uri
 
 # Characters of data URIs that one conversation may hold.
@@ -20,15 +20,15 @@ MAX_IMAGES = 64 << 20
 MAX_SIDE = 2048
 
 
-class Looking:
+class ItemMediaResolver:
     """`reader`: who reads, and `transcriber`: who listens, for a partner that takes text only. `done`: awaited once an item is known."""
 
     def __init__(
         self,
-        conversation: Conversation,
-        reader: Reader | None,
+        conversation: ConversationHistory,
+        reader: ImageReader | None,
         transcriber: Transcriber,
-        emit: Emit,
+        emit: EmitConversation,
         done: Callable[[], Awaitable[None]],
         *,
         takes_media: bool,
@@ -55,7 +55,7 @@ class Looking:
             if part.kind == "input_audio" and part.text and not self._takes_media:
                 part.media = None
 
-    def _unknown(self, part: Part) -> bool:
+    def _unknown(self, part: ContentPart) -> bool:
         if part.text:
             return False
         if part.kind == "input_image":
@@ -73,21 +73,21 @@ class Looking:
                     await self._hear(part, language)
             except (MediaError, *FAILURES) as error:
                 sound = part.kind == "input_audio"
-                part.text = "[Sound that could not be heard.]" if sound else Conversation.image_said(None)
+                part.text = "[Sound that could not be heard.]" if sound else ConversationHistory.image_said(None)
                 code = "invalid_audio" if sound else "invalid_image"
-                await self._emit(Rejected(code, str(error), "item.content", event_id))
+                await self._emit(CommandRejected(code, str(error), "item.content", event_id))
         self.unread.discard(item.id)
         await self._done()
 
-    async def _see(self, part: Part) -> None:
+    async def _see(self, part: ContentPart) -> None:
         image = from_data_uri(part.image)
         if self._takes_media:
             await anyio.to_thread.run_sync(decode, image, MAX_SIDE)
             part.media = ImagePart(image)
         elif self._reader:
-            part.text = Conversation.image_said(await self._reader.read(image))
+            part.text = ConversationHistory.image_said(await self._reader.read(image))
 
-    async def _hear(self, part: Part, language: str | None) -> None:
+    async def _hear(self, part: ContentPart, language: str | None) -> None:
         sound, part.media = part.media, None
         found = self._transcriber.transcribe(sound.pcm, FileOptions(language))
-        part.text = "".join([s.text async for s in found if isinstance(s, Segment)]).strip()
+        part.text = "".join([s.text async for s in found if isinstance(s, TranscriptSegment)]).strip()

@@ -17,21 +17,21 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_beginning
 from antiphon.contracts import (
-    Answer,
-    Listens,
+    ListenStep,
     NativeModel,
     NativeOptions,
     NativeStep,
-    NativeTalk,
+    NativeStream,
     ReplyDone,
-    Speaking,
-    Speaks,
+    ResponseAudio,
+    ResponseChunk,
+    SpeakStep,
     TextDelta,
     Unit,
 )
 from antiphon.errors import MediaError, ModelError
-from antiphon.events.conversation import Rejected, TalkConfig, TalkOutput
-from antiphon.events.duplex import Duplex, Listened
+from antiphon.events.conversation import CommandRejected, ConversationConfig, ConversationEvent
+from antiphon.events.duplex import DuplexConfig, ListenStepTaken
 from antiphon.events.words import Word
 
 # Bounds: units of sound that wait for the model, before whoever hears is held back; parts of a turn that nobody has taken.
@@ -41,11 +41,11 @@ MAX_REFERENCE_S = 30
 MAX_WAITING = 64
 
 
-class SpokenTurn:
+class NativeResponse:
     """One turn the model speaks: an answer that is made whether it is asked for or not (see answering.Made)."""
 
     def __init__(self, dropped: Callable[[], None]) -> None:
-        self._send, self._receive = anyio.create_memory_object_stream[Answer](MAX_WAITING)
+        self._send, self._receive = anyio.create_memory_object_stream[ResponseChunk](MAX_WAITING)
         self._dropped = dropped
         self._over = False
         # Interrupted before anybody was told of it: nobody is to be.
@@ -53,7 +53,7 @@ class SpokenTurn:
         self.sound_s = 0.0
         self.num_units = 0
 
-    async def put(self, answer: Answer) -> None:
+    async def put(self, answer: ResponseChunk) -> None:
         """More of it. Waits for the reader; once nobody reads it is dropped."""
         try:
             await self._send.send(answer)
@@ -65,7 +65,7 @@ class SpokenTurn:
         self._over = True
         self._send.close()
 
-    async def stream(self) -> AsyncGenerator[Answer, None]:
+    async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
         """Take what is said."""
         async for answer in self._receive:
             yield answer
@@ -78,7 +78,7 @@ class SpokenTurn:
             self._dropped()
 
 
-class Units:
+class NativeTurns:
     """`open` it, then run it in the session's task group. `begins` gets each turn the model begins to speak; `emit` is told of each unit in which it
     says nothing, and of frames that cannot be seen.
     """
@@ -86,15 +86,15 @@ class Units:
     def __init__(
         self,
         model: NativeModel,
-        begins: Callable[[SpokenTurn], Awaitable[None]],
-        emit: Callable[[TalkOutput], Awaitable[None]],
+        begins: Callable[[NativeResponse], Awaitable[None]],
+        emit: Callable[[ConversationEvent], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
         self._begins, self._emit = begins, emit
         self._clock = clock
         self._size = int(model.profile.unit_s * SAMPLE_RATE_HZ)
-        self._talk: NativeTalk | None = None
+        self._talk: NativeStream | None = None
         self._heard: deque[Pcm] = deque()
         self._samples = 0
         # Samples that came and that were taken, and images with how much had come before them.
@@ -105,17 +105,17 @@ class Units:
         self._changed = anyio.Event()
         self._closed = False
         self._began_s = 0.0
-        self._turn: SpokenTurn | None = None
+        self._turn: NativeResponse | None = None
         # Interrupted while a step was under way: what that step says is not said.
         self._void = self._tells = False
         # A turn has begun that the one before still keeps from being told.
         self.waiting = False
 
-    async def open(self, config: TalkConfig) -> None:
+    async def open(self, config: ConversationConfig) -> None:
         """Raises Refused where the model has no room, ModelError, for a voice too that cannot be heard."""
         # Only a duplex client is told of each unit.
         self._tells = config.duplex is not None
-        duplex = config.duplex or Duplex()
+        duplex = config.duplex or DuplexConfig()
         reference = None
         if duplex.reference:
             try:
@@ -173,7 +173,7 @@ class Units:
                 try:
                     await talk.append(Unit(pcm, self._shown()))
                 except MediaError as error:
-                    await self._emit(Rejected("invalid_video_frames", str(error), "video_frames"))
+                    await self._emit(CommandRejected("invalid_video_frames", str(error), "video_frames"))
                     await talk.append(Unit(pcm))
                 self._void = False
                 step = await talk.step()
@@ -217,14 +217,14 @@ class Units:
 
     async def _take(self, step: NativeStep) -> None:
         match step:
-            case Listens():
+            case ListenStep():
                 self._end_turn()
                 if self._tells:
-                    await self._emit(Listened("model"))
-            case Speaks(text, pcm, end_of_turn):
+                    await self._emit(ListenStepTaken("model"))
+            case SpeakStep(text, pcm, end_of_turn):
                 turn = self._turn
                 if turn is None:
-                    turn = self._turn = SpokenTurn(self.interrupt)
+                    turn = self._turn = NativeResponse(self.interrupt)
                     self.waiting = True
                     await self._begins(turn)
                     self.waiting = False
@@ -233,7 +233,7 @@ class Units:
                     await turn.put(TextDelta(text))
                 if len(pcm):
                     length_s = len(pcm) / self._model.profile.sample_rate_hz
-                    await turn.put(Speaking(pcm, tuple(_spread(text, turn.sound_s, length_s))))
+                    await turn.put(ResponseAudio(pcm, tuple(_spread(text, turn.sound_s, length_s))))
                     turn.sound_s += length_s
                 if end_of_turn:
                     await turn.put(ReplyDone("stop", 0, 0, turn.num_units))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import Resampler
-from antiphon.events.conversation import SoundSaid
+from antiphon.events.conversation import ResponseAudioDelta
 from antiphon.turns.echo import EchoGuard
 
 
-class Sounding:
+class Playout:
     """`clock`: monotonic seconds. `at` everywhere: the sample of the microphone's sound that is heard now."""
 
     def __init__(self, echo: EchoGuard, clock: Callable[[], float]) -> None:
@@ -25,7 +25,7 @@ class Sounding:
         """Seconds of sound that were said and not heard yet."""
         return max(0.0, self._until_s - self._clock())
 
-    def said(self, sound: SoundSaid, at: int) -> None:
+    def said(self, sound: ResponseAudioDelta, at: int) -> None:
         """More sound is on its way to whoever plays it."""
         self._until_s = max(self._clock(), self._until_s) + len(sound.pcm) / sound.rate_hz
         if self._reference is None or self._reference[0] != sound.at.item_id:

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import anyio.abc
 
-from antiphon.contracts import Talk
-from antiphon.sessions.conversation.response import Making, Wanted
+from antiphon.contracts import ConversationStream
+from antiphon.sessions.conversation.response import ResponseGeneration, ResponseRequest
 
 
-class Ahead:
+class PreemptiveResponse:
     """At most one answer under way that nobody has asked for."""
 
     def __init__(self) -> None:
-        self._making: Making | None = None
+        self._making: ResponseGeneration | None = None
 
     def __bool__(self) -> bool:
         return self._making is not None
 
-    async def begin(self, talk: Talk, wanted: Wanted, group: anyio.abc.TaskGroup) -> None:
+    async def begin(self, talk: ConversationStream, wanted: ResponseRequest, group: anyio.abc.TaskGroup) -> None:
         """Begin what would answer `wanted`; what was begun before is dropped."""
         await self.drop()
-        self._making = Making(talk, *wanted)
+        self._making = ResponseGeneration(talk, *wanted)
         group.start_soon(self._making.run)
 
-    async def take(self, wanted: Wanted) -> Making | None:
+    async def take(self, wanted: ResponseRequest) -> ResponseGeneration | None:
         """What was begun, if it is what is wanted now; anything else is dropped."""
         making = self._making
         if making and making.asked == wanted and not making.cancelled:

@@ -12,26 +12,35 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from antiphon.contracts import Partner, SoundPart, Talk
-from antiphon.contracts.playback import Playback
+from antiphon.contracts import AudioPart, ConversationModel, ConversationStream
+from antiphon.contracts.playback import PlaybackTracker
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
+    ContentPart,
+    ContentPosition,
+    ConversationConfig,
+    ConversationEvent,
+    CreateResponse,
     Item,
     ItemTruncated,
-    Part,
-    Place,
     PlaybackCleared,
     Response,
-    ResponseAsked,
-    SoundSaid,
-    TalkConfig,
-    TalkOutput,
+    ResponseAudioDelta,
 )
-from antiphon.events.transcription import Output
-from antiphon.sessions.conversation.history import Conversation
-from antiphon.sessions.conversation.playout import Sounding
-from antiphon.sessions.conversation.preemptive import Ahead
-from antiphon.sessions.conversation.response import FAILURES, Answering, Emit, Made, Making, Wanted, speaks, wanted
+from antiphon.events.transcription import TranscriptionEvent
+from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.playout import Playout
+from antiphon.sessions.conversation.preemptive import PreemptiveResponse
+from antiphon.sessions.conversation.response import (
+    FAILURES,
+    EmitConversation,
+    ResponseGeneration,
+    ResponseRequest,
+    ResponseSource,
+    ResponseTask,
+    speaks,
+    wanted,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,17 +50,17 @@ class Responder:
 
     def __init__(
         self,
-        config: TalkConfig,
-        partner: Partner,
-        conversation: Conversation,
-        emit: Emit,
-        sounding: Sounding,
+        config: ConversationConfig,
+        partner: ConversationModel,
+        conversation: ConversationHistory,
+        emit: EmitConversation,
+        sounding: Playout,
         *,
         new_id: Callable[[str], str],
         measure: Callable[[str, float], None],
-        playback: Playback | None,
+        playback: PlaybackTracker | None,
         now: Callable[[], int],
-        over: Callable[[Answering], Awaitable[None]],
+        over: Callable[[ResponseTask], Awaitable[None]],
     ) -> None:
         self.config = config
         self._partner = partner
@@ -63,13 +72,13 @@ class Responder:
         self._playback = playback
         self._now = now
         self._over = over
-        self._talk: Talk | None = None
+        self._talk: ConversationStream | None = None
         self._group: anyio.abc.TaskGroup | None = None
-        self.active: Answering | None = None
-        self._beside: set[Answering] = set()
-        self.ahead = Ahead()
+        self.active: ResponseTask | None = None
+        self._beside: set[ResponseTask] = set()
+        self.ahead = PreemptiveResponse()
         # What was cut of an answer that is still being closed.
-        self._cut: list[tuple[Place, int]] = []
+        self._cut: list[tuple[ContentPosition, int]] = []
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
         """Raises Refused where the partner has no room."""
@@ -98,12 +107,12 @@ class Responder:
             raise RemoteProtocolError("response_cancel_not_active", "Cancellation failed: no active response found")
         found.cancel("client_cancelled")
 
-    def _all(self) -> list[Answering]:
+    def _all(self) -> list[ResponseTask]:
         return [*([self.active] if self.active else []), *self._beside]
 
     # --- an answer --------------------------------------------------------------------------------------------------------
 
-    def begin(self, asked: ResponseAsked) -> None:
+    def begin(self, asked: CreateResponse) -> None:
         """Begin an answer. Raises RemoteProtocolError where the conversation has one under way."""
         if asked.stored and self.active:
             raise RemoteProtocolError(
@@ -112,7 +121,7 @@ class Responder:
             )
         self._start(asked, lambda response: self._make(response, asked))
 
-    async def tell(self, made: Made, void: Callable[[], bool]) -> None:
+    async def tell(self, made: ResponseSource, void: Callable[[], bool]) -> None:
         """An answer that nobody asked for is being said. Waits until the one before is closed; if it is `void` by then, nobody is told."""
         while self.active:
             await self.active.over.wait()
@@ -122,12 +131,12 @@ class Responder:
             await made.drop()
             return
 
-        async def made_already(_: Response) -> Made:
+        async def made_already(_: Response) -> ResponseSource:
             return made
 
-        self._start(ResponseAsked(), made_already)
+        self._start(CreateResponse(), made_already)
 
-    def _start(self, asked: ResponseAsked, make: Callable[[Response], Awaitable[Made]]) -> None:
+    def _start(self, asked: CreateResponse, make: Callable[[Response], Awaitable[ResponseSource]]) -> None:
         config = self.config
         response = Response(
             self._new_id("resp_"),
@@ -137,7 +146,7 @@ class Responder:
             asked.metadata,
             asked.stored,
         )
-        answering = Answering(
+        answering = ResponseTask(
             response,
             make,
             self._conversation,
@@ -153,7 +162,7 @@ class Responder:
         assert self._group
         self._group.start_soon(self._answer, answering)
 
-    async def _answer(self, answering: Answering) -> None:
+    async def _answer(self, answering: ResponseTask) -> None:
         try:
             await answering.run()
         finally:
@@ -163,35 +172,35 @@ class Responder:
         await self._cut_off(answering.response.id)
         await self._over(answering)
 
-    async def _said(self, output: Output | TalkOutput) -> None:
-        if isinstance(output, SoundSaid):
+    async def _said(self, output: TranscriptionEvent | ConversationEvent) -> None:
+        if isinstance(output, ResponseAudioDelta):
             self._sounding.said(output, self._now())
         await self._emit(output)
 
-    async def _make(self, response: Response, asked: ResponseAsked) -> Making:
+    async def _make(self, response: Response, asked: CreateResponse) -> ResponseGeneration:
         """Begin to make an answer, or take the one that was begun before it was asked for."""
         wanted = self._wanted(asked, response.voice, response.max_tokens)
         assert self._group
         assert self._talk
         if not response.stored:
-            making = Making(await self._partner.open(), *wanted)
+            making = ResponseGeneration(await self._partner.open(), *wanted)
             self._group.start_soon(self._make_beside, making)
             return making
         if ahead := await self.ahead.take(wanted):
             return ahead
-        making = Making(self._talk, *wanted)
+        making = ResponseGeneration(self._talk, *wanted)
         self._group.start_soon(making.run)
         return making
 
-    async def _make_beside(self, making: Making) -> None:
+    async def _make_beside(self, making: ResponseGeneration) -> None:
         try:
             await making.run()
         finally:
             making.talk.close()
 
     def _wanted(
-        self, asked: ResponseAsked, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
-    ) -> Wanted:
+        self, asked: CreateResponse, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
+    ) -> ResponseRequest:
         return wanted(self.config, self._conversation, self._partner.profile, asked, voice, max_tokens, items)
 
     # --- its sound --------------------------------------------------------------------------------------------------------
@@ -204,7 +213,7 @@ class Responder:
             await self._emit(PlaybackCleared(response_id))
             await self.cut([c for c in cut if c[0].response_id == response_id])
 
-    async def cut(self, heard: list[tuple[Place, int]]) -> None:
+    async def cut(self, heard: list[tuple[ContentPosition, int]]) -> None:
         """Keep of these items what was heard of them, milliseconds each; of one that is still being said, once it is closed."""
         self._cut += heard
         for response_id in dict.fromkeys(place.response_id for place, _ in heard):
@@ -221,24 +230,24 @@ class Responder:
 
     # --- before it is asked -----------------------------------------------------------------------------------------------
 
-    async def expect(self, text: str, mine: Item | None, sound: SoundPart | None = None) -> None:
+    async def expect(self, text: str, mine: Item | None, sound: AudioPart | None = None) -> None:
         """The user has paused and may have ended a turn with `text`: begin what would answer it. `mine`: the turn's item, if it has one; `sound`: the
         turn's, for a partner that hears."""
         assert self._talk
         assert self._group
         others = [i for i in self._conversation.items if i is not mine]
         wanted = self._wanted(
-            ResponseAsked(),
+            CreateResponse(),
             self.config.voice,
             self.config.max_tokens,
-            [*others, Item("", parts=[Part("input_audio", text, media=sound)])],
+            [*others, Item("", parts=[ContentPart("input_audio", text, media=sound)])],
         )
         await self.ahead.begin(self._talk, wanted, self._group)
 
     async def prefill(self, text: str) -> None:
         """The user goes on speaking: the partner takes in what they have said so far."""
         assert self._talk
-        said = Item("", parts=[Part("input_audio", text)])
+        said = Item("", parts=[ContentPart("input_audio", text)])
         messages = self._conversation.messages(self.config.instructions, [*self._conversation.items, said])
         try:
             await self._talk.prefill(messages, self.config.tools)

@@ -12,13 +12,13 @@ import anyio
 import anyio.abc
 
 from antiphon.contracts import (
-    Answer,
+    ConversationProfile,
+    ConversationStream,
     Message,
-    PartnerProfile,
     ReplyDone,
     ReplyOptions,
-    Speaking,
-    Talk,
+    ResponseAudio,
+    ResponseChunk,
     TextDelta,
     ToolCallDelta,
     ToolCallStarted,
@@ -26,55 +26,55 @@ from antiphon.contracts import (
 )
 from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.events.conversation import (
+    ArgumentsDelta,
     ArgumentsDone,
-    ArgumentsSaid,
+    ContentPart,
+    ContentPartAdded,
+    ContentPartDone,
+    ContentPosition,
+    ConversationConfig,
+    ConversationEvent,
+    CreateResponse,
     Item,
     ItemAdded,
     ItemDone,
     OutputItemAdded,
     OutputItemDone,
-    Part,
-    PartAdded,
-    PartDone,
-    Place,
     Response,
-    ResponseAsked,
+    ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
-    SoundSaid,
-    TalkConfig,
-    TalkOutput,
-    TextSaid,
+    ResponseTextDelta,
     Usage,
 )
-from antiphon.events.transcription import Output
-from antiphon.sessions.conversation.history import Conversation, cut_to
+from antiphon.events.transcription import TranscriptionEvent
+from antiphon.sessions.conversation.history import ConversationHistory, cut_to
 
 log = logging.getLogger(__name__)
 
 # Bound: what a partner has made of an answer that nobody has taken; it waits then.
 MAX_WAITING = 64
 
-Emit = Callable[[Output | TalkOutput], Awaitable[None]]
+EmitConversation = Callable[[TranscriptionEvent | ConversationEvent], Awaitable[None]]
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
 # What a partner is asked: Talk.respond's arguments.
-Wanted = tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]
+ResponseRequest = tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]
 
 
-def speaks(config: TalkConfig, profile: PartnerProfile, asked: ResponseAsked) -> bool:
+def speaks(config: ConversationConfig, profile: ConversationProfile, asked: CreateResponse) -> bool:
     """The answer is to be spoken, and somebody can."""
     return (config.speaks if asked.speaks is None else asked.speaks) and bool(profile.voices)
 
 
 def wanted(
-    config: TalkConfig,
-    conversation: Conversation,
-    profile: PartnerProfile,
-    asked: ResponseAsked,
+    config: ConversationConfig,
+    conversation: ConversationHistory,
+    profile: ConversationProfile,
+    asked: CreateResponse,
     voice: str | None,
     max_tokens: int | None,
     items: list[Item] | None = None,
-) -> Wanted:
+) -> ResponseRequest:
     """What the partner is asked; `items` in place of the conversation's. Raises RemoteProtocolError for a reference to no item."""
     if asked.items is not None:
         items = [conversation.get(i) if isinstance(i, str) else i for i in asked.items]
@@ -93,10 +93,10 @@ def wanted(
     return conversation.messages(instructions, items), options, spoken
 
 
-class Made(Protocol):
+class ResponseSource(Protocol):
     """An answer that somebody makes."""
 
-    def stream(self) -> AsyncGenerator[Answer, None]:
+    def stream(self) -> AsyncGenerator[ResponseChunk, None]:
         """Take what is made, once. Raises Refused, ModelError, EngineError, RemoteProtocolError."""
         ...
 
@@ -105,18 +105,18 @@ class Made(Protocol):
         ...
 
 
-class Making:
+class ResponseGeneration:
     """An answer as it is made, by a task of its own: begun when it is asked for, or before, on the chance that just it will be.
 
     `messages`, `options` and `voice` are Talk.respond's; two of equal ones are the same answer.
     """
 
     def __init__(
-        self, talk: Talk, messages: tuple[Message, ...], options: ReplyOptions, voice: VoiceOptions | None
+        self, talk: ConversationStream, messages: tuple[Message, ...], options: ReplyOptions, voice: VoiceOptions | None
     ) -> None:
         self.talk = talk
         self.asked = (messages, options, voice)
-        self._send, self._receive = anyio.create_memory_object_stream[Answer](MAX_WAITING)
+        self._send, self._receive = anyio.create_memory_object_stream[ResponseChunk](MAX_WAITING)
         self._scope = anyio.CancelScope()
         self._failure: Exception | None = None
         self._over = anyio.Event()
@@ -134,7 +134,7 @@ class Making:
             self._send.close()
             self._over.set()
 
-    async def stream(self) -> AsyncGenerator[Answer, None]:
+    async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
         """Take what is made. Raises Refused, ModelError, EngineError, RemoteProtocolError."""
         async for answer in self._receive:
             yield answer
@@ -158,7 +158,7 @@ class Making:
         self._scope.cancel()
 
 
-class Answering:
+class ResponseTask:
     """One answer under way: what of it is open on the wire.
 
     `make` gives what is made of it, at `rate_hz`; it may raise what a model does.
@@ -167,10 +167,10 @@ class Answering:
     def __init__(
         self,
         response: Response,
-        make: Callable[[Response], Awaitable[Made]],
-        conversation: Conversation,
+        make: Callable[[Response], Awaitable[ResponseSource]],
+        conversation: ConversationHistory,
         rate_hz: int,
-        emit: Emit,
+        emit: EmitConversation,
         new_id: Callable[[str], str],
         measure: Callable[[str, float], None],
     ) -> None:
@@ -184,7 +184,7 @@ class Answering:
         self._item: Item | None = None
         self._previous: str | None = None
         # What still has to be told of its end.
-        self._ends: list[TalkOutput] = []
+        self._ends: list[ConversationEvent] = []
         self._rate_hz = rate_hz
         self._sounded = False
         self._began_s = time.monotonic()
@@ -229,21 +229,21 @@ class Answering:
         finally:
             await making.drop()
 
-    async def _take(self, answer: Answer) -> None:
+    async def _take(self, answer: ResponseChunk) -> None:
         response, emit = self.response, self._emit
         match answer:
             case TextDelta(text):
                 item = await self._message()
                 item.parts[0].text += text
-                await emit(TextSaid(self._place(), text, response.speaks))
-            case Speaking(pcm, words):
+                await emit(ResponseTextDelta(self._place(), text, response.speaks))
+            case ResponseAudio(pcm, words):
                 item = await self._message()
                 if not self._sounded:
                     self._sounded = True
                     self._measure("first_answer_sound", time.monotonic() - self._began_s)
                 item.parts[0].audio_s += len(pcm) / self._rate_hz
                 item.parts[0].words += words
-                await emit(SoundSaid(self._place(), pcm, self._rate_hz, words))
+                await emit(ResponseAudioDelta(self._place(), pcm, self._rate_hz, words))
             case ToolCallStarted(call_id, name):
                 await self._close()
                 await self._open(
@@ -252,7 +252,7 @@ class Answering:
             case ToolCallDelta(arguments):
                 assert self._item
                 self._item.arguments += arguments
-                await emit(ArgumentsSaid(self._place(), self._item.call_id, arguments))
+                await emit(ArgumentsDelta(self._place(), self._item.call_id, arguments))
             case ReplyDone(reason):
                 response.usage = Usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
                 if reason == "length":
@@ -264,9 +264,9 @@ class Answering:
             return self._item
         await self._close()
         kind = "output_audio" if self.response.speaks else "output_text"
-        item = Item(self._new_id("item_"), "message", "assistant", "in_progress", [Part(kind)])  # type: ignore[arg-type]
+        item = Item(self._new_id("item_"), "message", "assistant", "in_progress", [ContentPart(kind)])  # type: ignore[arg-type]
         await self._open(item)
-        await self._emit(PartAdded(self._place(), item.parts[0]))
+        await self._emit(ContentPartAdded(self._place(), item.parts[0]))
         return item
 
     async def _open(self, item: Item) -> None:
@@ -286,7 +286,7 @@ class Answering:
         if item and not self._ends:
             place = self._place()
             item.status = "completed" if self.response.status in ("in_progress", "completed") else "incomplete"
-            part_done = PartDone(place, item.parts[0]) if item.kind == "message" else None
+            part_done = ContentPartDone(place, item.parts[0]) if item.kind == "message" else None
             done = part_done or ArgumentsDone(place, item.call_id, item.name, item.arguments)
             kept = [ItemDone(item, self._previous)] if self.response.stored else []
             self._ends = [done, *kept, OutputItemDone(self.response, place.output_index, item, self._previous)]
@@ -298,6 +298,6 @@ class Answering:
             part.text = cut_to(part.text, [w.text for w in part.words], len(part.words))
         self._item = None
 
-    def _place(self) -> Place:
+    def _place(self) -> ContentPosition:
         assert self._item
-        return Place(self.response.id, self._item.id, len(self.response.output) - 1)
+        return ContentPosition(self.response.id, self._item.id, len(self.response.output) - 1)

@@ -13,60 +13,60 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.abc
 
-from antiphon.contracts import Partner, Reader, SpeechDetector, Transcriber, TurnJudge
-from antiphon.contracts.playback import Playback
+from antiphon.contracts import ConversationModel, ImageReader, Transcriber, TurnDetector, VoiceActivityDetector
+from antiphon.contracts.playback import PlaybackTracker
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
+    CancelResponse,
+    ClearOutputAudio,
+    CommandRejected,
+    ConfigureConversation,
+    ContentPart,
+    ContentPosition,
+    ConversationCommand,
+    ConversationConfig,
+    CreateItem,
+    CreateResponse,
+    DeleteItem,
+    IdleTimedOut,
     Item,
     ItemAdded,
-    ItemAsked,
-    ItemCreated,
-    ItemCut,
     ItemDeleted,
     ItemDone,
-    ItemDropped,
-    ItemShown,
+    ItemRetrieved,
     ItemTruncated,
-    NobodySpoke,
-    Part,
-    Place,
-    Rejected,
-    ResponseAsked,
-    ResponseStopped,
-    SilenceAsked,
-    TalkConfig,
-    TalkConfigured,
-    TalkInput,
-    TurnNamed,
-    UserTurn,
+    RetrieveItem,
+    TruncateItem,
+    UserTurnCommitted,
+    UserTurnStarted,
 )
-from antiphon.events.duplex import FramesShown, Unanswered
+from antiphon.events.duplex import AppendFrames, SkipResponse
 from antiphon.events.transcription import (
     CommitRefused,
     GuessDropped,
-    Output,
     OverlapDecided,
     SpeechStarted,
     SpeechStopped,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
-    TranscriptGuess,
+    TranscriptGuessed,
+    TranscriptionEvent,
     TranscriptPartial,
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.sessions.conversation.history import Conversation
-from antiphon.sessions.conversation.item_media import Looking
-from antiphon.sessions.conversation.native_turns import Units
-from antiphon.sessions.conversation.playout import Sounding
+from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.item_media import ItemMediaResolver
+from antiphon.sessions.conversation.native_turns import NativeTurns
+from antiphon.sessions.conversation.playout import Playout
 from antiphon.sessions.conversation.responder import Responder
-from antiphon.sessions.conversation.response import Answering, Emit
-from antiphon.sessions.conversation.turn_audio import TurnSounds, bound
+from antiphon.sessions.conversation.response import EmitConversation, ResponseTask
+from antiphon.sessions.conversation.turn_audio import TurnAudio, bound
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.echo import EchoGuard
-from antiphon.turns.overlap import DECIDE_S, LAST_S, LONGEST_S, Overlap
+from antiphon.turns.overlap import DECIDE_S, LAST_S, LONGEST_S, OverlapDecider
 
 # How long a client's word that what is said takes no floor holds: it says so with each piece of sound.
 DISMISSED_S = 0.6
@@ -76,7 +76,7 @@ UNASKED = "response_create_unsupported"
 FRAME_S = 0.05
 
 
-class TalkSession:
+class ConversationSession:
     """Run with `run()`; sound and commits go into `inbox`, everything else to `handle`; closing the inbox ends it.
 
     `left_s`: seconds of sound that somebody still plays, where it is known better than by the clock. `new_id(prefix)` makes ids. `emit` is awaited for every output and may hold the session back.
@@ -84,39 +84,41 @@ class TalkSession:
 
     def __init__(
         self,
-        config: TalkConfig,
+        config: ConversationConfig,
         transcriber: Transcriber,
-        detector: SpeechDetector,
-        partner: Partner,
+        detector: VoiceActivityDetector,
+        partner: ConversationModel,
         inbox: Inbox,
-        emit: Emit,
+        emit: EmitConversation,
         *,
         new_id: Callable[[str], str],
         min_commit_ms: int = 0,
         measure: Callable[[str, float], None] = lambda kind, seconds: None,
-        judge: TurnJudge | None = None,
-        reader: Reader | None = None,
-        playback: Playback | None = None,
-        aside: Callable[[TalkInput], Awaitable[None]] | None = None,
+        judge: TurnDetector | None = None,
+        reader: ImageReader | None = None,
+        playback: PlaybackTracker | None = None,
+        aside: Callable[[ConversationCommand], Awaitable[None]] | None = None,
         left_s: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
-        self._overlap = Overlap()
+        self._overlap = OverlapDecider()
         self._idling = anyio.CancelScope()
         self._deciding = anyio.CancelScope()
         self._closing = False
-        self.conversation = Conversation()
+        self.conversation = ConversationHistory()
         hears = partner.profile.takes_media
-        self._looking = Looking(self.conversation, reader, transcriber, emit, self._looked, takes_media=hears)
-        self._sounds = TurnSounds() if hears else None
+        self._looking = ItemMediaResolver(self.conversation, reader, transcriber, emit, self._looked, takes_media=hears)
+        self._sounds = TurnAudio() if hears else None
         self._emit = emit
         self._new_id = new_id
         echo = EchoGuard()
-        self._sounding = Sounding(echo, clock)
+        self._sounding = Playout(echo, clock)
         native = partner.native
         self._units = (
-            Units(native, lambda turn: self._responder.tell(turn, lambda: turn.void), emit, clock) if native else None
+            NativeTurns(native, lambda turn: self._responder.tell(turn, lambda: turn.void), emit, clock)
+            if native
+            else None
         )
         self._left_s = left_s or (lambda: self._sounding.left_s)
         self._listener = TranscriptionSession(
@@ -147,7 +149,7 @@ class TalkSession:
         self._group: anyio.abc.TaskGroup | None = None
         # Turns whose transcript is still to come, and what was asked meanwhile.
         self._turns: dict[int, Item] = {}
-        self._later: list[ResponseAsked] = []
+        self._later: list[CreateResponse] = []
         # What has been heard so far of the turn that is being spoken.
         self._running: dict[int, str] = {}
         self._speaking = False
@@ -196,7 +198,7 @@ class TalkSession:
             answer.cancel(reason)
         await self._responder.silence()
 
-    async def heard_of(self, items: list[tuple[Place, int]]) -> None:
+    async def heard_of(self, items: list[tuple[ContentPosition, int]]) -> None:
         """It is known of these spoken items how many milliseconds of each were heard."""
         await self._responder.cut(items)
 
@@ -225,21 +227,21 @@ class TalkSession:
 
     # --- what the client asks ---------------------------------------------------------------------------------------------
 
-    async def handle(self, item: TalkInput) -> None:
+    async def handle(self, item: ConversationCommand) -> None:
         """Do what the client asks. Never raises for what it asks: what cannot be is answered."""
         try:
             await self._do(item)
         except RemoteProtocolError as error:
-            event_id = None if isinstance(item, TalkConfigured) else item.event_id
-            await self._emit(Rejected(error.code, error.message, error.param, event_id))
+            event_id = None if isinstance(item, ConfigureConversation) else item.event_id
+            await self._emit(CommandRejected(error.code, error.message, error.param, event_id))
 
-    async def _do(self, item: TalkInput) -> None:
+    async def _do(self, item: ConversationCommand) -> None:
         conversation = self.conversation
         match item:
-            case TalkConfigured(config):
+            case ConfigureConversation(config):
                 self.config = self._responder.config = config
                 await self._listener.configure(config.listening)
-            case ItemCreated(new, after):
+            case CreateItem(new, after):
                 self._looking.bound(new)
                 previous = conversation.add(new, after)
                 await self._emit(ItemAdded(new, previous))
@@ -247,16 +249,16 @@ class TalkSession:
                 assert self._group
                 self._looking.look_at(new, item.event_id, self.config.listening.language, self._group)
                 bound(conversation.items)
-            case ItemAsked(item_id):
-                await self._emit(ItemShown(conversation.get(item_id)))
-            case ItemDropped(item_id):
+            case RetrieveItem(item_id):
+                await self._emit(ItemRetrieved(conversation.get(item_id)))
+            case DeleteItem(item_id):
                 conversation.delete(item_id)
                 await self._emit(ItemDeleted(item_id))
-            case ItemCut(item_id, content_index, audio_end_ms):
+            case TruncateItem(item_id, content_index, audio_end_ms):
                 kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
                 self._sounding.silenced(self._listener.now)
                 await self._emit(ItemTruncated(item_id, content_index, kept_ms))
-            case ResponseAsked(items=items):
+            case CreateResponse(items=items):
                 if self.config.duplex and not (conversation.items or items or item.instructions):
                     raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
                 if self._units:
@@ -271,21 +273,21 @@ class TalkSession:
                     self._later.append(item)
                 else:
                     self._responder.begin(item)
-            case ResponseStopped(response_id):
+            case CancelResponse(response_id):
                 self._responder.stop(response_id)
-            case SilenceAsked():
+            case ClearOutputAudio():
                 await self._responder.silence()
-            case FramesShown(frames):
+            case AppendFrames(frames):
                 if self._units:
                     self._units.show(frames)
-            case Unanswered():
+            case SkipResponse():
                 self._unanswered_next = True
             case _:
                 raise RemoteProtocolError("unknown_event", f"{type(item).__name__} is for a duplex session.")
 
     # --- what is heard ----------------------------------------------------------------------------------------------------
 
-    async def _heard(self, output: Output) -> None:
+    async def _heard(self, output: TranscriptionEvent) -> None:
         if isinstance(output, TurnCommitted) and self._unanswered_next:
             self._unanswered.add(output.turn)
             self._unanswered_next = False
@@ -320,11 +322,11 @@ class TalkSession:
                 await self._tell_all(self._overlap.release())
             await anyio.sleep(FRAME_S)
 
-    async def _tell_all(self, outputs: list[Output]) -> None:
+    async def _tell_all(self, outputs: list[TranscriptionEvent]) -> None:
         for output in outputs:
             await self._told(output)
 
-    async def _told(self, output: Output) -> None:
+    async def _told(self, output: TranscriptionEvent) -> None:
         if self._sounds:
             self._sounds.take(output)
         match output:
@@ -353,7 +355,7 @@ class TalkSession:
                     item.parts[0].media = self._sounds.of(output)
                 previous = self.conversation.add(item)
                 bound(self.conversation.items)
-                await self._emit(UserTurn(turn, item, previous))
+                await self._emit(UserTurnCommitted(turn, item, previous))
             case TranscriptDone(turn, text):
                 item = await self._name(turn)
                 del self._turns[turn]
@@ -382,7 +384,7 @@ class TalkSession:
                 await self._emit(output)
                 await self._answer_turn()
                 await self._catch_up()
-            case TranscriptGuess(turn, text, speech_end_ms):
+            case TranscriptGuessed(turn, text, speech_end_ms):
                 await self._expect(turn, text, speech_end_ms)
             case GuessDropped():
                 self._responder.ahead.forget()
@@ -404,8 +406,8 @@ class TalkSession:
     async def _name(self, turn: int) -> Item:
         """The item that a turn will be; the client is told its id before anything else of it."""
         if turn not in self._turns:
-            self._turns[turn] = Item(self._new_id("item_"), parts=[Part("input_audio")])
-            await self._emit(TurnNamed(turn, self._turns[turn].id))
+            self._turns[turn] = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
+            await self._emit(UserTurnStarted(turn, self._turns[turn].id))
         return self._turns[turn]
 
     async def _catch_up(self) -> None:
@@ -431,14 +433,14 @@ class TalkSession:
             return
         if self._responder.active is None:
             self._owed = False
-            self._responder.begin(ResponseAsked())
+            self._responder.begin(CreateResponse())
         elif self.config.interrupt_response and cancels and not self._responder.active.cancelled:
             await self._emit(OverlapDecided(-1, True, "turn_answered"))
             await self.interrupt("turn_detected")
 
     # --- answers ----------------------------------------------------------------------------------------------------------
 
-    async def _answered(self, answering: Answering) -> None:
+    async def _answered(self, answering: ResponseTask) -> None:
         """An answer is over."""
         if answering.response.stored and self._group:
             self._group.start_soon(self._idle)
@@ -456,10 +458,10 @@ class TalkSession:
             await anyio.sleep(timeout_ms / 1000)
             if self.answering or self._speaking or self._unknown():
                 return
-            item = Item(self._new_id("item_"), parts=[Part("input_audio")])
-            await self._emit(NobodySpoke(item.id, start_ms, int(self.audio_s * 1000)))
-            await self._emit(UserTurn(-1, item, self.conversation.add(item)))
-            self._responder.begin(ResponseAsked())
+            item = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
+            await self._emit(IdleTimedOut(item.id, start_ms, int(self.audio_s * 1000)))
+            await self._emit(UserTurnCommitted(-1, item, self.conversation.add(item)))
+            self._responder.begin(CreateResponse())
 
     async def _expect(self, turn: int, text: str, speech_end_ms: int) -> None:
         """The user may have ended a turn. Nobody hears of the answer to it before it is asked for."""

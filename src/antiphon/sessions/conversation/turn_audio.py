@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import ImagePart, SoundPart
+from antiphon.contracts import AudioPart, ImagePart
 from antiphon.events.conversation import Item
 from antiphon.events.transcription import (
-    Output,
     SpeechStarted,
     TranscriptDone,
     TranscriptFailed,
+    TranscriptionEvent,
     TurnCleared,
     TurnCommitted,
 )
@@ -35,10 +35,10 @@ class _Turn:
 
     began_ms: int
     speech_end_ms: int = -1
-    part: SoundPart | None = None
+    part: AudioPart | None = None
 
 
-class TurnSounds:
+class TurnAudio:
     """Fed with `hear` what the listener hears, before it does, and with `take` all that it tells.
 
     A turn that has paused, and the turn that this pause ends, are the same sound: what was begun at the pause answers it.
@@ -61,7 +61,7 @@ class TurnSounds:
         while self._length - len(self._held[0]) >= LONGEST_S * SAMPLE_RATE_HZ:
             self._length -= len(self._held.popleft())
 
-    def take(self, output: Output) -> None:
+    def take(self, output: TranscriptionEvent) -> None:
         """What the listener tells."""
         match output:
             case SpeechStarted(turn, at_ms):
@@ -74,22 +74,22 @@ class TurnSounds:
                 self._turns.clear()
                 self._ended_ms = self._now * 1000 // SAMPLE_RATE_HZ
 
-    def guess(self, turn: int, speech_end_ms: int) -> SoundPart:
+    def guess(self, turn: int, speech_end_ms: int) -> AudioPart:
         """The sound of a turn that has paused since then."""
         return self._part(turn, self._ended_ms, speech_end_ms)
 
-    def of(self, turn: TurnCommitted) -> SoundPart:
+    def of(self, turn: TurnCommitted) -> AudioPart:
         """The sound of a turn that has ended."""
         speech_end_ms = turn.end_ms if turn.speech_end_ms is None else turn.speech_end_ms
         return self._part(turn.turn, turn.start_ms, speech_end_ms)
 
-    def _part(self, number: int, start_ms: int, speech_end_ms: int) -> SoundPart:
+    def _part(self, number: int, start_ms: int, speech_end_ms: int) -> AudioPart:
         turn = self._turns.setdefault(number, _Turn(start_ms))
         if turn.part is None or turn.speech_end_ms != speech_end_ms:
             turn.part, turn.speech_end_ms = self._cut(turn.began_ms, speech_end_ms + TAIL_MS), speech_end_ms
         return turn.part
 
-    def _cut(self, start_ms: int, end_ms: int) -> SoundPart:
+    def _cut(self, start_ms: int, end_ms: int) -> AudioPart:
         start, end = (ms * SAMPLE_RATE_HZ // 1000 for ms in (start_ms, end_ms))
         at, parts = self._now - self._length, list[npt.NDArray[np.int16]]()
         for held in self._held:
@@ -98,13 +98,13 @@ class TurnSounds:
                 parts.append(held[low:high])
             at += len(held)
         whole = np.concatenate(parts) if parts else np.zeros(0, np.int16)
-        return SoundPart(whole.astype(np.float32) / np.float32(32767))
+        return AudioPart(whole.astype(np.float32) / np.float32(32767))
 
 
 def bound(items: Sequence[Item]) -> None:
     """Let the sound and the images of the oldest items go where there is too much."""
     media = [(p, p.media) for i in items for p in i.parts]
-    sounds = [(p, len(m.pcm) / SAMPLE_RATE_HZ) for p, m in media if isinstance(m, SoundPart)]
+    sounds = [(p, len(m.pcm) / SAMPLE_RATE_HZ) for p, m in media if isinstance(m, AudioPart)]
     images = [(p, 1) for p, m in media if isinstance(m, ImagePart)]
     for parts, most, left in ((sounds, MOST_S, LEFT_S), (images, MOST_IMAGES, LEFT_IMAGES)):
         total = sum(size for _, size in parts)

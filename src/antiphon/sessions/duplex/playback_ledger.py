@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import PartDone, Place, SoundSaid, TalkOutput
-from antiphon.events.duplex import Cursors, PlaybackAcked, PlaybackKnown
+from antiphon.events.conversation import ContentPartDone, ContentPosition, ConversationEvent, ResponseAudioDelta
+from antiphon.events.duplex import AcknowledgePlayback, PlaybackAcknowledged, PlaybackCursors
 
-NOTHING = Cursors()
+NOTHING = PlaybackCursors()
 # Who has acknowledged all but this has heard it all: clients count in whole chunks and milliseconds.
 SLACK_MS = 50
 # Answers whose cursors are remembered; an acknowledgement of an older one is of nothing.
@@ -24,10 +24,10 @@ MOST = 64
 class _Sound:
     """The sound of one item."""
 
-    at: Place
+    at: ContentPosition
     begun_s: float
     generated_s: float = 0.0
-    cursors: Cursors = NOTHING
+    cursors: PlaybackCursors = NOTHING
     complete: bool = False
     # Where it was cut, in milliseconds; None: it was not.
     cut_ms: int | None = None
@@ -40,7 +40,7 @@ class _Sound:
         return round(self.generated_s * 1000)
 
 
-class Ledger:
+class PlaybackLedger:
     """`clock`: monotonic seconds. `acks_only`: see Duplex. As a Playback it says what was heard of what is cut."""
 
     def __init__(self, clock: Callable[[], float], *, acks_only: bool = False) -> None:
@@ -76,28 +76,30 @@ class Ledger:
     def _now_s(self) -> float:
         return (self._clock() if self._held_since_s is None else self._held_since_s) - self._held_s
 
-    def cursors(self, item_id: str) -> Cursors:
+    def cursors(self, item_id: str) -> PlaybackCursors:
         """Of an item's sound so far."""
         sound = self._sounds.get(item_id)
         return (
-            replace(sound.cursors, generated_ms=sound.generated_ms, sent_ms=sound.generated_ms) if sound else Cursors()
+            replace(sound.cursors, generated_ms=sound.generated_ms, sent_ms=sound.generated_ms)
+            if sound
+            else PlaybackCursors()
         )
 
-    def take(self, output: TalkOutput) -> None:
+    def take(self, output: ConversationEvent) -> None:
         """What is told to the client, in order."""
         match output:
-            case SoundSaid(at, pcm, rate_hz):
+            case ResponseAudioDelta(at, pcm, rate_hz):
                 if at.item_id not in self._sounds:
                     self._sounds[at.item_id] = _Sound(at, self._now_s())
                     while len(self._sounds) > MOST:
                         del self._sounds[next(iter(self._sounds))]
                 self._sounds[at.item_id].generated_s += len(pcm) / rate_hz
-            case PartDone(at) if at.item_id in self._sounds:
+            case ContentPartDone(at) if at.item_id in self._sounds:
                 self._sounds[at.item_id].complete = True
             case _:
                 return
 
-    def acknowledge(self, ack: PlaybackAcked) -> tuple[PlaybackKnown, tuple[Place, int] | None]:
+    def acknowledge(self, ack: AcknowledgePlayback) -> tuple[PlaybackAcknowledged, tuple[ContentPosition, int] | None]:
         """Move the cursors. With it, where the item has to be cut anew: its place, and the milliseconds heard.
 
         Raises RemoteProtocolError: playback_item_not_found, playback_item_mismatch, playback_ack_too_late.
@@ -110,14 +112,14 @@ class Ledger:
         most, had = sound.generated_ms, sound.cursors
         played = min(max(had.played_ms, ack.played_ms), most)
         committed = min(max(had.committed_ms, ack.committed_ms), most)
-        sound.cursors = Cursors(most, most, played, committed)
+        sound.cursors = PlaybackCursors(most, most, played, committed)
         again = None
         if sound.cut_ms is not None and committed != sound.cut_ms:
             sound.cut_ms = committed
             again = (sound.at, committed)
         kept = sound.cut_ms is not None or (sound.complete and committed >= most - SLACK_MS)
         at = sound.at
-        return PlaybackKnown(at.response_id, at.item_id, played, committed, sound.cursors, kept), again
+        return PlaybackAcknowledged(at.response_id, at.item_id, played, committed, sound.cursors, kept), again
 
     def cut(self, item_id: str, heard_ms: int) -> None:
         """The client has said by other means how much of an item was heard."""
@@ -125,7 +127,7 @@ class Ledger:
             sound.cut_ms = heard_ms
             sound.cursors = replace(sound.cursors, played_ms=heard_ms, committed_ms=heard_ms)
 
-    def silence(self) -> list[tuple[Place, int]]:
+    def silence(self) -> list[tuple[ContentPosition, int]]:
         """See Playback."""
         cut = []
         for sound in self._sounds.values():
@@ -136,7 +138,7 @@ class Ledger:
         self.hold(False)
         return cut
 
-    def settle(self) -> list[tuple[Place, int]]:
+    def settle(self) -> list[tuple[ContentPosition, int]]:
         """A turn of the user is committed: what answers came before it is history. What is to be cut of them for that."""
         cut = []
         for sound in self._sounds.values():
@@ -165,7 +167,7 @@ class Ledger:
     def _by_clock_ms(self, sound: _Sound) -> int:
         return min(sound.generated_ms, round((self._now_s() - sound.begun_s) * 1000))
 
-    def _find(self, ack: PlaybackAcked) -> _Sound:
+    def _find(self, ack: AcknowledgePlayback) -> _Sound:
         if ack.response_id is None and ack.item_id is None:
             for sound in reversed(self._sounds.values()):
                 if sound.open:

@@ -27,7 +27,7 @@ URGENT_S, DUE_S = 0.3, 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class EncodedSpeech:
     """More of a text in its format: `data` is sound from `start_s` to `end_s`. The other fields are as in `Sound`."""
 
     data: bytes
@@ -40,7 +40,7 @@ class Spoken:
 
 
 @dataclass(slots=True)
-class Playback:
+class ListenerBuffer:
     """How far what was made is ahead of a listener who plays it as it comes. Tells the lane whose chunk is due first."""
 
     clock: Callable[[], float] = time.monotonic
@@ -60,8 +60,8 @@ async def speak(
     synthesizer: Synthesizer,
     text: str | AsyncIterator[str],
     config: SpeechConfig,
-    playback: Playback | None = None,
-) -> AsyncGenerator[Spoken, None]:
+    playback: ListenerBuffer | None = None,
+) -> AsyncGenerator[EncodedSpeech, None]:
     """A text in the format asked for; one that is still being written where the synthesizer `streams_text`.
 
     Closing the generator ends it within a chunk.
@@ -69,7 +69,7 @@ async def speak(
     Raises RemoteProtocolError where nothing of it can be spoken, Refused, ModelError.
     """
     profile = synthesizer.profile
-    playback = playback or Playback()
+    playback = playback or ListenerBuffer()
     speed = min(max(config.speed, profile.speeds[0]), profile.speeds[1])
     tempo = config.speed / speed
     stretch = Stretch(profile.sample_rate_hz, tempo) if tempo != 1.0 else None
@@ -104,8 +104,8 @@ async def speak(
                 )
             playback.more(at_s - start_s)
             words = tuple(replace(w, start_s=w.start_s / tempo, end_s=w.end_s / tempo) for w in sound.words)
-            yield Spoken(data, start_s, at_s, words, sound.skipped, sound.num_symbols, sound.num_frames)
+            yield EncodedSpeech(data, start_s, at_s, words, sound.skipped, sound.num_symbols, sound.num_frames)
     rest = encoder.feed(stretch.flush()) if stretch else b""
     rest += encoder.finish() if cheap else await anyio.to_thread.run_sync(encoder.finish)
     if rest:
-        yield Spoken(rest, at_s, at_s)
+        yield EncodedSpeech(rest, at_s, at_s)

@@ -22,21 +22,21 @@ from antiphon.audio.pcm import Resampler, from_pcm16
 from antiphon.contracts import Synthesizer, Transcriber
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
 from antiphon.events.speech import (
-    SpeechCancelled,
+    AppendText,
+    CancelSpeech,
+    ConfigureSpeech,
+    FlushText,
+    SentenceAudio,
+    SentenceDone,
+    SentenceStarted,
+    SpeechCommand,
     SpeechConfig,
-    SpeechConfigured,
-    SpeechInput,
-    SpeechOutput,
-    TextAppended,
-    TextFlushed,
-    UnitDone,
-    UnitSound,
-    UnitStarted,
+    SpeechEvent,
     UtteranceDone,
 )
 from antiphon.events.words import Word
-from antiphon.sessions.speech.render import Playback, speak
-from antiphon.text.sentences import Splitter
+from antiphon.sessions.speech.render import ListenerBuffer, speak
+from antiphon.text.sentences import SentenceSplitter
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class _Utterance:
 
     index: int
     config: SpeechConfig
-    splitter: Splitter
+    splitter: SentenceSplitter
     units: deque[str] = field(default_factory=deque)
     complete: bool = False
     cancelled: bool = False
@@ -142,12 +142,12 @@ class SpeechSession:
         self._utterances: deque[_Utterance] = deque()
         self._next = 0
         self._open: _Utterance | None = None
-        self._playback = Playback()
+        self._playback = ListenerBuffer()
         self._speaking: anyio.CancelScope | None = None
         self._closed = self._ended = False
         self._changed = anyio.Event()
         # Bound: MAX_WAITING_BYTES of data, after which `_put` waits for the reader.
-        self._outputs: deque[SpeechOutput] = deque()
+        self._outputs: deque[SpeechEvent] = deque()
         self._bytes = 0
         # Characters that were received and not yet begun to be spoken.
         self._chars = 0
@@ -166,26 +166,26 @@ class SpeechSession:
         """Sound that was made and not yet taken."""
         return self._bytes
 
-    def receive(self, item: SpeechInput) -> None:
+    def receive(self, item: SpeechCommand) -> None:
         """Take one input. Raises RemoteProtocolError for a configuration inside an utterance and for too much text."""
         match item:
-            case SpeechConfigured(config):
+            case ConfigureSpeech(config):
                 if self._open:
                     raise RemoteProtocolError(
                         "utterance_open",
                         "session.config cannot be applied while an utterance is in progress; send input.done first",
                     )
                 self._config = config
-            case TextAppended(text):
+            case AppendText(text):
                 self._append(text)
-            case TextFlushed():
+            case FlushText():
                 utterance = self._open or self._begin()
                 before = utterance.splitter.pending
                 self._add(utterance, utterance.splitter.flush(), before)
                 if utterance.live:
                     utterance.live.end()
                 utterance.complete, self._open = True, None
-            case SpeechCancelled():
+            case CancelSpeech():
                 self._cancel()
         self._notify()
 
@@ -212,7 +212,7 @@ class SpeechSession:
         self._ended = True
         self._notify()
 
-    async def next_output(self) -> SpeechOutput | None:
+    async def next_output(self) -> SpeechEvent | None:
         """The next output in order; waits for it. None once `run` has ended and all were taken."""
         while not self._outputs:
             if self._ended:
@@ -248,7 +248,7 @@ class SpeechSession:
             raise RemoteProtocolError(
                 "too_much_text", f"more than {MAX_WAITING_UTTERANCES} utterances wait to be spoken"
             )
-        utterance = self._open = _Utterance(self._next, self._config, Splitter(self._config.granularity))
+        utterance = self._open = _Utterance(self._next, self._config, SentenceSplitter(self._config.granularity))
         if self._config.granularity == "none" and self._synthesizer.profile.streams_text:
             utterance.live = _Live(self._took)
         self._next += 1
@@ -272,7 +272,7 @@ class SpeechSession:
         utterance.started += 1
         rate_hz = self._synthesizer.profile.sample_rate_hz
         known = text if isinstance(text, str) else text.text
-        await self._put(utterance, UnitStarted(utterance.index, unit, known, config, rate_hz))
+        await self._put(utterance, SentenceStarted(utterance.index, unit, known, config, rate_hz))
         words, data = list[Word](), list[bytes]()
         skipped, error, asked, begun = "", "", time.monotonic(), False
         try:
@@ -287,7 +287,7 @@ class SpeechSession:
                     if config.words and not self._synthesizer.profile.word_times:
                         data.append(piece.data)
                     if piece.data:
-                        sound = UnitSound(utterance.index, unit, piece.data, piece.start_s, piece.end_s)
+                        sound = SentenceAudio(utterance.index, unit, piece.data, piece.start_s, piece.end_s)
                         await self._put(utterance, sound)
         except (RemoteProtocolError, Refused) as failure:
             error = str(failure)
@@ -300,7 +300,7 @@ class SpeechSession:
         found = tuple(words)
         if config.words and not error and not self._synthesizer.profile.word_times:
             found = await self._aligned(text if isinstance(text, str) else text.text, b"".join(data))
-        await self._put(utterance, UnitDone(utterance.index, unit, found, skipped, error))
+        await self._put(utterance, SentenceDone(utterance.index, unit, found, skipped, error))
 
     async def _aligned(self, text: str, data: bytes) -> tuple[Word, ...]:
         """Where the words lie in the sound of a synthesizer that does not say. The sound is PCM: words are given with no other."""
@@ -315,7 +315,7 @@ class SpeechSession:
             log.warning("no word times: %s", failure)
             return ()
 
-    async def _put(self, utterance: _Utterance, output: SpeechOutput) -> bool:
+    async def _put(self, utterance: _Utterance, output: SpeechEvent) -> bool:
         """Whether the output was put. A cancel may come while what is awaited is done already: then nothing follows it."""
         while self._bytes >= MAX_WAITING_BYTES and not utterance.cancelled:
             await self._changed.wait()
@@ -341,12 +341,12 @@ class SpeechSession:
         self._chars = 0
         self._utterances.clear()
         self._open = None
-        self._playback = Playback()
+        self._playback = ListenerBuffer()
 
     def _notify(self) -> None:
         self._changed.set()
         self._changed = anyio.Event()
 
 
-def _weight(output: SpeechOutput) -> int:
-    return OUTPUT_BYTES + (len(output.data) if isinstance(output, UnitSound) else 0)
+def _weight(output: SpeechEvent) -> int:
+    return OUTPUT_BYTES + (len(output.data) if isinstance(output, SentenceAudio) else 0)

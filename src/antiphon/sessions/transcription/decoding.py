@@ -16,16 +16,16 @@ import anyio
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import quietest
-from antiphon.contracts import Hypothesis, Piece, Transcriber, Window
+from antiphon.contracts import Hypothesis, HypothesisWord, Transcriber, Window
 from antiphon.errors import ModelError, Refused
 from antiphon.events.transcription import (
     GuessDropped,
-    Output,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
-    TranscriptGuess,
+    TranscriptGuessed,
     TranscriptionConfig,
+    TranscriptionEvent,
     TranscriptPartial,
 )
 from antiphon.events.words import Word
@@ -54,7 +54,7 @@ FINAL_ATTEMPTS = 5
 LIKELY_PROBABILITY = 0.4
 BUSY_STEPS = 3
 
-Emit = Callable[[Output], Awaitable[None]]
+EmitTranscription = Callable[[TranscriptionEvent], Awaitable[None]]
 Measure = Callable[[str, float], None]
 
 
@@ -101,7 +101,7 @@ class Decoding:
         config: TranscriptionConfig,
         transcriber: Transcriber,
         frame_samples: int,
-        emit: Emit,
+        emit: EmitTranscription,
         measure: Measure,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -122,7 +122,7 @@ class Decoding:
         self._text: WindowText | None = None
         self._text_window = 0
         # The window settled last, and all its words: the context of one that comes soon after.
-        self._settled: tuple[int | None, tuple[Piece, ...]] = (None, ())
+        self._settled: tuple[int | None, tuple[HypothesisWord, ...]] = (None, ())
         self._context = ""
         self._partial_at = 0
         self._guess: _Guess | None = None
@@ -392,7 +392,7 @@ class Decoding:
             known = self._turns[turn].text if turn in self._turns else ""
             self._guess.told = True
             text = (known + "".join(p.text for t, p in mine if t == turn)).strip()
-            await self._emit(TranscriptGuess(turn, text, quiet * 1000 // SAMPLE_RATE_HZ))
+            await self._emit(TranscriptGuessed(turn, text, quiet * 1000 // SAMPLE_RATE_HZ))
 
     def _eager(self, window: OpenWindow) -> bool:
         """The first words of a turn are awaited."""

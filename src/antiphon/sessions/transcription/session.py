@@ -17,27 +17,27 @@ import anyio.abc
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import SpeechDetector, Transcriber, TurnJudge
+from antiphon.contracts import Transcriber, TurnDetector, VoiceActivityDetector
 from antiphon.errors import ModelError, Refused
-from antiphon.events.conversation import TalkInput
+from antiphon.events.conversation import ConversationCommand
 from antiphon.events.transcription import (
-    AudioAppended,
-    AudioCleared,
-    AudioCommitted,
+    AppendAudio,
+    ClearAudio,
+    CommitAudio,
     CommitRefused,
-    Configured,
-    Input,
-    Output,
+    ConfigureTranscription,
     SpeechStarted,
     SpeechStopped,
+    TranscriptionCommand,
     TranscriptionConfig,
+    TranscriptionEvent,
     TurnCleared,
     TurnCommitted,
 )
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.decoding import Decoding
 from antiphon.turns.echo import EchoGuard
-from antiphon.turns.segmenter import Step, TurnEnded, WindowEnded
+from antiphon.turns.segmenter import SegmenterEvent, TurnEnded, WindowEnded
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +48,9 @@ PACE_S, BURST_S = 2.0, 0.5
 # A client that is muted once it has heard that its turn ended sends no silence: it gets its transcript all the same.
 STALLED_S = 0.6
 
-Emit = Callable[[Output], Awaitable[None]]
+EmitTranscription = Callable[[TranscriptionEvent], Awaitable[None]]
 Measure = Callable[[str, float], None]
-Aside = Callable[[TalkInput], Awaitable[None]]
+Aside = Callable[[ConversationCommand], Awaitable[None]]
 
 
 def _unmeasured(kind: str, seconds: float) -> None:
@@ -68,14 +68,14 @@ class TranscriptionSession:
         self,
         config: TranscriptionConfig,
         transcriber: Transcriber,
-        detector: SpeechDetector,
+        detector: VoiceActivityDetector,
         inbox: Inbox,
-        emit: Emit,
+        emit: EmitTranscription,
         *,
         min_commit_ms: int = 0,
         measure: Measure = _unmeasured,
         aside: Aside | None = None,
-        judge: TurnJudge | None = None,
+        judge: TurnDetector | None = None,
         echo: EchoGuard | None = None,
         tap: Callable[[Pcm], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -120,7 +120,7 @@ class TranscriptionSession:
         end = self._segmenter.now if quiet is None else quiet
         return (end - window.start) * 1000 // SAMPLE_RATE_HZ if window else 0
 
-    async def put(self, item: Input) -> None:
+    async def put(self, item: TranscriptionCommand) -> None:
         """Hand the session one input; see Inbox.put."""
         await self.inbox.put(item)
 
@@ -147,21 +147,21 @@ class TranscriptionSession:
             match item:
                 case None:
                     return
-                case AudioAppended(pcm):
+                case AppendAudio(pcm):
                     for start in range(0, len(pcm), SAMPLE_RATE_HZ):
                         await self._hear(pcm[start : start + SAMPLE_RATE_HZ])
-                case AudioCommitted(final=True):
+                case CommitAudio(final=True):
                     await self._commit()
-                case AudioCommitted(final=False):
+                case CommitAudio(final=False):
                     pass
-                case AudioCleared():
+                case ClearAudio():
                     await self._clear()
                     await self._emit(TurnCleared())
-                case Configured(config):
+                case ConfigureTranscription(config):
                     await self.configure(config)
                 case other:
                     assert self._aside
-                    assert not isinstance(other, AudioCommitted)
+                    assert not isinstance(other, CommitAudio)
                     await self._aside(other)
 
     async def _hear(self, pcm: Pcm) -> None:
@@ -210,7 +210,7 @@ class TranscriptionSession:
         assert self._group
         self._group.start_soon(self._decide, self._judge, quiet, self._segmenter.sound(window.start))
 
-    async def _decide(self, judge: TurnJudge, quiet: int, pcm: Pcm) -> None:
+    async def _decide(self, judge: TurnDetector, quiet: int, pcm: Pcm) -> None:
         try:
             complete = await judge.complete(pcm) >= COMPLETE
         except (ModelError, Refused) as error:
@@ -239,7 +239,7 @@ class TranscriptionSession:
         self._decoding.configure(config)
         await self._take(self._segmenter.retune(self._decoding.profile, config.turn))
 
-    async def _take(self, steps: list[Step]) -> None:
+    async def _take(self, steps: list[SegmenterEvent]) -> None:
         # A turn is not to be done before its end is told.
         self._decoding.telling = True
         for step in steps:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from antiphon.contracts import Hypothesis, Piece, TranscriberProfile
+from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.transcription import StreamTuning
 
 # A language guessed from a second of sound is not to be trusted with words that cannot be taken back.
@@ -68,10 +68,10 @@ class WindowText:
     `base`: settled words whose sound the window begins with.
     """
 
-    def __init__(self, profile: TranscriberProfile, base: tuple[Piece, ...] = ()) -> None:
+    def __init__(self, profile: TranscriberProfile, base: tuple[HypothesisWord, ...] = ()) -> None:
         self._profile = profile
         self.base = base
-        self.sent: list[tuple[int, Piece]] = []
+        self.sent: list[tuple[int, HypothesisWord]] = []
         self._candidates: list[_Candidate] = []
         self._offers = 0
 
@@ -108,30 +108,32 @@ class WindowText:
         del self._candidates[:stable]
         return self._send(list(zip(owners[:stable], pieces[:stable], strict=True)))
 
-    def finish(self, final: Hypothesis, owners: Sequence[int]) -> tuple[list[tuple[int, str]], list[tuple[int, Piece]]]:
+    def finish(
+        self, final: Hypothesis, owners: Sequence[int]
+    ) -> tuple[list[tuple[int, str]], list[tuple[int, HypothesisWord]]]:
         """The final hypothesis, not bound to what was sent; `owners` has the turn of each of its pieces.
 
         Returns the last deltas, (turn, text), and its pieces by turn.
         """
         pieces = list(zip(owners, final.pieces, strict=True)) if final.heard else []
-        tail: list[tuple[int, Piece]] = []
+        tail: list[tuple[int, HypothesisWord]] = []
         for turn in dict.fromkeys(t for t, _ in pieces):
             mine = [p for t, p in pieces if t == turn]
             tail += [(turn, p) for p in mine[end_of([p for t, p in self.sent if t == turn], mine) :]]
         return self._send(tail), pieces
 
-    def _send(self, pieces: Sequence[tuple[int, Piece]]) -> list[tuple[int, str]]:
+    def _send(self, pieces: Sequence[tuple[int, HypothesisWord]]) -> list[tuple[int, str]]:
         self.sent += pieces
         return [(turn, "".join(p.text for _, p in group)) for turn, group in groupby(pieces, key=lambda x: x[0])]
 
-    def _stand(self, pieces: Sequence[Piece], audio_s: float) -> None:
+    def _stand(self, pieces: Sequence[HypothesisWord], audio_s: float) -> None:
         words = [spoken(p.text) for p in pieces]
         same = 0
         while same < min(len(words), len(self._candidates)) and words[same] == self._candidates[same].word:
             same += 1
         self._candidates[same:] = [_Candidate(w, audio_s) for w in words[same:]]
 
-    def _stable(self, pieces: Sequence[Piece], audio_s: float, eager: bool) -> int:
+    def _stable(self, pieces: Sequence[HypothesisWord], audio_s: float, eager: bool) -> int:
         behind = sum(len(p.tokens) for p in pieces)
         stable = 0
         for piece, candidate in zip(pieces, self._candidates, strict=True):
@@ -145,7 +147,7 @@ class WindowText:
             stable += 1
         return stable
 
-    def _needed_s(self, behind: int, piece: Piece, eager: bool) -> float:
+    def _needed_s(self, behind: int, piece: HypothesisWord, eager: bool) -> float:
         """How long a word with `behind` tokens after it must have stood."""
         enough = behind >= self._profile.rollback_tokens
         if not eager:
@@ -157,7 +159,7 @@ class WindowText:
         return 2 * self._profile.first_agreement_s if lone else math.inf
 
 
-def end_of(sent: Sequence[Piece], final: Sequence[Piece]) -> int:
+def end_of(sent: Sequence[HypothesisWord], final: Sequence[HypothesisWord]) -> int:
     """Where in `final`, another reading of the same sound and more, the words behind the last of `sent` begin."""
     mine, theirs = [spoken(p.text) for p in sent], [spoken(p.text) for p in final]
     if mine == theirs[: len(mine)]:

@@ -19,35 +19,35 @@ import numpy as np
 
 from antiphon.audio import Pcm
 from antiphon.contracts import (
-    Question,
     ReplyDone,
     ReplyOptions,
-    Seen,
-    Speaking,
+    ResponseAudio,
     TextDelta,
+    VideoFrame,
+    VideoModel,
+    VideoQuestion,
+    VideoStream,
     VoiceOptions,
-    Watcher,
-    Watching,
 )
 from antiphon.errors import EngineError, MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.events.video import (
-    AnswerBegan,
+    AnswerAudioDelta,
     AnswerDone,
-    AnswerSound,
-    AnswerText,
-    Asked,
-    Finished,
-    FrameCame,
-    FrameFacts,
-    FrameTaken,
-    SoundCame,
+    AnswerStarted,
+    AnswerTextDelta,
+    AppendFrame,
+    AppendVideoAudio,
+    AskQuestion,
+    FinishVideo,
+    FrameInfo,
+    FrameReceived,
+    VideoCommand,
     VideoConfig,
-    VideoInput,
-    VideoOutput,
-    VideoOver,
-    WentWrong,
+    VideoEnded,
+    VideoEvent,
+    VideoFailed,
 )
-from antiphon.vision.frame_filters import BlockFilter, EvsFilter, Filter, sample
+from antiphon.vision.frame_filters import BlockFilter, EvsFilter, FrameFilter, sample
 from antiphon.vision.images import decode
 
 log = logging.getLogger(__name__)
@@ -59,16 +59,16 @@ MAX_SOUND_SAMPLES = (4 << 20) // 2
 # What the filter looks at.
 FILTER_SIDE = 256
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
-Emit = Callable[[VideoOutput], Awaitable[None]]
+EmitVideo = Callable[[VideoEvent], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptFrame:
     """A frame that questions may be about."""
 
     number: int
     at_s: float
-    facts: FrameFacts
+    facts: FrameInfo
 
 
 class VideoSession:
@@ -77,8 +77,8 @@ class VideoSession:
     def __init__(
         self,
         config: VideoConfig,
-        watcher: Watcher,
-        emit: Emit,
+        watcher: VideoModel,
+        emit: EmitVideo,
         *,
         new_id: Callable[[str], str],
         measure: Callable[[str, float], None] = lambda kind, seconds: None,
@@ -90,10 +90,10 @@ class VideoSession:
         self._new_id = new_id
         self._measure = measure
         self._clock = clock
-        self._send, self._receive = anyio.create_memory_object_stream[VideoInput](MAX_WAITING)
-        self._watching: Watching | None = None
-        self._kept: deque[Kept] = deque()
-        self._filter: Filter | None = None
+        self._send, self._receive = anyio.create_memory_object_stream[VideoCommand](MAX_WAITING)
+        self._watching: VideoStream | None = None
+        self._kept: deque[KeptFrame] = deque()
+        self._filter: FrameFilter | None = None
         if config.filter:
             self._filter = (BlockFilter if config.filter == "blocks" else EvsFilter)(config.threshold)
         self._count = 0
@@ -111,7 +111,7 @@ class VideoSession:
         # Frames that came, and that were kept.
         self.num_frames = self.num_kept = 0
 
-    async def put(self, item: VideoInput) -> None:
+    async def put(self, item: VideoCommand) -> None:
         """One input. Waits while many wait; once the session is over it is nobody's."""
         while self._waiting_bytes > MAX_WAITING_BYTES and not self._over:
             await self._took.wait()
@@ -137,7 +137,7 @@ class VideoSession:
         return self._answered.is_set()
 
     async def run(self) -> None:
-        """Until `Finished` was taken, or it is closed. Raises Refused where the watcher has no room."""
+        """Until `FinishVideo` was taken, or it is closed. Raises Refused where the watcher has no room."""
         try:
             await self._run()
         finally:
@@ -160,32 +160,32 @@ class VideoSession:
                     self._num_taken += 1
                     self._waiting_bytes -= _weight(item)
                     self._notify()
-                    if isinstance(item, Finished):
+                    if isinstance(item, FinishVideo):
                         break
                 group.cancel_scope.cancel()
         finally:
             self._watching.close()
 
-    async def _take(self, item: VideoInput, group: anyio.abc.TaskGroup) -> None:
+    async def _take(self, item: VideoCommand, group: anyio.abc.TaskGroup) -> None:
         match item:
-            case FrameCame(image, facts):
+            case AppendFrame(image, facts):
                 await self._see(image, facts)
-            case SoundCame(pcm):
+            case AppendVideoAudio(pcm):
                 await self._hear(pcm)
-            case Asked(text):
+            case AskQuestion(text):
                 await self._interrupt()
                 if not self._kept:
-                    await self._emit(WentWrong("No frames buffered"))
+                    await self._emit(VideoFailed("No frames buffered"))
                     return
                 self._answered = anyio.Event()
                 group.start_soon(self._answer, self._question(text))
-            case Finished():
+            case FinishVideo():
                 await self._answered.wait()
-                await self._emit(VideoOver())
+                await self._emit(VideoEnded())
 
     # --- frames and sound -------------------------------------------------------------------------------------------------
 
-    async def _see(self, image: bytes, facts: FrameFacts) -> None:
+    async def _see(self, image: bytes, facts: FrameInfo) -> None:
         assert self._watching
         self.num_frames += 1
         at_s = self._place(facts)
@@ -194,22 +194,22 @@ class VideoSession:
             if self._filter:
                 pixels = await asyncio.to_thread(decode, image, FILTER_SIDE)
                 if not self._filter.keeps(pixels):
-                    await self._emit(FrameTaken(facts, False, len(self._kept), "filtered"))
+                    await self._emit(FrameReceived(facts, False, len(self._kept), "filtered"))
                     return
-            await self._watching.see(Seen(self._count, at_s, image))
+            await self._watching.see(VideoFrame(self._count, at_s, image))
         except (MediaError, *FAILURES) as error:
-            await self._emit(WentWrong("Frame decode failed", str(error)))
+            await self._emit(VideoFailed("Frame decode failed", str(error)))
             return
         dropped = None
         if len(self._kept) >= self._config.max_frames:
             oldest = self._kept.popleft()
             self._watching.lose(oldest.number)
             dropped = oldest.facts
-        self._kept.append(Kept(self._count, at_s, facts))
+        self._kept.append(KeptFrame(self._count, at_s, facts))
         self._count += 1
         self.num_kept += 1
         self._watching.expect(tuple(k.number for k in self._sampled()))
-        await self._emit(FrameTaken(facts, True, len(self._kept), None, dropped))
+        await self._emit(FrameReceived(facts, True, len(self._kept), None, dropped))
 
     def _forget(self) -> None:
         """What was seen too long ago."""
@@ -220,7 +220,7 @@ class VideoSession:
             while self._kept and self._kept[0].at_s < before_s:
                 self._kept.popleft()
 
-    def _place(self, facts: FrameFacts) -> float:
+    def _place(self, facts: FrameInfo) -> float:
         """Where a frame lies on the session's clock, which its times tell, or when it came."""
         now_s = self._clock()
         if self._began_s is None:
@@ -235,7 +235,7 @@ class VideoSession:
     async def _hear(self, pcm: Pcm) -> None:
         if self._num_samples + len(pcm) > MAX_SOUND_SAMPLES:
             self._sound, self._num_samples = [], 0
-            await self._emit(WentWrong("Audio buffer overflow"))
+            await self._emit(VideoFailed("Audio buffer overflow"))
             return
         if self._config.hears:
             self._sound.append(pcm)
@@ -243,28 +243,28 @@ class VideoSession:
 
     # --- answers ----------------------------------------------------------------------------------------------------------
 
-    def _sampled(self) -> list[Kept]:
+    def _sampled(self) -> list[KeptFrame]:
         """What a question asked now is answered from."""
         kept = list(self._kept)
         return [kept[i] for i in sample(len(kept), self._config.num_frames)]
 
-    def _question(self, text: str) -> tuple[Question, tuple[FrameFacts, ...]]:
+    def _question(self, text: str) -> tuple[VideoQuestion, tuple[FrameInfo, ...]]:
         used = self._sampled()
         pcm = np.concatenate(self._sound) if self._sound else None
         self._sound, self._num_samples = [], 0
-        return Question(text, self._now_s, tuple(k.number for k in used), pcm), tuple(k.facts for k in used)
+        return VideoQuestion(text, self._now_s, tuple(k.number for k in used), pcm), tuple(k.facts for k in used)
 
     async def _interrupt(self) -> None:
         """End the answer under way: nothing more of it is said."""
         self._answering.cancel()
         await self._answered.wait()
 
-    async def _answer(self, asked: tuple[Question, tuple[FrameFacts, ...]]) -> None:
+    async def _answer(self, asked: tuple[VideoQuestion, tuple[FrameInfo, ...]]) -> None:
         with anyio.CancelScope() as self._answering:
             await self._say(*asked)
         self._answered.set()
 
-    async def _say(self, question: Question, frames: tuple[FrameFacts, ...]) -> None:
+    async def _say(self, question: VideoQuestion, frames: tuple[FrameInfo, ...]) -> None:
         assert self._watching
         config, profile = self._config, self._watcher.profile
         voice = None
@@ -272,7 +272,7 @@ class VideoSession:
             voice = VoiceOptions(config.voice if config.voice in profile.voices else profile.voices[0])
         began_s, said, sounded = self._clock(), "", False
         counts: dict[str, int] = {}
-        await self._emit(AnswerBegan(self._new_id("video-"), frames))
+        await self._emit(AnswerStarted(self._new_id("video-"), frames))
         try:
             async with aclosing(self._watching.answer(question, ReplyOptions(), voice)) as answers:
                 async for answer in answers:
@@ -282,26 +282,26 @@ class VideoSession:
                                 self._measure("first_video_text", self._clock() - began_s)
                             said += text
                             if config.writes:
-                                await self._emit(AnswerText(text))
-                        case Speaking(pcm):
+                                await self._emit(AnswerTextDelta(text))
+                        case ResponseAudio(pcm):
                             sounded = True
-                            await self._emit(AnswerSound(pcm, profile.sample_rate_hz))
+                            await self._emit(AnswerAudioDelta(pcm, profile.sample_rate_hz))
                         case ReplyDone(_, prompt, cached, completion):
                             counts = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion}
                         case _:
                             continue
         except FAILURES as error:
             log.error("a question about a video failed: %s", error)
-            await self._emit(WentWrong("Query processing failed", str(error), answer=True, said=said))
+            await self._emit(VideoFailed("Query processing failed", str(error), answer=True, said=said))
             return
         await self._emit(AnswerDone(said, sounded, counts))
 
 
-def _weight(item: VideoInput) -> int:
+def _weight(item: VideoCommand) -> int:
     match item:
-        case FrameCame(image):
+        case AppendFrame(image):
             return len(image)
-        case SoundCame(pcm):
+        case AppendVideoAudio(pcm):
             return pcm.nbytes
         case _:
             return 0
