@@ -54,7 +54,7 @@ IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websocke
 TORCH = {"adapters", "modeling"}
 TORCH_FILES = {
     f"engine/{f}{name}.py" for f in ("local/",) for name in ("attention", "runner", "sampling", "weights", "packed")
-}
+} | {"engine/threads.py"}
 
 MODULES = sorted(SRC.rglob("*.py"))
 

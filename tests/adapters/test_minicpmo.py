@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
-from antiphon.contracts import NativeOptions, NativeStep, SpeakStep, Unit
+from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
 from tests.adapters import tiny_minicpmo as tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / "minicpmo.json").read_text())
@@ -46,7 +46,7 @@ def unit(number: int) -> Unit:
 
 
 OPTIONS = NativeOptions(
-    instructions=tiny.PROMPT, reference=tiny.reference(), listens_first=tiny.FORCED_FIRST, temperature=0.0
+    instructions=tiny.PROMPT, voice_reference=tiny.reference(), listen_only_units=tiny.FORCED_FIRST, temperature=0.0
 )
 
 
@@ -103,7 +103,7 @@ def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
         golden = GOLDEN["units"][number]
         closing = [ids.turn_eos] if golden["ids"][0] == ids.turn_eos and number in tiny.FORCED else []
         assert [*closing, *talk.decider.chosen, ids.unit_end] == golden["ids"], number
-        assert (type(step).__name__ == "Listens") == golden["listen"]
+        assert isinstance(step, ListenStep) == golden["listen"]
         assert talk.context_rows == golden["cache"]
         assert recorder.windows == golden["windows"]
         if not golden["listen"]:
@@ -118,7 +118,7 @@ def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
 def test_rounded_weights_converse(folder: Path) -> None:
     async def main() -> list[NativeStep]:
         model = MiniCpmO(folder, "tiny", weights="int8", threads=1, window=tiny.WINDOW)
-        talk = await model.open(NativeOptions(tiny.PROMPT, temperature=0.0, listens_first=0))
+        talk = await model.open(NativeOptions(tiny.PROMPT, temperature=0.0, listen_only_units=0))
         steps = []
         for number in range(16):
             await talk.append(Unit(tiny.sound(number)))

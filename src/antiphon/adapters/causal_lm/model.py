@@ -11,7 +11,7 @@ from transformers import AutoTokenizer
 
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.weights import load_model
-from antiphon.errors import ModelError
+from antiphon.engine.threads import load_errors
 from antiphon.modeling.chat import ChatModel
 
 
@@ -30,12 +30,9 @@ class CausalLm(ChatModel):
         observe: Callable[[int, int, float], None] | None = None,
     ) -> None:
         """Raises ModelError for a checkpoint that does not load."""
-        try:
-            # Side by side: either takes a second, and most of it outside the interpreter.
-            with ThreadPoolExecutor(1) as pool:
-                found = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
-                runner = load_model(folder, device=device, weights=weights, threads=threads)
-                tokenizer: Any = found.result()
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
+        # Side by side: either takes a second, and most of it outside the interpreter.
+        with load_errors(model_id, folder), ThreadPoolExecutor(1) as pool:
+            found = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
+            runner = load_model(folder, device=device, weights=weights, threads=threads)
+            tokenizer: Any = found.result()
         super().__init__(folder, model_id, runner, tokenizer, settings, observe)

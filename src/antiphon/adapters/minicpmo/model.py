@@ -21,6 +21,7 @@ from antiphon.engine.api import EngineSettings, Sampling, Token
 from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
+from antiphon.engine.threads import load_in_own_thread
 from antiphon.modeling.chat_template import plain_tokenizer
 from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.vision.images import decode
@@ -58,18 +59,13 @@ class MiniCpmO:
         """Raises ModelError for a folder that is no such checkpoint."""
         kind, dtype = placed(device, weights)
         where = torch.device(device)
-        if threads and device == "cpu":
-            torch.set_num_threads(threads)
-        if isinstance(source, MiniCpmOParts):
-            self.parts = source
-        else:
-            self.parts = read(source, where, dtype)
+        self.parts = load_in_own_thread(
+            lambda: _load(source, where, dtype, rounded=kind == "int8"), device=device, threads=threads
+        )
+        if isinstance(source, Path):
             vocoder = vocoder or token2wav.load(source)
         self.vocoder = vocoder
-        wide = dtype
-        if kind == "int8":
-            round_linear(self.parts.decoder)
-            wide = torch.float32
+        wide = torch.float32 if kind == "int8" else dtype
         decoder = Runner(self.parts.decoder, where, wide, dtype, keys_turn_by_halves=True)
         self.engine = Engine(decoder, settings, observe=observe)
         self.voices = Engine(Runner(self.parts.codes, where, dtype, dtype), settings, observe=observe)
@@ -96,7 +92,7 @@ class MiniCpmO:
         given = UnitSampling()
         manner = UnitSampling(
             temperature=given.temperature if options.temperature is None else options.temperature,
-            listen_first=given.listen_first if options.listens_first is None else options.listens_first,
+            listen_first=given.listen_first if options.listen_only_units is None else options.listen_only_units,
             seed=options.seed,
         )
         session = await self.engine.open(RESERVE_ROWS)
@@ -111,7 +107,7 @@ class MiniCpmO:
         except BaseException:
             session.close()
             raise
-        talk = MiniCpmOStream(self, session, SpeechDecoder(voice, self.vocoder, options.reference), manner)
+        talk = MiniCpmOStream(self, session, SpeechDecoder(voice, self.vocoder, options.voice_reference), manner)
         try:
             await talk.begin(options)
         except BaseException:
@@ -123,6 +119,13 @@ class MiniCpmO:
         """Stop both engines."""
         self.engine.close()
         self.voices.close()
+
+
+def _load(source: Path | MiniCpmOParts, device: torch.device, dtype: torch.dtype, *, rounded: bool) -> MiniCpmOParts:
+    parts = source if isinstance(source, MiniCpmOParts) else read(source, device, dtype)
+    if rounded:
+        round_linear(parts.decoder)
+    return parts
 
 
 class MiniCpmOStream:
@@ -151,8 +154,8 @@ class MiniCpmOStream:
         session.append(model.encode("<|im_start|>system\n", control=True))
         session.append(model.encode(f"{options.instructions or PROMPT}\n"))
         session.append(model.encode("<|audio_start|>", control=True))
-        if options.reference is not None:
-            pcm = options.reference
+        if options.voice_reference is not None:
+            pcm = options.voice_reference
             session.append_embeddings(await model.engine.ask(lambda: model.parts.hearing.whole(pcm)))
         session.append(model.encode("<|audio_end|><|im_end|>", control=True))
         session.pin()

@@ -7,9 +7,7 @@ encoder windows (8 s each) are rolled back. Its makers' stream (qwen-asr 0.0.6, 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +33,7 @@ from antiphon.engine.api import EngineSettings, Sampling, Token
 from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
+from antiphon.engine.threads import available_cores, load_errors, load_in_own_thread
 from antiphon.errors import EngineError, ModelError
 from antiphon.events.words import Word
 from antiphon.modeling.token_words import UNSPACED, characters, spread, words
@@ -80,16 +79,14 @@ class Qwen3Asr:
     ) -> None:
         """Raises ModelError for a checkpoint that does not load."""
         kind, dtype = placed(device, weights)
-        try:
-            # In a thread that ends: see engine/weights.py.
-            with ThreadPoolExecutor(1, "load") as thread:
-                self.parts = thread.submit(_load, source, device, dtype, kind == "int8", threads).result()
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelError(f"{model_id} does not load from {source}: {error}") from error
+        with load_errors(model_id, source):
+            self.parts = load_in_own_thread(
+                lambda: _load(source, device, dtype, rounded=kind == "int8"), device=device, threads=threads
+            )
         runner = Runner(self.parts.decoder, torch.device(device), torch.float32 if kind == "int8" else dtype, dtype)
         self.engine = Engine(runner, settings, observe=observe)
         self.counts = EncoderCounts()
-        self._many = max(1, len(os.sched_getaffinity(0))) if device == "cpu" else 32
+        self._many = available_cores() if device == "cpu" else 32
         self._profile = TranscriberProfile(
             id=model_id,
             languages=tuple(LANGUAGE_CODE_TO_NAME),
@@ -103,15 +100,15 @@ class Qwen3Asr:
             settle_s=0.5,
             context_pause_s=1.5,
             pause_s=0.8,
-            long_s=14.0,
+            long_window_s=14.0,
             long_pause_s=0.3,
             max_window_s=30.0,
             context_tokens=0,
             max_tokens=32,
             max_prefix_tokens=384,
             translates=False,
-            binds_final=True,
-            places_words=False,
+            final_keeps_prefix=True,
+            aligns_words=False,
         )
 
     @property
@@ -141,15 +138,15 @@ class Qwen3Asr:
                     prompt=options.prompt,
                     language=language,
                     final=True,
-                    words=options.words,
-                    start=part.start,
+                    word_times=options.word_times,
+                    start_sample=part.start,
                 )
                 found = await listening.decode(window, options.temperature)
                 language = language or found.language or None
                 if not begun:
                     begun = True
                     yield FileInfo(found.language, len(pcm) / SAMPLE_RATE_HZ)
-                if found.heard:
+                if found.is_speech:
                     yield _segment(number, part.start, len(pcm[part]), found, options.temperature)
         finally:
             listening.close()
@@ -159,9 +156,7 @@ class Qwen3Asr:
         self.engine.close()
 
 
-def _load(source: Path | Qwen3AsrParts, device: str, dtype: torch.dtype, rounded: bool, threads: int) -> Qwen3AsrParts:
-    if device == "cpu":
-        torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
+def _load(source: Path | Qwen3AsrParts, device: str, dtype: torch.dtype, *, rounded: bool) -> Qwen3AsrParts:
     parts = source if isinstance(source, Qwen3AsrParts) else read(source, device, dtype)
     if rounded:
         round_linear(parts.decoder)
@@ -219,7 +214,7 @@ class Qwen3AsrStream:
 
     def _begin(self, session: EngineSession, window: Window) -> None:
         """Make the session hold just the prompt, and of the sound what it knows already."""
-        of = (window.start, window.prompt)
+        of = (window.start_sample, window.prompt)
         # Where there was no room for all of it, some has left.
         if self._of != of or session.context_start > self._head_rows:
             vocabulary = self._model.parts.vocabulary
@@ -300,7 +295,7 @@ class Qwen3AsrStream:
         if pieces and not window.prefix and language not in UNSPACED and not pieces[0].text.startswith(" "):
             # As all others: what one window said is followed by what the next does.
             pieces[0] = replace(pieces[0], text=" " + pieces[0].text)
-        times = self._times(window, pieces, language) if window.words else ()
+        times = self._times(window, pieces, language) if window.word_times else ()
         return Hypothesis(tuple(pieces), language, sureness, bool(pieces), 0, 0, tuple(times))
 
     def _times(self, window: Window, pieces: Sequence[HypothesisWord], language: str) -> list[Word]:

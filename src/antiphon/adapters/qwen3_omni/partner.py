@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +27,7 @@ from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import Engine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed
-from antiphon.errors import ModelError
+from antiphon.engine.threads import load_errors, load_in_own_thread
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat import ChatModel, ChatRow, ChatStream
 from antiphon.modeling.chat_template import ChatTemplate
@@ -72,11 +70,10 @@ class Qwen3Omni:
         # A row of the talker's is a fifth of one of the thinker's.
         thinks = replace(given, kv_bytes=given.kv_bytes // 4 * 3)
         talks = replace(given, kv_bytes=given.kv_bytes // 4, context_rows=0)
-        try:
-            # In a thread that ends: see engine/weights.py.
-            with ThreadPoolExecutor(1, "load") as thread:
-                loading = thread.submit(_load, parts or folder, device, second, dtype, threads)
-                thinker, talker = loading.result()
+        with load_errors(model_id, folder):
+            thinker, talker = load_in_own_thread(
+                lambda: parts or read(folder, device, second, dtype), device=device, threads=threads
+            )
 
             def runner(decoder: TextDecoder, where: str) -> Runner:
                 width = decoder.input_width
@@ -96,14 +93,12 @@ class Qwen3Omni:
             except (OSError, ValueError):
                 self.thinker.close()
                 raise
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
         self.voice: OmniTalker | None = None
         if talker:
             engine = Engine(runner(talker.decoder, second), talks, observe=observe)
             self.voice = OmniTalker(talker, thinker.model.get_input_embeddings(), engine)
         voices = self.voice.speakers if self.voice else ()
-        self.profile = ConversationProfile(model_id, RATE_HZ, voices, takes_media=True)
+        self.profile = ConversationProfile(model_id, RATE_HZ, voices, accepts_media=True)
         self.opening = thinker.tokenizer.convert_tokens_to_ids(OPENING)
 
     async def open(self) -> OmniStream:
@@ -148,7 +143,7 @@ class OmniStream:
                 async with aclosing(self._chat.reply(messages, options)) as replies:
                     async for reply in replies:
                         if isinstance(reply, TextDelta):
-                            paced.write(reply.text)
+                            paced.feed(reply.text)
                         await put(reply)
             finally:
                 self._chat.told = None
@@ -160,8 +155,8 @@ class OmniStream:
             sounds = speaker.say(prompt, self._chat.sensed, said.tokens(), voice.voice, seed)
             async with aclosing(sounds):
                 async for pcm in sounds:
-                    await put(ResponseAudio(pcm, paced.sound(len(pcm) / RATE_HZ)))
-            if words := paced.end():
+                    await put(ResponseAudio(pcm, paced.advance(len(pcm) / RATE_HZ)))
+            if words := paced.finish():
                 await put(ResponseAudio(NO_SOUND, words))
 
         async with aclosing(side_by_side(write, speak)) as answers:
@@ -214,15 +209,3 @@ class _SpokenTokens:
         """Until the answer's end."""
         while (token := await self._waiting.get()) is not None:
             yield token
-
-
-def _load(
-    source: Path | tuple[ThinkerParts, TalkerParts | None],
-    device: str,
-    speaking: str,
-    dtype: torch.dtype,
-    threads: int,
-) -> tuple[ThinkerParts, TalkerParts | None]:
-    if device == "cpu":
-        torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
-    return read(source, device, speaking, dtype) if isinstance(source, Path) else source

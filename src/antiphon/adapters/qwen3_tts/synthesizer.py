@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import Engine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
+from antiphon.engine.threads import load_errors, load_in_own_thread
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
 from antiphon.modeling.codec_talker import MAX_VOCODED, CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, frames
@@ -81,12 +80,10 @@ class Qwen3Tts:
         """Raises ModelError for a checkpoint that does not load."""
         kind, dtype = placed(device, weights)
         where = torch.device(device)
-        try:
-            # In a thread that ends: see engine/weights.py.
-            with ThreadPoolExecutor(1, "load") as thread:
-                self.parts = thread.submit(_load, source, where, dtype, kind == "int8", threads).result()
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelError(f"{model_id} does not load from {source}: {error}") from error
+        with load_errors(model_id, source):
+            self.parts = load_in_own_thread(
+                lambda: _load(source, where, dtype, rounded=kind == "int8"), device=device, threads=threads
+            )
         parts = self.parts
         runner = Runner(parts.decoder, where, torch.float32 if kind == "int8" else dtype, dtype)
         self.engine = Engine(runner, settings, observe=observe)
@@ -101,8 +98,8 @@ class Qwen3Tts:
             languages=tuple(languages) or ("en",),
             speeds=(1.0, 1.0),
             word_times=False,
-            clones=parts.kind == "base",
-            instructed=parts.instructed,
+            clones_voices=parts.kind == "base",
+            follows_instructions=parts.instructed,
             streams_text=True,
             tasks=({"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}[parts.kind],),
         )
@@ -196,10 +193,10 @@ class Qwen3Tts:
                     "invalid_value", f"speaker_embedding has {width} numbers here", "speaker_embedding"
                 )
             return ClonedVoice(torch.tensor(given.embedding)), VocoderState()
-        key = (given.sound, given.text)
+        key = (given.audio, given.text)
         if key not in self._heard:
             try:
-                pcm = await asyncio.to_thread(decode_beginning, io.BytesIO(given.sound), RATE_HZ, MAX_SAMPLE_S)
+                pcm = await asyncio.to_thread(decode_beginning, io.BytesIO(given.audio), RATE_HZ, MAX_SAMPLE_S)
             except MediaError as error:
                 raise RemoteProtocolError(
                     "invalid_value", f"Invalid value for 'ref_audio': {error}.", "ref_audio"
@@ -353,11 +350,7 @@ def _in_parts(text: str) -> Iterator[str]:
         yield held
 
 
-def _load(
-    source: Path | Qwen3TtsParts, device: torch.device, dtype: torch.dtype, rounded: bool, threads: int
-) -> Qwen3TtsParts:
-    if device.type == "cpu":
-        torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
+def _load(source: Path | Qwen3TtsParts, device: torch.device, dtype: torch.dtype, *, rounded: bool) -> Qwen3TtsParts:
     parts = source if isinstance(source, Qwen3TtsParts) else read(source, device, dtype)
     if rounded:
         round_linear(parts.decoder)

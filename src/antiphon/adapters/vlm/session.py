@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Literal
@@ -41,7 +39,8 @@ from antiphon.engine.api import EngineSettings, Finish, Sampling
 from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import placed, round_linear
-from antiphon.errors import EngineError, ModelError, Refused
+from antiphon.engine.threads import load_errors, load_in_own_thread
+from antiphon.errors import EngineError, Refused
 from antiphon.events.tools import Tool
 from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import PictureRows
@@ -76,12 +75,10 @@ class VisionLanguageModel:
     ) -> None:
         """Raises ModelError for a checkpoint that does not load."""
         kind, dtype = placed(device, weights, mixture=_kind(folder).endswith("_moe"))
-        try:
-            # In a thread that ends: see engine/weights.py.
-            with ThreadPoolExecutor(1, "load") as thread:
-                self.family = thread.submit(_load, folder, device, dtype, kind == "int8", threads).result()
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            raise ModelError(f"{model_id} does not load from {folder}: {error}") from error
+        with load_errors(model_id, folder):
+            self.family = load_in_own_thread(
+                lambda: _load(folder, device, dtype, rounded=kind == "int8"), device=device, threads=threads
+            )
         # Who speaks the answers and who hears the questions, where somebody does.
         self.synthesizer: Synthesizer | None = None
         self.transcriber: Transcriber | None = None
@@ -128,9 +125,7 @@ def _kind(folder: Path) -> str:
         return ""
 
 
-def _load(folder: Path, device: str, dtype: torch.dtype, rounded: bool, threads: int) -> VisionFamily:
-    if device == "cpu":
-        torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
+def _load(folder: Path, device: str, dtype: torch.dtype, *, rounded: bool) -> VisionFamily:
     kind = _kind(folder)
     family: VisionFamily
     if kind == "smolvlm":
@@ -172,11 +167,11 @@ class VisionLanguageStream:
     async def settled(self) -> None:
         """Frames are known when they are seen."""
 
-    async def see(self, frame: VideoFrame) -> None:
+    async def append_frame(self, frame: VideoFrame) -> None:
         """See Watching."""
         self._new[frame.number] = (frame.at_s, await self._model.look(frame.image))
 
-    def expect(self, frames: tuple[int, ...]) -> None:
+    def select_frames(self, frames: tuple[int, ...]) -> None:
         """See Watching."""
         self._expected = frames
         wanted = [n for n in sorted(frames) if n in self._new]
@@ -191,7 +186,7 @@ class VisionLanguageStream:
         """See Watching. What a question was answered from leaves with the context (engine/sequence.py)."""
         self._new = {n: (at_s, picture) for n, (at_s, picture) in self._new.items() if at_s >= before_s}
 
-    def lose(self, frame: int) -> None:
+    def drop_frame(self, frame: int) -> None:
         """See Watching."""
         self._new.pop(frame, None)
 
@@ -250,7 +245,7 @@ class VisionLanguageStream:
                     self._end(asked if session.finish is not Finish.LENGTH else None)
         finally:
             self._answering = False
-            self.expect(self._expected)
+            self.select_frames(self._expected)
 
     async def _said(self, options: ReplyOptions) -> AsyncGenerator[Reply, None]:
         session, words = self._session, self._model.family.vocabulary

@@ -121,7 +121,7 @@ class WhisperTranscriber:
             settle_s=0.5,
             context_pause_s=1.5,
             pause_s=0.8,
-            long_s=10.0,
+            long_window_s=10.0,
             long_pause_s=0.3,
             max_window_s=22.0,
             context_tokens=0,
@@ -186,7 +186,7 @@ class WhisperTranscriber:
                 initial_prompt=_defused(options.prompt) or None,
                 # A temperature of 0 means: 0, and higher only where the decode fails (OpenAI's own fallback).
                 temperature=options.temperature or (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
-                word_timestamps=options.words,
+                word_timestamps=options.word_times,
                 condition_on_previous_text=False,
                 beam_size=_FINAL.beam,
             )
@@ -204,7 +204,7 @@ class WhisperTranscriber:
 
     def _key(self, window: Window) -> tuple[int, int, bool, bool]:
         """Windows with equal keys may share a batch: same frames, same search, no text before the start token."""
-        return (_num_frames(window), self._num_text_tokens(window), window.final, window.words)
+        return (_num_frames(window), self._num_text_tokens(window), window.final, window.word_times)
 
     def _num_text_tokens(self, window: Window) -> int:
         return len(self._text_tokens(window)) if window.context or window.prompt else 0
@@ -225,7 +225,7 @@ class WhisperTranscriber:
             # The decoder fell into a loop; where OpenAI tries again with chance, forbidding the loop is deterministic.
             outputs = self._generate(encoded, prompts, cap, shape, no_repeat_ngram_size=LOOP_NGRAM)
             tokens = self._new_ids(outputs, windows, languages)
-        ends = self._token_ends(encoded, windows, languages, tokens) if windows[0].words else [()] * len(windows)
+        ends = self._token_ends(encoded, windows, languages, tokens) if windows[0].word_times else [()] * len(windows)
         results = []
         for (language, sureness), output, ids, prompt, times in zip(
             languages, outputs, tokens, prompts, ends, strict=True

@@ -9,9 +9,7 @@ takes 64, 68 and 88.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from antiphon.engine.local import packed
 from antiphon.engine.local.runner import Runner
+from antiphon.engine.threads import load_in_own_thread
 from antiphon.errors import ModelError
 
 log = logging.getLogger(__name__)
@@ -67,20 +66,15 @@ def placed(device: str, weights: str, *, mixture: bool = False) -> tuple[str, to
 def load_model(folder: Path, *, device: str = "cpu", weights: str = "auto", threads: int = 0) -> Runner:
     """The decoder of a checkpoint folder, ready to step. `threads` 0: one a core this process may use.
 
-    It is loaded in a thread that ends with it: OpenMP keeps a team for every thread that ever ran a product, and where there are
-    more of them than cores no team waits awake any more. With the caller's beside the engine's, steps of the 0.5B default
-    model take 78 ms for one session instead of 65, and twice as long for eight.
+    The weights are loaded in a thread of their own (engine/threads.py), which is waited for.
 
     Raises OSError, ValueError, RuntimeError for a checkpoint that does not load, ModelError for a device that is not there.
     """
-    with ThreadPoolExecutor(1, "load") as thread:
-        return thread.submit(_load, folder, device, weights, threads).result()
+    return load_in_own_thread(lambda: _load(folder, device, weights), device=device, threads=threads)
 
 
-def _load(folder: Path, device: str, weights: str, threads: int) -> Runner:
+def _load(folder: Path, device: str, weights: str) -> Runner:
     kind, dtype = placed(device, weights)
-    if device == "cpu":
-        torch.set_num_threads(threads or max(1, len(os.sched_getaffinity(0))))
     if kind == "int8":
         return Runner(_int8_model(folder), kv_dtype=torch.bfloat16)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
