@@ -3,6 +3,7 @@
 AntiphonError
 ├── SettingsError          a setting is unknown or out of range; names the key; the process does not start
 ├── StoreError             a model file is missing, damaged or cannot be had; names the file and the fix
+├── Unauthorized           a request carries no API key, or one that is unknown; answered with 401
 ├── RemoteProtocolError    the client's fault; answered on the wire, the session lives
 ├── LocalProtocolError     our fault: an event that the wire dialect has no frame for
 ├── MediaError             a file or container that cannot be decoded
@@ -34,6 +35,10 @@ class RemoteProtocolError(AntiphonError):
         self.code = code
         self.message = message
         self.param = param
+
+
+class Unauthorized(AntiphonError):
+    """A request carries no API key where one is asked for, or one that is unknown or has expired."""
 
 
 class LocalProtocolError(AntiphonError):

@@ -7,6 +7,7 @@ A name or value that is not known fails at start and names the key.
 
 from __future__ import annotations
 
+import textwrap
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -17,7 +18,10 @@ from antiphon.errors import SettingsError
 
 
 def option(default: Any, help: str, **check: Any) -> Any:
-    """A field with its help and its check: `low`, `high` (inclusive), `choices`; `flag` and `variable` where those names differ."""
+    """A field with its help and its check: `low` and `high` (inclusive), `choices`.
+
+    `flag` and `variable` name the flag and the environment variable where they do not follow from the field's name.
+    """
     return field(default=default, metadata={"help": help, **check})
 
 
@@ -37,7 +41,7 @@ class ServerSettings:
         "STUN or TURN server for WebRTC (`stun:HOST:PORT`); none for clients that reach this host.",
         flag="ice-server",
     )
-    record: str = option("", "Folder in which every live session's events and sound are kept, each in one of its own.")
+    record: str = option("", "Folder in which each session of `/v1/realtime` is recorded, in a folder of its own.")
     drain_s: float = option(20.0, "Seconds that live sessions get to finish after SIGTERM.", low=0)
     session_s: float = option(3600.0, "Seconds after which a session expires; 0 for never.", low=0)
     strict_models: bool = option(False, "Answer model_not_found for a client's default model name instead of serving.")
@@ -46,15 +50,13 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ResumeSettings:
-    grace_s: float = option(30.0, "Seconds a session that can be resumed waits for its client to come back.", low=0)
-    journal_mb: int = option(
-        8, "What a session keeps of what it has sent, for a client that comes back, in MiB.", low=1
-    )
-    journal_s: int = option(60, "How long it keeps it, in seconds.", low=1)
+    grace_s: float = option(30.0, "Seconds a session that can be resumed waits for its client to resume it.", low=0)
+    journal_mb: int = option(8, "Sent frames that a session keeps for a client that resumes, in MiB.", low=1)
+    journal_s: int = option(60, "Seconds for which it keeps them.", low=1)
     state: str = option(
-        "", "Folder in which conversations that can be resumed are kept, so that they outlive the server."
+        "", "Folder for conversations that can be resumed, so that they survive a restart of the server."
     )
-    state_hours: float = option(24.0, "Hours after which what is kept there is forgotten.", low=0)
+    state_hours: float = option(24.0, "Hours after which a conversation there is deleted.", low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +70,11 @@ class AudioSettings:
     overflow: str = option(
         "block",
         "What a full backlog does: `block` stops reading the socket (a file is slowed, nothing is lost), "
-        "`close` ends the session by name (for callers that must stay live).",
+        "`close` ends the session with an error (for callers that must stay live).",
         choices=("block", "close"),
     )
     max_events_per_s: int = option(
-        500, "Client events a second that bring no sound, averaged over two seconds, before the session ends.", low=1
+        500, "Most client events a second without audio, averaged over two seconds; with more the session ends.", low=1
     )
 
 
@@ -92,12 +94,13 @@ class ModelSettings:
     device: str = option("cpu", "Where models run.", choices=("cpu", "cuda"))
     placement: str = option(
         "",
-        "Where single models run, and as which weights, in place of `--device` and `--weights`: `ROLE=DEVICE[/WEIGHTS]`, comma separated, as in "
-        "`partner=cuda:0,transcriber=cuda:1,synthesizer=cpu/int8`; `talker`: of a partner that has one apart.",
+        "Device and weights of single models, in place of `--device` and `--weights`: `ROLE=DEVICE[/WEIGHTS]`, "
+        "comma separated, as in `partner=cuda:0,transcriber=cuda:1,synthesizer=cpu/int8`. The role `talker` is that "
+        "of a partner with a separate one.",
     )
     compute_type: str = option("int8", "Numeric type of the Whisper weights, as CTranslate2 names it.")
-    workers: int = option(0, "Parallel model workers, one thread each; 0 means one a core.", low=0)
-    max_queue: int = option(256, "Jobs that may wait at one model before new ones are refused.", low=1)
+    workers: int = option(0, "Parallel model workers, one thread each; 0 means one for each core.", low=0)
+    max_queue: int = option(256, "Jobs that may wait for one model before new ones are refused.", low=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +110,17 @@ class EngineOptions:
     )
     partner: str = option(
         "",
-        "Who converses, in place of the language model and the voice: the folder of a Qwen3-Omni checkpoint, which hears, sees, writes and speaks, or of a "
-        "MiniCPM-o 4.5 checkpoint, which takes turns by itself.",
+        "Conversation model used in place of the language model and the voice: the folder of a Qwen3-Omni checkpoint, "
+        "which hears, sees, writes and speaks, or of a MiniCPM-o 4.5 checkpoint, which takes turns by itself.",
     )
     watcher: str = option(
         "",
-        "Who answers questions about video, in place of the language model: the folder of a SmolVLM, Qwen2.5-VL or Qwen3-VL checkpoint, which sees pictures.",
+        "Vision-language model that answers questions about video, in place of the language model: the folder of a "
+        "SmolVLM, Qwen2.5-VL or Qwen3-VL checkpoint.",
     )
     watcher_prefill: str = option(
         "eager",
-        "When such a watcher takes frames into its KV: as they come, or when a question is asked.",
+        "When the `--watcher` takes frames into its KV: as they come, or when a question is asked.",
         choices=("eager", "query"),
     )
     weights: str = option(
@@ -124,16 +128,16 @@ class EngineOptions:
         "Type of the language model's weights; `auto` takes what the device multiplies fastest.",
         choices=WEIGHTS,
     )
-    engine_threads: int = option(0, "Threads of a language model's step; 0 means one a core.", low=0)
+    engine_threads: int = option(0, "Threads of a language model's step; 0 means one for each core.", low=0)
     kv_mb: int = option(2048, "Memory for the KV of live conversations, in MB.", low=1)
     kv_host_mb: int = option(1024, "Host memory for the KV of parked conversations, in MB.", low=0)
     kv_disk_mb: int = option(8192, "Disk for the KV of parked conversations, in MB.", low=0)
-    context_tokens: int = option(
-        0, "Most tokens a conversation keeps in its KV; 0 means what the model was made for.", low=0
-    )
-    reserve_tokens: int = option(512, "Room in the KV that a conversation is promised when it is let in.", low=64)
+    context_tokens: int = option(0, "Most tokens a conversation keeps in its KV; 0 means the model's own limit.", low=0)
+    reserve_tokens: int = option(512, "Tokens of KV that are reserved for a conversation when it begins.", low=64)
     prefill_tokens: int = option(
-        64, "Most prompt tokens in one step while others are being answered: what a long prompt may delay them.", low=16
+        64,
+        "Most prompt tokens in one step while other sessions generate; bounds how much a long prompt delays them.",
+        low=16,
     )
     park_after_s: float = option(120.0, "Idle seconds after which a conversation's KV is parked.", low=0)
 
@@ -156,14 +160,14 @@ class SpeechSettings:
 class VideoSettings:
     async_chunk: str = option(
         "on",
-        "Video answers as they are made (`on`), or in one piece of text and one of sound (`off`).",
+        "Send video answers as they are made (`on`), or as one piece of text and one of audio (`off`).",
         choices=("on", "off"),
         variable="VLLM_VIDEO_ASYNC_CHUNK",
         flag="video-async-chunk",
     )
     audio_delta_mode: str = option(
         "fast",
-        "Accepted for clients of others; both are the same here.",
+        "Accepted for compatibility; both values do the same.",
         choices=("fast", "slow"),
         variable="VLLM_VIDEO_AUDIO_DELTA_MODE",
         flag="video-audio-delta-mode",
@@ -308,23 +312,21 @@ def markdown() -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from `antiphon/settings.py`. Later sources win: default, TOML file (`--config FILE`), environment, flag.",
-        "An unknown name or a bad value stops the start and names the key.",
+        "Generated from `antiphon/settings.py`. Later sources win: default, TOML file (`--config FILE`), environment,",
+        "flag. An unknown name or a bad value stops the start and names the key.",
+        "",
+        "Behind each flag are the environment variable and the TOML key with its default. The headings are the",
+        "sections of the TOML file.",
     ]
     section = ""
     for o in options():
         if o.section != section:
             section = o.section
-            lines += [
-                "",
-                f"## [{section}]",
-                "",
-                "| flag | environment | TOML key | default | what it does |",
-                "|---|---|---|---|---|",
-            ]
-        default = "none" if o.default == () else f"`{o.default!r}`".replace("'", "")
-        extra = f" One of: {', '.join(o.check['choices'])}." if o.check.get("choices") else ""
-        lines.append(f"| `{o.flag}` | `{o.variable}` | `{o.name}` | {default} | {o.help}{extra} |")
+            lines += ["", f"## [{section}]", ""]
+        default = '""' if o.default == "" else "[]" if o.default == () else f"{o.default!r}".replace("'", "")
+        choices = f" One of: {', '.join(o.check['choices'])}." if o.check.get("choices") else ""
+        entry = f"- **`{o.flag}`** (`{o.variable}`, `{o.name}`: `{default}`): {o.help}{choices}"
+        lines += textwrap.wrap(entry, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines) + "\n"
 
 

@@ -140,7 +140,7 @@ def test_each_second_of_sound_gets_one_result() -> None:
     assert isinstance(configured, ConfigureConversation)
     # The voice to speak with, as a file.
     assert configured.config.duplex is not None
-    assert configured.config.duplex.reference.startswith(b"RIFF")
+    assert configured.config.duplex.voice_reference.startswith(b"RIFF")
 
 
 def test_the_demo_pauses_stops_and_interrupts() -> None:

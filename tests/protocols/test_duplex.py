@@ -64,7 +64,7 @@ def connection(**options: Any) -> DuplexConnection:
         expires_at=1,
         max_append_bytes=1 << 20,
         language_check=lambda code: code in ("en", "de"),
-        stand_in=lambda *_: None,
+        log_alias=lambda *_: None,
         resume_token="token",
         autostart=options.pop("autostart", False),
     )
@@ -118,7 +118,7 @@ def test_a_voice_to_speak_with(given: Any) -> None:
     # It is not sent back.
     assert "ref_audio" not in created["session"]
     (configured,) = wire.inputs()
-    assert configured.config.duplex.reference == b"RIFF"
+    assert configured.config.duplex.voice_reference == b"RIFF"
 
 
 @pytest.mark.parametrize("given", ["https://x.org/voice.wav", "no base64!", {"url": "x"}, 3])
@@ -161,7 +161,7 @@ def test_anything_else_opens_a_default_session_and_is_carried_out() -> None:
     assert isinstance(appended, AppendAudio)
     assert configured.config.duplex.policy == "auto"
     # Nobody said how turns end: by meaning.
-    assert configured.config.listening.turn.patience_ms == 4000
+    assert configured.config.transcription.vad.patience_ms == 4000
 
 
 def test_it_may_start_by_itself() -> None:
@@ -208,7 +208,7 @@ def test_an_update_later_is_told_whole() -> None:
     assert updated["session"]["turn_detection"]["min_speech_duration_ms"] == 96
     (configured,) = wire.inputs()
     assert configured.config.duplex.barge_in_ms == 900
-    assert configured.config.listening.turn.patience_ms is None
+    assert configured.config.transcription.vad.patience_ms is None
 
 
 # --- what a client may send -------------------------------------------------------------------------------------------
@@ -430,7 +430,7 @@ def test_the_dialects_own_events() -> None:
     wire.send(TurnStateChanged("duck", "assistant_playing", {"a": 1}))
     wire.send(OverlapReported("auto", "barge_in", "words", {}))
     wire.send(ListenStepTaken("nothing_said"))
-    wire.send(PlaybackAcknowledged("r", "i", 5, 4, PlaybackCursors(9, 9, 5, 4), kept=True))
+    wire.send(PlaybackAcknowledged("r", "i", 5, 4, PlaybackCursors(9, 9, 5, 4), history_exact=True))
     wire.send(CommitRefused(0, 1))
     turn, overlap, listen, known, refused = told(wire)
     assert (turn["event"], turn["turn_state"], turn["epoch"], turn["payload"]) == (

@@ -211,7 +211,7 @@ def test_sound_before_any_update_is_openais_when_the_url_named_the_model() -> No
     assert connection.dialect == "openai"
     configured, audio = connection.inputs()
     assert isinstance(configured, ConfigureTranscription)
-    assert configured.config.turn == ServerVad()
+    assert configured.config.vad == ServerVad()
     assert isinstance(audio, AppendAudio)
     assert 15000 < len(audio.pcm) <= 16000
 
@@ -391,7 +391,7 @@ def test_an_update_changes_what_it_names_and_echoes_everything() -> None:
     assert answer["session"]["audio"]["input"]["noise_reduction"] == {"type": "near_field"}
     *_, last = connection.inputs()
     assert isinstance(last, ConfigureTranscription)
-    assert last.config.turn is None
+    assert last.config.vad is None
     assert last.config.prompt == "Sintra Byron"
 
 

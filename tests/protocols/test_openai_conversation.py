@@ -86,8 +86,8 @@ def test_an_update_changes_what_it_names_and_echoes_all() -> None:
         None,
         1.5,
     )
-    assert config.listening.turn
-    assert (config.listening.turn.silence_duration_ms, config.listening.turn.patience_ms) == (300, 8000)
+    assert config.transcription.vad
+    assert (config.transcription.vad.silence_duration_ms, config.transcription.vad.patience_ms) == (300, 8000)
     again = updated(wire, audio={"input": {"turn_detection": {"type": "server_vad", "create_response": False}}})
     assert again["instructions"] == "Be brief."
     assert again["audio"]["input"]["turn_detection"]["interrupt_response"] is True
@@ -98,7 +98,7 @@ def test_an_update_changes_what_it_names_and_echoes_all() -> None:
     assert cleared["tools"] == []
     (item,) = wire.inputs()
     assert isinstance(item, ConfigureConversation)
-    assert item.config.listening.turn is None
+    assert item.config.transcription.vad is None
 
 
 def test_without_a_voice_answers_are_text() -> None:
@@ -120,7 +120,7 @@ def test_items_and_responses_are_read() -> None:
     assert (created.item.id, created.after, created.event_id) == ("mine", "root", "e")
     assert [p.kind for p in created.item.parts] == ["input_text", "input_image"]
     assert isinstance(asked, CreateResponse)
-    assert (asked.stored, asked.items, asked.speaks, asked.metadata, asked.max_tokens) == (
+    assert (asked.stored, asked.items, asked.audio_output, asked.metadata, asked.max_tokens) == (
         False,
         ("mine",),
         False,

@@ -38,7 +38,7 @@ def facts(*, strict: bool = False) -> SpeechCatalog:
         ("en",),
         clones=False,
         uploaded=lambda name: VoiceSample() if name == "mine" else None,
-        stand_in=lambda name, model: stood_in.append(name),
+        log_alias=lambda name, model: stood_in.append(name),
     )
 
 
@@ -61,13 +61,13 @@ def configured(**config: Any) -> SpeechConfig:
 
 
 def test_a_configuration_and_its_defaults() -> None:
-    assert configured() == SpeechConfig(None, "sentence", "wav", 1.0, None, stream=False, words=False)
+    assert configured() == SpeechConfig(None, "sentence", "wav", 1.0, None, stream=False, word_times=False)
     assert configured(
         model="default", voice="Emma", response_format="pcm", speed=1, seed=-1, stream_audio=True, word_timestamps=True,
         split_granularity="clause", language="English", instructions="softly", task_type="CustomVoice", max_new_tokens=1,
         initial_codec_chunk_frames=0, ref_audio=None, x_vector_only_mode=False, something_else={"a": 1},
     ) == SpeechConfig(
-        "emma", "clause", "pcm", 1.0, 2**64 - 1, stream=True, words=True, language="en", instructions="softly", max_frames=1
+        "emma", "clause", "pcm", 1.0, 2**64 - 1, stream=True, word_times=True, language="en", instructions="softly", max_frames=1
     )  # fmt: skip
     assert configured(speaker="heart").voice == "heart"
 
@@ -262,7 +262,7 @@ def test_frames_of_a_file_a_unit() -> None:
 
 def test_frames_with_word_times() -> None:
     wire = stream()
-    config = SpeechConfig(format="pcm", stream=True, words=True)
+    config = SpeechConfig(format="pcm", stream=True, word_times=True)
     wire.send(SentenceStarted(2, 1, "Hi you.", config, 24000))
     wire.send(SentenceAudio(2, 1, bytes(4800), 0.0, 0.1))
     wire.send(SentenceAudio(2, 1, bytes(2400), 0.1, 0.15))

@@ -145,7 +145,7 @@ def test_what_a_client_sends() -> None:
     frame, bare, heard, with_it, asked, nothing, over = wire.inputs()
     assert frame == AppendFrame(JPEG + b"...", FrameInfo(5.0, "a", 40, 41, 42.5, "low"))
     assert isinstance(bare, AppendFrame)
-    assert bare.facts == FrameInfo(5.0)
+    assert bare.info == FrameInfo(5.0)
     assert isinstance(heard, AppendVideoAudio)
     assert isinstance(with_it, AppendVideoAudio)
     assert len(heard.pcm) == 3
@@ -222,7 +222,7 @@ def test_a_failed_answer_still_ends() -> None:
     wire = stream()
     wire.send(AnswerStarted("r", ()))
     wire.send(AnswerTextDelta("A"))
-    wire.send(VideoFailed("Query processing failed", "no room", answer=True, said="A"))
+    wire.send(VideoFailed("Query processing failed", "no room", ends_answer=True, partial_text="A"))
     assert said(wire)[2:] == [
         {"type": "error", "message": "Query processing failed", "detail": "no room"},
         {"type": "response.text.done", "text": "A"},

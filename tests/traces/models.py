@@ -96,7 +96,7 @@ class Ears:
             settle_s=0.5,
             context_pause_s=1.5,
             pause_s=0.8,
-            long_s=9,
+            long_window_s=9,
             long_pause_s=0.3,
             max_window_s=20,
             context_tokens=64,
@@ -120,7 +120,7 @@ class Ears:
             raise ModelError("scripted failure")
         new = words[len(window.prefix) :]
         pieces = tuple(HypothesisWord(f" {w}", (VOCABULARY.index(w),), 1.0) for w, *_ in new)
-        places = tuple(Word(w, a, b, 1.0) for w, a, b in new) if window.words else ()
+        places = tuple(Word(w, a, b, 1.0) for w, a, b in new) if window.word_times else ()
         return Hypothesis(pieces, window.language or "en", 1.0, True, 4, len(pieces), places)
 
     async def align(self, pcm: np.ndarray, words: Sequence[str], language: str) -> tuple[Word, ...]:
@@ -136,7 +136,7 @@ class Ears:
         for number, at in enumerate(range(0, len(words), 3)):
             part = words[at : at + 3]
             await asyncio.sleep(0.0371)
-            places = tuple(Word(w, a, b, 0.5) for w, a, b in part) if options.words else ()
+            places = tuple(Word(w, a, b, 0.5) for w, a, b in part) if options.word_times else ()
             text = "".join(f" {w}" for w, *_ in part)
             tokens = tuple(VOCABULARY.index(w) for w, *_ in part)
             yield TranscriptSegment(number, 0, part[0][1], part[-1][2], text, tokens, 0.0, -0.25, 1.0, 0.125, places)
@@ -253,7 +253,7 @@ class Voice:
 
     def __init__(self) -> None:
         self.profile = SynthesizerProfile(
-            "voice", SPOKEN_HZ, ("one", "two"), ("en",), (0.5, 2.0), word_times=True, clones=False
+            "voice", SPOKEN_HZ, ("one", "two"), ("en",), (0.5, 2.0), word_times=True, clones_voices=False
         )
 
     async def speak(
@@ -303,7 +303,7 @@ class NativeTalk:
         self.speaks = speaks
         self.was_spoken_to = False
         self.saying: list[str] = []
-        self.forced = options.listens_first or 0
+        self.forced = options.listen_only_units or 0
 
     async def append(self, unit: Unit) -> None:
         await asyncio.sleep(0.0047)

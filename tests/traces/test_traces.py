@@ -26,7 +26,13 @@ def play(folder: Path, *names: str, environment: dict[str, str] | None = None) -
     """Play scenarios in a process of their own, whose clocks are virtual."""
     command = [sys.executable, "-m", "tests.traces.play", str(folder), *names]
     done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, env=os.environ | (environment or {})
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        # A home of its own: no voice that somebody uploaded on this machine is in the traces.
+        env=os.environ | {"HOME": str(folder / "home")} | (environment or {}),
     )
     assert done.returncode == 0, done.stderr
 

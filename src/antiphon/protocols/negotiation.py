@@ -39,7 +39,7 @@ class RealtimeConnection:
     new_id: NewId = random_id
     max_append_bytes: int = 15 << 20
     language_check: Callable[[str], bool] = lambda _: True
-    stand_in: Callable[..., None] = lambda *_: None
+    log_alias: Callable[..., None] = lambda *_: None
     # Names of whoever answers, and the voices; None: nobody does.
     partners: ModelNames | None = None
     voices: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class RealtimeConnection:
             expires_at=int(self.now_s() + (self.session_s or 365 * 86400)),
             beta=self.opening.beta,
             language_check=self.language_check,
-            stand_in=self.stand_in,
+            log_alias=self.log_alias,
         )
         openai.begin(name)
         if self.partners and not vllm and not only_text:
@@ -88,7 +88,7 @@ class RealtimeConnection:
                 expires_at=openai.expires_at,
                 beta=self.opening.beta,
                 language_check=self.language_check,
-                stand_in=self.stand_in,
+                log_alias=self.log_alias,
                 voices=self.voices,
                 plays=self.opening.plays,
             )
@@ -99,9 +99,9 @@ class RealtimeConnection:
                 raise RemoteProtocolError("model_not_found", "No language model is loaded.", "session.model")
             first.preset(dict(preset))
         if self._talk and self.partners and self.opening.model and self.partners.exact(name) is None:
-            self.stand_in(name, self.partners.loaded[0])
+            self.log_alias(name, self.partners.loaded[0])
         elif not self._talk and self.opening.model and not vllm and self.models.exact(name) is None:
-            self.stand_in(name)
+            self.log_alias(name)
         self._first.append(
             frame(
                 type="transcription_session.created" if self.opening.beta and not self._talk else "session.created",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -13,8 +11,9 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon import __version__
-from antiphon.server.auth import bearer
-from antiphon.server.errors import error_response, http_exception
+from antiphon.errors import Unauthorized
+from antiphon.server.auth import identify
+from antiphon.server.errors import HANDLERS, error_response, response_to
 from antiphon.server.routes.calls import calls, hang_up
 from antiphon.server.routes.chat import chat_completions
 from antiphon.server.routes.client_secrets import client_secrets, sessions
@@ -37,7 +36,7 @@ def build(state: ServerState) -> Starlette:
     if state.settings.server.cors_origins:
         origins = list(state.settings.server.cors_origins)
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
-    middleware.append(Middleware(_Keys, state=state))
+    middleware.append(Middleware(_Keys))
     app = Starlette(
         routes=[
             Route("/", root),
@@ -67,7 +66,7 @@ def build(state: ServerState) -> Starlette:
             WebSocketRoute("/ws/duplex", realtime),
         ],
         middleware=middleware,
-        exception_handlers={HTTPException: http_exception},
+        exception_handlers=HANDLERS,
     )
     app.state.antiphon = state
     return app
@@ -76,19 +75,20 @@ def build(state: ServerState) -> Starlette:
 class _Keys:
     """Refuses HTTP requests without a known key; WebSockets are refused by their own route, before the upgrade."""
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         wanted = scope["type"] == "http" and scope["method"] != "OPTIONS"
         wanted = wanted and path not in OPEN_PATHS and not path.startswith("/web/")
-        if wanted and self._state.who(bearer(Headers(scope=scope))) is None:
-            self._state.metrics.refused.labels("unauthorized").inc()
-            answer = error_response(401, "Incorrect API key provided.", code="invalid_api_key")
-            await answer(scope, receive, send)
-            return
+        if wanted:
+            request = Request(scope)
+            try:
+                identify(request)
+            except Unauthorized as error:
+                await response_to(request, error)(scope, receive, send)
+                return
         await self._app(scope, receive, send)
 
 
@@ -118,7 +118,7 @@ def _listed(state: ServerState) -> list[dict[str, object]]:
         {"id": n, "object": "model", "created": state.started_s, "owned_by": "antiphon"}
         for n in (*state.models.names, "default")
     ]
-    if watcher := state.models.watcher:
+    if watcher := state.models.video_model:
         # Whether who answers about a video sees pictures, or is told what can be read on them.
         listed = [m | ({"video": watcher.profile.sees} if m["id"] == watcher.profile.id else {}) for m in listed]
     return listed

@@ -1,34 +1,115 @@
-"""HTTP errors in OpenAI's shape: `{error: {message, type, param, code}}`, with the right status."""
+"""Errors of HTTP requests and refused upgrades, in OpenAI's shape: `{error: {message, type, param, code}}`.
+
+Routes raise; `HANDLERS` is the one place where an exception becomes a status. A WebSocket is answered over HTTP as long as
+it is not accepted; what goes wrong later is its session's to tell.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket, WebSocketState
 
+from antiphon.errors import (
+    EngineError,
+    MediaError,
+    ModelError,
+    Refused,
+    RemoteProtocolError,
+    StoreError,
+    Unauthorized,
+)
+
+log = logging.getLogger(__name__)
+
 _TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+_NOT_FOUND = frozenset({"model_not_found", "voice_not_found"})
+# What a model failed on, by the beginning of the request's path.
+_SUBJECTS = {"/v1/audio/speech": " on this text", "/v1/audio/tran": " on this file"}
+
+
+class BodyTooLarge(HTTPException):
+    """A request's body is over its limit. `code` and `param` are the error's."""
+
+    def __init__(self, message: str, code: str = "invalid_value", param: str | None = None) -> None:
+        super().__init__(413, message)
+        self.code = code
+        self.param = param
 
 
 def error_response(
     status: int, message: str, *, code: str | None = None, param: str | None = None, retry_after_s: float = 0.0
 ) -> JSONResponse:
-    """One error. `retry_after_s` above 0 becomes a Retry-After header."""
+    """Make the response of one error. `retry_after_s` above 0 becomes a Retry-After header, in whole seconds."""
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     headers = {"Retry-After": str(math.ceil(retry_after_s))} if retry_after_s else None
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return JSONResponse(body, status_code=status, headers=headers)
 
 
-async def deny(websocket: WebSocket, status: int, message: str, code: str, retry_after_s: float = 0.0) -> None:
-    """Answer an upgrade with an HTTP error; nothing once the socket is open."""
-    if websocket.client_state == WebSocketState.CONNECTING:
-        await websocket.send_denial_response(error_response(status, message, code=code, retry_after_s=retry_after_s))
+def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
+    """The response that an exception of a route becomes; counts refusals and logs failures.
+
+    Raises AssertionError for an exception that `HANDLERS` does not name.
+    """
+    metrics = connection.app.state.antiphon.metrics
+    match error:
+        case Unauthorized():
+            metrics.refused.labels("unauthorized").inc()
+            return error_response(401, "Incorrect API key provided.", code="invalid_api_key")
+        case Refused():
+            metrics.refused.labels("no_room").inc()
+            return error_response(503, error.reason, code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
+        case RemoteProtocolError():
+            status = 404 if error.code in _NOT_FOUND else 400
+            return error_response(status, error.message, code=error.code, param=error.param)
+        case MediaError():
+            return error_response(400, str(error), code="invalid_value", param="file")
+        case ModelError() | EngineError():
+            path = connection.url.path
+            log.error("%s failed: %s", path, error)
+            subject = next((s for start, s in _SUBJECTS.items() if path.startswith(start)), "")
+            return error_response(500, f"The model failed{subject}.", code="processing_error")
+        case StoreError():
+            return error_response(507, str(error), code="storage_error")
+        case BodyTooLarge():
+            return error_response(413, error.detail, code=error.code, param=error.param)
+        case HTTPException():
+            # 405 is the router's own; what else is raised as a status is a value that a route does not take.
+            code = {404: "not_found", 405: None}.get(error.status_code, "invalid_value")
+            return error_response(error.status_code, error.detail, code=code)
+        case _:
+            raise AssertionError(f"no status for {type(error).__name__}") from error
 
 
-async def http_exception(_: Request, error: Exception) -> JSONResponse:
-    """Starlette's own errors (404, 405, a body that is no multipart)."""
-    assert isinstance(error, HTTPException)
-    return error_response(error.status_code, error.detail, code="not_found" if error.status_code == 404 else None)
+async def _handle(connection: HTTPConnection, error: Exception) -> Response | None:
+    response = response_to(connection, error)
+    if not isinstance(connection, WebSocket):
+        return response
+    if connection.client_state == WebSocketState.CONNECTING:
+        await connection.send_denial_response(response)
+    elif not isinstance(error, Refused):
+        # The session's edge should have told the client; a bug that did not is not hidden here.
+        raise error
+    return None
+
+
+HANDLERS: Mapping[Any, Any] = dict.fromkeys(
+    (
+        Unauthorized,
+        Refused,
+        RemoteProtocolError,
+        MediaError,
+        ModelError,
+        EngineError,
+        StoreError,
+        HTTPException,
+    ),
+    _handle,
+)

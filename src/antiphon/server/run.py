@@ -93,7 +93,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
                 failure = error
             else:
                 state.models = models
-                metrics.watch(state.models.lanes, state.backlog_s, state.models.language)
+                metrics.watch(state.models.lanes, state.backlog_s, state.models.language_model)
                 host = f"[{server.host}]" if ":" in server.host else server.host
                 on_ready(f"http://{host}:{sock.getsockname()[1]}")
                 await stop.wait()

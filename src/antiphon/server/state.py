@@ -41,7 +41,7 @@ class LiveEntry:
 class ClientSecret:
     """A short-lived key: who made it, until when it holds (monotonic seconds), and the session it opens."""
 
-    who: str
+    caller: str
     until_s: float
     session: Mapping[str, Any]
 
@@ -82,12 +82,12 @@ class ServerState:
     def names(self) -> ModelNames:
         """Names a client may use."""
         assert self.models is not None
-        return ModelNames((self.models.transcriber.profile.id,), strict=self.settings.server.strict_models)
+        return ModelNames((self.models.required_transcriber.profile.id,), strict=self.settings.server.strict_models)
 
     @property
     def partners(self) -> ModelNames | None:
         """Names a client may use for whoever answers in a conversation; None where nobody does."""
-        partner = self.models.partner if self.models else None
+        partner = self.models.conversation_model if self.models else None
         if partner is None:
             return None
         unit_ms = round(partner.native.profile.unit_s * 1000) if partner.native else 0
@@ -120,13 +120,13 @@ class ServerState:
         found = self._secrets.get(key or "")
         return found if found and found.until_s > time.monotonic() else None
 
-    def who(self, key: str | None, *, short: bool = False) -> str | None:
-        """The caller of an API key: itself if it is one of ours, "" where none is asked for, None for a stranger.
+    def caller(self, key: str | None, *, short: bool = False) -> str | None:
+        """The caller that an API key stands for: the key itself if it is one of ours, "" where none is asked for, else None.
 
         `short`: a short-lived key will do, and stands for the key it was made with.
         """
         if short and (secret := self.secret(key)):
-            return secret.who
+            return secret.caller
         keys = self.settings.server.api_keys
         if not keys:
             return ""
@@ -134,21 +134,21 @@ class ServerState:
         return next((k for k in keys if hmac.compare_digest(k.encode(), given)), None)
 
     @contextmanager
-    def admit(self, who: str) -> Iterator[None]:
-        """A place for one session of `who`. Raises Refused."""
+    def admit(self, caller: str) -> Iterator[None]:
+        """Hold a place for one session of `caller` while the block runs. Raises Refused where the server, or the key, is full."""
         server = self.settings.server
         if self._by_key.total() >= server.max_sessions:
             raise Refused(f"the server holds {server.max_sessions} sessions", 10.0)
-        if self._by_key[who] >= server.sessions_per_key:
+        if self._by_key[caller] >= server.sessions_per_key:
             raise Refused(f"this key holds {server.sessions_per_key} sessions", 10.0)
-        self._by_key[who] += 1
+        self._by_key[caller] += 1
         self.num_admitted += 1
         try:
             yield
         finally:
-            self._by_key[who] -= 1
-            if not self._by_key[who]:
-                del self._by_key[who]
+            self._by_key[caller] -= 1
+            if not self._by_key[caller]:
+                del self._by_key[caller]
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run what outlives its request. `work` must not raise."""
@@ -176,7 +176,7 @@ class ServerState:
         """Seconds of audio waiting in the session that is furthest behind."""
         return max((s.backlog_s() for s in self.live), default=0.0)
 
-    def stand_in(self, name: str, model: str = "") -> None:
+    def log_alias(self, name: str, model: str = "") -> None:
         """Say once what serves a client's default name for a model or voice."""
         name = name[:80]
         if name not in self._mentioned and len(self._mentioned) < 1000:

@@ -32,8 +32,8 @@ def test_a_recorded_conversation_is_replayed_turn_by_turn(
     asyncio.run(main())
     (folder,) = tmp_path.iterdir()
     tape = Tape.read(folder)
-    assert len(tape.heard) > 16_000
-    assert len(tape.said) > 2_000
+    assert len(tape.input_pcm) > 16_000
+    assert len(tape.output_pcm) > 2_000
     assert all("sk-hidden" not in f.read_text(errors="ignore") for f in folder.iterdir())
     run = subprocess.run(
         [sys.executable, "-m", "antiphon", "replay", str(folder), *flags],

@@ -84,7 +84,7 @@ def alone(folder: Path, first: int, frames: bool = False) -> list[str]:
 
     async def main() -> list[str]:
         model = MiniCpmO(folder, "tiny", weights="fp32", threads=1)
-        talk = await model.open(NativeOptions(tiny.PROMPT, listens_first=tiny.FORCED_FIRST, temperature=0.0))
+        talk = await model.open(NativeOptions(tiny.PROMPT, listen_only_units=tiny.FORCED_FIRST, temperature=0.0))
         out = []
         for unit in range(NUM_UNITS):
             pcm = np.frombuffer((tiny.sound(first + unit) * 32768).clip(-32768, 32767).astype("<i2").tobytes(), "<i2")

@@ -177,17 +177,17 @@ class Bridge:
         self, instructions: str, voice: str | None = None, language: str | None = None, reference: bytes = b""
     ) -> None:
         self._begun = True
-        listening = TranscriptionConfig(turn=TURN, language=language, answered=True)
+        listening = TranscriptionConfig(vad=TURN, language=language, preflight=True)
         config = ConversationConfig(
             listening,
             instructions=instructions,
-            speaks=bool(self._voices),
+            audio_output=bool(self._voices),
             voice=voice if voice in self._voices else None,
-            transcribes=True,
+            reports_transcripts=True,
             # A partner that takes turns by itself hears who speaks over it.
             interrupt_response=not (self._partners and self._partners.unit_ms),
-            weighs_overlap=True,
-            duplex=DuplexConfig(reference=reference),
+            allows_backchannels=True,
+            duplex=DuplexConfig(voice_reference=reference),
         )
         self._inputs.append(ConfigureConversation(config))
 

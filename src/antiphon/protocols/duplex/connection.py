@@ -35,7 +35,7 @@ class DuplexConnection:
         expires_at: int,
         max_append_bytes: int,
         language_check: Callable[[str], bool],
-        stand_in: Callable[..., None],
+        log_alias: Callable[..., None],
         resume_token: str | None,
         autostart: bool,
     ) -> None:
@@ -51,7 +51,7 @@ class DuplexConnection:
             new_id("sess-"),
             expires_at=expires_at,
             language_check=language_check,
-            stand_in=stand_in,
+            log_alias=log_alias,
             voices=voices,
             resume_token=resume_token,
             unit_ms=partners.unit_ms if partners else 0,
@@ -65,7 +65,7 @@ class DuplexConnection:
         ):
             raise RemoteProtocolError("model_not_found", f"The model `{name or 'default'}` does not exist.", "model")
         if name and self._partners.exact(name) is None:
-            self._dialect.stand_in(name, self._partners.loaded[0])
+            self._dialect.log_alias(name, self._partners.loaded[0])
         self._dialect.begin(name or self._partners.loaded[0])
         if self.opening.session:
             self._dialect.preset(dict(self.opening.session))

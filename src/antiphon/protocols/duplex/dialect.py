@@ -218,7 +218,7 @@ class DuplexDialect(OpenAIConversation):
             merged["output"] = self._output(output)
         merged["output"] = merged["output"] | {"format": out_form}
         if own.get("ref_audio") is not None and not self.unit_ms:
-            self.stand_in("a voice cloned from ref_audio", merged["output"]["voice"] or "nobody")
+            self.log_alias("a voice cloned from ref_audio", merged["output"]["voice"] or "nobody")
         self.audio, self.fields, self.own = audio, merged, self.own | own
         if isinstance(session.get("model"), str) and session["model"]:
             self.model = session["model"]

@@ -126,9 +126,9 @@ def overlap_of(own: dict[str, Any]) -> DuplexConfig:
         int(own["overlap_short_ack_ms"]),
         int(own["overlap_barge_in_ms"]),
         acks_only=own["playback_commit_policy"] == "ack_only",
-        listens_first=None if first is None else int(first),
+        listen_only_units=None if first is None else int(first),
         temperature=own["temperature"],
-        reference=own["ref_audio"] or b"",
+        voice_reference=own["ref_audio"] or b"",
     )
 
 

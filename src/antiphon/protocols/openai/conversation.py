@@ -149,7 +149,7 @@ class OpenAIConversation(OpenAITranscription):
             ConversationConfig(
                 self._listening(),
                 instructions=f["instructions"],
-                speaks=f["output_modalities"] == ["audio"],
+                audio_output=f["output_modalities"] == ["audio"],
                 voice=self._loaded_voice(f["output"]["voice"]),
                 speed=f["output"]["speed"],
                 tools=tools_from(f["tools"]),
@@ -157,10 +157,10 @@ class OpenAIConversation(OpenAITranscription):
                 max_tokens=None if most == "inf" else most,
                 create_response=vad.get("create_response") is not False,
                 interrupt_response=vad.get("interrupt_response") is not False,
-                transcribes=self.audio["transcription"] is not None,
+                reports_transcripts=self.audio["transcription"] is not None,
                 idle_timeout_ms=vad.get("idle_timeout_ms"),
                 truncation=truncation_from(f["truncation"]),
-                weighs_overlap=vad.get("type") == "semantic_vad",
+                allows_backchannels=vad.get("type") == "semantic_vad",
             )
         )
 
@@ -190,10 +190,10 @@ class OpenAIConversation(OpenAITranscription):
         return TranscriptionConfig(
             language=asked.get("language"),
             prompt=asked.get("prompt", ""),
-            turn=turn,
+            vad=turn,
             # What overlaps an answer is judged by its first words where meaning decides.
             partials=self.audio["transcription"] is not None or bool(turn and turn.patience_ms),
-            answered=True,
+            preflight=True,
         )
 
     def _loaded_voice(self, asked: Any) -> str | None:
@@ -357,7 +357,7 @@ class OpenAIConversation(OpenAITranscription):
             typed(given["voice"], (str, dict), "session.audio.output.voice")
             merged["voice"] = given["voice"]
             if self._loaded_voice(given["voice"]) is None:
-                self.stand_in(f"voice {given['voice']}", self.voices[0] if self.voices else "nobody")
+                self.log_alias(f"voice {given['voice']}", self.voices[0] if self.voices else "nobody")
         return merged
 
     # --- to the client ----------------------------------------------------------------------------------------------------

@@ -118,7 +118,7 @@ def response_from(
     voice = output.get("voice") or raw.get("voice")
     return CreateResponse(
         instructions=typed(raw.get("instructions"), (str, type(None)), "response.instructions"),
-        speaks=speaks,
+        audio_output=speaks,
         voice=voice_of(voice) if voice else None,
         tools=tools_from(raw["tools"], "response.tools") if raw.get("tools") is not None else None,
         tool_choice=choice_from(raw["tool_choice"], "response.tool_choice") if raw.get("tool_choice") else None,
@@ -170,7 +170,7 @@ def response_shown(response: Response, session_id: str, output: dict[str, Any], 
         "status": response.status,
         "status_details": details,
         "output": [item_shown(i, beta=beta) for i in response.output],
-        "output_modalities": ["audio"] if response.speaks else ["text"],
+        "output_modalities": ["audio"] if response.audio_output else ["text"],
         "max_output_tokens": response.max_tokens or "inf",
         "metadata": response.metadata,
         "usage": usage,
@@ -178,7 +178,7 @@ def response_shown(response: Response, session_id: str, output: dict[str, Any], 
     if response.stored:
         shown["conversation_id"] = f"conv_{session_id.removeprefix('sess-')}"
     if beta:
-        shown["modalities"] = ["audio", "text"] if response.speaks else ["text"]
+        shown["modalities"] = ["audio", "text"] if response.audio_output else ["text"]
         del shown["output_modalities"]
     else:
         form = output["format"]

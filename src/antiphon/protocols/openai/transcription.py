@@ -89,7 +89,7 @@ class OpenAITranscription(Dialect):
     beta: bool = False
     language_check: Callable[[str], bool] = lambda _: True
     # (name, what serves it instead of the transcriber)
-    stand_in: Callable[..., None] = lambda *_: None
+    log_alias: Callable[..., None] = lambda *_: None
     audio: dict[str, Any] = field(default_factory=dict)
     include: list[str] | None = None
     _decode: Callable[[bytes], Pcm] = from_pcm16
@@ -289,7 +289,7 @@ class OpenAITranscription(Dialect):
                 "model_not_found", f"The model '{merged['model']}' does not exist.", f"{param}.model"
             )
         if self.models.exact(merged["model"]) is None and merged["model"] != self.audio["transcription"].get("model"):
-            self.stand_in(merged["model"])
+            self.log_alias(merged["model"])
         if "language" in merged and not self.language_check(merged["language"]):
             raise RemoteProtocolError(
                 "invalid_value",
@@ -333,7 +333,7 @@ class OpenAITranscription(Dialect):
             model=self.models.lenient(asked["model"]) or self.models.loaded[0],
             language=asked.get("language"),
             prompt=" ".join(filter(None, [asked.get("prompt", ""), ", ".join(asked.get("keywords", []))])),
-            turn=turn,
+            vad=turn,
         )
 
     def _set_format(self, form: dict[str, Any]) -> None:

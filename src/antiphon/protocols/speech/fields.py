@@ -39,7 +39,7 @@ _CLONING = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
 @dataclass(frozen=True, slots=True)
 class SpeechCatalog:
     """What can be asked of the loaded synthesizer. `voices`: the first is the default. `tasks`: see SynthesizerProfile. `uploaded`: the voice of that
-    name, if one was uploaded. `stand_in`: called with a hosted name that the default voice speaks for, once it is used.
+    name, if one was uploaded. `log_alias`: called with a hosted name that the default voice speaks for, once it is used.
     """
 
     models: ModelNames
@@ -47,7 +47,7 @@ class SpeechCatalog:
     languages: tuple[str, ...]
     clones: bool
     uploaded: Callable[[str], VoiceSample | None]
-    stand_in: Callable[[str, str], None]
+    log_alias: Callable[[str, str], None]
     tasks: tuple[str, ...] = ("CustomVoice",)
 
     @property
@@ -89,7 +89,7 @@ def config(fields: dict[str, Any], facts: SpeechCatalog, format: SpeechFormat) -
         # Generators take no negative seeds; two's complement keeps them apart.
         seed=None if seed is None else seed % 2**64,
         stream=stream,
-        words=words,
+        word_times=words,
         language=None if spoken == "auto" else spoken,
         instructions=fields.get("instructions") or "",
         sample=sample,
@@ -106,7 +106,7 @@ def _model(name: Any, facts: SpeechCatalog) -> None:
         return
     if len(name) > MAX_NAME_CHARS or not facts.models.lenient(name):
         raise RemoteProtocolError("model_not_found", f"The model `{name[:MAX_NAME_CHARS]}` does not exist.", "model")
-    facts.stand_in(name, facts.models.loaded[0])
+    facts.log_alias(name, facts.models.loaded[0])
 
 
 def _voice(fields: dict[str, Any], facts: SpeechCatalog) -> str | VoiceSample | None:
@@ -130,7 +130,7 @@ def _voice(fields: dict[str, Any], facts: SpeechCatalog) -> str | VoiceSample | 
             "voice",
         )
     if hosted:
-        facts.stand_in(f"voice {name}", facts.voices[0])
+        facts.log_alias(f"voice {name}", facts.voices[0])
         return None
     raise RemoteProtocolError(
         "voice_not_found", f"The voice `{name[:MAX_NAME_CHARS]}` does not exist; there are: {facts.names}.", "voice"

@@ -116,7 +116,7 @@ class SpeechDialect:
                     else ("speed=1.0", asked.speed)
                 )
                 raise RemoteProtocolError("invalid_value", f"stream_audio=true requires {what}. Got {got}.")
-            if asked.words and not asked.stream:
+            if asked.word_times and not asked.stream:
                 raise RemoteProtocolError(
                     "invalid_value", "word_timestamps=true requires stream_audio=true and response_format='pcm'."
                 )
@@ -148,18 +148,18 @@ class SpeechDialect:
 
     def _start(self, unit: SentenceStarted) -> None:
         self._unit, self._chunk, self._bytes = unit, 0, 0
-        self._started[unit.utterance] = unit.unit + 1
+        self._started[unit.utterance] = unit.sentence + 1
         fields: dict[str, Any] = {}
         if unit.config.stream:
             fields["sample_rate"] = unit.rate_hz
-        if unit.config.words:
+        if unit.config.word_times:
             fields["word_timestamps"] = True
         self._say(**self._where(unit, "audio.start"), sentence_text=unit.text, format=unit.config.format, **fields)
 
     def _sound(self, data: bytes, start_s: float, end_s: float, words: tuple[Word, ...] | None = None) -> None:
         assert self._unit
         self._bytes += len(data)
-        if not self._unit.config.words:
+        if not self._unit.config.word_times:
             self._frames.append(data)
             return
         times = None if words is None else [_times(word) for word in words]
@@ -178,9 +178,9 @@ class SpeechDialect:
         unit = self._unit
         assert unit
         if done.error:
-            where = f"utterance {unit.utterance}, sentence {unit.unit}"
+            where = f"utterance {unit.utterance}, sentence {unit.sentence}"
             self._say(type="error", message=f"Generation failed for {where}: {done.error}")
-        elif unit.config.words:
+        elif unit.config.word_times:
             # Where every word lies is known only now: a last chunk without sound says it.
             end_s = self._bytes / BYTES_A_SAMPLE / unit.rate_hz
             self._sound(b"", end_s, end_s, done.words)
@@ -195,7 +195,7 @@ class SpeechDialect:
 
     @staticmethod
     def _where(unit: SentenceStarted, kind: str) -> dict[str, Any]:
-        return {"type": kind, "utterance_index": unit.utterance, "sentence_index": unit.unit}
+        return {"type": kind, "utterance_index": unit.utterance, "sentence_index": unit.sentence}
 
     def _say(self, **fields: Any) -> None:
         self._frames.append(frame(**fields))

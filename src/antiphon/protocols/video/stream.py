@@ -268,14 +268,14 @@ def _config(given: dict[str, Any]) -> VideoConfig:
     if not isinstance(prompt, str | None) or not isinstance(voice, str | None):
         raise _wrong("system_prompt and voice are text")
     return VideoConfig(
-        speaks="audio" in modalities,
-        writes="text" in modalities,
+        audio_output="audio" in modalities,
+        text_output="text" in modalities,
         num_frames=int(_within(given, "num_frames", 4, 1, 128, whole=True)),
         max_frames=int(_within(given, "max_frames", 50, 1, 256, whole=True)),
         instructions=prompt or "",
         filter=(named or "evs") if on else None,
         threshold=_within(given, "frame_filter_threshold", 0.95, 0, 1),
-        hears=_flag(given, "use_audio_in_video"),
+        uses_audio=_flag(given, "use_audio_in_video"),
         voice=voice,
         max_memory_s=None if memory is None else _within(given, "max_memory_s", 0, 1, 86_400),
     )

@@ -111,7 +111,7 @@ class VllmDialect(Dialect):
             "total_tokens": done.prompt_tokens + done.completion_tokens,
         }
         extra: dict[str, Any] = {}
-        if self.config and self.config.words:
+        if self.config and self.config.word_times:
             extra["words"] = [
                 {"word": w.text, "start": round(w.start_s, 3), "end": round(w.end_s, 3)} for w in done.words
             ]
@@ -148,7 +148,7 @@ class VllmDialect(Dialect):
         language = _text(event, "language", base.language or "") or None
         if language and not self.language_check(language):
             raise _EventError("invalid_event", f"Unsupported language: {language}")
-        words = event.get("word_timestamps", base.words)
+        words = event.get("word_timestamps", base.word_times)
         if not isinstance(words, bool):
             raise _EventError("invalid_event", "Invalid field: word_timestamps")
         prompt = _text(event, "prompt", self._prompt)
@@ -158,7 +158,9 @@ class VllmDialect(Dialect):
         if partner:
             # The prompt is what the model is told; whoever listens for it is told nothing.
             self.answer = self.answer or VllmResponses()
-            self.config = TranscriptionConfig(language=language, turn=None, words=words, tuning=tuning, partials=False)
+            self.config = TranscriptionConfig(
+                language=language, vad=None, word_times=words, tuning=tuning, partials=False
+            )
             self._most = tuning.max_tokens if event.get("realtime_max_tokens") is not None else self._most
             speaks = bool(self.voices)
             self._queue(
@@ -166,7 +168,7 @@ class VllmDialect(Dialect):
             )
             return
         self.config = TranscriptionConfig(
-            model=found or "", language=language, prompt=prompt, turn=None, words=words, tuning=tuning
+            model=found or "", language=language, prompt=prompt, vad=None, word_times=words, tuning=tuning
         )
         self._queue(ConfigureTranscription(self.config))
 

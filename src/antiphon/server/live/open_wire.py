@@ -16,7 +16,7 @@ def duplex_for(
 ) -> DuplexConnection:
     """The protocol of a duplex connection that is about to begin. Raises Refused while models load."""
     settings, models = state.settings, state.loaded()
-    partner = models.partner
+    partner = models.conversation_model
     return DuplexConnection(
         opening,
         state.names,
@@ -25,8 +25,8 @@ def duplex_for(
         new_id=random_id,
         expires_at=int(time.time() + (settings.server.session_s or 365 * 86400)),
         max_append_bytes=settings.audio.max_append_bytes,
-        language_check=models.transcriber.profile.languages.__contains__,
-        stand_in=state.stand_in,
+        language_check=models.required_transcriber.profile.languages.__contains__,
+        log_alias=state.log_alias,
         resume_token=resume_token,
         autostart=autostart,
     )
@@ -35,15 +35,15 @@ def duplex_for(
 def connection_for(state: ServerState, opening: Opening, *, resume_token: str | None = None) -> RealtimeConnection:
     """The protocol of a connection that is about to begin. Raises Refused while models load."""
     settings, models = state.settings, state.loaded()
-    partner = models.partner
+    partner = models.conversation_model
     return RealtimeConnection(
         opening,
         state.names,
         time.time,
         session_s=settings.server.session_s,
         max_append_bytes=settings.audio.max_append_bytes,
-        language_check=models.transcriber.profile.languages.__contains__,
-        stand_in=state.stand_in,
+        language_check=models.required_transcriber.profile.languages.__contains__,
+        log_alias=state.log_alias,
         partners=state.partners,
         voices=partner.profile.voices if partner else (),
         resume_token=resume_token,

@@ -31,19 +31,19 @@ class _Snapshot(msgspec.Struct):
     items: list[Item]
 
 
-def owner(who: str) -> str:
+def owner(caller: str) -> str:
     """Whose a kept conversation is, without the key that says so."""
-    return hashlib.sha256(who.encode()).hexdigest()
+    return hashlib.sha256(caller.encode()).hexdigest()
 
 
-def kept(who: str, wire: RestorableWire | Bridge, token: ResumeToken, items: Sequence[Item]) -> StoredSession | None:
+def kept(caller: str, wire: RestorableWire | Bridge, token: ResumeToken, items: Sequence[Item]) -> StoredSession | None:
     """The conversation as it is now, its images as the text that was read on them; None for what is none."""
     snapshot = wire.snapshot()
     if snapshot is None:
         return None
     opening = asdict(wire.opening) | {"session": None}
     state = msgspec.json.encode(_Snapshot(snapshot, opening, [_without_images(i) for i in items]))
-    return StoredSession(wire.id, owner(who), token.hash, state)
+    return StoredSession(wire.id, owner(caller), token.hash, state)
 
 
 def _without_images(item: Item) -> Item:
@@ -60,7 +60,7 @@ def _told(part: ContentPart) -> ContentPart:
 
 def restored(state: ServerState, row: StoredSession) -> tuple[RestorableWire, list[Item]]:
     """The protocol of a kept conversation, and its items. Raises Refused while models load, RemoteProtocolError where nobody answers any more."""
-    snapshot = msgspec.json.decode(row.kept, type=_Snapshot)
+    snapshot = msgspec.json.decode(row.snapshot, type=_Snapshot)
     opening = Opening(**snapshot.opening)
     wire: RestorableWire
     if snapshot.wire["dialect"] == "duplex":

@@ -82,7 +82,7 @@ class LiveRealtime:
     def __init__(
         self,
         state: ServerState,
-        who: str,
+        caller: str,
         wire: RealtimeConnection | DuplexConnection | Bridge,
         transport: Transport,
         *,
@@ -90,7 +90,7 @@ class LiveRealtime:
         items: Sequence[Item] = (),
     ) -> None:
         self._state = state
-        self.who = who
+        self.caller = caller
         self.wire = wire
         # A conversation of before a restart.
         self._items = items
@@ -132,7 +132,7 @@ class LiveRealtime:
 
     async def run(self) -> None:
         """Until it is over."""
-        live = LiveEntry(self.who, lambda: self._inbox.backlog_s, self._drain, self.wire.id)
+        live = LiveEntry(self.caller, lambda: self._inbox.backlog_s, self._drain, self.wire.id)
         self._state.live.add(live)
         if self.line.token:
             self._state.resumable[self.wire.id] = self
@@ -254,19 +254,19 @@ class LiveRealtime:
     def _start(self, first: ConfigureTranscription | ConfigureConversation) -> None:
         models, metrics = self._state.loaded(), self._state.metrics
         if isinstance(first, ConfigureConversation):
-            assert models.partner
+            assert models.conversation_model
             make = partial(
                 ConversationSession,
                 first.config,
-                models.transcriber,
-                models.detector,
-                models.partner,
+                models.required_transcriber,
+                models.required_vad,
+                models.conversation_model,
                 self._inbox,
                 new_id=self.wire.new_id,
                 min_commit_ms=self.wire.min_commit_ms,
                 measure=metrics.measure,
-                judge=models.judges,
-                reader=models.reads,
+                judge=models.turn_detector,
+                reader=models.image_reader,
             )
             if first.config.duplex:
                 self._session = DuplexSession(first.config.duplex, make, self._emit, epoch=self.wire.epoch)
@@ -276,8 +276,8 @@ class LiveRealtime:
         else:
             self._session = TranscriptionSession(
                 first.config,
-                models.transcriber,
-                models.detector,
+                models.required_transcriber,
+                models.required_vad,
                 self._inbox,
                 self._emit,
                 min_commit_ms=self.wire.min_commit_ms,
@@ -302,14 +302,14 @@ class LiveRealtime:
         talks = isinstance(self._session, ConversationSession | DuplexSession)
         if self.line.token and self._state.kept and (talks or self._items):
             items = self._session.conversation.items if talks else self._items  # type: ignore[union-attr]
-            if row := kept(self.who, self.wire, self.line.token, items):
+            if row := kept(self.caller, self.wire, self.line.token, items):
                 self._is_kept = True
                 return self._state.kept.put(row)
         return None
 
     def _boxed(self, item: TranscriptionCommand | ConversationCommand) -> TranscriptionCommand | ConversationCommand:
         assert self._box
-        return AppendAudio(self._box.sound_in(item.pcm)) if isinstance(item, AppendAudio) else item
+        return AppendAudio(self._box.audio_in(item.pcm)) if isinstance(item, AppendAudio) else item
 
     def _too_many(self) -> bool:
         """Events without sound, averaged over RATE_WINDOW_S."""
@@ -368,7 +368,7 @@ class LiveRealtime:
         if player := self._playback:
             player.take(output)
         if self._box and isinstance(output, ResponseAudioDelta):
-            self._box.sound_out(output.at.item_id, output.pcm, output.rate_hz)
+            self._box.audio_out(output.at.item_id, output.pcm, output.rate_hz)
         self.wire.send(output)
         if isinstance(output, KEPT) and (written := self._keep()):
             # What the client is told is there after the server was killed.

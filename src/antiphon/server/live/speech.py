@@ -33,10 +33,12 @@ MAX_WAITING_FRAMES = 0
 class LiveSpeech(LiveStream):
     """One session; see line.Session."""
 
-    def __init__(self, socket: WebSocketTransport, state: ServerState, who: str, token: ResumeToken | None) -> None:
-        super().__init__(socket, state, who, token, LABEL, MAX_WAITING_FRAMES, waits_detached=True, stall_s=STALL_S)
+    def __init__(self, socket: WebSocketTransport, state: ServerState, caller: str, token: ResumeToken | None) -> None:
+        super().__init__(socket, state, caller, token, LABEL, MAX_WAITING_FRAMES, waits_detached=True, stall_s=STALL_S)
         self._wire = SpeechDialect(speech_facts(state))
-        self._session = SpeechSession(state.loaded().synthesizer, state.metrics.measure, state.loaded().hears)
+        self._session = SpeechSession(
+            state.loaded().required_synthesizer, state.metrics.measure, state.loaded().transcriber
+        )
         self._began_s = time.monotonic()
         self._taken = 0
 

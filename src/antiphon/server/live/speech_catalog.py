@@ -10,14 +10,14 @@ from antiphon.server.state import ServerState
 
 def speech_facts(state: ServerState) -> SpeechCatalog:
     """The facts as of now. Raises LookupError where no synthesizer is loaded, Refused while models load."""
-    profile = state.loaded().synthesizer.profile
+    profile = state.loaded().required_synthesizer.profile
     return SpeechCatalog(
         ModelNames((profile.id,), strict=state.settings.server.strict_models),
         profile.voices,
         profile.languages,
-        profile.clones,
-        lambda name: _uploaded(state, name, profile.clones),
-        state.stand_in,
+        profile.clones_voices,
+        lambda name: _uploaded(state, name, profile.clones_voices),
+        state.log_alias,
         profile.tasks,
     )
 

@@ -25,7 +25,7 @@ class LiveStream:
         self,
         socket: WebSocketTransport,
         state: ServerState,
-        who: str,
+        caller: str,
         token: ResumeToken | None,
         label: str,
         max_waiting: int,
@@ -35,7 +35,7 @@ class LiveStream:
     ) -> None:
         self._socket = socket
         self._state = state
-        self.who = who
+        self.caller = caller
         self._label = label
         self.id = random_id("sess-")
         resume = state.settings.resume
@@ -47,7 +47,7 @@ class LiveStream:
         self._active_s = time.monotonic()
         self._draining = False
         self._code, self._reason = CLOSE_NORMAL, ""
-        self._live = LiveEntry(who, lambda: 0.0, self._drain, self.id)
+        self._live = LiveEntry(caller, lambda: 0.0, self._drain, self.id)
 
     def _enter(self) -> None:
         """It begins: it is counted, and can be found by who resumes it."""

@@ -32,13 +32,13 @@ class LiveVideo(LiveStream):
         self,
         socket: WebSocketTransport,
         state: ServerState,
-        who: str,
+        caller: str,
         watcher: VideoModel,
         token: ResumeToken | None,
         *,
         ga: bool,
     ) -> None:
-        super().__init__(socket, state, who, token, LABEL, MAX_WAITING_FRAMES)
+        super().__init__(socket, state, caller, token, LABEL, MAX_WAITING_FRAMES)
         self._watcher = watcher
         whole = state.settings.video.async_chunk == "off"
         self._wire = VideoDialect(lambda: time.monotonic() * 1000, whole=whole, ga=ga)

@@ -6,21 +6,22 @@ client's help.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from contextlib import ExitStack
 from typing import Any
 
+import anyio
 import msgspec
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import typed
 from antiphon.protocols.opening import Opening
-from antiphon.server.auth import bearer
+from antiphon.server.auth import bearer, identify
+from antiphon.server.body import limited
 from antiphon.server.errors import error_response
 from antiphon.server.live.open_wire import connection_for
 from antiphon.server.live.realtime import LiveRealtime
@@ -36,44 +37,32 @@ MAX_BODY_BYTES = 1 << 20
 async def calls(request: Request) -> Response:
     """An offer in (multipart `sdp` and `session`, or `application/sdp` alone), the answer out; the call then lives by itself."""
     state: ServerState = request.app.state.antiphon
-    key = bearer(request.headers)
-    who = state.who(key, short=True)
-    if who is None:
-        state.metrics.refused.labels("unauthorized").inc()
-        return error_response(401, "Incorrect API key provided.", code="invalid_api_key")
-    try:
-        offer, session = await _asked(request)
-        secret = state.secret(key)
-        opening = Opening(
-            model=request.query_params.get("model", ""),
-            session=session or (secret.session if secret else {}),
-            plays=True,
-        )
-        wire = connection_for(state, opening)
-        wire.open()
-        place = ExitStack()
-        place.enter_context(state.admit(who))
-    except RemoteProtocolError as error:
-        status = 404 if error.code == "model_not_found" else 400
-        return error_response(status, error.message, code=error.code, param=error.param)
-    except Refused as refusal:
-        state.metrics.refused.labels("no_room").inc()
-        return error_response(503, str(refusal), code="rate_limit_exceeded", retry_after_s=refusal.retry_after_s)
-    except HTTPException as error:
-        return error_response(error.status_code, error.detail, code="invalid_value")
-    call = WebRtcCall(state.settings.server.ice_servers)
-    try:
-        answer = await call.answer(offer)
-    except RemoteProtocolError as error:
-        await call.hang_up()
-        place.close()
-        return error_response(400, error.message, code=error.code, param=error.param)
+    caller = identify(request, short=True)
+    offer, session = await _parse(limited(request, MAX_BODY_BYTES))
+    secret = state.secret(bearer(request.headers))
+    opening = Opening(
+        model=request.query_params.get("model", ""),
+        session=session or (secret.session if secret else {}),
+        plays=True,
+    )
+    wire = connection_for(state, opening)
+    wire.open()
+    with ExitStack() as stack:
+        stack.enter_context(state.admit(caller))
+        call = WebRtcCall(state.settings.server.ice_servers)
+        try:
+            answer = await call.answer(offer)
+        except RemoteProtocolError:
+            await call.hang_up()
+            raise
+        # From here on the call holds the place.
+        place = stack.pop_all()
 
     async def live() -> None:
         try:
-            async with asyncio.timeout(STALL_S):
+            with anyio.fail_after(STALL_S):
                 await call.opened.wait()
-            await LiveRealtime(state, who, wire, call).run()
+            await LiveRealtime(state, caller, wire, call).run()
         except TimeoutError:
             log.info("call %s: nobody came", wire.id)
         except Exception:
@@ -88,15 +77,13 @@ async def calls(request: Request) -> Response:
     return Response(answer, 201, headers, media_type="application/sdp")
 
 
-async def _asked(request: Request) -> tuple[str, dict[str, Any] | None]:
-    if int(request.headers.get("content-length", "0") or 0) > MAX_BODY_BYTES:
-        raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+async def _parse(request: Request) -> tuple[str, dict[str, Any] | None]:
+    """The offer (SDP), and the session it asks for. Raises RemoteProtocolError, HTTPException."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip()
     if kind == "application/sdp":
-        return (await _body(request)).decode(errors="replace"), None
+        return (await request.body()).decode(errors="replace"), None
     if kind != "multipart/form-data":
         raise HTTPException(415, "Send application/sdp, or multipart/form-data with sdp and session.")
-    await _body(request)
     async with request.form(max_files=2, max_fields=4) as form:
         fields = {
             k: (await v.read()).decode(errors="replace") if isinstance(v, UploadFile) else v for k, v in form.items()
@@ -109,23 +96,11 @@ async def _asked(request: Request) -> tuple[str, dict[str, Any] | None]:
         raise RemoteProtocolError("invalid_json", f"The session is not valid JSON: {error}", "session") from None
 
 
-async def _body(request: Request) -> bytes:
-    """All of it, if it is not too large; kept in the request for whoever reads it next."""
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
-        parts.append(part)
-    request._body = b"".join(parts)
-    return request._body
-
-
 async def hang_up(request: Request) -> Response:
     """POST /v1/realtime/calls/{id}/hangup."""
     state: ServerState = request.app.state.antiphon
     for live in list(state.live):
-        if live.id == request.path_params["id"] and state.who(bearer(request.headers)) == live.key:
+        if live.id == request.path_params["id"] and identify(request) == live.key:
             live.finish()
             return JSONResponse({})
     return error_response(404, "There is no such call.", code="call_not_found")

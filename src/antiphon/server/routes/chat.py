@@ -15,9 +15,10 @@ from antiphon.contracts import LanguageModel, LanguageStream, Reply
 from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
-from antiphon.server.auth import bearer
+from antiphon.server.auth import identify
+from antiphon.server.body import limited
 from antiphon.server.disconnect import unless_gone
-from antiphon.server.errors import error_response
+from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 
 log = logging.getLogger(__name__)
@@ -27,46 +28,35 @@ MAX_BODY_BYTES = 16 << 20
 async def chat_completions(request: Request) -> Response:
     """One request. A stream holds one of its key's sessions until it ends."""
     state: ServerState = request.app.state.antiphon
-    try:
-        model = _language(state)
-        if int(request.headers.get("content-length", "0") or 0) > MAX_BODY_BYTES:
-            return error_response(413, f"The body is larger than {MAX_BODY_BYTES} bytes.", code="request_too_large")
-        asked = openai_chat.parse(await request.body())
-        if asked.model not in (model.profile.id, "default"):
-            if state.settings.server.strict_models:
-                raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
-            state.stand_in(asked.model, model.profile.id)
-        answer = ChatCompletion(
-            f"chatcmpl-{secrets.token_hex(12)}", model.profile.id, int(time.time()), include_usage=asked.include_usage
-        )
-        replies = _replies(state, state.who(bearer(request.headers)) or "", model, asked)
-        if not asked.stream:
-            return await _whole(request, answer, replies)
-        # The first part is awaited before the status is sent: what is wrong with a request shows by then.
-        first = await anext(replies)
-    except RemoteProtocolError as error:
-        status = 404 if error.code == "model_not_found" else 400
-        return error_response(status, error.message, code=error.code, param=error.param)
-    except Refused as refusal:
-        state.metrics.refused.labels("no_room").inc()
-        return error_response(503, str(refusal), code="rate_limit_exceeded", retry_after_s=refusal.retry_after_s)
-    except (ModelError, EngineError) as error:
-        log.error("a completion failed: %s", error)
-        return error_response(500, "The model failed.", code="processing_error")
+    model = _language(state)
+    too_large = BodyTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.", "request_too_large")
+    asked = openai_chat.parse(await limited(request, MAX_BODY_BYTES, too_large).body())
+    if asked.model not in (model.profile.id, "default"):
+        if state.settings.server.strict_models:
+            raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
+        state.log_alias(asked.model, model.profile.id)
+    answer = ChatCompletion(
+        f"chatcmpl-{secrets.token_hex(12)}", model.profile.id, int(time.time()), include_usage=asked.include_usage
+    )
+    replies = _replies(state, identify(request), model, asked)
+    if not asked.stream:
+        return await _whole(request, answer, replies)
+    # The first part is awaited before the status is sent: what is wrong with a request shows by then.
+    first = await anext(replies)
     return StreamingResponse(_events(answer, first, replies), media_type="text/event-stream")
 
 
 def _language(state: ServerState) -> LanguageModel:
-    model = state.loaded().language
+    model = state.loaded().language_model
     if model is None:
         raise RemoteProtocolError("model_not_found", "No language model is loaded.", "model")
     return model
 
 
 async def _replies(
-    state: ServerState, who: str, model: LanguageModel, asked: ChatRequest
+    state: ServerState, caller: str, model: LanguageModel, asked: ChatRequest
 ) -> AsyncGenerator[Reply, None]:
-    with state.admit(who):
+    with state.admit(caller):
         started = time.monotonic()
         dialogue: LanguageStream = await model.open()
         try:

@@ -7,15 +7,14 @@ import time
 from typing import Any
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import known, number, typed
 from antiphon.protocols.opening import Opening
-from antiphon.server.auth import bearer
-from antiphon.server.errors import error_response
+from antiphon.server.auth import identify
+from antiphon.server.body import limited
 from antiphon.server.live.open_wire import connection_for
 from antiphon.server.state import ClientSecret, ServerState
 
@@ -35,22 +34,12 @@ async def sessions(request: Request) -> Response:
 
 async def _answer(request: Request, *, beta: bool) -> Response:
     state: ServerState = request.app.state.antiphon
-    try:
-        if int(request.headers.get("content-length", "0") or 0) > MAX_BODY_BYTES:
-            raise HTTPException(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
-        asked, seconds = _parse(await request.body(), beta=beta)
-        connection = connection_for(state, Opening(beta=beta, session=asked))
-        connection.open()
-        session = connection.session()
-    except RemoteProtocolError as error:
-        status = 404 if error.code == "model_not_found" else 400
-        return error_response(status, error.message, code=error.code, param=error.param)
-    except Refused as refusal:
-        return error_response(503, str(refusal), code="rate_limit_exceeded", retry_after_s=refusal.retry_after_s)
-    except HTTPException as error:
-        return error_response(error.status_code, error.detail, code="invalid_value")
+    asked, seconds = _parse(await limited(request, MAX_BODY_BYTES).body(), beta=beta)
+    connection = connection_for(state, Opening(beta=beta, session=asked))
+    connection.open()
+    session = connection.session()
     value, expires_at = f"ek_{secrets.token_hex(24)}", int(time.time() + seconds)
-    state.keep_secret(value, ClientSecret(state.who(bearer(request.headers)) or "", time.monotonic() + seconds, asked))
+    state.keep_secret(value, ClientSecret(identify(request), time.monotonic() + seconds, asked))
     if beta:
         return JSONResponse(session | {"client_secret": {"value": value, "expires_at": expires_at}})
     return JSONResponse({"value": value, "expires_at": expires_at, "session": session})

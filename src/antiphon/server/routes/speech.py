@@ -5,28 +5,27 @@ from __future__ import annotations
 import io
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import anyio
 import anyio.to_thread
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.types import Message
 
 from antiphon.audio.containers import decode
 from antiphon.audio.encode import MEDIA_TYPES
 from antiphon.contracts import Synthesizer
-from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError, StoreError
+from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.events.words import Word
 from antiphon.protocols.speech import rest as openai_speech
 from antiphon.protocols.speech.fields import HOSTED_VOICES
 from antiphon.protocols.speech.rest import SpeechRequest
-from antiphon.server.auth import bearer
+from antiphon.server.auth import identify
+from antiphon.server.body import limited
 from antiphon.server.disconnect import unless_gone
-from antiphon.server.errors import error_response
+from antiphon.server.errors import BodyTooLarge
 from antiphon.server.live.speech_catalog import speech_facts
 from antiphon.server.state import ServerState
 from antiphon.sessions.speech.render import EncodedSpeech, speak
@@ -39,67 +38,31 @@ MAX_NAME_CHARS = 64
 BATCH_AT_ONCE, MAX_BATCH_S = 4, 3600.0
 # Samples that are decoded at the same time: the rest of the threads are for codecs.
 _HEARING = anyio.CapacityLimiter(2)
-Handler = Callable[[Request, ServerState], Awaitable[Response]]
 
 
 async def speech(request: Request) -> Response:
     """One text, in the format asked for: streamed as it is made, as events, or (a WAV) whole."""
-    return await _answered(request, _speech)
+    return await _speech(request, request.app.state.antiphon)
 
 
 async def batch(request: Request) -> Response:
     """Up to 32 texts at once, each with a result of its own."""
-    return await _answered(request, _batch)
+    return await _batch(request, request.app.state.antiphon)
 
 
 async def voices(request: Request) -> Response:
     """GET: the voices. POST: upload one."""
-    return await _answered(request, _upload if request.method == "POST" else _list)
+    handler = _upload if request.method == "POST" else _list
+    return await handler(request, request.app.state.antiphon)
 
 
 async def voice(request: Request) -> Response:
     """DELETE: forget an uploaded voice."""
-    return await _answered(request, _delete)
-
-
-async def _answered(request: Request, handler: Handler) -> Response:
-    state: ServerState = request.app.state.antiphon
-    try:
-        return await handler(request, state)
-    except RemoteProtocolError as error:
-        status = 404 if error.code in ("model_not_found", "voice_not_found") else 400
-        return error_response(status, error.message, code=error.code, param=error.param)
-    except Refused as refusal:
-        state.metrics.refused.labels("no_room").inc()
-        return error_response(503, str(refusal), code="rate_limit_exceeded", retry_after_s=refusal.retry_after_s)
-    except ModelError as error:
-        log.error("speech failed: %s", error)
-        return error_response(500, "The model failed on this text.", code="processing_error")
-    except StoreError as error:
-        return error_response(507, str(error), code="storage_error")
-    except HTTPException as error:
-        return error_response(error.status_code, error.detail, code="invalid_value")
-
-
-def _bounded(request: Request, most: int) -> Request:
-    """The request, which fails with 413 past `most` bytes of body, whatever its headers say."""
-    if int(request.headers.get("content-length", "0") or 0) > most:
-        raise HTTPException(413, f"The body is larger than {most} bytes.")
-    taken = 0
-
-    async def receive() -> Message:
-        nonlocal taken
-        message = await request.receive()
-        taken += len(message.get("body", b""))
-        if taken > most:
-            raise HTTPException(413, f"The body is larger than {most} bytes.")
-        return message
-
-    return Request(request.scope, receive)
+    return await _delete(request, request.app.state.antiphon)
 
 
 def _synthesizer(state: ServerState) -> Synthesizer:
-    found = state.loaded().speaks
+    found = state.loaded().synthesizer
     if found is None:
         raise RemoteProtocolError("model_not_found", "No speech synthesizer is loaded.", "model")
     return found
@@ -110,8 +73,8 @@ def _synthesizer(state: ServerState) -> Synthesizer:
 
 async def _speech(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
-    asked = openai_speech.parse(await _bounded(request, MAX_BODY_BYTES).body(), speech_facts(state))
-    pieces = _pieces(state, state.who(bearer(request.headers)) or "", synthesizer, asked)
+    asked = openai_speech.parse(await limited(request, MAX_BODY_BYTES).body(), speech_facts(state))
+    pieces = _pieces(state, identify(request), synthesizer, asked)
     media_type = MEDIA_TYPES[asked.config.format]
     if asked.whole:
 
@@ -128,9 +91,9 @@ async def _speech(request: Request, state: ServerState) -> Response:
 
 
 async def _pieces(
-    state: ServerState, who: str, synthesizer: Synthesizer, asked: SpeechRequest
+    state: ServerState, caller: str, synthesizer: Synthesizer, asked: SpeechRequest
 ) -> AsyncGenerator[EncodedSpeech, None]:
-    with state.admit(who):
+    with state.admit(caller):
         started, begun = time.monotonic(), False
         async with aclosing(speak(synthesizer, asked.text, asked.config)) as pieces:
             async for piece in pieces:
@@ -169,13 +132,13 @@ async def _events(
             log.error("speech failed under way: %s", error)
             yield openai_speech.error_event("The model failed on this text.")
             return
-    yield openai_speech.done_event(num_symbols, num_frames, words if asked.config.words else None, skipped)
+    yield openai_speech.done_event(num_symbols, num_frames, words if asked.config.word_times else None, skipped)
 
 
 async def _batch(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
-    asked = openai_speech.parse_batch(await _bounded(request, MAX_BODY_BYTES).body(), speech_facts(state))
-    who = state.who(bearer(request.headers)) or ""
+    asked = openai_speech.parse_batch(await limited(request, MAX_BODY_BYTES).body(), speech_facts(state))
+    caller = identify(request)
     results: list[dict[str, object]] = [{} for _ in asked]
     # One place for all, a few items at a time, and so much sound in all.
     limiter, room_s = anyio.CapacityLimiter(BATCH_AT_ONCE), [MAX_BATCH_S]
@@ -185,7 +148,7 @@ async def _batch(request: Request, state: ServerState) -> Response:
             results[index] = await _result(synthesizer, index, item, room_s)
 
     async def all_of_them() -> Response:
-        with state.admit(who):
+        with state.admit(caller):
             async with anyio.create_task_group() as group:
                 for index, item in enumerate(asked):
                     group.start_soon(one, index, item)
@@ -216,7 +179,7 @@ async def _result(
     except (RemoteProtocolError, Refused, ModelError) as error:
         return openai_speech.batch_failure(index, error if isinstance(error, RemoteProtocolError) else str(error))
     config = item.config
-    return openai_speech.batch_item(index, config.format, b"".join(data), words if config.words else None, skipped)
+    return openai_speech.batch_item(index, config.format, b"".join(data), words if config.word_times else None, skipped)
 
 
 # --- voices ---------------------------------------------------------------------------------------------------------------
@@ -230,11 +193,11 @@ async def _list(_: Request, state: ServerState) -> Response:
 
 
 async def _upload(request: Request, state: ServerState) -> Response:
-    async with _bounded(request, MAX_SAMPLE_BYTES + (1 << 20)).form(max_files=1, max_fields=20) as form:
+    async with limited(request, MAX_SAMPLE_BYTES + (1 << 20)).form(max_files=1, max_fields=20) as form:
         fields = {key: value for key, value in form.items() if isinstance(value, str)}
         file = form.get("audio_sample")
         if isinstance(file, UploadFile) and (file.size or 0) > MAX_SAMPLE_BYTES:
-            raise HTTPException(413, f"A sample may have {MAX_SAMPLE_BYTES} bytes.")
+            raise BodyTooLarge(f"A sample may have {MAX_SAMPLE_BYTES} bytes.")
         sample = await file.read() if isinstance(file, UploadFile) else None
         mime_type = (file.content_type if isinstance(file, UploadFile) else "") or ""
     asked = openai_speech.parse_voice(fields, has_sample=sample is not None)

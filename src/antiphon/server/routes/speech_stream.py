@@ -1,42 +1,28 @@
-"""The WebSocket of /v1/audio/speech/stream: one speech session over whichever socket is attached to it (line.py)."""
+"""The WebSocket of /v1/audio/speech/stream."""
 
 from __future__ import annotations
 
-import logging
-
 from starlette.websockets import WebSocket
 
-from antiphon.errors import Refused
+from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.server.auth import bearer
-from antiphon.server.errors import deny
-from antiphon.server.live.handshake import YES, by_resume
+from antiphon.server.auth import identify
+from antiphon.server.live.handshake import by_resume, resume_asked, wants_token
 from antiphon.server.live.speech import LiveSpeech
 from antiphon.server.state import ServerState
 from antiphon.transports.websocket import WebSocketTransport
 
-log = logging.getLogger(__name__)
-
 
 async def speech_stream(websocket: WebSocket) -> None:
-    """GET /v1/audio/speech/stream, upgraded. Refusals before the upgrade are HTTP answers."""
+    """Serve one speech session. What is refused before the upgrade is answered over HTTP (server/errors.py)."""
     state: ServerState = websocket.app.state.antiphon
-    who = state.who(bearer(websocket.headers))
-    if who is None:
-        state.metrics.refused.labels("unauthorized").inc()
-        await deny(websocket, 401, "Incorrect API key provided.", "invalid_api_key")
+    caller = identify(websocket)
+    if state.loaded().synthesizer is None:
+        raise RemoteProtocolError("model_not_found", "No speech synthesizer is loaded.")
+    if resume_asked(websocket):
+        await by_resume(state, caller, websocket)
         return
-    resume = websocket.query_params.get("resume", "")
-    try:
-        if state.loaded().speaks is None:
-            await deny(websocket, 404, "No speech synthesizer is loaded.", "model_not_found")
-            return
-        if resume and resume not in YES:
-            await by_resume(state, who, websocket)
-            return
-        with state.admit(who):
-            await websocket.accept()
-            await LiveSpeech(WebSocketTransport(websocket), state, who, ResumeToken() if resume else None).run()
-    except Refused as refusal:
-        state.metrics.refused.labels("no_room").inc()
-        await deny(websocket, 503, str(refusal), "rate_limit_exceeded", refusal.retry_after_s)
+    with state.admit(caller):
+        await websocket.accept()
+        token = ResumeToken() if wants_token(websocket) else None
+        await LiveSpeech(WebSocketTransport(websocket), state, caller, token).run()

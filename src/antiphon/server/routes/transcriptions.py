@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -10,20 +9,22 @@ from typing import Any, BinaryIO
 
 import anyio.to_thread
 from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.contracts import FileInfo, FileOptions, Transcriber, TranscriptionTask, TranscriptSegment
-from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
+from antiphon.errors import ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import transcriptions as openai_rest
 from antiphon.protocols.rest.transcriptions import FileRequest
-from antiphon.server.errors import error_response
+from antiphon.server.body import limited
+from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 
-log = logging.getLogger(__name__)
 MAX_FIELDS = 40
+# What a form may hold besides its file, in bytes.
+FORM_BYTES = 1 << 20
 
 
 async def transcriptions(request: Request) -> Response:
@@ -38,47 +39,36 @@ async def translations(request: Request) -> Response:
 
 async def _answer(request: Request, task: TranscriptionTask) -> Response:
     state: ServerState = request.app.state.antiphon
+    transcriber = state.loaded().required_transcriber
+    asked, pcm = await _read(request, state, transcriber)
+    if task == "translate" and (not transcriber.profile.translates or transcriber.profile.languages == ("en",)):
+        raise RemoteProtocolError("invalid_value", "The loaded model does not translate.", "model")
+    state.metrics.audio_s.labels("file").inc(len(pcm) / SAMPLE_RATE_HZ)
+    options = FileOptions(asked.language, asked.prompt, asked.temperature, task, asked.words)
+    return await _run(state, transcriber, pcm, asked, options)
+
+
+async def _read(request: Request, state: ServerState, transcriber: Transcriber) -> tuple[FileRequest, Pcm]:
+    """The form's fields and its file, decoded to 16 kHz. Raises RemoteProtocolError, BodyTooLarge, MediaError."""
     most = state.settings.audio.max_file_bytes
-    try:
-        transcriber = state.loaded().transcriber
-        if int(request.headers.get("content-length", "0") or 0) > most + (1 << 20):
-            return error_response(413, f"The file is larger than {most} bytes.", code="file_too_large", param="file")
-        async with request.form(max_files=1, max_fields=MAX_FIELDS) as form:
-            fields: dict[str, list[str]] = {}
-            for key, value in form.multi_items():
-                if isinstance(value, str):
-                    fields.setdefault(key, []).append(value)
-            asked = openai_rest.parse_form(fields, transcriber.profile.languages)
-            if state.names.lenient(asked.model) is None:
-                raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
-            if state.names.exact(asked.model) is None:
-                state.stand_in(asked.model)
-            file = form.get("file")
-            if not isinstance(file, UploadFile):
-                raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'file'.", "file")
-            if (file.size or 0) > most:
-                return error_response(
-                    413, f"The file is larger than {most} bytes.", code="file_too_large", param="file"
-                )
-            source: BinaryIO = file.file
-            pcm = await anyio.to_thread.run_sync(decode_all, source)
-        if task == "translate" and (not transcriber.profile.translates or transcriber.profile.languages == ("en",)):
-            raise RemoteProtocolError("invalid_value", "The loaded model does not translate.", "model")
-        state.metrics.audio_s.labels("file").inc(len(pcm) / 16000)
-        options = FileOptions(asked.language, asked.prompt, asked.temperature, task, asked.words)
-        return await _run(state, transcriber, pcm, asked, options)
-    except RemoteProtocolError as error:
-        status = 404 if error.code == "model_not_found" else 400
-        return error_response(status, error.message, code=error.code, param=error.param)
-    except MediaError as error:
-        return error_response(400, str(error), code="invalid_value", param="file")
-    except Refused as refusal:
-        return error_response(503, str(refusal), code="rate_limit_exceeded", retry_after_s=refusal.retry_after_s)
-    except ModelError as error:
-        log.error("a file failed: %s", error)
-        return error_response(500, "The model failed on this file.", code="processing_error")
-    except HTTPException as error:
-        return error_response(error.status_code, error.detail, code="invalid_value")
+    too_large = BodyTooLarge(f"The file is larger than {most} bytes.", "file_too_large", "file")
+    async with limited(request, most + FORM_BYTES, too_large).form(max_files=1, max_fields=MAX_FIELDS) as form:
+        fields: dict[str, list[str]] = {}
+        for key, value in form.multi_items():
+            if isinstance(value, str):
+                fields.setdefault(key, []).append(value)
+        asked = openai_rest.parse_form(fields, transcriber.profile.languages)
+        if state.names.lenient(asked.model) is None:
+            raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
+        if state.names.exact(asked.model) is None:
+            state.log_alias(asked.model)
+        file = form.get("file")
+        if not isinstance(file, UploadFile):
+            raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'file'.", "file")
+        if (file.size or 0) > most:
+            raise too_large
+        source: BinaryIO = file.file
+        return asked, await anyio.to_thread.run_sync(decode_all, source)
 
 
 async def _run(
