@@ -32,7 +32,7 @@ from tests.adapters import tiny_vlm as tiny_pictures
 from antiphon.adapters.vlm import VisionLanguageModel
 from antiphon.contracts import ReplyOptions, VideoFrame, VideoQuestion
 from antiphon.loading.loader import prepare, store_of
-from antiphon.loading.selection import chosen
+from antiphon.loading.selection import selected_models
 from antiphon.settings import EngineOptions, Settings
 from antiphon.vision.frame_filters import BlockFilter, EvsFilter
 
@@ -276,11 +276,13 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
     # SmolVLM's text is SmolLM2's: what a question costs depends on how it is cut into tokens.
     settings = Settings(engine=EngineOptions(language_model="smollm2-135m-instruct"))
     store = store_of(settings.models)
-    words = Tokenizer.from_file(str(prepare(settings, store, chosen(settings, ("language",))[0]) / "tokenizer.json"))
+    words = Tokenizer.from_file(
+        str(prepare(settings, store, selected_models(settings, ("language",))[0]) / "tokenizer.json")
+    )
     with tempfile.TemporaryDirectory() as folder:
         tiny_pictures.write(
             Path(folder),
-            words=words,
+            tokenizer=words,
             text={"vocab_size": 49280, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
                   "num_key_value_heads": 3, "max_position_embeddings": 8192},
             vision={"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 512, "patch_size": 16},
@@ -289,19 +291,19 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     frames = [base64.b64decode(jpeg(rng.integers(0, 255, (360, 640, 3)).astype(np.uint8))) for _ in range(8)]
     options, ever = ReplyOptions(max_tokens=1), tuple(range(2 * questions))
-    stats = model.engine._runner.stats
+    stats = model.engine.runner.stats
 
     async def show(watching: Any, first: int, stop: int) -> float:
         began = time.perf_counter()
         for k in range(first, stop):
-            await watching.see(VideoFrame(k, k / 2, frames[k % 8]))
-            watching.expect(ever)
-        await watching._session.settle()
+            await watching.append_frame(VideoFrame(k, k / 2, frames[k % 8]))
+            watching.select_frames(ever)
+        await watching.session.settle()
         return (time.perf_counter() - began) / (stop - first)
 
     async def first_s(watching: Any) -> float:
         began = time.perf_counter()
-        async for _ in watching.written(VideoQuestion("What is on the screen now?", 0.0, ever), options):
+        async for _ in watching.answer_text(VideoQuestion("What is on the screen now?", 0.0, ever), options):
             pass
         return time.perf_counter() - began
 

@@ -1,4 +1,8 @@
-"""Models that see pictures, of tiny random weights: sessions that are appended to answer as `transformers` does from the whole, token for token."""
+"""Vision-language models of tiny random weights: a session that is only appended to gives the answers of `transformers`.
+
+`Whole` is the reference: the published model, given the whole conversation anew for every question. Answers are compared
+token for token.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageStream
 from antiphon.contracts import ReplyDone, ReplyOptions, TextDelta, VideoFrame, VideoQuestion
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.vocabulary import Vocabulary
-from tests.adapters import tiny_vlm as tiny_pictures
+from tests.adapters import tiny_vlm
 from tests.adapters.tiny_vlm import FAMILIES, FIRST, ROWS, SIDE
 
 MAX_TOKENS = 12
@@ -30,24 +34,24 @@ END, IMAGE = FIRST + 1, FIRST + 2
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pictures.write(tmp_path_factory.mktemp(request.param), request.param)
+    return tiny_vlm.write(tmp_path_factory.mktemp(request.param), request.param)
 
 
 @pytest.fixture(scope="module")
 def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_pictures.write(tmp_path_factory.mktemp("one"))
+    return tiny_vlm.write(tmp_path_factory.mktemp("one"))
 
 
 def picture(number: int) -> bytes:
     rng = np.random.default_rng(number)
     file = io.BytesIO()
-    # Not all of one shape.
+    # Pictures differ in shape as well as in content.
     Image.fromarray(rng.integers(0, 255, (48 - 16 * (number % 3 == 1), 80, 3)).astype(np.uint8)).save(file, "PNG")
     return file.getvalue()
 
 
 class Whole:
-    """The published model, given everything at each question; and how its processor would write that."""
+    """The published model, which is given everything at each question, and the text that its processor would write."""
 
     def __init__(self, folder: Path) -> None:
         self.model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
@@ -60,8 +64,8 @@ class Whole:
                 do_image_splitting=False, size={"longest_edge": 80}, max_image_size={"longest_edge": SIDE}
             )
 
-    def given(self, images: list[bytes]) -> dict[str, Any]:
-        """What its processor makes of images."""
+    def inputs(self, images: list[bytes]) -> dict[str, Any]:
+        """The model's keyword arguments for images, as its processor makes them."""
         opened = [Image.open(io.BytesIO(i)).convert("RGB") for i in images]
         return dict(self.process(opened if self.qwen else [opened], return_tensors="pt")) if images else {}
 
@@ -76,8 +80,9 @@ class Whole:
     def frame(self, at_s: int, image: bytes) -> str:
         if not self.qwen:
             pads = "<image>" * ROWS
-            return f"\nFrame from {at_s // 60:02d}:{at_s % 60:02d}:<fake_token_around_image><global-img>{pads}<fake_token_around_image>"
-        count = int(self.given([image])["image_grid_thw"][0].prod()) // 4
+            around = "<fake_token_around_image>"
+            return f"\nFrame from {at_s // 60:02d}:{at_s % 60:02d}:{around}<global-img>{pads}{around}"
+        count = int(self.inputs([image])["image_grid_thw"][0].prod()) // 4
         return f"<{at_s:.1f} seconds><|vision_start|>{'<|image_pad|>' * count}<|vision_end|>"
 
     def question(self, text: list[int], control: Any) -> list[int]:
@@ -88,7 +93,7 @@ class Whole:
 
     @torch.inference_mode()
     def answer(self, rows: list[int], given: dict[str, Any]) -> list[int]:
-        """The tokens that follow these."""
+        """The tokens that the model says after these rows, decoded greedily."""
         out: list[int] = []
         while len(out) < MAX_TOKENS:
             ids = torch.tensor([rows + out])
@@ -101,14 +106,14 @@ class Whole:
 
 
 def same(words: Vocabulary, said: str, expected: list[int]) -> bool:
-    """What was said is these tokens; half a character at the end is not told."""
+    """Whether the text is that of the expected tokens; half a character at the end of an answer is not given out."""
     return said.rstrip("\ufffd") == words.tokenizer.decode(expected, skip_special_tokens=True).rstrip("\ufffd")
 
 
-async def ask(watching: VisionLanguageStream, text: str, frames: tuple[int, ...]) -> tuple[str, ReplyDone]:
+async def ask(stream: VisionLanguageStream, text: str, frames: tuple[int, ...]) -> tuple[str, ReplyDone]:
     out = ""
     question = VideoQuestion(text, 99.0, frames)
-    async with aclosing(watching.answer(question, ReplyOptions(max_tokens=MAX_TOKENS), None)) as answers:
+    async with aclosing(stream.answer(question, ReplyOptions(max_tokens=MAX_TOKENS), None)) as answers:
         async for answer in answers:
             if isinstance(answer, TextDelta):
                 out += answer.text
@@ -128,20 +133,18 @@ def run(folder: Path, act: Any, **options: Any) -> Any:
     return asyncio.run(main())
 
 
-async def see(
-    watching: VisionLanguageStream, number: int, at_s: float, expected: tuple[int, ...] | None = None
-) -> None:
-    await watching.see(VideoFrame(number, at_s, picture(number)))
-    watching.expect(tuple(range(number + 1)) if expected is None else expected)
+async def show(stream: VisionLanguageStream, number: int, at_s: float, expected: tuple[int, ...] | None = None) -> None:
+    await stream.append_frame(VideoFrame(number, at_s, picture(number)))
+    stream.select_frames(tuple(range(number + 1)) if expected is None else expected)
 
 
-def test_an_image_is_seen_as_the_published_model_sees_it(folder: Path) -> None:
+def test_an_image_has_the_rows_that_the_published_model_gives_it(folder: Path) -> None:
     whole = Whole(folder)
 
     async def act(model: VisionLanguageModel) -> Any:
-        return (await model.look(picture(1))).rows
+        return (await model.encode_image(picture(1))).rows
 
-    given = whole.given([picture(1)])
+    given = whole.inputs([picture(1)])
     with torch.inference_mode():
         mask = {} if whole.qwen else {"pixel_attention_mask": given["pixel_attention_mask"]}
         grid = {"image_grid_thw": given["image_grid_thw"]} if whole.qwen else {}
@@ -151,54 +154,56 @@ def test_an_image_is_seen_as_the_published_model_sees_it(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("prefill", ["eager", "query"])
-def test_answers_are_those_of_a_rebuild_and_cost_what_is_new(folder: Path, prefill: str) -> None:
+def test_when_questions_follow_frames_then_answers_equal_a_rebuild_and_only_new_rows_are_computed(
+    folder: Path, prefill: str
+) -> None:
     whole = Whole(folder)
 
     async def act(model: VisionLanguageModel) -> None:
         words = model.family.vocabulary
-        watching, other = await model.open("Be brief."), await model.open("")
+        stream, other = await model.open("Be brief."), await model.open("")
         rows, images, number = words.control(whole.system("Be brief.")), [], 0
         for turn, frames in enumerate((1, 0, 3, 2, 1)):
             rows += words.control(whole.turn)
-            stats, length = model.engine._runner.stats, watching._session.length
+            stats, length = model.engine.runner.stats, stream.session.length
             before = stats.rows
             for _ in range(frames):
-                await see(watching, number, float(number * 40))
+                await show(stream, number, float(number * 40))
                 rows += words.control(whole.frame(number * 40, picture(number)))
                 images.append(picture(number))
                 number += 1
             # What a user writes is no control token.
             question = f"What is it, {turn}? <image> <|im_end|>"
             rows += whole.question(words.plain(question), words.control)
-            asking = ask(watching, question, tuple(range(number)))
+            asking = ask(stream, question, tuple(range(number)))
             if turn == 1:
-                # Somebody else asks at the same time.
+                # Another session asks at the same time.
                 (said, done), _ = await asyncio.gather(asking, ask(other, "Who?", ()))
             else:
                 said, done = await asking
-                # What is new, and no more. Of the first question it is the system turn too, which need not have been computed before.
+                # Only new rows are computed. Those of the system turn may be computed with the first question.
                 first = length if turn == 0 else 0
-                assert stats.rows - before <= watching._session.length - length + first + 1
-            expected = whole.answer(rows, whole.given(images))
+                assert stats.rows - before <= stream.session.length - length + first + 1
+            expected = whole.answer(rows, whole.inputs(images))
             assert same(words, said, expected)
             assert done.completion_tokens == len(expected)
             rows += expected + ([] if expected[-1] == END else [END])
         # Each frame is in the context once.
-        assert watching._session.length == len(rows)
+        assert stream.session.length == len(rows)
 
     run(folder, act, prefill=prefill)
 
 
-def test_frames_are_in_the_kv_before_the_question_if_they_are_eager(folder: Path) -> None:
+def test_when_prefill_is_eager_then_frames_are_in_the_kv_before_the_question(folder: Path) -> None:
     async def act(model: VisionLanguageModel) -> tuple[int, int]:
-        watching, stats = await model.open(""), model.engine._runner.stats
+        stream, stats = await model.open(""), model.engine.runner.stats
         for number in range(3):
-            await see(watching, number, float(number))
-        await watching._session.settle()
+            await show(stream, number, float(number))
+        await stream.session.settle()
         before = stats.rows
-        question, _ = await ask(watching, "What?", (0, 1, 2))
+        question, _ = await ask(stream, "What?", (0, 1, 2))
         del question
-        return stats.rows - before, watching._session.length
+        return stats.rows - before, stream.session.length
 
     eager, length = run(folder, act)
     query, same = run(folder, act, prefill="query")
@@ -206,46 +211,46 @@ def test_frames_are_in_the_kv_before_the_question_if_they_are_eager(folder: Path
     assert eager < 60 + MAX_TOKENS < query
 
 
-def test_frames_that_turn_out_not_to_be_asked_about_leave_again(folder: Path) -> None:
+def test_when_a_question_is_about_other_frames_then_the_prefilled_ones_are_taken_back(folder: Path) -> None:
     whole = Whole(folder)
 
     async def act(model: VisionLanguageModel) -> None:
-        words, watching = model.family.vocabulary, await model.open("")
+        words, stream = model.family.vocabulary, await model.open("")
         for number, expected in enumerate([(0,), (0, 1), (0, 2), (1, 3)]):
-            await see(watching, number, float(number), expected)
-        watching.forget(1.5)
-        await see(watching, 4, 4.0, (1, 2, 3, 4))
-        said, _ = await ask(watching, "What?", (1, 2, 4))
+            await show(stream, number, float(number), expected)
+        stream.forget(1.5)
+        await show(stream, 4, 4.0, (1, 2, 3, 4))
+        said, _ = await ask(stream, "What?", (1, 2, 4))
         rows = words.control(whole.system() + whole.turn)
         for number in (2, 4):
             rows += words.control(whole.frame(number, picture(number)))
         rows += whole.question(words.plain("What?"), words.control)
-        expected = whole.answer(rows, whole.given([picture(2), picture(4)]))
+        expected = whole.answer(rows, whole.inputs([picture(2), picture(4)]))
         assert same(words, said, expected)
-        assert watching._session.length == len(rows) + len(expected) + (expected[-1] != END)
+        assert stream.session.length == len(rows) + len(expected) + (expected[-1] != END)
 
     run(folder, act)
 
 
-def test_frames_that_come_during_an_answer_are_of_the_next(folder: Path) -> None:
+def test_when_a_frame_comes_during_an_answer_then_the_next_question_has_it(folder: Path) -> None:
     whole = Whole(folder)
 
     async def act(model: VisionLanguageModel) -> None:
-        words, watching = model.family.vocabulary, await model.open("")
-        await see(watching, 0, 0.0)
-        answers = watching.answer(VideoQuestion("First?", 0.0, (0,)), ReplyOptions(max_tokens=MAX_TOKENS), None)
+        words, stream = model.family.vocabulary, await model.open("")
+        await show(stream, 0, 0.0)
+        answers = stream.answer(VideoQuestion("First?", 0.0, (0,)), ReplyOptions(max_tokens=MAX_TOKENS), None)
         first = ""
         async with aclosing(answers):
             async for answer in answers:
                 if isinstance(answer, TextDelta):
                     first += answer.text
-                    if 1 not in watching._new:
-                        await see(watching, 1, 1.0)
-        assert 1 in watching._new
-        said, _ = await ask(watching, "Second?", (0, 1))
+                    if 1 not in stream.waiting_frames:
+                        await show(stream, 1, 1.0)
+        assert 1 in stream.waiting_frames
+        said, _ = await ask(stream, "Second?", (0, 1))
         rows = words.control(whole.system() + whole.turn + whole.frame(0, picture(0)))
         rows += whole.question(words.plain("First?"), words.control)
-        answered = whole.answer(rows, whole.given([picture(0)]))
+        answered = whole.answer(rows, whole.inputs([picture(0)]))
         assert same(words, first, answered)
         rows += [
             *answered,
@@ -253,81 +258,78 @@ def test_frames_that_come_during_an_answer_are_of_the_next(folder: Path) -> None
             *words.control(whole.turn + whole.frame(1, picture(1))),
         ]
         rows += whole.question(words.plain("Second?"), words.control)
-        expected = whole.answer(rows, whole.given([picture(0), picture(1)]))
+        expected = whole.answer(rows, whole.inputs([picture(0), picture(1)]))
         assert same(words, said, expected)
 
     run(folder, act)
 
 
-def test_frames_that_are_asked_about_no_more_are_given_up(smolvlm: Path) -> None:
+def test_when_frames_are_dropped_or_shift_then_they_are_not_prefilled(smolvlm: Path) -> None:
     async def act(model: VisionLanguageModel) -> None:
-        watching = await model.open("")
+        stream = await model.open("")
         for number in range(6):
-            await see(watching, number, float(number))
+            await show(stream, number, float(number))
         for number in range(4):
-            watching.lose(number)
-        assert sorted(watching._new) == [4, 5]
-        # A sampling that shifts with each frame is not followed ahead of a question.
-        shown = [n for n, _ in watching._shown]
+            stream.drop_frame(number)
+        assert stream.waiting_frames == (4, 5)
+        # A selection that shifts with each frame is not prefilled.
+        shown = stream.prefilled_frames
         for number in range(6, 12):
-            await see(watching, number, float(number), tuple(range(number - 5, number + 1)))
-        assert len(watching._shown) <= len(shown) + 2
-        assert (await ask(watching, "What?", tuple(range(6, 12))))[1].completion_tokens
+            await show(stream, number, float(number), tuple(range(number - 5, number + 1)))
+        assert len(stream.prefilled_frames) <= len(shown) + 2
+        assert (await ask(stream, "What?", tuple(range(6, 12))))[1].completion_tokens
 
     run(smolvlm, act)
 
 
-def test_an_answer_that_is_cut_leaves_what_was_seen(folder: Path) -> None:
+def test_when_an_answer_is_cut_off_then_the_frames_stay(folder: Path) -> None:
     whole = Whole(folder)
 
     async def act(model: VisionLanguageModel) -> None:
-        words, watching = model.family.vocabulary, await model.open("")
-        await see(watching, 0, 0.0)
-        answers = watching.answer(VideoQuestion("Cut this?", 0.0, (0,)), ReplyOptions(max_tokens=MAX_TOKENS), None)
+        words, stream = model.family.vocabulary, await model.open("")
+        await show(stream, 0, 0.0)
+        answers = stream.answer(VideoQuestion("Cut this?", 0.0, (0,)), ReplyOptions(max_tokens=MAX_TOKENS), None)
         async with aclosing(answers):
             async for _ in answers:
                 break
-        said, _ = await ask(watching, "And now?", (0,))
+        said, _ = await ask(stream, "And now?", (0,))
         rows = words.control(whole.system() + whole.turn + whole.frame(0, picture(0)))
         rows += [END, *words.control(whole.turn), *whole.question(words.plain("And now?"), words.control)]
-        expected = whole.answer(rows, whole.given([picture(0)]))
+        expected = whole.answer(rows, whole.inputs([picture(0)]))
         assert same(words, said, expected)
 
     run(folder, act)
 
 
-def test_a_context_that_is_full_goes_on(folder: Path) -> None:
-    """Frames and questions without end: the oldest turns leave, the system turn stays."""
-
+def test_when_the_context_is_full_then_the_oldest_turns_leave_and_the_system_turn_stays(folder: Path) -> None:
     async def act(model: VisionLanguageModel) -> None:
         model.engine.scheduler.limits = type(model.engine.scheduler.limits)(320)
-        watching = await model.open("")
+        stream = await model.open("")
         for number in range(24):
-            await see(watching, number, float(number))
-            _, done = await ask(watching, "What?", tuple(range(number + 1)))
+            await show(stream, number, float(number))
+            _, done = await ask(stream, "What?", tuple(range(number + 1)))
             assert done.completion_tokens
-        # As many new frames at once as the context does not hold.
+        # More new frames at once than the context holds.
         for number in range(24, 64):
-            await see(watching, number, float(number))
-        watching.expect(tuple(range(40, 60)))
-        assert (await ask(watching, "What?", tuple(range(50, 64))))[1].completion_tokens
-        assert (await ask(watching, "What?", ()))[1].completion_tokens
-        assert model.engine.scheduler.cuts > 2
-        await model.engine.ask(model.engine.scheduler.check_integrity)
+            await show(stream, number, float(number))
+        stream.select_frames(tuple(range(40, 60)))
+        assert (await ask(stream, "What?", tuple(range(50, 64))))[1].completion_tokens
+        assert (await ask(stream, "What?", ()))[1].completion_tokens
+        assert model.engine.scheduler.context_cuts > 2
+        await model.engine.call(model.engine.scheduler.check_integrity)
 
     run(folder, act)
 
 
-def test_frames_have_the_places_of_a_video(tmp_path: Path) -> None:
-    """Qwen3-VL is told each frame's time before it: what its processor would make of a video is what it sees here."""
-    whole = Whole(tiny_pictures.write(tmp_path, "qwen3_vl"))
+def test_qwen3_vl_frames_have_the_text_and_rows_that_its_processor_gives_a_video(tmp_path: Path) -> None:
+    whole = Whole(tiny_vlm.write(tmp_path, "qwen3_vl"))
 
     async def act(model: VisionLanguageModel) -> None:
-        words, watching = model.family.vocabulary, await model.open("")
+        words, stream = model.family.vocabulary, await model.open("")
         for number in (0, 3):
-            await see(watching, number, number / 2, (0, 3))
-        said, _ = await ask(watching, "Which?", (0, 3))
-        given = whole.given([picture(0), picture(3)])
+            await show(stream, number, number / 2, (0, 3))
+        said, _ = await ask(stream, "Which?", (0, 3))
+        given = whole.inputs([picture(0), picture(3)])
         grids = given["image_grid_thw"]
         assert torch.equal(grids[0], grids[1])
         video = {"pixel_values_videos": given["pixel_values"], "video_grid_thw": grids[:1] * torch.tensor([2, 1, 1])}
@@ -340,15 +342,15 @@ def test_frames_have_the_places_of_a_video(tmp_path: Path) -> None:
     run(tmp_path, act)
 
 
-def test_rounded_weights_answer(folder: Path) -> None:
+def test_when_weights_are_int8_then_answers_come_and_mixtures_are_refused(folder: Path) -> None:
     async def act(model: VisionLanguageModel) -> tuple[str, int]:
-        watching = await model.open("")
-        await see(watching, 0, 0.0)
-        said, done = await ask(watching, "What?", (0,))
+        stream = await model.open("")
+        await show(stream, 0, 0.0)
+        said, done = await ask(stream, "What?", (0,))
         return said, done.completion_tokens
 
     if folder.name.startswith("qwen3_vl_moe"):
-        # Experts are not rounded; left to itself, it takes the type they are in.
+        # Experts are not rounded; with "auto", the model is loaded in the type that they are in.
         with pytest.raises(ModelError, match="mixtures"):
             VisionLanguageModel(folder, "tiny", weights="int8")
         assert run(folder, act, weights="auto")[1]
@@ -356,19 +358,21 @@ def test_rounded_weights_answer(folder: Path) -> None:
         assert run(folder, act, weights="int8")[1]
 
 
-def test_pictures_of_odd_shapes_are_seen(folder: Path) -> None:
+def test_pictures_of_extreme_shapes_have_rows(folder: Path) -> None:
     async def act(model: VisionLanguageModel) -> list[int]:
         counts = []
         for size in ((1, 1), (1, 4000), (3000, 2), (2500, 1500)):
             file = io.BytesIO()
             Image.new("RGB", size, "red").save(file, "PNG")
-            counts.append(len((await model.look(file.getvalue())).rows))
+            counts.append(len((await model.encode_image(file.getvalue())).rows))
         return counts
 
     assert all(1 <= count <= 64 for count in run(folder, act))
 
 
-def test_what_does_not_load_is_named(tmp_path: Path, smolvlm: Path) -> None:
+def test_when_a_checkpoint_or_an_image_is_wrong_then_the_error_says_so_and_the_engine_lives(
+    tmp_path: Path, smolvlm: Path
+) -> None:
     with pytest.raises(ModelError, match="does not load"):
         VisionLanguageModel(tmp_path, "none")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
@@ -376,11 +380,11 @@ def test_what_does_not_load_is_named(tmp_path: Path, smolvlm: Path) -> None:
         VisionLanguageModel(tmp_path, "none")
 
     async def act(model: VisionLanguageModel) -> None:
-        watching = await model.open("")
+        stream = await model.open("")
         with pytest.raises(MediaError):
-            await watching.see(VideoFrame(0, 0.0, b"nothing"))
+            await stream.append_frame(VideoFrame(0, 0.0, b"nothing"))
         # The engine lives.
-        await see(watching, 0, 0.0)
-        assert (await ask(watching, "What?", (0,)))[1].completion_tokens
+        await show(stream, 0, 0.0)
+        assert (await ask(stream, "What?", (0,)))[1].completion_tokens
 
     run(smolvlm, act)

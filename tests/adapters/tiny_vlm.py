@@ -1,4 +1,4 @@
-"""Models that see pictures, of tiny random weights, as `transformers` writes them."""
+"""Vision-language models of tiny random weights, as `transformers` writes them: one of each family."""
 
 from __future__ import annotations
 
@@ -43,11 +43,15 @@ def write(
     family: str = "smolvlm",
     text: dict[str, Any] | None = None,
     vision: dict[str, Any] | None = None,
-    words: Tokenizer | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> Path:
-    """The checkpoint, in a folder that is there; `text` and `vision` make it larger. `words`: its tokenizer, but for the control tokens."""
+    """Write the checkpoint into a folder that exists, and return the folder.
+
+    `text` and `vision` override the sizes of the two configurations. `tokenizer`: another one than that of single bytes;
+    the control tokens are added to it.
+    """
     smol = family == "smolvlm"
-    made = words
+    made = tokenizer
     if made is None:
         made = Tokenizer(BPE(vocab={c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -56,12 +60,13 @@ def write(
     made.add_special_tokens(special)
     PreTrainedTokenizerFast(tokenizer_object=made, eos_token=special[1], pad_token="<pad>").save_pretrained(where)
     shape = {
-        "vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "max_position_embeddings": 2048, "initializer_range": 0.25, "eos_token_id": FIRST + 1, "pad_token_id": FIRST + len(special) - 1,
+        "vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 2048, "initializer_range": 0.25,
+        "eos_token_id": FIRST + 1, "pad_token_id": FIRST + len(special) - 1,
     } | (text or {})  # fmt: skip
     torch.manual_seed(3)
     if smol:
-        eyes = {
+        encoder = {
             "hidden_size": 32,
             "intermediate_size": 64,
             "num_hidden_layers": 2,
@@ -71,15 +76,22 @@ def write(
         }
         smolvlm = SmolVLMConfig(
             text_config={"model_type": "llama"} | shape,
-            vision_config=eyes | (vision or {}),
+            vision_config=encoder | (vision or {}),
             scale_factor=4,
             image_token_id=FIRST + 2,
             pad_token_id=FIRST + 5,
         )  # fmt: skip
         SmolVLMForConditionalGeneration(smolvlm).save_pretrained(where)
         return where
-    eyes = {"depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": PATCH, "out_hidden_size": shape["hidden_size"],
-            "initializer_range": 0.25}  # fmt: skip
+    encoder = {
+        "depth": 3,
+        "hidden_size": 32,
+        "num_heads": 2,
+        "intermediate_size": 48,
+        "patch_size": PATCH,
+        "out_hidden_size": shape["hidden_size"],
+        "initializer_range": 0.25,
+    }
     sections = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
     ids = {
         "image_token_id": FIRST + 2,
@@ -88,27 +100,33 @@ def write(
         "vision_end_token_id": FIRST + 5,
     }
     if family == "qwen2_5_vl":
-        eyes |= {"window_size": 32, "fullatt_block_indexes": [1]} | (vision or {})
-        older = Qwen2_5_VLConfig(text_config=shape | {"rope_parameters": sections}, vision_config=eyes, **ids)
+        encoder |= {"window_size": 32, "fullatt_block_indexes": [1]} | (vision or {})
+        older = Qwen2_5_VLConfig(text_config=shape | {"rope_parameters": sections}, vision_config=encoder, **ids)
         _write(Qwen2_5_VLForConditionalGeneration(older), where)
     else:
-        eyes |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]} | (vision or {})
+        encoder |= {"num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]} | (vision or {})
         shape |= {"head_dim": 16, "rope_parameters": sections | {"mrope_interleaved": True}}
         if family == "qwen3_vl":
-            config = Qwen3VLConfig(text_config=shape, vision_config=eyes, **ids)
+            config = Qwen3VLConfig(text_config=shape, vision_config=encoder, **ids)
             _write(Qwen3VLForConditionalGeneration(config), where)
         else:
-            mixed = Qwen3VLMoeConfig(text_config=shape | MOE, vision_config=eyes, **ids)
+            mixed = Qwen3VLMoeConfig(text_config=shape | MOE, vision_config=encoder, **ids)
             _write(Qwen3VLMoeForConditionalGeneration(mixed), where)
-    (where / "preprocessor_config.json").write_text(json.dumps({
-        "image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2,
-        "size": {"shortest_edge": 256, "longest_edge": 4096}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
-    }))  # fmt: skip
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "patch_size": PATCH,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "size": {"shortest_edge": 256, "longest_edge": 4096},
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    (where / "preprocessor_config.json").write_text(json.dumps(processor))
     return where
 
 
 def _write(model: Any, where: Path) -> None:
-    """Trained models do not say that there is a picture; one of random weights would."""
+    """Save a model that never says the tokens of a picture: a trained one does not, one of random weights would."""
     with torch.no_grad():
         model.lm_head.weight[FIRST + 2 : FIRST + 4] = 0
     model.save_pretrained(where)

@@ -1,11 +1,16 @@
-"""Models: how each listens, answers or speaks. `ADAPTERS` is the table; a new model is one file and one line here (docs/add-a-model.md)."""
+"""One folder for each kind of model: what loads its checkpoint and makes it fit a contract of `contracts/`.
+
+No adapter imports another; parts that several share are in `modeling/`. `ADAPTERS` says which class loads which
+checkpoint, so that a new model is one folder and one line here (docs/add-a-model.md).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-# adapter name of store/registry.py -> "module:Class", called as Class(folder, model_id, **options)
+# Adapter name of store/registry.py -> "module:Class", called as Class(folder, model_id, **options).
+# The modules are named and not imported: each imports libraries that take seconds and may not be installed.
 ADAPTERS: Mapping[str, str] = MappingProxyType(
     {
         "whisper": "antiphon.adapters.whisper.transcriber:WhisperTranscriber",
@@ -21,5 +26,6 @@ ADAPTERS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# adapters whose files are made ready once -> "module:function", called as function(source, home, name, weights, device) -> folder
+# Adapters whose files are converted once before they are loaded -> "module:function", called as
+# function(source, home, name, weights, device), which returns the folder to load.
 PREPARERS: Mapping[str, str] = MappingProxyType({"causal_lm": "antiphon.adapters.causal_lm.checkpoint:prepare"})

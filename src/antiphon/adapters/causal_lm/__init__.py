@@ -1,1 +1,1 @@
-"""Language models that `transformers` runs as they are: one decoder, any checkpoint of it."""
+"""Text language models that `transformers` runs as they are: one class for every checkpoint with a causal decoder."""

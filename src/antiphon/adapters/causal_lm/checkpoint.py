@@ -1,6 +1,8 @@
-"""Checkpoints made ready to load: GGUF unpacked, weights rounded to the type the machine is best at, once, beside the models.
+"""Converts a language model's checkpoint once, and keeps the result beside the models.
 
-<home>/prepared/<name>-<type>/       configuration, tokenizer and weights; `source` says what they were made from
+GGUF files are unpacked, and weights are rounded to the type that the machine multiplies fastest. The result is in
+<home>/prepared/<name>-<type>/: configuration, tokenizer and weights, and a file `source`, which says what they were
+made from. A source that has changed since is converted again.
 """
 
 from __future__ import annotations
@@ -20,57 +22,68 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging as transformers_logging
 
 from antiphon.engine.local import packed
-from antiphon.engine.local.weights import best_kind, write_int8, write_packed
+from antiphon.engine.local.weights import best_weights, write_int8, write_packed
 from antiphon.errors import StoreError
 
 log = logging.getLogger(__name__)
 
+# Of the prepared folder. A higher number makes every prepared folder out of date.
 FORMAT = 1
-# What a folder needs besides its weights.
-BESIDES = ("*.json", "*.jinja", "*.model", "*.txt")
+# The files that a folder needs besides its weights.
+SIDE_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
 
 def prepare(source: Path, home: Path, name: str, weights: str = "auto", device: str = "cpu") -> Path:
-    """The folder that `source` (a .gguf file, or a checkpoint's folder) is loaded from; made first where it is not there.
+    """Return the folder to load `source` from, and convert `source` first where that has not been done yet.
 
-    Takes up to a minute and the memory of the weights in float32. Safe for several processes. Raises StoreError.
+    `source`: a .gguf file, or a checkpoint's folder. `home`: where `prepared/` is kept. `name` and the type of the
+    weights name the folder in it. A checkpoint's folder that is not to be rounded to int8 is returned as it is.
+
+    Converting takes up to a minute and the memory of the weights in float32, in a process of its own, which is waited
+    for. A lock on a file makes it safe for several processes at once. Raises StoreError for a source that is no
+    checkpoint or cannot be converted; a half-written folder is removed.
     """
-    kind = best_kind(device) if weights == "auto" else weights
+    kind = best_weights(device) if weights == "auto" else weights
     gguf = source if source.suffix == ".gguf" else source / "model.gguf"
     if not gguf.is_file():
         if not (source / "config.json").is_file():
             raise StoreError(f"{source}: neither a checkpoint's folder (it has no config.json) nor a .gguf file")
         if kind != "int8":
             return source
-    made_from = {"format": FORMAT} | _identity(gguf if gguf.is_file() else source)
+    origin = gguf if gguf.is_file() else source
     target = home / "prepared" / f"{name}-{kind}"
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f"{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        stamp = target / "source"
-        if stamp.is_file() and json.loads(stamp.read_text()) == made_from:
-            if kind == "int8" and not packed.fresh(target):
-                _apart(write_packed, target)
-            return target
-        log.info("preparing %s as %s: once, up to a minute", name, kind)
-        half = target.with_name(target.name + ".part")
-        for old in (half, target):
-            shutil.rmtree(old, ignore_errors=True)
-        half.mkdir()
-        try:
-            _apart(_write, gguf if gguf.is_file() else source, half, kind)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            shutil.rmtree(half, ignore_errors=True)
-            raise StoreError(f"{source} cannot be made ready: {error}") from error
-        (half / "source").write_text(json.dumps(made_from))
-        half.rename(target)
+        _prepare_locked(origin, target, name, kind)
     return target
 
 
-def _apart(call: Callable[..., None], *args: Any) -> None:
-    """In a process of its own: what it takes of memory would stay with this one."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
-        apart.submit(call, *args).result()
+def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
+    made_from = {"format": FORMAT} | _identity(origin)
+    stamp = target / "source"
+    if stamp.is_file() and json.loads(stamp.read_text()) == made_from:
+        if kind == "int8" and not packed.fits_machine(target):
+            _in_own_process(write_packed, target)
+        return
+    log.info("preparing %s as %s: once, up to a minute", name, kind)
+    half = target.with_name(target.name + ".part")
+    for old in (half, target):
+        shutil.rmtree(old, ignore_errors=True)
+    half.mkdir()
+    try:
+        _in_own_process(_write, origin, half, kind)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        shutil.rmtree(half, ignore_errors=True)
+        raise StoreError(f"{origin} cannot be prepared: {error}") from error
+    (half / "source").write_text(json.dumps(made_from))
+    half.rename(target)
+
+
+def _in_own_process(call: Callable[..., None], *args: Any) -> None:
+    """Call it in a process that ends with it: the memory that converting takes would not be given back by this one."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        process.submit(call, *args).result()
 
 
 def _identity(path: Path) -> dict[str, Any]:
@@ -80,22 +93,15 @@ def _identity(path: Path) -> dict[str, Any]:
 
 def _write(source: Path, target: Path, kind: str) -> None:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any
     if source.is_dir():
-        for pattern in BESIDES:
+        for pattern in SIDE_FILES:
             for file in source.glob(pattern):
                 if not file.name.endswith("index.json"):
                     shutil.copyfile(file, target / file.name)
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype="auto", local_files_only=True)
+        model = AutoModelForCausalLM.from_pretrained(source, dtype="auto", local_files_only=True)
     else:
-        where: dict[str, Any] = {"gguf_file": source.name, "local_files_only": True}
-        AutoTokenizer.from_pretrained(source.parent, **where).save_pretrained(target)
-        model = AutoModelForCausalLM.from_pretrained(
-            source.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
-        )
-        # What was unpacked is a plain model.
-        model.config.quantization_config = None
-        model.config.save_pretrained(target)
-        model.generation_config.save_pretrained(target)
+        model = _unpacked(source, target)
     if kind == "int8":
         write_int8(model, target)
         del model
@@ -103,3 +109,17 @@ def _write(source: Path, target: Path, kind: str) -> None:
     else:
         dtype = torch.float32 if kind == "fp32" else torch.bfloat16
         model.to(dtype).save_pretrained(target)
+
+
+def _unpacked(gguf: Path, target: Path) -> Any:
+    """Load a GGUF file in float32, and write its tokenizer and configuration to `target`."""
+    given: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
+    AutoTokenizer.from_pretrained(gguf.parent, **given).save_pretrained(target)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **given
+    )
+    # Unpacked weights are those of a plain model.
+    model.config.quantization_config = None
+    model.config.save_pretrained(target)
+    model.generation_config.save_pretrained(target)
+    return model

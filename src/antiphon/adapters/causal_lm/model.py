@@ -1,4 +1,7 @@
-"""Language models that `transformers` runs, as they are: one decoder, any checkpoint of it."""
+"""A text language model on the engine, loaded from a checkpoint's folder.
+
+How it holds conversations is `modeling/chat.py`; how its files are converted beforehand is `checkpoint.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ from antiphon.modeling.chat import ChatModel
 
 
 class CausalLm(ChatModel):
-    """The loaded model: `folder` holds a checkpoint as `transformers` or `antiphon pull` writes it."""
+    """A LanguageModel for any decoder that `transformers` loads with AutoModelForCausalLM.
+
+    `folder` holds the checkpoint as `transformers` or `antiphon pull` writes it; nothing is downloaded. The caller owns
+    the model and has to close it, which stops its engine's thread.
+    """
 
     def __init__(
         self,
@@ -29,10 +36,14 @@ class CausalLm(ChatModel):
         threads: int = 0,
         observe: Callable[[int, int, float], None] | None = None,
     ) -> None:
-        """Raises ModelError for a checkpoint that does not load."""
+        """Load the weights and the tokenizer, and start the engine. Waits for seconds.
+
+        `weights`: auto, int8, bf16 or fp32. `threads`: of the CPU's products, 0 for one a core. `observe`: the engine's
+        observer, called after each step. Raises ModelError for a checkpoint that does not load.
+        """
         # Side by side: either takes a second, and most of it outside the interpreter.
         with load_errors(model_id, folder), ThreadPoolExecutor(1) as pool:
-            found = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
+            loading = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
             runner = load_model(folder, device=device, weights=weights, threads=threads)
-            tokenizer: Any = found.result()
+            tokenizer: Any = loading.result()
         super().__init__(folder, model_id, runner, tokenizer, settings, observe)

@@ -1,1 +1,1 @@
-"""RapidOCR: reads the text on images."""
+"""RapidOCR: a reader of the text on images."""

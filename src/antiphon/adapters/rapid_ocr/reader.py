@@ -8,14 +8,18 @@ from typing import Any
 from antiphon.engine.lane import Lane
 from antiphon.vision.images import decode
 
-# Screens at their own size are read best; more than this costs time and finds no more.
+# Pixels on the longer side. Screens at their own size are read best; more than this costs time and finds no more.
 MAX_SIDE = 1600
-# What is less likely than this is no text: windows of a far house are read as letters, with 0.4 to 0.62, and signs with 0.9 and more.
-LEAST_SCORE = 0.75
+# Lines that are recognized with less certainty are dropped: windows of a far house are read as letters, with 0.4 to
+# 0.62, and signs with 0.9 and more.
+MIN_SCORE = 0.75
 
 
 class RapidOcr:
-    """The loaded reader and its lane. The models are loaded with the first image: 0.3 GB that most sessions never need."""
+    """An ImageReader with one lane of `workers` threads, each of which computes on one core.
+
+    The models are loaded with the first image, in the lane's thread: they take 0.3 GB, which most sessions never need.
+    """
 
     def __init__(
         self,
@@ -30,7 +34,11 @@ class RapidOcr:
         )
 
     async def read(self, image: bytes) -> tuple[str, ...]:
-        """See Reader."""
+        """Return the lines of text on an encoded image, from the top; an empty tuple where none is certain enough.
+
+        Single letters are left out: they are edges of things more often than text. Waits in the lane, the first call
+        also 0.9 s for the models. Raises MediaError for what is no image, Refused where the lane is full, ModelError.
+        """
         return await self.lane.run(image)
 
     def _work(self, jobs: Sequence[bytes]) -> list[tuple[str, ...]]:
@@ -42,8 +50,11 @@ class RapidOcr:
             from rapidocr import RapidOCR  # 0.9 s, in the lane's thread
 
             one = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
-            self._engine = RapidOCR(params={"Global.log_level": "error", "Global.text_score": LEAST_SCORE, **one})
+            self._engine = RapidOCR(params={"Global.log_level": "error", "Global.text_score": MIN_SCORE, **one})
         # The library wants BGR, as OpenCV has it.
         found = self._engine(pixels[:, :, ::-1], use_cls=False)
-        # A letter alone is an edge more often than a text.
-        return tuple(t for t in found.txts or () if t.strip() and not (len(t.strip()) == 1 and t.strip().isalpha()))
+        return tuple(text for text in found.txts or () if text.strip() and not _is_letter(text.strip()))
+
+
+def _is_letter(text: str) -> bool:
+    return len(text) == 1 and text.isalpha()

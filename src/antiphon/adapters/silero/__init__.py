@@ -1,1 +1,1 @@
-"""Silero VAD: a speech detector."""
+"""Silero VAD: a voice activity detector."""

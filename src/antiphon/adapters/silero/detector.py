@@ -1,6 +1,8 @@
 """Silero VAD v6 (ONNX): the probability of speech in each 32 ms frame, for many sessions in one batch.
 
 The graph takes 64 samples of context before each 512-sample frame (github.com/snakers4/silero-vad, utils_vad.py).
+What a session knows is in its SileroStream; the weights and the lane are shared. Where a turn begins and ends is not
+decided here.
 """
 
 from __future__ import annotations
@@ -17,39 +19,52 @@ from antiphon.engine.lane import Lane
 
 FRAME_SAMPLES = 512
 CONTEXT_SAMPLES = 64
-# After a loud voice the recurrent state takes one 40 dB softer for noise (recordings of rms 0.0006 after ones of 0.05 went
-# unheard; from a fresh state they are found). Starting afresh inside noise or music makes false turns, 24 in five minutes
-# instead of 2; so it is done once after each voice, and only below this level.
+# After a loud voice the recurrent state takes one 40 dB softer for noise (recordings of rms 0.0006 after ones of 0.05
+# went unheard; from a fresh state they are found). Starting afresh inside noise or music makes false turns, 24 in five
+# minutes instead of 2; so it is done once after each voice, and only after a second below this level.
 STILL_RMS = 0.001
 STILL_FRAMES = 31
-SPOKEN, SILENT = 0.5, 0.35
+# From SPEECH_PROBABILITY on, a frame counts as a voice here; below SILENCE_PROBABILITY it may count as still.
+SPEECH_PROBABILITY, SILENCE_PROBABILITY = 0.5, 0.35
 _RATE = np.array(SAMPLE_RATE_HZ, dtype=np.int64)
 
 
 class SileroStream:
-    """One session's detector: the recurrent state, the context and the samples of an unfinished frame."""
+    """A VadStream: the recurrent state of one session, the graph's context, and the samples of an unfinished frame.
+
+    `state` float32 [2, 1, 128] and `context` float32 [64] are the graph's; the lane's worker reads and writes them.
+    """
 
     def __init__(self, lane: Lane[tuple[SileroStream, Pcm], list[float]]) -> None:
         self._lane = lane
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything heard."""
+        """Forget everything heard, the samples of an unfinished frame too. Not while `feed` is awaited."""
         self.state = np.zeros((2, 1, 128), np.float32)
         self.context = np.zeros(CONTEXT_SAMPLES, np.float32)
         self._rest = np.zeros(0, np.float32)
-        self._hushed, self._spoke = 0, False
+        self._still_frames, self._heard_voice = 0, False
 
-    def heard(self, frame: Pcm, probability: float) -> None:
-        """Forget a voice once it has been followed by a second of stillness: the next one may be far softer."""
-        self._spoke = self._spoke or probability >= SPOKEN
-        still = probability < SILENT and float(np.dot(frame, frame)) < STILL_RMS**2 * len(frame)
-        self._hushed = self._hushed + 1 if still else 0
-        if self._spoke and self._hushed == STILL_FRAMES:
-            self.state, self._spoke = np.zeros_like(self.state), False
+    def frame_judged(self, frame: Pcm, probability: float) -> None:
+        """Follow the level after a voice, and clear `state` once after STILL_FRAMES still frames in a row.
+
+        The next voice may be far softer than the last, and would be taken for noise otherwise. Called for every frame,
+        in order, in the lane's worker thread.
+        """
+        self._heard_voice = self._heard_voice or probability >= SPEECH_PROBABILITY
+        still = probability < SILENCE_PROBABILITY and float(np.dot(frame, frame)) < STILL_RMS**2 * len(frame)
+        self._still_frames = self._still_frames + 1 if still else 0
+        if self._heard_voice and self._still_frames == STILL_FRAMES:
+            self.state, self._heard_voice = np.zeros_like(self.state), False
 
     async def feed(self, pcm: Pcm) -> list[float]:
-        """Probabilities of the frames that `pcm` completes; see SpeechStream."""
+        """Return the probabilities of speech, in [0, 1], of the frames that `pcm` completes, the oldest first.
+
+        pcm: float32 [num_samples], mono, 16 kHz, of any length. Samples beyond the last whole frame are kept for the
+        next call; where `pcm` completes no frame, the list is empty and the lane is not entered. Otherwise it waits in
+        the lane, and raises Refused where the lane is full. Calls of one stream must not overlap.
+        """
         pcm = np.concatenate((self._rest, pcm))
         whole = len(pcm) // FRAME_SAMPLES * FRAME_SAMPLES
         self._rest = pcm[whole:]
@@ -57,7 +72,10 @@ class SileroStream:
 
 
 class SileroDetector:
-    """The loaded model and its lane. `max_queue`: sessions that may wait at once."""
+    """A VoiceActivityDetector: one ONNX session on one core, and the lane that batches up to 64 streams in a call.
+
+    `max_queue`: streams that may wait in the lane at once; past it, `feed` raises Refused.
+    """
 
     frame_samples = FRAME_SAMPLES
 
@@ -69,6 +87,7 @@ class SileroDetector:
         max_queue: int = 1024,
         observe: Callable[[int, float, float], None] | None = None,
     ) -> None:
+        """Load `silero_vad.onnx` of the folder. Raises what onnxruntime raises for a file that does not load."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
@@ -80,28 +99,31 @@ class SileroDetector:
         )
 
     def open(self) -> SileroStream:
+        """Return a fresh stream. It holds 1.3 kB and needs no closing: it is gone when nothing refers to it."""
         return SileroStream(self.lane)
 
     def close(self) -> None:
+        """Stop the lane's worker thread. Calls of `feed` that wait in the lane are cancelled."""
         self.lane.close()
 
     def _work(self, jobs: Sequence[tuple[SileroStream, Pcm]]) -> list[list[float]]:
         results: list[list[float]] = [[] for _ in jobs]
+        # The n-th frames of all streams are one call: within a stream each frame needs the state after the one before.
         for i in range(max(len(frames) for _, frames in jobs)):
-            turn = [
+            batch = [
                 (stream, frames[i], out) for (stream, frames), out in zip(jobs, results, strict=True) if i < len(frames)
             ]
-            probabilities = self._step([s for s, _, _ in turn], [f for _, f, _ in turn])
-            for (_, _, out), probability in zip(turn, probabilities, strict=True):
+            probabilities = self._step([s for s, _, _ in batch], [f for _, f, _ in batch])
+            for (_, _, out), probability in zip(batch, probabilities, strict=True):
                 out.append(float(probability))
         return results
 
     def _step(self, streams: list[SileroStream], frames: list[Pcm]) -> npt.NDArray[np.float32]:
-        sound = np.stack([np.concatenate((s.context, f)) for s, f in zip(streams, frames, strict=True)])
+        audio = np.stack([np.concatenate((s.context, f)) for s, f in zip(streams, frames, strict=True)])
         state = np.concatenate([s.state for s in streams], axis=1)
-        output, state = self._model.run(None, {"input": sound, "state": state, "sr": _RATE})
+        output, state = self._model.run(None, {"input": audio, "state": state, "sr": _RATE})
         for i, (stream, frame) in enumerate(zip(streams, frames, strict=True)):
             stream.state = state[:, i : i + 1]
             stream.context = frame[-CONTEXT_SAMPLES:]
-            stream.heard(frame, float(output[i, 0]))
+            stream.frame_judged(frame, float(output[i, 0]))
         return np.asarray(output[:, 0], np.float32)

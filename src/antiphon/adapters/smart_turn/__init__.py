@@ -1,1 +1,1 @@
-"""Smart Turn: judges whether a turn that pauses is complete."""
+"""Smart Turn: a turn detector, which judges whether a turn that pauses is complete."""

@@ -1,7 +1,8 @@
-"""Smart Turn v3.2 (ONNX): how likely it is that somebody who has paused has said what they wanted to say.
+"""Smart Turn v3.2 (ONNX): how likely it is that a user who pauses has finished what they wanted to say.
 
-The graph takes the log-mel of the last 8 s of the turn, as Whisper has it, of sound brought to zero mean and unit variance, with silence before
-what is shorter (pipecat-ai 1.14, audio/turn/smart_turn; BSD-2).
+The graph takes the log-mel spectrogram of the last 8 s of the turn, as Whisper has it, of audio that was brought to
+zero mean and unit variance, with silence before a shorter turn (pipecat-ai 1.14, audio/turn/smart_turn; BSD-2). What
+follows from the probability is decided by `turns/`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 
-SECONDS, FRAMES = 8, 800
+# What the graph is given: seconds of audio, and mel frames of 10 ms.
+INPUT_S, INPUT_FRAMES = 8, 800
 
 
 class SmartTurn:
-    """The loaded model and its lane."""
+    """A TurnDetector with one lane of `workers` threads, each of which computes on one core."""
 
     def __init__(
         self,
@@ -32,6 +34,7 @@ class SmartTurn:
         max_queue: int = 256,
         observe: Callable[[int, float, float], None] | None = None,
     ) -> None:
+        """Load `smart-turn.onnx` of the folder. Raises ModelError for a file that does not load."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 3
@@ -40,22 +43,26 @@ class SmartTurn:
                 str(folder / "smart-turn.onnx"), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
-            # Whatever the runtime raises over a file.
+            # onnxruntime has no common class for what it raises over a file.
             raise ModelError(f"{model_id} does not load: {error}") from error
         self._features = FeatureExtractor(feature_size=80)
         self.lane: Lane[Pcm, float] = Lane("turn", self._work, workers=workers, max_queue=max_queue, observe=observe)
 
     async def complete(self, pcm: Pcm) -> float:
-        """See TurnJudge."""
+        """Return the probability, in [0, 1], that the turn is complete.
+
+        pcm: float32 [num_samples], mono, 16 kHz: the turn with its pause, of any length, of which the last 8 s count.
+        Every call computes all of them. Waits in the lane. Raises Refused where the lane is full, ModelError.
+        """
         return await self.lane.run(pcm)
 
     def _work(self, jobs: Sequence[Pcm]) -> list[float]:
         return [self._judge(pcm) for pcm in jobs]
 
     def _judge(self, pcm: Pcm) -> float:
-        sound = np.zeros(SECONDS * SAMPLE_RATE_HZ, np.float32)
-        last = pcm[-len(sound) :]
-        sound[len(sound) - len(last) :] = last
-        sound = (sound - sound.mean()) / np.sqrt(sound.var() + 1e-7)
-        features = np.ascontiguousarray(self._features(sound, padding=0)[None, :, :FRAMES], np.float32)
+        audio = np.zeros(INPUT_S * SAMPLE_RATE_HZ, np.float32)
+        last = pcm[-len(audio) :]
+        audio[len(audio) - len(last) :] = last
+        audio = (audio - audio.mean()) / np.sqrt(audio.var() + 1e-7)
+        features = np.ascontiguousarray(self._features(audio, padding=0)[None, :, :INPUT_FRAMES], np.float32)
         return float(self._model.run(None, {"input_features": features})[0].reshape(-1)[0])

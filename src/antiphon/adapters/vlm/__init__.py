@@ -1,4 +1,4 @@
-"""Models that see pictures, on the engine: `watching.py` is what their sessions share, one file a family is how each is told what."""
+"""Vision-language models on the engine: `session.py` is shared, and each family has one file."""
 
 from antiphon.adapters.vlm.session import VisionLanguageModel
 

@@ -1,4 +1,7 @@
-"""What one family of models that see pictures must say of itself: how it looks, and how frames and questions are put to it."""
+"""What differs between families of vision-language models: how a picture becomes rows, and how a turn is written.
+
+`session.py` keeps a session's rows in order and knows none of these formats.
+"""
 
 from __future__ import annotations
 
@@ -9,42 +12,55 @@ from antiphon.modeling.media_rows import PictureRows
 from antiphon.modeling.vocabulary import Vocabulary
 from antiphon.vision.images import Pixels
 
+# A stretch of a session's input: tokens, or the rows of one picture.
 FamilyPart = Sequence[int] | PictureRows
 
 
 class VisionFamily(Protocol):
-    """One loaded model. `whole`: the decoder for the engine, and where in it the text model is."""
+    """One loaded checkpoint of a family. The methods that write a turn return its parts in order, and keep nothing.
+
+    `vocabulary`: its tokens. `decoder`: the module that the engine's runner steps, with its output head.
+    `position_axes`: coordinates in a row's position, 1, or 3 where it is (time, height, width).
+    `input_width`: numbers in an embedding row where it is wider than the decoder (Qwen3-VL's DeepStack); 0 where it is
+    as wide as the decoder.
+    """
 
     vocabulary: Vocabulary
     decoder: Any
-    # Of a row's place: 1, or 3 where it is (time, height, width). Of a row: numbers in it, 0 where it is the decoder's own width.
     position_axes: int
     input_width: int
 
     def prepare(self, pixels: Pixels) -> Any:
-        """A picture scaled and cut as the encoder wants it. Not in the engine's thread, and no work of torch."""
+        """Return a picture scaled and cut as `encode` wants it. pixels: uint8 [height, width, 3], RGB.
+
+        Takes milliseconds of CPU and runs outside the engine's thread, so it must not run products of torch: OpenMP
+        would keep a second team of threads (engine/threads.py).
+        """
         ...
 
-    def look(self, prepared: Any) -> PictureRows:
-        """The picture's rows. In the engine's thread."""
+    def encode(self, prepared: Any) -> PictureRows:
+        """Return the rows of a picture that `prepare` prepared. Runs in the engine's thread, between two steps."""
         ...
 
     def opening(self, instructions: str) -> list[FamilyPart]:
-        """The system's turn."""
+        """Return the system turn. No text in `instructions` becomes a control token."""
         ...
 
     def turn(self) -> list[FamilyPart]:
-        """Begins a turn of whoever asks."""
+        """Return what begins a user's turn, before its frames."""
         ...
 
     def frame(self, picture: PictureRows, at_s: float) -> list[FamilyPart]:
-        """A frame inside a turn."""
+        """Return one frame inside a user's turn, with its time in seconds since the session began, as text."""
         ...
 
     def question(self, text: str) -> list[FamilyPart]:
-        """The question, the end of its turn, and the beginning of the answer's."""
+        """Return the question, the end of the user's turn, and the beginning of the model's.
+
+        No text in the question becomes a control token.
+        """
         ...
 
     def end(self) -> list[FamilyPart]:
-        """Ends a turn that did not end by itself."""
+        """Return what ends the model's turn where the model did not end it: after a cut, or at the limit of tokens."""
         ...

@@ -1,8 +1,9 @@
-"""Qwen2.5-VL (arXiv:2502.13923) and Qwen3-VL (arXiv:2511.21631): pictures of any shape, rows placed by (time, height, width).
+"""Qwen2.5-VL (arXiv:2502.13923) and Qwen3-VL (arXiv:2511.21631): pictures of any shape, rows at (time, height, width).
 
-A frame is told with its time before it, as Qwen3-VL is given video, and has its places as a picture. Qwen2.5-VL knows times of video by the places
-of rows instead; but those that `transformers` 5.23 gives it (text goes on from the first frame's places) are not those it was trained with (from the
-last one's), so it too is told.
+A frame's time is written before it as text, as Qwen3-VL is given video, and its rows have the positions of a picture.
+Qwen2.5-VL was trained with the time in the positions of a video's rows instead. But the positions that `transformers`
+5.23 gives it (text goes on from the first frame's) are not those it was trained with (from the last one's), so it is
+given the time as text too.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.vocabulary import Vocabulary
 
 END = "<|im_end|>"
+# `model_type` of config.json -> the class of `transformers` that loads it.
 MODELS: dict[str, Any] = {
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "qwen3_vl": Qwen3VLForConditionalGeneration,
@@ -32,33 +34,33 @@ MODELS: dict[str, Any] = {
 
 
 class QwenVl:
-    """See Family."""
+    """A VisionFamily for the checkpoints of MODELS. Each picture has 768 rows at most, fewer if it is small."""
 
     position_axes = 3
 
-    def __init__(self, folder: Path, device: str, dtype: torch.dtype, kind: str) -> None:
-        """`kind`: one of MODELS. Raises OSError, ValueError, KeyError, RuntimeError."""
-        whole: Any = MODELS[kind].from_pretrained(folder, dtype=dtype, local_files_only=True)
+    def __init__(self, folder: Path, device: str, dtype: torch.dtype, model_type: str) -> None:
+        """Load the checkpoint. `model_type`: one of MODELS. Raises OSError, ValueError, KeyError, RuntimeError."""
+        whole: Any = MODELS[model_type].from_pretrained(folder, dtype=dtype, local_files_only=True)
         model = whole.to(device).eval().model
         self.vocabulary = Vocabulary(folder, END)
         vision = whole.config.vision_config
-        deep = len(getattr(vision, "deepstack_visual_indexes", None) or ())
-        self.decoder = TextDecoder(model.language_model, whole.lm_head, deep)
+        num_deepstack = len(getattr(vision, "deepstack_visual_indexes", None) or ())
+        self.decoder = TextDecoder(model.language_model, whole.lm_head, num_deepstack)
         self.input_width = self.decoder.input_width
-        eyes = QwenVisionEncoder(folder, model, vision)
-        self.prepare, self.look = eyes.prepare, eyes.look
+        encoder = QwenVisionEncoder(folder, model, vision)
+        self.prepare, self.encode = encoder.prepare, encoder.look
 
     def opening(self, instructions: str) -> list[FamilyPart]:
-        """See Family."""
+        """Return the system turn, closed by <|im_end|>. `instructions` is plain text: it cannot open another turn."""
         words = self.vocabulary
         return [words.control("<|im_start|>system\n"), words.plain(instructions), words.control(END)]
 
     def turn(self) -> list[FamilyPart]:
-        """See Family."""
+        """Return the opening of a user's turn, with the newline that follows the <|im_end|> of the turn before it."""
         return [self.vocabulary.control("\n<|im_start|>user\n")]
 
     def frame(self, picture: PictureRows, at_s: float) -> list[FamilyPart]:
-        """See Family."""
+        """Return "<12.3 seconds>", as Qwen3-VL's processor writes a video's times, then the picture and its marks."""
         words = self.vocabulary
         return [
             words.plain(f"<{at_s:.1f} seconds>"),
@@ -68,10 +70,10 @@ class QwenVl:
         ]
 
     def question(self, text: str) -> list[FamilyPart]:
-        """See Family."""
+        """Return the question as plain text, directly after the last frame, and the opening of the assistant's turn."""
         words = self.vocabulary
         return [words.plain(text), words.control(f"{END}\n<|im_start|>assistant\n")]
 
     def end(self) -> list[FamilyPart]:
-        """See Family."""
+        """Return <|im_end|>. The next `turn` writes the newline after it, as after a turn that ended by itself."""
         return [self.vocabulary.control(END)]

@@ -1,10 +1,12 @@
-"""Sessions with a model that sees pictures: a frame is encoded when it comes and is in the KV once; a question costs what is new since the last one.
+"""Sessions with a vision-language model: each frame is encoded and computed once, and a question costs what is new.
 
-A session is one sequence of rows: the system turn, then for each question the new frames, each with its time, the question and its answer. Nothing of
-it is rendered again; an answer that is cut is rolled back to before its question, and the frames stay.
+A session is one sequence of rows: the system turn, then for each question the new frames with their times, the question
+and its answer. None of it is rendered again. An answer that is cut off is rolled back to before its question, and the
+frames stay.
 
-What a question asked now would be answered from is put into the KV as it comes (`eager`), and taken back where it turns out otherwise; or only when
-one is asked (`query`). What is in the KV when a question is answered is the same.
+With `prefill` "eager", the frames that a question asked now would be answered from are put into the KV as they come,
+and taken back where the question turns out to be about others; with "query", nothing is computed before a question.
+What is in the KV when a question is answered is the same either way.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from antiphon.contracts import (
 from antiphon.engine.api import EngineSettings, Finish, Sampling
 from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
-from antiphon.engine.local.weights import placed, round_linear
+from antiphon.engine.local.weights import quantize_linear_layers, weights_for
 from antiphon.engine.threads import load_errors, load_in_own_thread
 from antiphon.errors import EngineError, Refused
 from antiphon.events.tools import Tool
@@ -50,16 +52,22 @@ from antiphon.vision.images import decode
 
 SYSTEM = "You answer questions about what a camera or a screen shows, in one or two sentences."
 MAX_TOKENS = 256
-# Of a voice that is not there.
-NO_RATE_HZ = 24_000
-# So many frames are taken in ahead at once, at most.
-MAX_AHEAD = 2
-# Larger pictures are scaled down to this before anything else: no encoder here sees more of them.
+# The rate that the profile names where there is no synthesizer, and so no audio.
+DEFAULT_RATE_HZ = 24_000
+# At most so many frames are prefilled at once before a question.
+MAX_FRAMES_AHEAD = 2
+# Pixels. Larger pictures are scaled down to this before anything else: no encoder here sees more of them.
 MAX_SIDE = 2048
 
 
 class VisionLanguageModel:
-    """See Watcher. `folder` holds a checkpoint as `transformers` writes it, of a family that `_families` knows."""
+    """A VideoModel that sees pictures: one checkpoint of SmolVLM, Qwen2.5-VL or Qwen3-VL on an engine.
+
+    `folder` holds the checkpoint as `transformers` writes it; its config.json says which family it is.
+    `synthesizer` speaks the answers, and `transcriber` hears spoken questions. Both are None at first, and are set by
+    the caller, who owns them, before the first session is opened.
+    `family` and `engine` are the loaded model and what steps it.
+    """
 
     def __init__(
         self,
@@ -73,13 +81,17 @@ class VisionLanguageModel:
         observe: Callable[[int, int, float], None] | None = None,
         prefill: Literal["eager", "query"] = "eager",
     ) -> None:
-        """Raises ModelError for a checkpoint that does not load."""
-        kind, dtype = placed(device, weights, mixture=_kind(folder).endswith("_moe"))
+        """Load the checkpoint and start the engine. Waits for seconds.
+
+        `weights`: auto, int8, bf16 or fp32. `threads`: of the CPU's products, 0 for one a core. `observe`: the engine's
+        observer, called after each step. `prefill`: whether frames are computed before they are asked about. Raises
+        ModelError for a checkpoint that does not load or is of no known family.
+        """
+        kind, dtype = weights_for(device, weights, mixture=_model_type(folder).endswith("_moe"))
         with load_errors(model_id, folder):
             self.family = load_in_own_thread(
                 lambda: _load(folder, device, dtype, rounded=kind == "int8"), device=device, threads=threads
             )
-        # Who speaks the answers and who hears the questions, where somebody does.
         self.synthesizer: Synthesizer | None = None
         self.transcriber: Transcriber | None = None
         self.prefill = prefill
@@ -97,28 +109,36 @@ class VisionLanguageModel:
 
     @property
     def profile(self) -> VideoProfile:
-        """See Watcher."""
+        """The facts of the model. The voices and the rate are the synthesizer's, and are not cached."""
         voice = self.synthesizer.profile if self.synthesizer else None
         return VideoProfile(
-            self._id, "pictures", voice.sample_rate_hz if voice else NO_RATE_HZ, voice.voices if voice else ()
+            self._id, "pictures", voice.sample_rate_hz if voice else DEFAULT_RATE_HZ, voice.voices if voice else ()
         )
 
-    async def look(self, image: bytes) -> PictureRows:
-        """An encoded image as the decoder sees it. Raises MediaError."""
+    async def encode_image(self, image: bytes) -> PictureRows:
+        """Return an image file's rows, as the decoder sees them.
+
+        Decoding and scaling run in a thread; the encoder runs in the engine's, between two steps, so this waits for the
+        step under way. Raises MediaError for what is no image, ModelError where the encoder fails.
+        """
         prepared = await asyncio.to_thread(lambda: self.family.prepare(decode(image, MAX_SIDE)))
-        return await self.engine.ask_model(lambda: self.family.look(prepared))
+        return await self.engine.call_model(lambda: self.family.encode(prepared))
 
     async def open(self, instructions: str) -> VisionLanguageStream:
-        """See Watcher."""
+        """Open a session, and append the system turn: this module's instructions and then the caller's.
+
+        Only the session's rows are reserved; the system turn is computed with the first frames or question. Raises
+        Refused where the engine has no room.
+        """
         return VisionLanguageStream(self, await self.engine.open(), instructions)
 
     def close(self) -> None:
-        """Stop the engine."""
+        """Stop the engine's thread. Sessions that are still open fail; the synthesizer and transcriber stay open."""
         self.engine.close()
 
 
-def _kind(folder: Path) -> str:
-    """What its config.json says it is; empty where it does not."""
+def _model_type(folder: Path) -> str:
+    """Return the `model_type` of config.json, or "" where there is none."""
     try:
         return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -126,167 +146,211 @@ def _kind(folder: Path) -> str:
 
 
 def _load(folder: Path, device: str, dtype: torch.dtype, *, rounded: bool) -> VisionFamily:
-    kind = _kind(folder)
+    model_type = _model_type(folder)
     family: VisionFamily
-    if kind == "smolvlm":
+    if model_type == "smolvlm":
         family = SmolVlm(folder, device, dtype)
-    elif kind in MODELS:
-        family = QwenVl(folder, device, dtype, kind)
+    elif model_type in MODELS:
+        family = QwenVl(folder, device, dtype, model_type)
     else:
-        raise ValueError(f"{kind} is none of smolvlm, {', '.join(MODELS)}")
+        raise ValueError(f"{model_type} is none of smolvlm, {', '.join(MODELS)}")
     if rounded:
-        round_linear(family.decoder)
+        quantize_linear_layers(family.decoder)
     return family
 
 
 class VisionLanguageStream:
-    """See Watching."""
+    """A VideoStream: one session's rows in the engine, and the frames that wait for a question.
+
+    `session` is the engine's session. The stream owns it, and `close` closes it. Used from one event loop.
+    """
 
     def __init__(self, model: VisionLanguageModel, session: EngineSession, instructions: str) -> None:
-        self._model, self._session = model, session
-        # Frames that came and are in no question yet, as the decoder sees them.
-        self._new: dict[int, tuple[float, PictureRows]] = {}
-        # Of these, those that a question asked now would be answered from; and those that are in the KV, each with the row it begins at.
-        self._expected: tuple[int, ...] = ()
-        self._shown: list[tuple[int, int]] = []
-        self._in_turn = self._answering = False
-        self._give(model.family.opening(f"{SYSTEM} {instructions}".strip()))
+        self.session = session
+        self._model = model
+        # Frames that came and were in no question yet: number -> time in seconds, and the rows of the picture.
+        self._waiting: dict[int, tuple[float, PictureRows]] = {}
+        # The numbers of the frames that a question asked now would be answered from.
+        self._selected: tuple[int, ...] = ()
+        # The frames in the turn under way: the number, and the row that the frame begins at.
+        self._in_turn: list[tuple[int, int]] = []
+        self._turn_begun = self._answering = False
+        self._append(model.family.opening(f"{SYSTEM} {instructions}".strip()))
         session.pin()
 
-    def _give(self, parts: Iterable[FamilyPart]) -> None:
+    @property
+    def waiting_frames(self) -> tuple[int, ...]:
+        """The numbers of the frames whose rows are held for the next question, in the order in which they came.
+
+        The others were asked about, dropped or forgotten. A frame stays here when it is in the turn under way.
+        """
+        return tuple(self._waiting)
+
+    @property
+    def prefilled_frames(self) -> tuple[int, ...]:
+        """The numbers of the frames that are rows of the turn under way; the next question computes none of them."""
+        return tuple(number for number, _ in self._in_turn)
+
+    def _append(self, parts: Iterable[FamilyPart]) -> None:
         for part in parts:
             if isinstance(part, PictureRows):
-                self._session.append_embeddings(part.rows, part.positions)
+                self.session.append_embeddings(part.rows, part.positions)
             else:
-                self._session.append(part)
+                self.session.append(part)
 
     async def run(self) -> None:
-        """Nothing is left for later."""
+        """Wait until cancelled. This stream has no work of its own: frames are encoded when they are appended."""
         await asyncio.Event().wait()
 
     async def settled(self) -> None:
-        """Frames are known when they are seen."""
+        """Return at once: a frame is known when `append_frame` returns."""
 
     async def append_frame(self, frame: VideoFrame) -> None:
-        """See Watching."""
-        self._new[frame.number] = (frame.at_s, await self._model.look(frame.image))
+        """Encode a frame and hold its rows for the next question. Waits for the encoder.
+
+        Nothing is prefilled before `select_frames` names the frame. Raises MediaError for what is no image, ModelError.
+        """
+        self._waiting[frame.number] = (frame.at_s, await self._model.encode_image(frame.image))
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
-        """See Watching."""
-        self._expected = frames
-        wanted = [n for n in sorted(frames) if n in self._new]
-        # Where the sampling shifts with every frame, taking them in ahead would be taking most of them in again.
-        ahead = len(wanted) - self._same(wanted) <= MAX_AHEAD and (wanted or self._shown)
-        if self._model.prefill == "eager" and ahead and not self._answering:
-            # The question to come says what went wrong.
+        """Name the frames that a question asked now would be answered from, and prefill them where that pays.
+
+        With `prefill` "eager" and no answer under way, the turn's rows become just the waiting frames among these.
+        Where more than MAX_FRAMES_AHEAD are new at once, nothing is done: a sampling that shifts with every frame would
+        have most of them computed again each time. Errors are left to the question that follows.
+        """
+        self._selected = frames
+        wanted = [n for n in sorted(frames) if n in self._waiting]
+        num_new = len(wanted) - self._num_kept(wanted)
+        pays = num_new <= MAX_FRAMES_AHEAD and (wanted or self._in_turn)
+        if self._model.prefill == "eager" and pays and not self._answering:
             with suppress(EngineError, Refused):
                 self._show(frames)
 
     def forget(self, before_s: float) -> None:
-        """See Watching. What a question was answered from leaves with the context (engine/sequence.py)."""
-        self._new = {n: (at_s, picture) for n, (at_s, picture) in self._new.items() if at_s >= before_s}
+        """Drop the waiting frames that are older than `before_s`, in seconds since the session began.
+
+        Frames that were asked about are rows of the context, and leave it with their turn when it is full
+        (engine/rows.py).
+        """
+        self._waiting = {n: (at_s, picture) for n, (at_s, picture) in self._waiting.items() if at_s >= before_s}
 
     def drop_frame(self, frame: int) -> None:
-        """See Watching."""
-        self._new.pop(frame, None)
+        """Drop one waiting frame, by number. A number that is not waiting is ignored.
 
-    def _same(self, wanted: Sequence[int]) -> int:
-        """How many of the frames in the turn under way are the first of these."""
-        return next((i for i, (n, _) in enumerate(self._shown) if wanted[i : i + 1] != [n]), len(self._shown))
+        Where the frame was prefilled, its rows are taken back when the next frames or question are appended.
+        """
+        self._waiting.pop(frame, None)
+
+    def _num_kept(self, wanted: Sequence[int]) -> int:
+        """Return how many frames of the turn under way are also the first of these; the rest would be taken back."""
+        return next(
+            (i for i, (n, _) in enumerate(self._in_turn) if wanted[i : i + 1] != [n]),
+            len(self._in_turn),
+        )
 
     def _show(self, frames: Sequence[int]) -> None:
-        """Make the turn under way hold just the new ones of these."""
-        session, family = self._session, self._model.family
-        wanted = [n for n in sorted(frames) if n in self._new]
-        if not self._in_turn:
+        """Make the turn under way hold just the waiting frames among these."""
+        session, family = self.session, self._model.family
+        wanted = [n for n in sorted(frames) if n in self._waiting]
+        if not self._turn_begun:
             session.start_turn()
-            self._give(family.turn())
-            self._in_turn = True
-        same = self._same(wanted)
-        if same < len(self._shown):
-            # Where they have left the context already, there is nothing to take back.
+            self._append(family.turn())
+            self._turn_begun = True
+        kept = self._num_kept(wanted)
+        if kept < len(self._in_turn):
+            # Where these rows have left the context already, there is nothing to take back.
             with suppress(EngineError):
-                session.rollback(self._shown[same][1])
-                del self._shown[same:]
+                session.rollback(self._in_turn[kept][1])
+                del self._in_turn[kept:]
         for number in wanted:
-            if number in {n for n, _ in self._shown}:
+            if number in self.prefilled_frames:
                 continue
-            at_s, picture = self._new[number]
-            self._shown.append((number, session.length))
-            self._give(family.frame(picture, at_s))
+            at_s, picture = self._waiting[number]
+            self._in_turn.append((number, session.length))
+            self._append(family.frame(picture, at_s))
 
     def answer(
         self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """See Watching."""
+        """Answer a question as text, and with a synthesizer and a `voice` also as audio, while the text is made.
+
+        Closing the generator ends the answer within a step: the question and what was said leave the KV, the frames
+        stay. One question is answered at a time. Raises Refused, ModelError, RemoteProtocolError.
+        """
         return spoken(_QuestionStream(self, question), self._model.synthesizer, options, voice)
 
-    async def written(self, question: VideoQuestion, options: ReplyOptions) -> AsyncGenerator[Reply, None]:
-        """The answer's text."""
-        model, session, known = self._model, self._session, tuple(self._new)
+    async def answer_text(self, question: VideoQuestion, options: ReplyOptions) -> AsyncGenerator[Reply, None]:
+        """Answer a question in text: TextDelta as it comes, then one ReplyDone. Closing it is as for `answer`.
+
+        Where a transcriber is set, the question's audio is transcribed first, which is waited for, and its words are
+        put before the text. Frames that waited and are not in `question.frames` are dropped. Raises EngineError,
+        ModelError.
+        """
+        model, session, known = self._model, self.session, tuple(self._waiting)
         self._answering = True
         try:
             heard = await words_of(question, model.transcriber)
-            told = f'Somebody said: "{heard}".' if heard and question.text.strip() else heard
+            speech = f'Somebody said: "{heard}".' if heard and question.text.strip() else heard
             self._show(question.frames)
-            # Those that were passed over when a question was asked are old at the next.
+            # Frames that were passed over when a question was asked would be old news to the next.
             for number in known:
-                self._new.pop(number, None)
-            asked = session.length
-            self._give(model.family.question(" ".join(filter(None, (told, question.text)))))
-            self._shown, self._in_turn, complete = [], False, False
+                self._waiting.pop(number, None)
+            question_row = session.length
+            self._append(model.family.question(" ".join(filter(None, (speech, question.text)))))
+            self._in_turn, self._turn_begun, complete = [], False, False
             try:
-                async with aclosing(self._said(options)) as replies:
+                async with aclosing(self._generate(options)) as replies:
                     async for reply in replies:
                         yield reply
                 complete = session.finish is Finish.STOP
             finally:
                 if not complete:
-                    self._end(asked if session.finish is not Finish.LENGTH else None)
+                    self._end_turn(question_row if session.finish is not Finish.LENGTH else None)
         finally:
             self._answering = False
-            self.select_frames(self._expected)
+            self.select_frames(self._selected)
 
-    async def _said(self, options: ReplyOptions) -> AsyncGenerator[Reply, None]:
-        session, words = self._session, self._model.family.vocabulary
-        stream, count, prompt = Detokenizer(words.tokenizer), 0, session.length
+    async def _generate(self, options: ReplyOptions) -> AsyncGenerator[Reply, None]:
+        session, words = self.session, self._model.family.vocabulary
+        detokenizer, num_tokens, num_prompt = Detokenizer(words.tokenizer), 0, session.length
         sampling = Sampling(
             max_tokens=options.max_tokens or MAX_TOKENS, temperature=options.temperature or 0.0, stop=words.stop
         )
         async with aclosing(session.generate(sampling)) as tokens:
             async for token in tokens:
-                count += 1
-                if token.id not in words.stop and (text := stream.feed(token.id)):
+                num_tokens += 1
+                if token.id not in words.stop and (text := detokenizer.feed(token.id)):
                     yield TextDelta(text)
-        if text := stream.flush():
+        if text := detokenizer.flush():
             yield TextDelta(text)
-        yield ReplyDone("stop" if session.finish is Finish.STOP else "length", prompt, 0, count)
+        yield ReplyDone("stop" if session.finish is Finish.STOP else "length", num_prompt, 0, num_tokens)
 
-    def _end(self, asked: int | None) -> None:
-        """End a turn that did not end by itself. `asked`: what was asked from this row on is forgotten with the answer; what was seen is not."""
-        if asked is not None:
-            # Where it has left the context already, the rest of it stays.
+    def _end_turn(self, question_row: int | None) -> None:
+        """End a turn that the model did not end. With `question_row`, the rows from there on are taken back first."""
+        if question_row is not None:
+            # Where that row has left the context already, what is left of the turn stays.
             with suppress(EngineError):
-                self._session.rollback(asked)
-        self._give(self._model.family.end())
+                self.session.rollback(question_row)
+        self._append(self._model.family.end())
 
     def close(self) -> None:
-        """See Watching."""
-        self._session.close()
+        """Close the engine's session and free its KV; an answer under way fails. The model stays open."""
+        self.session.close()
 
 
 class _QuestionStream:
-    """One question as a dialogue: see Dialogue."""
+    """A LanguageStream that answers one question, so that a cascade can speak it."""
 
-    def __init__(self, watching: VisionLanguageStream, question: VideoQuestion) -> None:
-        self._watching, self._question = watching, question
+    def __init__(self, stream: VisionLanguageStream, question: VideoQuestion) -> None:
+        self._stream, self._question = stream, question
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """It is in the KV already."""
+        """Do nothing: the frames are in the KV already, and a question has no messages."""
 
     def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
-        """The question's answer."""
-        return self._watching.written(self._question, options)
+        """Answer the question. `messages` is ignored."""
+        return self._stream.answer_text(self._question, options)
 
     def close(self, *, keep: bool = False) -> None:
-        """The session lives on."""
+        """Do nothing: the session belongs to the stream, and lives on after the question."""

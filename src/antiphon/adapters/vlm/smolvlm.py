@@ -1,4 +1,7 @@
-"""SmolVLM: SigLIP squares before Idefics3's decoder (arXiv:2504.05299). A frame is one square, as its makers give it frames of video."""
+"""SmolVLM: SigLIP squares before Idefics3's decoder (arXiv:2504.05299).
+
+A frame is one square of the encoder's size, not cut into parts, as its makers give it frames of video.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,18 @@ from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.vocabulary import Vocabulary
 from antiphon.vision.images import Pixels
 
-AROUND, WHOLE, END = "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"
+# Control tokens: either side of a picture, before one that is not cut, and at the end of a turn.
+AROUND_IMAGE, WHOLE_IMAGE, END = "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"
 
 
 class SmolVlm:
-    """See Family."""
+    """A VisionFamily for SmolVLM2 checkpoints. Every picture has the same number of rows, whatever its shape."""
 
     position_axes = 1
     input_width = 0
 
     def __init__(self, folder: Path, device: str, dtype: torch.dtype) -> None:
-        """Raises OSError, ValueError, KeyError, RuntimeError."""
+        """Load the checkpoint. Raises OSError, ValueError, KeyError, RuntimeError."""
         whole: Any = SmolVLMForConditionalGeneration.from_pretrained(folder, dtype=dtype, local_files_only=True)
         self._model = whole.to(device).eval().model
         self.vocabulary = Vocabulary(folder, END)
@@ -34,36 +38,36 @@ class SmolVlm:
         self._side = int(whole.config.vision_config.image_size)
 
     def prepare(self, pixels: Pixels) -> Any:
-        """See Family: float32 [3, side, side] in [-1, 1]."""
+        """Return float32 [3, side, side] in [-1, 1]: the picture stretched to the encoder's square, not padded."""
         square = Image.fromarray(pixels).resize((self._side, self._side), Image.Resampling.LANCZOS)
         return np.ascontiguousarray((np.asarray(square, np.float32) / 127.5 - 1.0).transpose(2, 0, 1))
 
     @torch.inference_mode()
-    def look(self, prepared: Any) -> PictureRows:
-        """See Family."""
-        given = torch.from_numpy(prepared)[None, None].to(self._model.device)
-        return PictureRows(self._model.get_image_features(given).pooler_output[0])
+    def encode(self, prepared: Any) -> PictureRows:
+        """Return the picture's rows, on the model's device; their positions follow one another, as those of text do."""
+        batch = torch.from_numpy(prepared)[None, None].to(self._model.device)
+        return PictureRows(self._model.get_image_features(batch).pooler_output[0])
 
     def opening(self, instructions: str) -> list[FamilyPart]:
-        """See Family."""
+        """Return the system turn. `instructions` is plain text: it cannot open another turn."""
         words = self.vocabulary
         return [words.control("<|im_start|>System: "), words.plain(instructions), words.control(END)]
 
     def turn(self) -> list[FamilyPart]:
-        """See Family."""
+        """Return the opening of a user's turn. The family marks turns by names in plain text, not by control tokens."""
         return [self.vocabulary.plain("\nUser:")]
 
     def frame(self, picture: PictureRows, at_s: float) -> list[FamilyPart]:
-        """See Family."""
+        """Return "Frame from 01:23:", in minutes and seconds, and the picture between its marks."""
         words = self.vocabulary
         time = words.plain(f"\nFrame from {int(at_s) // 60:02d}:{int(at_s) % 60:02d}:")
-        return [time, words.control(AROUND + WHOLE), picture, words.control(AROUND)]
+        return [time, words.control(AROUND_IMAGE + WHOLE_IMAGE), picture, words.control(AROUND_IMAGE)]
 
     def question(self, text: str) -> list[FamilyPart]:
-        """See Family."""
+        """Return the question as plain text, a blank line behind the last frame, and the name that opens the answer."""
         words = self.vocabulary
         return [words.plain("\n\n" + text), words.control(END), words.plain("\nAssistant:")]
 
     def end(self) -> list[FamilyPart]:
-        """See Family."""
+        """Return <end_of_utterance>, which the model writes itself where it is not cut off."""
         return [self.vocabulary.control(END)]
