@@ -11,11 +11,22 @@ SRC = Path(__file__).parents[1] / "src" / "antiphon"
 MAX_LINES, MAX_MODULES = 500, 12
 
 BELOW_MODELS = {"audio", "contracts", "errors", "events", "text", "vision"}
-BELOW_SERVER = BELOW_MODELS | {"engine", "loading", "protocols", "recording", "sessions", "settings", "store", "turns"}
+BELOW_SERVER = BELOW_MODELS | {
+    "engine",
+    "loading",
+    "protocols",
+    "recording",
+    "sessions",
+    "settings",
+    "signals",
+    "store",
+    "turns",
+}
 # room -> the rooms it may import besides itself. A room is a folder of the package, or a module in its root.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "settings": {"errors"},
+    "signals": set(),
     "audio": {"errors"},
     "vision": {"errors"},
     "engine": {"errors"},
@@ -25,12 +36,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "contracts": {"audio", "events"},
     "turns": {"audio", "contracts", "events"},
     "modeling": {"audio", "contracts", "engine", "errors", "events", "vision"},
-    "pipelines": BELOW_MODELS,
-    "adapters": BELOW_MODELS | {"engine", "modeling", "pipelines"},
+    "pipelines": BELOW_MODELS | {"signals"},
+    "adapters": BELOW_MODELS | {"signals", "engine", "modeling", "pipelines"},
     "loading": {"adapters", "audio", "contracts", "engine", "errors", "pipelines", "settings", "store"},
-    "sessions": BELOW_MODELS | {"turns"},
+    "sessions": BELOW_MODELS | {"signals", "turns"},
     "protocols": {"audio", "contracts", "errors", "events", "turns"},
-    "transports": {"audio", "contracts", "errors", "events", "protocols"},
+    "transports": {"audio", "contracts", "errors", "events", "protocols", "signals"},
     "recording": {"audio", "errors"},
     # Servers spoken to over HTTP, and many machines: rooms that later work fills.
     "remote": {"audio", "contracts", "errors", "events", "settings"},

@@ -169,10 +169,10 @@ class _CascadeStream:
                     if len(first) >= MIN_FIRST_CHARS or first[-1] in ".!?":
                         speak(first)
                         first = ""
-                if splitter.granularity == "clause" and (head := splitter.words(FIRST_WORDS, MIN_FIRST_CHARS)):
+                if splitter.granularity == "clause" and (head := splitter.cut_words(FIRST_WORDS, MIN_FIRST_CHARS)):
                     speak(f"{first} {head}".strip())
                     first = ""
-                elif pace.running_out and (head := splitter.so_far(FEWEST_WORDS)):
+                elif pace.running_out and (head := splitter.cut_clause(FEWEST_WORDS)):
                     speak(head)
         rest = " ".join([*([first] if first else []), *splitter.flush()])
         if rest:
@@ -192,24 +192,24 @@ class _CascadeStream:
             live, paced = cast(LiveSynthesizer, self._synthesizer), WordPacer()
             async with aclosing(live.speak_live(_pieces(units, paced), voice)) as sounds:
                 async for sound in sounds:
-                    await put(ResponseAudio(sound.pcm, paced.sound(len(sound.pcm) / rate_hz)))
-            if words := paced.end():
+                    await put(ResponseAudio(sound.pcm, paced.advance(len(sound.pcm) / rate_hz)))
+            if words := paced.finish():
                 await put(ResponseAudio(NO_SOUND, words))
             return
         while (unit := await units.get()) is not None:
             began_s, paced = at_s, WordPacer()
             if not self._synthesizer.profile.word_times:
-                paced.write(unit)
+                paced.feed(unit)
             try:
                 async with aclosing(self._synthesizer.speak(unit, voice, lambda: Urgency.FINAL)) as sounds:
                     async for sound in sounds:
                         length_s = len(sound.pcm) / rate_hz
-                        words = _moved(sound.words or paced.sound(length_s), began_s)
+                        words = _moved(sound.words or paced.advance(length_s), began_s)
                         at_s += length_s
                         pace.made(length_s)
                         if len(sound.pcm) or words:
                             await put(ResponseAudio(sound.pcm, words))
-                if words := _moved(paced.end(), began_s):
+                if words := _moved(paced.finish(), began_s):
                     await put(ResponseAudio(NO_SOUND, words))
             except RemoteProtocolError:
                 # A unit that the voice cannot speak is text all the same.
@@ -224,5 +224,5 @@ def _moved(words: Sequence[Word], by_s: float) -> tuple[Word, ...]:
 
 async def _pieces(units: asyncio.Queue[str | None], paced: WordPacer) -> AsyncGenerator[str, None]:
     while (piece := await units.get()) is not None:
-        paced.write(piece)
+        paced.feed(piece)
         yield piece

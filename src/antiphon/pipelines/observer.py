@@ -37,9 +37,10 @@ from antiphon.contracts import (
 )
 from antiphon.errors import EngineError, MediaError, ModelError, Refused
 from antiphon.pipelines.grounding import Grounding
+from antiphon.signals import Signal
 from antiphon.vision.frame_filters import EvsFilter
 from antiphon.vision.images import decode
-from antiphon.vision.scene import SceneFacts, look
+from antiphon.vision.scene import SceneFacts, describe
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class ObservedFrame:
     def facts(self) -> str:
         """The picture in a few words."""
         colours = " and ".join(self.look.colours[:2] or ("mixed colours",))
-        return f"{self.look.light}, {self.look.moves}, mostly {colours}"
+        return f"{self.look.light_level}, {self.look.motion_level}, mostly {colours}"
 
     @property
     def text(self) -> str:
@@ -158,7 +159,7 @@ class ObserverStream:
         self._moments: list[ObservedFrame] = []
         self._told = -1
         self._unread: list[tuple[FrameReading, bytes]] = []
-        self._changed = asyncio.Event()
+        self._changed = Signal()
         self._thumbnail: np.ndarray | None = None
         self._alike = EvsFilter(SAME)
         self._reading = FrameReading()
@@ -176,8 +177,8 @@ class ObserverStream:
                 except (ModelError, Refused, MediaError):
                     reading.lines = ()
                 self.num_read += 1
-                self._notify()
-            changed = self._changed
+                self._changed.notify()
+            changed = self._changed.pending()
             await self._prefill()
             if not self._unread:
                 await changed.wait()
@@ -198,10 +199,10 @@ class ObserverStream:
             # The answer to come will say it, if it is not for now only.
             log.warning("notes were not prefilled: %s", error)
 
-    async def see(self, frame: VideoFrame) -> None:
+    async def append_frame(self, frame: VideoFrame) -> None:
         """See Watching."""
         pixels = await asyncio.to_thread(decode, frame.image, LOOK_SIDE)
-        seen, self._thumbnail = look(pixels, self._thumbnail)
+        seen, self._thumbnail = describe(pixels, self._thumbnail)
         if self._alike.keeps(pixels):
             self._reading = FrameReading()
             self._unread.append((self._reading, frame.image))
@@ -209,12 +210,12 @@ class ObserverStream:
                 self._unread.pop(0)[0].lines = ()
         self._moments.append(ObservedFrame(frame.number, frame.at_s, seen, self._reading))
         del self._moments[:-MAX_MOMENTS]
-        self._notify()
+        self._changed.notify()
 
-    def expect(self, frames: tuple[int, ...]) -> None:
+    def select_frames(self, frames: tuple[int, ...]) -> None:
         """See Watching. All that is read is taken in as it is read."""
 
-    def lose(self, frame: int) -> None:
+    def drop_frame(self, frame: int) -> None:
         """See Watching. What was read on it stays known, within MAX_MOMENTS."""
 
     async def settled(self) -> None:
@@ -334,10 +335,6 @@ class ObserverStream:
             lines.append(f"The time asked about is {asked_s:.0f} s; then {told}.")
         text = question.text.strip() or heard or "What do you see?"
         return "Notes:\n" + "\n".join(lines) + f"\nIt is {question.at_s:.0f} s now. Question: {text}"
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
 
     def close(self) -> None:
         """See Watching."""

@@ -89,12 +89,12 @@ class ConversationVideoStream:
         if self._ahead:
             await asyncio.wait([self._ahead])
 
-    async def see(self, frame: VideoFrame) -> None:
+    async def append_frame(self, frame: VideoFrame) -> None:
         """See Watching."""
         await asyncio.to_thread(decode, frame.image, MAX_SIDE)
         self._new[frame.number] = (frame.at_s, ImagePart(frame.image))
 
-    def expect(self, frames: tuple[int, ...]) -> None:
+    def select_frames(self, frames: tuple[int, ...]) -> None:
         """See Watching."""
         self._expected = frames
         wanted = self._wanted(frames)
@@ -118,7 +118,7 @@ class ConversationVideoStream:
                 log.warning("a frame was not taken in ahead: %s", error)
                 return
 
-    def lose(self, frame: int) -> None:
+    def drop_frame(self, frame: int) -> None:
         """See Watching."""
         self._new.pop(frame, None)
 
@@ -165,7 +165,7 @@ class ConversationVideoStream:
                     self._new.pop(number, None)
                 self._shown = []
                 self._trim()
-            self.expect(self._expected)
+            self.select_frames(self._expected)
 
     def _trim(self) -> None:
         if self._is_over(MOST_FRAMES, MOST_SOUND_S, MOST_MESSAGES):

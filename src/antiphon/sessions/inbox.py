@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 
-import anyio
-
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import Refused
 from antiphon.events.conversation import ConversationCommand, CreateItem
 from antiphon.events.duplex import AppendFrames
 from antiphon.events.transcription import AppendAudio, TranscriptionCommand
+from antiphon.signals import Signal
 
 # Inputs without sound weigh something too, or a flood of them would be free.
 CONTROL_SAMPLES = SAMPLE_RATE_HZ // 100
@@ -31,7 +30,7 @@ class Inbox:
         self._waiting: deque[TranscriptionCommand | ConversationCommand] = deque()
         self._samples = 0
         self._closed = False
-        self._changed = anyio.Event()
+        self._changed = Signal()
 
     @property
     def backlog_s(self) -> float:
@@ -43,33 +42,26 @@ class Inbox:
         while self._samples >= self._most and not self._closed:
             if self._live:
                 raise Refused(f"{self.backlog_s:.0f} s of audio are waiting", self.backlog_s)
-            await self._wait()
+            await self._changed.wait()
         self._waiting.append(item)
         self._samples += _weight(item)
-        self._notify()
+        self._changed.notify()
 
     async def get(self) -> TranscriptionCommand | ConversationCommand | None:
         """The next input, waiting for it; None when the inbox is closed and empty."""
         while not self._waiting:
             if self._closed:
                 return None
-            await self._wait()
+            await self._changed.wait()
         item = self._waiting.popleft()
         self._samples -= _weight(item)
-        self._notify()
+        self._changed.notify()
         return item
 
     def close(self) -> None:
         """No more inputs; what waits can still be read."""
         self._closed = True
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
-
-    async def _wait(self) -> None:
-        await self._changed.wait()
+        self._changed.notify()
 
 
 def _weight(item: TranscriptionCommand | ConversationCommand) -> int:

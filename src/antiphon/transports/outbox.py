@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import anyio
-
 from antiphon.protocols.resume.journal import Journal
+from antiphon.signals import Signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class Outbox:
         self._overflowed = overflowed
         self._end: CloseFrame | None = None
         self._attached = False
-        self._changed = anyio.Event()
+        self._changed = Signal()
 
     @property
     def ended(self) -> bool:
@@ -48,7 +47,7 @@ class Outbox:
     def put(self, frame: str) -> None:
         """A frame, behind all others. Does not wait; `room` does."""
         self.journal.push(frame)
-        self._notify()
+        self._changed.notify()
 
     async def room(self) -> None:
         """Wait until an attached client has read enough."""
@@ -62,7 +61,7 @@ class Outbox:
         while True:
             frame = self.journal.next()
             if frame is not None:
-                self._notify()
+                self._changed.notify()
                 return frame
             if self._end is not None:
                 return self._end
@@ -71,19 +70,15 @@ class Outbox:
     def raise_epoch(self, epoch: int) -> None:
         """What older epochs have said and was not sent is not sent."""
         self.journal.raise_epoch(epoch)
-        self._notify()
+        self._changed.notify()
 
     def end(self, code: int, reason: str) -> None:
         """Nothing more comes: who has sent all closes with this. The first reason stays."""
         if self._end is None:
             self._end = CloseFrame(code, reason)
-        self._notify()
+        self._changed.notify()
 
     def attach(self, *, attached: bool) -> None:
         """Somebody reads, or nobody does."""
         self._attached = attached
-        self._notify()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()

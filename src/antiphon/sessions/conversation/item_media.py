@@ -10,9 +10,10 @@ import anyio.to_thread
 from antiphon.contracts import FileOptions, ImagePart, ImageReader, Transcriber, TranscriptSegment
 from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events.conversation import CommandRejected, ContentPart, Item
+from antiphon.events.data_uri import decode_image_uri
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.response import FAILURES, EmitConversation
-from antiphon.vision.images import decode, from_data_uri
+from antiphon.vision.images import decode
 
 # Characters of data URIs that one conversation may hold.
 MAX_IMAGES = 64 << 20
@@ -80,7 +81,10 @@ class ItemMediaResolver:
         await self._done()
 
     async def _see(self, part: ContentPart) -> None:
-        image = from_data_uri(part.image)
+        try:
+            image = decode_image_uri(part.image)
+        except ValueError as error:
+            raise MediaError(str(error)) from None
         if self._takes_media:
             await anyio.to_thread.run_sync(decode, image, MAX_SIDE)
             part.media = ImagePart(image)

@@ -33,6 +33,7 @@ from antiphon.errors import MediaError, ModelError
 from antiphon.events.conversation import CommandRejected, ConversationConfig, ConversationEvent
 from antiphon.events.duplex import DuplexConfig, ListenStepTaken
 from antiphon.events.words import Word
+from antiphon.signals import Signal
 
 # Bounds: units of sound that wait for the model, before whoever hears is held back; parts of a turn that nobody has taken.
 MAX_WAITING_UNITS = 4
@@ -102,7 +103,7 @@ class NativeTurns:
         self._frames: deque[tuple[int, bytes]] = deque(
             maxlen=max(1, model.profile.max_frames) * (MAX_WAITING_UNITS + 1)
         )
-        self._changed = anyio.Event()
+        self._changed = Signal()
         self._closed = False
         self._began_s = 0.0
         self._turn: NativeResponse | None = None
@@ -117,10 +118,10 @@ class NativeTurns:
         self._tells = config.duplex is not None
         duplex = config.duplex or DuplexConfig()
         reference = None
-        if duplex.reference:
+        if duplex.voice_reference:
             try:
                 reference = await anyio.to_thread.run_sync(
-                    decode_beginning, io.BytesIO(duplex.reference), SAMPLE_RATE_HZ, MAX_REFERENCE_S
+                    decode_beginning, io.BytesIO(duplex.voice_reference), SAMPLE_RATE_HZ, MAX_REFERENCE_S
                 )
             except MediaError as error:
                 raise ModelError(f"the voice to speak with cannot be heard: {error}") from None
@@ -128,7 +129,7 @@ class NativeTurns:
             config.instructions,
             config.voice,
             reference,
-            listens_first=duplex.listens_first,
+            listen_only_units=duplex.listen_only_units,
             temperature=duplex.temperature,
         )
         self._talk = await self._model.open(options)
@@ -142,7 +143,7 @@ class NativeTurns:
         self._heard.append(pcm)
         self._samples += len(pcm)
         self._came += len(pcm)
-        self._notify()
+        self._changed.notify()
 
     def show(self, frames: tuple[bytes, ...]) -> None:
         """Images; they belong to the sound that follows. Of too many in a unit the newest are seen."""
@@ -161,7 +162,7 @@ class NativeTurns:
     def close(self) -> None:
         """No more sound. What it says is not waited for."""
         self._closed = True
-        self._notify()
+        self._changed.notify()
 
     async def run(self) -> None:
         """Until it is closed. Raises ModelError, EngineError."""
@@ -205,7 +206,7 @@ class NativeTurns:
                 self._heard.appendleft(piece[len(taken) :])
         self._samples -= at
         self._taken += at
-        self._notify()
+        self._changed.notify()
         return pcm
 
     def _shown(self) -> tuple[bytes, ...]:
@@ -243,10 +244,6 @@ class NativeTurns:
         if self._turn:
             self._turn.end()
             self._turn = None
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
 
 
 def _spread(text: str, start_s: float, length_s: float) -> list[Word]:

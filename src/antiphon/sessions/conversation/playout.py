@@ -30,9 +30,9 @@ class Playout:
         self._until_s = max(self._clock(), self._until_s) + len(sound.pcm) / sound.rate_hz
         if self._reference is None or self._reference[0] != sound.at.item_id:
             self._reference = (sound.at.item_id, Resampler(sound.rate_hz, SAMPLE_RATE_HZ))
-        self._echo.played(self._reference[1].feed(sound.pcm), at)
+        self._echo.add_reference(self._reference[1].feed(sound.pcm), at)
 
     def silenced(self, at: int) -> None:
         """Whoever plays the answer has stopped."""
         self._until_s = 0.0
-        self._echo.silenced(at)
+        self._echo.cut_reference(at)

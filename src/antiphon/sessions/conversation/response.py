@@ -63,7 +63,7 @@ ResponseRequest = tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]
 
 def speaks(config: ConversationConfig, profile: ConversationProfile, asked: CreateResponse) -> bool:
     """The answer is to be spoken, and somebody can."""
-    return (config.speaks if asked.speaks is None else asked.speaks) and bool(profile.voices)
+    return (config.audio_output if asked.audio_output is None else asked.audio_output) and bool(profile.voices)
 
 
 def wanted(
@@ -235,7 +235,7 @@ class ResponseTask:
             case TextDelta(text):
                 item = await self._message()
                 item.parts[0].text += text
-                await emit(ResponseTextDelta(self._place(), text, response.speaks))
+                await emit(ResponseTextDelta(self._place(), text, response.audio_output))
             case ResponseAudio(pcm, words):
                 item = await self._message()
                 if not self._sounded:
@@ -263,7 +263,7 @@ class ResponseTask:
         if self._item and self._item.kind == "message":
             return self._item
         await self._close()
-        kind = "output_audio" if self.response.speaks else "output_text"
+        kind = "output_audio" if self.response.audio_output else "output_text"
         item = Item(self._new_id("item_"), "message", "assistant", "in_progress", [ContentPart(kind)])  # type: ignore[arg-type]
         await self._open(item)
         await self._emit(ContentPartAdded(self._place(), item.parts[0]))
@@ -292,7 +292,7 @@ class ResponseTask:
             self._ends = [done, *kept, OutputItemDone(self.response, place.output_index, item, self._previous)]
         while self._ends:
             await self._emit(self._ends.pop(0))
-        if item and self.response.status == "cancelled" and item.kind == "message" and self.response.speaks:
+        if item and self.response.status == "cancelled" and item.kind == "message" and self.response.audio_output:
             # What was written and never became sound was not said: the next turn does not know of it.
             part = item.parts[0]
             part.text = cut_to(part.text, [w.text for w in part.words], len(part.words))

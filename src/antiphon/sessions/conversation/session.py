@@ -66,7 +66,7 @@ from antiphon.sessions.conversation.turn_audio import TurnAudio, bound
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.echo import EchoGuard
-from antiphon.turns.overlap import DECIDE_S, LAST_S, LONGEST_S, OverlapDecider
+from antiphon.turns.overlap import DECISION_S, MAX_BACKCHANNEL_S, RESPONSE_TAIL_S, OverlapDecider
 
 # How long a client's word that what is said takes no floor holds: it says so with each piece of sound.
 DISMISSED_S = 0.6
@@ -107,7 +107,7 @@ class ConversationSession:
         self._deciding = anyio.CancelScope()
         self._closing = False
         self.conversation = ConversationHistory()
-        hears = partner.profile.takes_media
+        hears = partner.profile.accepts_media
         self._looking = ItemMediaResolver(self.conversation, reader, transcriber, emit, self._looked, takes_media=hears)
         self._sounds = TurnAudio() if hears else None
         self._emit = emit
@@ -122,7 +122,7 @@ class ConversationSession:
         )
         self._left_s = left_s or (lambda: self._sounding.left_s)
         self._listener = TranscriptionSession(
-            config.listening,
+            config.transcription,
             transcriber,
             detector,
             inbox,
@@ -209,7 +209,7 @@ class ConversationSession:
             # What it would begin to say is not said; an answer under way is ended as any other.
             self._units.interrupt()
         overlap = self._overlap
-        await self._tell_all(overlap.release(reason) if takes_floor else overlap.dismiss(reason))
+        await self._tell_all(overlap.take_floor(reason) if takes_floor else overlap.dismiss(reason))
 
     def _dismissed(self) -> bool:
         """The client has just said that what is said now does not take the floor."""
@@ -240,14 +240,14 @@ class ConversationSession:
         match item:
             case ConfigureConversation(config):
                 self.config = self._responder.config = config
-                await self._listener.configure(config.listening)
+                await self._listener.configure(config.transcription)
             case CreateItem(new, after):
                 self._looking.bound(new)
                 previous = conversation.add(new, after)
                 await self._emit(ItemAdded(new, previous))
                 await self._emit(ItemDone(new, previous))
                 assert self._group
-                self._looking.look_at(new, item.event_id, self.config.listening.language, self._group)
+                self._looking.look_at(new, item.event_id, self.config.transcription.language, self._group)
                 bound(conversation.items)
             case RetrieveItem(item_id):
                 await self._emit(ItemRetrieved(conversation.get(item_id)))
@@ -266,7 +266,7 @@ class ConversationSession:
                 for given in items or ():
                     if isinstance(given, Item):
                         assert self._group
-                        language = self.config.listening.language
+                        language = self.config.transcription.language
                         self._looking.look_at(given, item.event_id, language, self._group)
                 if self._unknown():
                     # What is to be answered is still being transcribed, or read.
@@ -291,17 +291,17 @@ class ConversationSession:
         if isinstance(output, TurnCommitted) and self._unanswered_next:
             self._unanswered.add(output.turn)
             self._unanswered_next = False
-        held = self._overlap.held
-        await self._tell_all(self._overlap.take(output, overlaps=self._overlaps()))
-        if self._overlap.held is not None and self._overlap.held != held:
+        held = self._overlap.undecided_turn
+        await self._tell_all(self._overlap.feed(output, overlaps=self._overlaps()))
+        if self._overlap.undecided_turn is not None and self._overlap.undecided_turn != held:
             assert self._group
-            self._group.start_soon(self._decide_overlap, self._overlap.held)
+            self._group.start_soon(self._decide_overlap, self._overlap.undecided_turn)
 
     def _overlaps(self) -> bool:
         """An answer sounds for a while yet, and turns are taken by meaning: an acknowledgement does not end it."""
-        vad = self.config.listening.turn
-        weighs = vad is not None and self.config.weighs_overlap and self.interruptible
-        return weighs and (self._left_s() > LAST_S or self.answering)
+        vad = self.config.transcription.vad
+        weighs = vad is not None and self.config.allows_backchannels and self.interruptible
+        return weighs and (self._left_s() > RESPONSE_TAIL_S or self.answering)
 
     async def _decide_overlap(self, turn: int) -> None:
         with anyio.CancelScope() as self._deciding:
@@ -309,17 +309,17 @@ class ConversationSession:
 
     async def _decide(self, turn: int) -> None:
         if duplex := self.config.duplex:
-            await anyio.sleep(DECIDE_S)
-            if self._overlap.held == turn:
+            await anyio.sleep(DECISION_S)
+            if self._overlap.undecided_turn == turn:
                 speaking, short = self._listener.speaking, self._listener.spoken_ms <= duplex.short_ack_ms
                 if speaking or short:
-                    await self._tell_all(self._overlap.late(speaking=speaking))
-            await anyio.sleep(max(0.0, duplex.barge_in_ms / 1000 - DECIDE_S))
+                    await self._tell_all(self._overlap.decide(speaking=speaking))
+            await anyio.sleep(max(0.0, duplex.barge_in_ms / 1000 - DECISION_S))
         else:
-            await anyio.sleep(LONGEST_S)
-        while self._overlap.held == turn:
+            await anyio.sleep(MAX_BACKCHANNEL_S)
+        while self._overlap.undecided_turn == turn:
             if self._listener.speaking:
-                await self._tell_all(self._overlap.release())
+                await self._tell_all(self._overlap.take_floor())
             await anyio.sleep(FRAME_S)
 
     async def _tell_all(self, outputs: list[TranscriptionEvent]) -> None:
@@ -360,14 +360,14 @@ class ConversationSession:
                 item = await self._name(turn)
                 del self._turns[turn]
                 item.parts[0].text = text
-                if not text.strip() and self.config.listening.turn:
+                if not text.strip() and self.config.transcription.vad:
                     # A cough is no turn for anybody; what the client commits is one, words or none.
                     item.parts[0].media = None
-                if self.config.transcribes:
+                if self.config.reports_transcripts:
                     await self._emit(output)
                 unanswered = turn in self._unanswered
                 self._unanswered.discard(turn)
-                if text.strip() and self._answers and self.config.listening.turn and not unanswered:
+                if text.strip() and self._answers and self.config.transcription.vad and not unanswered:
                     self._owed = True
                 await self._answer_turn(cancels=turn not in self._yielded)
                 self._yielded.discard(turn)
@@ -376,7 +376,7 @@ class ConversationSession:
                 self._unanswered_next = False
                 await self._emit(output)
             case TranscriptFailed(turn):
-                if self._turns.pop(turn, None) and self._sounds and self._answers and self.config.listening.turn:
+                if self._turns.pop(turn, None) and self._sounds and self._answers and self.config.transcription.vad:
                     # It was heard all the same.
                     self._owed = self._owed or turn not in self._unanswered
                 self._yielded.discard(turn)
@@ -391,7 +391,7 @@ class ConversationSession:
             case TranscriptPartial():
                 return
             case TranscriptDelta(turn, text):
-                if self.config.transcribes:
+                if self.config.reports_transcripts:
                     await self._emit(output)
                 await self._prefill(turn, text)
             case TurnCleared():
@@ -448,7 +448,7 @@ class ConversationSession:
 
     async def _idle(self) -> None:
         """Wait for somebody to speak after an answer has sounded; if nobody does, speak again."""
-        timeout_ms, vad = self.config.idle_timeout_ms, self.config.listening.turn
+        timeout_ms, vad = self.config.idle_timeout_ms, self.config.transcription.vad
         if self._closing or timeout_ms is None or vad is None or vad.patience_ms is not None:
             return
         self._idling.cancel()
@@ -470,7 +470,7 @@ class ConversationSession:
         free = responder.active is None and not self._later and text.strip()
         others = {id(i) for t, i in self._turns.items() if t != turn}
         known = all(id(i) not in others for i in self.conversation.items)
-        if free and known and self._answers and self.config.listening.turn:
+        if free and known and self._answers and self.config.transcription.vad:
             sound = self._sounds.guess(turn, speech_end_ms) if self._sounds else None
             await responder.expect(text, self._turns.get(turn), sound)
 

@@ -36,6 +36,7 @@ from antiphon.events.speech import (
 )
 from antiphon.events.words import Word
 from antiphon.sessions.speech.render import ListenerBuffer, speak
+from antiphon.signals import Signal
 from antiphon.text.sentences import SentenceSplitter
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class _Live:
         self._taken = taken
         self._pieces: deque[str] = deque()
         self._ended = self._begun = self._over = False
-        self._changed = anyio.Event()
+        self._changed = Signal()
         # All there is so far; what is starved waits for more.
         self.text, self.starved = "", False
 
@@ -94,7 +95,7 @@ class _Live:
         self._pieces.append(text)
         self.text += text
         self._begun = self._begun or any(c.isalnum() for c in text)
-        self._notify()
+        self._changed.notify()
 
     def leave(self) -> None:
         """Whoever spoke it does so no more: what waits is dropped."""
@@ -105,7 +106,7 @@ class _Live:
     def end(self) -> None:
         """That was all."""
         self._ended = True
-        self._notify()
+        self._changed.notify()
 
     def __aiter__(self) -> _Live:
         return self
@@ -120,10 +121,6 @@ class _Live:
         piece = self._pieces.popleft()
         self._taken(len(piece))
         return piece
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
 
 
 class SpeechSession:
@@ -145,7 +142,7 @@ class SpeechSession:
         self._playback = ListenerBuffer()
         self._speaking: anyio.CancelScope | None = None
         self._closed = self._ended = False
-        self._changed = anyio.Event()
+        self._changed = Signal()
         # Bound: MAX_WAITING_BYTES of data, after which `_put` waits for the reader.
         self._outputs: deque[SpeechEvent] = deque()
         self._bytes = 0
@@ -180,21 +177,21 @@ class SpeechSession:
                 self._append(text)
             case FlushText():
                 utterance = self._open or self._begin()
-                before = utterance.splitter.pending
+                before = utterance.splitter.num_pending
                 self._add(utterance, utterance.splitter.flush(), before)
                 if utterance.live:
                     utterance.live.end()
                 utterance.complete, self._open = True, None
             case CancelSpeech():
                 self._cancel()
-        self._notify()
+        self._changed.notify()
 
     def close(self) -> None:
         """No more input: `run` ends when what was said is spoken. An utterance without a flush is dropped from its last unit on."""
         self._closed = True
         if self._open and self._open.live:
             self._open.live.end()
-        self._notify()
+        self._changed.notify()
 
     async def run(self) -> None:
         """Speak until the session is closed and all is spoken."""
@@ -210,7 +207,7 @@ class SpeechSession:
                     self._utterances.popleft()
             self._speaking = None
         self._ended = True
-        self._notify()
+        self._changed.notify()
 
     async def next_output(self) -> SpeechEvent | None:
         """The next output in order; waits for it. None once `run` has ended and all were taken."""
@@ -220,7 +217,7 @@ class SpeechSession:
             await self._changed.wait()
         output = self._outputs.popleft()
         self._bytes -= _weight(output)
-        self._notify()
+        self._changed.notify()
         return output
 
     # --- inside ---------------------------------------------------------------------------------------------------------
@@ -235,13 +232,13 @@ class SpeechSession:
             self._chars += len(text)
             utterance.live.feed(text)
             return
-        before = utterance.splitter.pending
+        before = utterance.splitter.num_pending
         self._add(utterance, utterance.splitter.feed(text), before)
 
     def _add(self, utterance: _Utterance, units: list[str], pending: int) -> None:
         """Take the units that came of the splitter, which held `pending` characters before."""
         utterance.units += units
-        self._chars += sum(map(len, units)) + utterance.splitter.pending - pending
+        self._chars += sum(map(len, units)) + utterance.splitter.num_pending - pending
 
     def _begin(self) -> _Utterance:
         if len(self._utterances) >= MAX_WAITING_UTTERANCES:
@@ -284,7 +281,7 @@ class SpeechSession:
                     words += piece.words
                     skipped += piece.skipped
                     self.audio_s += piece.end_s - piece.start_s
-                    if config.words and not self._synthesizer.profile.word_times:
+                    if config.word_times and not self._synthesizer.profile.word_times:
                         data.append(piece.data)
                     if piece.data:
                         sound = SentenceAudio(utterance.index, unit, piece.data, piece.start_s, piece.end_s)
@@ -298,7 +295,7 @@ class SpeechSession:
             if isinstance(text, _Live):
                 text.leave()
         found = tuple(words)
-        if config.words and not error and not self._synthesizer.profile.word_times:
+        if config.word_times and not error and not self._synthesizer.profile.word_times:
             found = await self._aligned(text if isinstance(text, str) else text.text, b"".join(data))
         await self._put(utterance, SentenceDone(utterance.index, unit, found, skipped, error))
 
@@ -323,7 +320,7 @@ class SpeechSession:
             return False
         self._outputs.append(output)
         self._bytes += _weight(output)
-        self._notify()
+        self._changed.notify()
         return True
 
     def _cancel(self) -> None:
@@ -342,10 +339,6 @@ class SpeechSession:
         self._utterances.clear()
         self._open = None
         self._playback = ListenerBuffer()
-
-    def _notify(self) -> None:
-        self._changed.set()
-        self._changed = anyio.Event()
 
 
 def _weight(output: SpeechEvent) -> int:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import anyio
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.quiet import quietest
+from antiphon.audio.quiet import quietest_near
 from antiphon.contracts import Hypothesis, HypothesisWord, Transcriber, Window
 from antiphon.errors import ModelError, Refused
 from antiphon.events.transcription import (
@@ -37,7 +37,8 @@ from antiphon.sessions.transcription.stable_words import (
     tuned,
     words_to_settle,
 )
-from antiphon.turns.segmenter import OpenWindow, Segmenter, TurnEnded, WindowEnded, owners
+from antiphon.signals import Signal
+from antiphon.turns.segmenter import OpenWindow, Segmenter, TurnEnded, WindowEnded, word_turns
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +108,7 @@ class Decoding:
     ) -> None:
         self.config = config
         self.profile = tuned(transcriber.profile, config.tuning)
-        self.segmenter = Segmenter(self.profile, config.turn, frame_samples)
+        self.segmenter = Segmenter(self.profile, config.vad, frame_samples)
         self._transcriber = transcriber
         self._hearing = transcriber.open()
         self._emit = emit
@@ -115,7 +116,7 @@ class Decoding:
         self._clock = clock
         # Bound: MAX_WAITING_WINDOWS; listening waits when it is reached.
         self._ended: deque[_Ended] = deque()
-        self._changed = anyio.Event()
+        self._changed = Signal()
         self._partial_scope: anyio.CancelScope | None = None
         self._listening = True
         self._turns: dict[int, _Turn] = {}
@@ -155,8 +156,7 @@ class Decoding:
 
     def wake(self) -> None:
         """Sound came, or the listening changed the window."""
-        self._changed.set()
-        self._changed = anyio.Event()
+        self._changed.notify()
 
     def take(self, step: WindowEnded | TurnEnded) -> None:
         """A window or a turn is complete."""
@@ -230,7 +230,7 @@ class Decoding:
     def _known_already(self) -> bool:
         """The turn has ended, somebody waits to answer it, and what was said in it has been decoded during its pause."""
         window, guess = self.segmenter.window, self._guess
-        if self.telling or not (self.config.answered and self.segmenter.settling and window and guess):
+        if self.telling or not (self.config.preflight and self.segmenter.settling and window and guess):
             return False
         return (guess.window_id, guess.speech_end) == (window.id, self.segmenter.quiet_since)
 
@@ -302,7 +302,7 @@ class Decoding:
 
     async def _settle(self, window: OpenWindow, text: WindowText, final: Hypothesis) -> None:
         """Take a window's final: the last deltas, and each turn's words."""
-        deltas, pieces = text.finish(final, owners(window, final))
+        deltas, pieces = text.finish(final, word_turns(window, final))
         # Counted with the window's last turn: a decode is not to be divided.
         last = self._turn(window.spans[-1].turn)
         last.prompt_tokens += final.prompt_tokens
@@ -312,7 +312,7 @@ class Decoding:
             turn.text += piece.text
             turn.language = final.language
         shift_s = window.start / SAMPLE_RATE_HZ
-        if self.config.words and pieces:
+        if self.config.word_times and pieces:
             for (number, _), w in zip(pieces, final.words, strict=True):
                 word = Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability)
                 self._turn(number).words.append(word)
@@ -335,12 +335,12 @@ class Decoding:
         """All words of a window. A final is worth waiting for: a full lane is asked again, but for a guess."""
         text, asked = self._text_of(window), self._window(window, pcm, final=True, words=words)
         # Where words have to be placed, those that were sent are to be placed too.
-        bound = self.profile.binds_final and not asked.words
+        bound = self.profile.final_keeps_prefix and not asked.word_times
         if bound:
             asked = replace(asked, prefix=text.prefix)
         sent = tuple(p for _, p in text.sent) if bound else ()
         final = await (self._patiently(asked) if patient else self._hearing.decode(asked))
-        return replace(final, pieces=(*sent, *final.pieces), heard=final.heard or bool(sent))
+        return replace(final, pieces=(*sent, *final.pieces), is_speech=final.is_speech or bool(sent))
 
     async def _patiently(self, window: Window) -> Hypothesis:
         for _ in range(FINAL_ATTEMPTS - 1):
@@ -354,13 +354,13 @@ class Decoding:
         text = self._text_of(window)
         return Window(
             pcm,
-            start=window.start,
+            start_sample=window.start,
             prefix=text.base_tokens if final else text.prefix,
             context=self._context if self.profile.context_tokens else "",
             prompt=self.config.prompt,
             language=self.config.language,
             final=final,
-            words=words or len(window.spans) > 1 or (final and self.config.words),
+            word_times=words or len(window.spans) > 1 or (final and self.config.word_times),
             max_tokens=None if final else self.profile.max_tokens,
         )
 
@@ -375,20 +375,20 @@ class Decoding:
         window, quiet = self.segmenter.window, self.segmenter.quiet_since
         assert window is not None
         assert quiet is not None
-        pcm = self.segmenter.sound(window.start)
+        pcm = self.segmenter.audio(window.start)
         try:
             final = await self._final(window, pcm, patient=False)
         except (ModelError, Refused):
             return
         turn = window.spans[-1].turn
         self._guess = _Guess(window.id, quiet, final, turn)
-        if final.heard and final.pieces and goes_on(final.pieces[-1].text):
+        if final.is_speech and final.pieces and goes_on(final.pieces[-1].text):
             # The words say that it goes on, whatever the melody said.
             self.unfinished = quiet
             if self.segmenter.quiet_since == quiet:
                 self.segmenter.linger()
-        if self.config.answered and self.segmenter.window is window and self.segmenter.quiet_since == quiet:
-            mine = zip(owners(window, final), final.pieces, strict=True) if final.heard else ()
+        if self.config.preflight and self.segmenter.window is window and self.segmenter.quiet_since == quiet:
+            mine = zip(word_turns(window, final), final.pieces, strict=True) if final.is_speech else ()
             known = self._turns[turn].text if turn in self._turns else ""
             self._guess.told = True
             text = (known + "".join(p.text for t, p in mine if t == turn)).strip()
@@ -419,7 +419,7 @@ class Decoding:
         with anyio.CancelScope() as self._partial_scope:
             try:
                 hypothesis = await self._hearing.decode(
-                    self._window(window, self.segmenter.sound(window.start), final=False)
+                    self._window(window, self.segmenter.audio(window.start), final=False)
                 )
             except Refused as refusal:
                 await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
@@ -431,10 +431,10 @@ class Decoding:
             finally:
                 self._partial_scope = None
             self._measure("partial", self._clock() - started)
-            mine = owners(window, hypothesis)
+            mine = word_turns(window, hypothesis)
             if (
-                self.config.answered
-                and hypothesis.heard
+                self.config.preflight
+                and hypothesis.is_speech
                 and hypothesis.language_probability >= MIN_LANGUAGE_PROBABILITY
             ):
                 turn = window.spans[-1].turn
@@ -453,7 +453,7 @@ class Decoding:
         window = self.segmenter.window
         assert window is not None
         text = self._text_of(window)
-        pcm = self.segmenter.sound(window.start)
+        pcm = self.segmenter.audio(window.start)
         try:
             final = await self._final(window, pcm, patient=True, words=True)
         except (ModelError, Refused) as error:
@@ -470,8 +470,8 @@ class Decoding:
             if keep < len(final.words)
             else len(pcm) / SAMPLE_RATE_HZ
         )
-        if not self.profile.places_words:
-            cut_s = quietest(pcm, cut_s)
+        if not self.profile.aligns_words:
+            cut_s = quietest_near(pcm, cut_s)
         # Cut before anything is told: what ends meanwhile ends another window.
         self.segmenter.cut(window.start + int(cut_s * SAMPLE_RATE_HZ))
         await self._settle(window, text, shortened(final, keep))

@@ -174,7 +174,7 @@ class TranscriptionSession:
         if probabilities:
             self._measure("vad", self._clock() - started)
         self.audio_s += len(pcm) / SAMPLE_RATE_HZ
-        if self._echo and self.config.turn:
+        if self._echo and self.config.vad:
             probabilities = self._own(self._echo, pcm, probabilities)
         await self._take(self._segmenter.feed(pcm, probabilities))
         await self._decoding.check_guess()
@@ -201,14 +201,14 @@ class TranscriptionSession:
 
     def _consider(self) -> None:
         """A pause of a turn that ends by its meaning is judged once, beside the listening."""
-        vad, window, quiet = self.config.turn, self._segmenter.window, self._segmenter.quiet_since
+        vad, window, quiet = self.config.vad, self._segmenter.window, self._segmenter.quiet_since
         if self._judge is None or vad is None or vad.patience_ms is None or window is None or quiet is None:
             return
         if quiet == self._judged or self._segmenter.now - quiet < JUDGE_AFTER_S * SAMPLE_RATE_HZ:
             return
         self._judged = quiet
         assert self._group
-        self._group.start_soon(self._decide, self._judge, quiet, self._segmenter.sound(window.start))
+        self._group.start_soon(self._decide, self._judge, quiet, self._segmenter.audio(window.start))
 
     async def _decide(self, judge: TurnDetector, quiet: int, pcm: Pcm) -> None:
         try:
@@ -237,7 +237,7 @@ class TranscriptionSession:
         """Take a changed configuration now. Only on the listening's own task: as an input, or from `aside`."""
         self.config = config
         self._decoding.configure(config)
-        await self._take(self._segmenter.retune(self._decoding.profile, config.turn))
+        await self._take(self._segmenter.apply(self._decoding.profile, config.vad))
 
     async def _take(self, steps: list[SegmenterEvent]) -> None:
         # A turn is not to be done before its end is told.

@@ -36,7 +36,7 @@ def tuned(profile: TranscriberProfile, tuning: StreamTuning) -> TranscriberProfi
         changes["unfixed_chunks"] = tuning.unfixed_chunks
     if tuning.max_audio_s is not None:
         changes["max_window_s"] = min(profile.max_window_s, tuning.max_audio_s)
-        changes["long_s"] = min(profile.long_s, tuning.max_audio_s)
+        changes["long_s"] = min(profile.long_window_s, tuning.max_audio_s)
     if tuning.max_prefix_tokens is not None:
         changes["max_prefix_tokens"] = min(profile.max_prefix_tokens, tuning.max_prefix_tokens)
     if tuning.max_tokens is not None:
@@ -97,7 +97,7 @@ class WindowText:
         `eager`: the first words of a turn are awaited. Returns (turn, new stable text), in order; often nothing.
         """
         self._offers += 1
-        if not hypothesis.heard or hypothesis.language_probability < MIN_LANGUAGE_PROBABILITY:
+        if not hypothesis.is_speech or hypothesis.language_probability < MIN_LANGUAGE_PROBABILITY:
             self._candidates.clear()
             return []
         pieces = hypothesis.pieces
@@ -115,7 +115,7 @@ class WindowText:
 
         Returns the last deltas, (turn, text), and its pieces by turn.
         """
-        pieces = list(zip(owners, final.pieces, strict=True)) if final.heard else []
+        pieces = list(zip(owners, final.pieces, strict=True)) if final.is_speech else []
         tail: list[tuple[int, HypothesisWord]] = []
         for turn in dict.fromkeys(t for t, _ in pieces):
             mine = [p for t, p in pieces if t == turn]

@@ -47,7 +47,8 @@ from antiphon.events.video import (
     VideoEvent,
     VideoFailed,
 )
-from antiphon.vision.frame_filters import BlockFilter, EvsFilter, FrameFilter, sample
+from antiphon.signals import Signal
+from antiphon.vision.frame_filters import BlockFilter, EvsFilter, FrameFilter, sample_frames
 from antiphon.vision.images import decode
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ class VideoSession:
         self._answered.set()
         self._num_put = self._num_taken = self._waiting_bytes = 0
         self._over = False
-        self._took = anyio.Event()
+        self._took = Signal()
         # Frames that came, and that were kept.
         self.num_frames = self.num_kept = 0
 
@@ -144,11 +145,7 @@ class VideoSession:
             self._send.close()
             self._receive.close()
             self._over = True
-            self._notify()
-
-    def _notify(self) -> None:
-        self._took.set()
-        self._took = anyio.Event()
+            self._took.notify()
 
     async def _run(self) -> None:
         self._watching = await self._watcher.open(self._config.instructions)
@@ -159,7 +156,7 @@ class VideoSession:
                     await self._take(item, group)
                     self._num_taken += 1
                     self._waiting_bytes -= _weight(item)
-                    self._notify()
+                    self._took.notify()
                     if isinstance(item, FinishVideo):
                         break
                 group.cancel_scope.cancel()
@@ -196,19 +193,19 @@ class VideoSession:
                 if not self._filter.keeps(pixels):
                     await self._emit(FrameReceived(facts, False, len(self._kept), "filtered"))
                     return
-            await self._watching.see(VideoFrame(self._count, at_s, image))
+            await self._watching.append_frame(VideoFrame(self._count, at_s, image))
         except (MediaError, *FAILURES) as error:
             await self._emit(VideoFailed("Frame decode failed", str(error)))
             return
         dropped = None
         if len(self._kept) >= self._config.max_frames:
             oldest = self._kept.popleft()
-            self._watching.lose(oldest.number)
+            self._watching.drop_frame(oldest.number)
             dropped = oldest.facts
         self._kept.append(KeptFrame(self._count, at_s, facts))
         self._count += 1
         self.num_kept += 1
-        self._watching.expect(tuple(k.number for k in self._sampled()))
+        self._watching.select_frames(tuple(k.number for k in self._sampled()))
         await self._emit(FrameReceived(facts, True, len(self._kept), None, dropped))
 
     def _forget(self) -> None:
@@ -237,7 +234,7 @@ class VideoSession:
             self._sound, self._num_samples = [], 0
             await self._emit(VideoFailed("Audio buffer overflow"))
             return
-        if self._config.hears:
+        if self._config.uses_audio:
             self._sound.append(pcm)
             self._num_samples += len(pcm)
 
@@ -246,7 +243,7 @@ class VideoSession:
     def _sampled(self) -> list[KeptFrame]:
         """What a question asked now is answered from."""
         kept = list(self._kept)
-        return [kept[i] for i in sample(len(kept), self._config.num_frames)]
+        return [kept[i] for i in sample_frames(len(kept), self._config.num_frames)]
 
     def _question(self, text: str) -> tuple[VideoQuestion, tuple[FrameInfo, ...]]:
         used = self._sampled()
@@ -268,7 +265,7 @@ class VideoSession:
         assert self._watching
         config, profile = self._config, self._watcher.profile
         voice = None
-        if config.speaks and profile.voices:
+        if config.audio_output and profile.voices:
             voice = VoiceOptions(config.voice if config.voice in profile.voices else profile.voices[0])
         began_s, said, sounded = self._clock(), "", False
         counts: dict[str, int] = {}
@@ -281,7 +278,7 @@ class VideoSession:
                             if not said:
                                 self._measure("first_video_text", self._clock() - began_s)
                             said += text
-                            if config.writes:
+                            if config.text_output:
                                 await self._emit(AnswerTextDelta(text))
                         case ResponseAudio(pcm):
                             sounded = True
@@ -292,7 +289,7 @@ class VideoSession:
                             continue
         except FAILURES as error:
             log.error("a question about a video failed: %s", error)
-            await self._emit(VideoFailed("Query processing failed", str(error), answer=True, said=said))
+            await self._emit(VideoFailed("Query processing failed", str(error), ends_answer=True, partial_text=said))
             return
         await self._emit(AnswerDone(said, sounded, counts))
 

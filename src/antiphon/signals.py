@@ -1,0 +1,30 @@
+"""Waking tasks that wait for a state to change. For the event loop's own tasks; threads have `threading.Condition`."""
+
+from __future__ import annotations
+
+import anyio
+
+
+class Signal:
+    """A change that any number of tasks can wait for, again and again.
+
+    The waiter checks the state itself, in a loop: `while not ready(): await signal.wait()`. Nothing may be awaited between the
+    check and `wait`, or a notification in between is lost; where that cannot be avoided, take `pending()` before the check
+    and wait on what it returned.
+    """
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+
+    def notify(self) -> None:
+        """Wake every task that waits now. Does not wait itself, and remembers nothing for tasks that wait later."""
+        self._event.set()
+        self._event = anyio.Event()
+
+    def pending(self) -> anyio.Event:
+        """The event that the next `notify` sets."""
+        return self._event
+
+    async def wait(self) -> None:
+        """Wait for the next `notify`."""
+        await self._event.wait()
