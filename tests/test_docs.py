@@ -1,60 +1,270 @@
-"""Docs say what there is: every wire event, tuning field and command."""
+"""Docs say what there is: every message, field, value and error code of the wire, every command. And no line is wide."""
 
 from __future__ import annotations
 
+import ast
 import json
 import re
+import subprocess
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from antiphon.cli.main import _parser
 from antiphon.protocols import DIALECTS
+from antiphon.protocols.openai import conversation as openai_conversation
 from antiphon.protocols.openai import transcription as openai_transcription
 from antiphon.protocols.vllm import dialect as vllm_realtime
+from tests.wire_examples.reading import FENCE, PAGES
 
 ROOT = Path(__file__).parents[1]
-VLLM = (ROOT / "docs/wire/vllm-realtime.md").read_text()
-OPENAI = (ROOT / "docs/wire/openai-transcription.md").read_text()
+SRC = ROOT / "src" / "antiphon"
+RECORDED = ROOT / "tests" / "traces" / "recorded"
+
+# Folder or module below src/antiphon -> the pages that together describe it.
+SOURCES: dict[str, tuple[str, ...]] = {
+    "protocols/negotiation.py": ("index",),
+    "protocols/resume": ("index",),
+    "protocols/openai/conversation.py": ("openai-realtime", "webrtc"),
+    "protocols/openai/items.py": ("openai-realtime",),
+    "protocols/openai/session_fields.py": ("openai-realtime",),
+    "protocols/openai/transcription.py": ("openai-transcription",),
+    "protocols/vllm": ("vllm-realtime",),
+    "protocols/duplex": ("duplex",),
+    "sessions/duplex": ("duplex", "openai-realtime"),
+    "protocols/bridges": ("bridges",),
+    "protocols/speech": ("speech-stream", "speech"),
+    "protocols/video": ("video-stream",),
+    "protocols/rest/chat.py": ("chat-completions",),
+    "protocols/rest/transcriptions.py": ("transcriptions",),
+    "server/routes/calls.py": ("webrtc",),
+    "server/routes/chat.py": ("chat-completions",),
+    "server/routes/client_secrets.py": ("client-secrets",),
+    "server/routes/health.py": ("bridges",),
+    "server/routes/speech.py": ("speech",),
+    "server/routes/transcriptions.py": ("transcriptions",),
+}
+# Names that stand in the source and never on the wire.
+INTERNAL = {
+    # Dialects and refusals as metrics call them.
+    *("bridge", "minicpmo", "undecided", "unauthorized", "no_room", "first_sound", "first_token"),
+    # Codes of errors whose dialect sends only their message.
+    *("too_large", "unexpected", "invalid_request"),
+    # The server's own words: a setting of vLLM's tuning, a default eagerness, a prefix, a way to decode text.
+    *("max_tokens", "medium", "g711", "replace"),
+    # Why a bridge interrupts: nobody is told.
+    "client_force_listen",
+}
+# The first part of an error's `param` is no name by itself: `session.audio.input`.
+OLDER_PARAMS = "session.input_audio_", "session.turn_detection", "session.type", "session.include"
+NAME = re.compile(r"[a-z][a-z0-9]*(?:[._][a-z0-9]+)*")
+
+SHAPE = (
+    ("Connecting",),
+    ("Messages in", "Requests"),
+    ("Messages out", "Answers"),
+    ("Errors",),
+    ("Limits",),
+    ("Differences",),
+    ("Example",),
+)
+WIDTH = 120
+# Folders in which lines are still to be wrapped.
+NOT_YET_WRAPPED = ("bench", "examples", "src", "tests")
 
 
-@pytest.mark.parametrize("name", [*vllm_realtime.EVENTS, *(f for f, *_ in vllm_realtime.TUNING)])
-def test_the_vllm_dialect_is_documented(name: str) -> None:
-    assert f"`{name}`" in VLLM
+def page(name: str) -> str:
+    return (PAGES / f"{name}.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", openai_transcription.EVENTS)
-def test_the_openai_dialect_is_documented(name: str) -> None:
-    assert f"`{name}`" in OPENAI
+def says(text: str, name: str) -> bool:
+    """The page has this name, whole."""
+    return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
 
 
-@pytest.mark.parametrize(("trace", "document"), [("vllm", VLLM), ("openai", OPENAI), ("openai-beta", OPENAI)])
-def test_every_frame_of_the_traces_is_documented(trace: str, document: str) -> None:
-    for line in (ROOT / f"tests/traces/{trace}.jsonl").read_text().splitlines():
-        kind = json.loads(line)["type"]
-        short = kind.replace("conversation.item.input_audio_transcription", "…transcription")
-        if kind.startswith(("session.", "transcription_session.", "error")):
-            continue
-        assert kind in document or short in document, kind
+# --- what is in the source
 
 
-def test_the_speech_stream_is_documented() -> None:
-    document = (ROOT / "docs/wire/speech-stream.md").read_text()
-    source = (ROOT / "src/antiphon/protocols/speech/stream.py").read_text()
-    kinds = set(re.findall(r'"((?:session|input|audio)\.[a-z]+)"', source))
-    assert len(kinds) >= 9
-    for kind in kinds:
-        assert f"`{kind}" in document or f"`{kind} " in document, kind
-    fields = (ROOT / "src/antiphon/protocols/speech/fields.py").read_text()
-    for name in set(re.findall(r'fields(?:\.get\(|\[)"([a-z_]+)"', fields)):
-        assert f"`{name}`" in document, name
+def names(tree: ast.Module) -> dict[str, int]:
+    """Names that the module's strings and messages have, and where: lower-case words, joined by `_` or `.`."""
+    found: dict[str, int] = {}
+    ignored = {id(node) for node in _not_names(tree)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Constant(value=str(text)) if id(node) not in ignored and NAME.fullmatch(text):
+                found.setdefault(text, node.lineno)
+            case ast.Call(keywords=keywords) if _makes_message(node):
+                found |= {k.arg: node.lineno for k in keywords if k.arg and k.arg not in found}
+            case ast.ClassDef(bases=bases, body=body) if any(ast.unparse(b).endswith("Struct") for b in bases):
+                fields = [s.target.id for s in body if isinstance(s, ast.AnnAssign) and isinstance(s.target, ast.Name)]
+                found |= {f: node.lineno for f in fields if f not in found}
+    return found
+
+
+def _not_names(tree: ast.Module) -> Iterator[ast.AST]:
+    """Docstrings, parts of longer strings, and what an error's `param` is."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Module() | ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
+                if node.body and isinstance(node.body[0], ast.Expr):
+                    yield node.body[0].value
+                if isinstance(node, ast.FunctionDef):
+                    yield from (d for d in node.args.defaults if _is_path(d))
+            case ast.JoinedStr(values=values):
+                yield from values
+            case ast.Call(args=args):
+                yield from (a for a in args[1:] if _is_path(a))
+
+
+def _is_path(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value
+
+
+def _makes_message(call: ast.Call) -> bool:
+    """A call with a message's type, as its `type` or its first argument: its keywords are the message's fields."""
+    first = call.args[0] if call.args else None
+    return any(k.arg == "type" for k in call.keywords) or isinstance(first, ast.JoinedStr) or _is_path(first or call)
+
+
+def _modules(source: str) -> list[Path]:
+    path = SRC / source
+    return [path] if path.suffix else [p for p in sorted(path.glob("*.py")) if p.name != "__init__.py"]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_a_dialect_sends_and_takes_is_on_its_page(source: str) -> None:
+    text = "\n".join(page(name) for name in SOURCES[source])
+    for module in _modules(source):
+        for name, line in names(ast.parse(module.read_text(encoding="utf-8"))).items():
+            known = name in INTERNAL or name.startswith(OLDER_PARAMS) or says(text, name)
+            assert known, f"{module.name}:{line}: {name!r} is not in {', '.join(SOURCES[source])}.md"
+
+
+def test_every_dialect_has_a_page() -> None:
+    folders = {p.name for p in (SRC / "protocols").iterdir() if p.is_dir() and any(p.glob("[!_]*.py"))}
+    assert folders == {s.split("/")[1] for s in SOURCES if s.startswith("protocols/")} - {"negotiation.py"}
+    assert {name for names in SOURCES.values() for name in names} == {p.stem for p in PAGES.glob("*.md")}
+
+
+EVENTS = {
+    "vllm-realtime": (*vllm_realtime.EVENTS, *(field for field, *_ in vllm_realtime.TUNING)),
+    "openai-transcription": openai_transcription.EVENTS,
+    "openai-realtime": openai_conversation.EVENTS,
+}
+
+
+@pytest.mark.parametrize(("name", "event"), [(name, event) for name, events in EVENTS.items() for event in events])
+def test_every_event_of_a_client_is_documented(name: str, event: str) -> None:
+    assert f"`{event}`" in page(name)
+
+
+# --- what was recorded
+
+# What clients and models fill in: its keys are not the server's.
+FREE = {"parameters", "metadata", "payload", "arguments", "sha256"}
+SHARED = ("index",)
+REALTIME = ("openai-realtime", "openai-transcription", "vllm-realtime")
+BY_PATH: dict[str, tuple[str, ...]] = {
+    "/v1/duplex": ("duplex", "openai-realtime"),
+    "/v1/omni": ("bridges",),
+    "/ws/duplex": ("bridges",),
+    "/v1/audio/speech/stream": ("speech-stream",),
+    "/v1/video/chat/stream": ("video-stream",),
+    "/v1/chat/completions": ("chat-completions",),
+    "/v1/audio/transcriptions": ("transcriptions",),
+    "/v1/audio/translations": ("transcriptions",),
+    "/v1/audio/speech": ("speech",),
+    "/v1/audio/speech/batch": ("speech",),
+    "/v1/audio/voices": ("speech",),
+    "/v1/realtime/client_secrets": ("client-secrets", *REALTIME),
+    "/v1/realtime/sessions": ("client-secrets", *REALTIME),
+    "/health": ("bridges",),
+}
+
+
+def pages_of(url: str) -> tuple[str, ...]:
+    """The pages of an endpoint."""
+    path, query = urlsplit(url).path, parse_qs(urlsplit(url).query)
+    if path == "/v1/realtime" and "duplex" in query:
+        path = "/v1/duplex"
+    if path == "/v1/realtime" and "mode" in query:
+        path = "/v1/omni"
+    # Any session can be resumed at /v1/realtime.
+    more = BY_PATH["/v1/duplex"] if "resume" in query else ()
+    return (*SHARED, *more, *(REALTIME if path == "/v1/realtime" else BY_PATH.get(path, ())))
+
+
+def keys(value: Any) -> Iterator[str]:
+    """All keys of a JSON value that the server chose."""
+    if isinstance(value, list):
+        for element in value:
+            yield from keys(element)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            if key not in FREE:
+                yield from keys(inner)
+
+
+def sent(lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The server's JSON of a trace, each with the URL it came from."""
+    # By socket; requests and the first socket have no number.
+    urls: dict[int | None, str] = {}
+    asked = ""
+    for line in lines:
+        number = line.get("socket")
+        if opened := line.get("opens"):
+            urls[number] = asked = opened
+        elif "requests" in line:
+            asked = line["requests"].split()[1]
+        elif line["from"] == "server" and "type" in line:
+            yield urls[number], {k: v for k, v in line.items() if k not in ("at", "from", "socket", "spaced")}
+        elif line["from"] == "server":
+            yield from ((asked, b) for b in (line.get("body"), line.get("data")) if isinstance(b, dict))
+
+
+@pytest.mark.parametrize("trace", sorted(file.stem for file in RECORDED.glob("*.jsonl")))
+def test_every_frame_of_the_traces_is_documented(trace: str) -> None:
+    lines = [json.loads(line) for line in (RECORDED / f"{trace}.jsonl").read_text(encoding="utf-8").splitlines()]
+    for url, frame in sent(lines):
+        text = "\n".join(page(name) for name in pages_of(url))
+        kind = frame.get("type")
+        assert kind is None or says(text, kind) or says(text, f"….{kind.rpartition('.')[2]}"), f"{url}: {kind}"
+        for key in keys(frame):
+            assert says(text, key), f"{url}: {kind}: {key}"
+
+
+# --- the pages
+
+
+def headings(text: str) -> list[str]:
+    """The headings below the title, without those in fenced blocks."""
+    outside = "".join(text.split(FENCE)[::2])
+    return re.findall(r"^##+ (.+)$", outside, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in PAGES.glob("*.md") if p.stem != "index"))
+def test_the_pages_have_one_shape(name: str) -> None:
+    parts = [part for h in headings(page(name)) for part in SHAPE if h.startswith(part)]
+    # Several dialects on one page have the parts once each.
+    assert parts == list(SHAPE) * (len(parts) // len(SHAPE))
+    assert parts
+
+
+def test_the_index_has_all_pages() -> None:
+    text = page("index")
+    for file in PAGES.glob("*.md"):
+        assert file.stem == "index" or f"({file.name})" in text
 
 
 def test_every_command_is_in_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text()
-    commands = next(a for a in _parser()._actions if a.dest == "command").choices
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = re.search(r"\{([a-z,]+)\}", _parser().format_usage())
     assert commands
-    for name in commands:
+    for name in commands[1].split(","):
         assert f"antiphon {name}" in readme
 
 
@@ -62,3 +272,24 @@ def test_every_dialect_of_the_table_exists() -> None:
     for target in DIALECTS.values():
         module, name = target.split(":")
         assert hasattr(__import__(module, fromlist=[name]), name)
+
+
+# --- all text
+
+
+def tracked() -> list[Path]:
+    """The repository's Markdown and Python files."""
+    listed = subprocess.run(["git", "ls-files", "*.md", "*.py"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("no checkout")
+    return [ROOT / name for name in listed.stdout.splitlines()]
+
+
+def test_no_line_is_wide() -> None:
+    wide = []
+    for file in tracked():
+        if file.relative_to(ROOT).parts[0] in NOT_YET_WRAPPED or not file.exists():
+            continue
+        lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        wide += [f"{file.relative_to(ROOT)}:{number}: {len(line)}" for number, line in lines if len(line) > WIDTH]
+    assert not wide, "\n".join(wide)

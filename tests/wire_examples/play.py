@@ -121,7 +121,8 @@ class Player:
             await self._socket.send(self._filled(frame))
 
     async def _connect(self, url: str, more: str) -> None:
-        headers, subprotocols = {}, []
+        headers: dict[str, str] = {}
+        subprotocols: list[str] = []
         for part in filter(None, (p.strip() for p in more.split(","))):
             if part.startswith("subprotocol "):
                 subprotocols.append(self._filled(part.removeprefix("subprotocol ")))

@@ -28,7 +28,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One example. `page`: its file's name. `number`: its place among the page's, from 1. `options`: the words after `wire`."""
+    """One example. `page`: its file's name. `number`: its place there, from 1. `options`: the words after `wire`."""
 
     page: str
     number: int

@@ -21,7 +21,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what is not as shown: all examples are played in one process, whose clocks are virtual."""
     folder = tmp_path_factory.mktemp("played")
     command = [sys.executable, "-m", "tests.wire_examples.play", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, env=os.environ)
+    # A home of its own: no voice that somebody uploaded on this machine is in the answers.
+    environment = os.environ | {"HOME": str(folder / "home")}
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, env=environment)
     assert done.returncode == 0, done.stderr
     return folder
 
