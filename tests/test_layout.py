@@ -59,7 +59,9 @@ SIBLINGS: dict[str, set[tuple[str, str]]] = {
 }
 # Rooms without input, output, clocks or an event loop.
 PURE = {"audio", "contracts", "events", "protocols", "text", "turns", "vision"}
-PURE_FILES = {"engine/api.py", "engine/rows.py", "engine/local/kv_cache.py", "engine/local/scheduler.py"}
+PURE_FILES = {"engine/api.py", "engine/rows.py"} | {
+    f"engine/local/{name}.py" for name in ("kv_cache", "scheduler", "step")
+}
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
 # Where tensors may be known.
 TORCH = {"adapters", "modeling"}

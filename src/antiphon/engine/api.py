@@ -1,4 +1,8 @@
-"""What an engine is to the models on it."""
+"""The types that an engine and the models on it share: settings, rows, sampling parameters, generations, statistics.
+
+Pure data and protocols. This module knows no tensor library: embeddings, logits and hidden states are opaque here, and
+the engine that runs the model says what they are (`engine/local/` takes and gives torch tensors).
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,17 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """`kv_bytes`: memory for the KV of sessions that are awake. `host_bytes`, `disk_bytes`: for parked ones.
+    """How much memory an engine may use, and how many rows it computes in one step.
 
-    `context_rows` 0: as many as the model was made for. `reserve_rows`: room a session is promised when it opens.
+    `kv_bytes`: memory for the KV of the sessions that are not parked, on the model's device.
+    `host_bytes`, `disk_bytes`: host memory and disk for the KV of parked sessions; past both, nothing is parked.
+    `context_rows`: most rows a session has in its context; 0: as many as the model was made for.
+    `reserve_rows`: room that a session is promised when it opens.
+    `prefill_rows`: most pending rows of a step in which some session generates. A step's time grows with it, and so
+    does the gap between that session's tokens.
+    `prefill_only_rows`: most pending rows of a step in which no session generates.
+    `decode_rows`: most sessions that get a token in one step.
+    `park_after_s`: seconds without work after which a session is parked.
     """
 
     kv_bytes: int = 2 << 30
@@ -21,33 +33,52 @@ class EngineSettings:
     context_rows: int = 0
     reserve_rows: int = 512
     prefill_rows: int = 64
-    alone_rows: int = 256
+    prefill_only_rows: int = 256
     decode_rows: int = 64
     park_after_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """A look at the engine. `sessions` counts the parked ones too; bytes are of KV."""
+    """How full an engine is, as it was between two steps.
+
+    `sessions`: open sessions, parked ones included; `generating` and `parked` are counted among them.
+    `kv_bytes`: KV in the budgeted memory, kept prefixes included; `kv_total_bytes`: the budget, in whole pages.
+    `parked_bytes`: KV in host memory and on disk.
+    """
 
     sessions: int = 0
     generating: int = 0
     parked: int = 0
-    kept_prefixes: int = 0
     kv_bytes: int = 0
     kv_total_bytes: int = 0
     parked_bytes: int = 0
-    context_cuts: int = 0
 
 
-# The id of a row that was given as an embedding.
+@dataclass(slots=True)
+class RunnerStats:
+    """What a runner has computed since it was made. Written in the engine's thread; times are wall-clock seconds.
+
+    `steps`: forward passes; `rows`: rows computed in them. `step_s`: the passes with all that belongs to them, of which
+    `forward_s` is the decoder itself and `sample_s` the choice of tokens. A step that failed is not counted.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    step_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+
+
+# The id of a row that was given as an embedding and not as a token.
 EMBEDDED: None = None
 Row = int | None
+# One coordinate for each axis of the model's positions: one, or three for M-RoPE (time, height, width).
 Position = tuple[int, ...]
 
 
 class Finish(Enum):
-    """Why a generation ended."""
+    """Why a generation ended: a stop token, the limit of tokens, or the reader, which closed it before its end."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -55,35 +86,52 @@ class Finish(Enum):
 
 
 class Constraint(Protocol):
-    """A grammar, or any other rule over tokens. Called in the engine's thread, between steps."""
+    """A grammar, or another rule about which tokens may follow. One object serves one generation.
+
+    Both methods are called in the engine's thread, between steps: what they take delays every session.
+    """
 
     def allowed(self) -> Any:
-        """Which tokens may come next: uint32 [ceil(vocabulary / 32)], bit t % 32 of word t // 32; None allows all."""
+        """Return the tokens that may come next as uint32 [ceil(vocabulary / 32)], bit t % 32 of word t // 32.
+
+        None allows all tokens.
+        """
         ...
 
     def accept(self, token: int) -> None:
-        """The token was sampled. Raises ValueError where it must not have been."""
+        """Advance past a token that was sampled. Raises ValueError where the rule does not allow that token."""
         ...
 
 
 class Chooser(Protocol):
-    """A model's own way from logits to a token. Called in the engine's thread, between steps; it may keep count of what it chose."""
+    """A model's own way from logits to a token, in place of everything else that `Sampling` offers.
+
+    It is called in the engine's thread, between steps, once for each token, and may keep what it chose.
+    """
 
     def __call__(self, logits: Any) -> int:
-        """The next token, of float32 logits [vocabulary] that it may not change. Raises ModelError where there is none."""
+        """Return the next token. `logits`: float32 [vocabulary], not to be changed. Raises ModelError for none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to choose tokens. Greedy at temperature 0.
+    """How the tokens of one generation are chosen, and when it ends.
 
-    `top_k` 0, `top_p` 1 and `min_p` 0 leave everything in. `repetition_penalty` (CTRL, arXiv:1909.05858) divides positive
-    logits and multiplies negative ones of tokens among the last `repetition_window` rows. `presence_penalty` and
-    `frequency_penalty` count the tokens of this generation (OpenAI). `seed` None draws one. `forbid` tokens are never
-    sampled; of `allow`, where given, nothing else is. `stop` tokens end the generation and stay its last row.
-    `logprobs`, `hidden`: tokens come with their log-probability, with the last hidden state they were sampled from.
-    `chooser`, where given, chooses, and nothing of the rest shapes the logits.
+    `max_tokens`: the generation ends after so many tokens.
+    `temperature`: 0 or less chooses the likeliest token.
+    `top_k`, `top_p`, `min_p`: 0, 1 and 0 leave every token in. `top_p` counts among what `top_k` leaves.
+    `repetition_penalty`: divides positive and multiplies negative logits of the tokens among the last
+    `repetition_window` rows, the prompt's included (CTRL, arXiv:1909.05858).
+    `presence_penalty`, `frequency_penalty`: subtracted from the logits of tokens of this generation, once and for each
+    occurrence (OpenAI's API).
+    `seed`: of the random numbers; None draws one from the system's entropy.
+    `stop`: a token of these ends the generation, and stays its last row.
+    `forbid`: tokens that are never sampled. `allow`: where given, no other token is sampled.
+    `bias`: added to the logits of its tokens.
+    `constraint`: a rule that each token has to keep.
+    `logprobs`, `hidden`: whether tokens carry their log-probability, and the hidden state they were sampled from.
+    `chooser`: where given, it chooses, and nothing of the above shapes the logits.
     """
 
     max_tokens: int = 256
@@ -108,7 +156,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One sampled token. Where asked for: `logprob`, natural, under the model's own distribution; `hidden`, float [width]."""
+    """One sampled token.
+
+    `logprob`: its natural log-probability under the model's own distribution, before any shaping; None where
+    `Sampling.logprobs` is off. `hidden`: the decoder's last hidden state, float [width]; None where `hidden` is off.
+    """
 
     id: int
     logprob: float | None = None
@@ -117,17 +169,23 @@ class Token:
 
 @dataclass(slots=True)
 class Generation:
-    """A generation under way. `deliver` takes tokens, then one Finish or the error it failed with; it must not block."""
+    """A generation that is under way, shared by the engine's thread and its reader.
+
+    `deliver`: called in the engine's thread with each token, then with one Finish or the error that ended it; it must
+    not block. `start`: the session's rows when it began. `produced`: tokens sampled, counted by the engine's thread.
+    `consumed`: tokens read, counted by the reader; the engine waits for a reader that falls too far behind.
+    """
 
     params: Sampling
     deliver: Callable[[Token | Finish | Exception], None]
     start: int
     produced: int = 0
     consumed: int = 0
-    # The sampler's own state (a random generator); opaque here.
+    # The runner's own state of the generation (a random number generator); opaque here.
     sampler: Any = None
 
 
-# Takes what the decoder's tapped layer made of embedding rows: the number of the first among those it was given with, and float [n, width].
-# Called in the engine's thread, and again for rows that are computed again.
+# Receives what the decoder's tapped layer made of embedding rows: the offset of the first among the rows that were
+# given together, and float [n, width], which it has to copy if it keeps it. Called in the engine's thread, before any
+# token that follows these rows is delivered, and again for rows that are computed again.
 Sink = Callable[[int, Any], None]

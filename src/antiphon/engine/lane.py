@@ -1,8 +1,10 @@
-"""A lane: one shared, bounded, batched worker a model. Many sessions, one copy of the weights.
+"""A lane: the bounded queue of one model and the worker threads that empty it.
 
-Jobs wait by priority (0 first), first come first served among equals. `workers`
-threads take them in batches of at most `max_batch` with equal keys. A cancelled caller's job is dropped before it runs;
-one that is already running finishes and its result is thrown away. Knows no model and no audio.
+Many sessions share one copy of the weights through it. Jobs wait by priority, 0 first, and in the order they came among
+equals. `workers` threads run them in batches of at most `max_batch` jobs with equal keys. A job whose caller was
+cancelled is dropped before it runs; one that is running finishes, and its result is discarded.
+
+The lane knows no model and no audio: jobs and results are opaque.
 """
 
 from __future__ import annotations
@@ -20,12 +22,17 @@ from antiphon.errors import AntiphonError, ModelError, Refused
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
-PRIORITIES = 3
+# Priorities are 0, 1 and 2: finals, partials, files.
+NUM_PRIORITIES = 3
 
 
 @dataclass(slots=True)
 class LaneStats:
-    """What a lane has done since it started; read by /metrics. Times in seconds."""
+    """What a lane has done since it started, as `/metrics` reports it. Written in the worker threads.
+
+    `jobs`, `batches`: those that succeeded; `failures`: jobs that failed. `busy_s`: wall-clock seconds in `work`,
+    summed over workers. `waited_s`: seconds that the longest waiting job of each batch had waited, summed.
+    """
 
     jobs: int = 0
     batches: int = 0
@@ -35,7 +42,7 @@ class LaneStats:
 
 
 @dataclass(slots=True)
-class _Waiting(Generic[Job, Result]):
+class _QueuedJob(Generic[Job, Result]):
     job: Job
     key: Hashable
     since_s: float
@@ -43,9 +50,11 @@ class _Waiting(Generic[Job, Result]):
 
 
 class Lane(Generic[Job, Result]):
-    """`work` gets a batch of jobs and returns as many results; it runs in one of `workers` threads.
+    """Runs jobs of one model in `workers` threads, which start at once and end with `close`.
 
-    Observers get (priority, seconds waited, seconds of the step) after each batch, in the worker's thread.
+    `name`: of the threads, and in errors. `work`: gets a batch of jobs and returns as many results, in a worker thread.
+    `max_queue`: jobs that may wait; more are refused. `observe`: called after each batch that succeeded, in the
+    worker's thread, with its priority, the seconds its oldest job waited and the seconds the batch took.
     """
 
     def __init__(
@@ -65,8 +74,8 @@ class Lane(Generic[Job, Result]):
         self._max_batch = max_batch
         self._max_queue = max_queue
         self._observe = observe
-        # Bound: max_queue jobs in all; a job past it is refused with the time the queue needs.
-        self._queues: tuple[deque[_Waiting[Job, Result]], ...] = tuple(deque() for _ in range(PRIORITIES))
+        # Bound: max_queue jobs in all; a job past it is refused, with the seconds that the queue needs.
+        self._queues: tuple[deque[_QueuedJob[Job, Result]], ...] = tuple(deque() for _ in range(NUM_PRIORITIES))
         self._changed = threading.Condition()
         self._closed = False
         self._running = 0
@@ -77,15 +86,20 @@ class Lane(Generic[Job, Result]):
             thread.start()
 
     async def run(self, job: Job, priority: int = 0, key: Hashable = None) -> Result:
-        """Wait for the job's result. Jobs with equal `key` may share a batch.
+        """Queue a job and wait for its result. Jobs with equal `key` may share a batch.
 
-        Raises Refused when the queue is full or the lane is closed, ModelError when the step fails.
+        `priority`: 0 (first) to 2. A caller that is cancelled takes the job back unless it is running. Raises Refused
+        where the queue is full or the lane is closed, ModelError where `work` fails, CancelledError where the lane is
+        closed while the job waits.
         """
         return await asyncio.wrap_future(self.submit(job, priority, key))
 
     def submit(self, job: Job, priority: int = 0, key: Hashable = None) -> Future[Result]:
-        """Queue a job from any thread. Raises as `run` does; does not wait."""
-        waiting = _Waiting[Job, Result](job, key, time.monotonic())
+        """Queue a job from any thread and return its future at once. The future is cancelled by `close`.
+
+        Raises Refused as `run` does; a failing `work` sets ModelError on the future.
+        """
+        waiting = _QueuedJob[Job, Result](job, key, time.monotonic())
         with self._changed:
             if self._closed:
                 raise Refused(f"{self.name} is shutting down", 5.0)
@@ -97,21 +111,24 @@ class Lane(Generic[Job, Result]):
 
     @property
     def depth(self) -> int:
-        """Jobs waiting, not counting those in a worker."""
+        """How many jobs wait, without those that a worker is running. Read without the lock, so of this moment only."""
         return sum(len(q) for q in self._queues)
 
     @property
     def running(self) -> int:
-        """Jobs in a worker now."""
+        """How many jobs the workers are running now; a batch counts with all its jobs."""
         return self._running
 
     def oldest_age_s(self) -> float:
-        """Seconds the job that waits longest has waited; 0 when none waits."""
+        """Return how many seconds the job that waits longest has waited; 0 where none waits. Takes the queue's lock."""
         with self._changed:
             return max((time.monotonic() - q[0].since_s for q in self._queues if q), default=0.0)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Refuse new jobs, cancel waiting ones, and wait for the running ones."""
+        """Refuse new jobs, cancel the waiting ones, and block until the running ones are done.
+
+        `timeout_s`: the longest wait for each worker; one that is still running then is left to the process's end.
+        """
         with self._changed:
             self._closed = True
             for queue in self._queues:
@@ -132,16 +149,17 @@ class Lane(Generic[Job, Result]):
                     self._changed.wait()
                 if self._closed:
                     return
-                priority, batch = self._take()
+                priority, batch = self._next_batch()
                 self._running += len(batch)
             if batch:
-                self._step(priority, batch)
+                self._run_batch(priority, batch)
             with self._changed:
                 self._running -= len(batch)
 
-    def _take(self) -> tuple[int, list[_Waiting[Job, Result]]]:
+    def _next_batch(self) -> tuple[int, list[_QueuedJob[Job, Result]]]:
+        """The oldest job of the first priority that has any, and those behind it that share its key."""
         priority = next(p for p, q in enumerate(self._queues) if q)
-        queue, batch = self._queues[priority], list[_Waiting[Job, Result]]()
+        queue, batch = self._queues[priority], list[_QueuedJob[Job, Result]]()
         for waiting in list(queue):
             if len(batch) == self._max_batch:
                 break
@@ -152,7 +170,7 @@ class Lane(Generic[Job, Result]):
                 batch.append(waiting)
         return priority, batch
 
-    def _step(self, priority: int, batch: list[_Waiting[Job, Result]]) -> None:
+    def _run_batch(self, priority: int, batch: list[_QueuedJob[Job, Result]]) -> None:
         started = time.monotonic()
         try:
             results = self._work([w.job for w in batch])
@@ -166,7 +184,7 @@ class Lane(Generic[Job, Result]):
             return
         took = time.monotonic() - started
         waited = started - min(w.since_s for w in batch)
-        # Counted before the callers wake, so that whoever has a result finds it in the stats.
+        # Counted before the callers wake, so that a caller with a result finds it in the stats.
         with self._changed:
             self.stats.jobs += len(batch)
             self.stats.batches += 1

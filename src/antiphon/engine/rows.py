@@ -1,7 +1,8 @@
-"""One session's rows: what the model has been given and has said, and how much of it is in the KV. No torch.
+"""The rows of one session: what the model was given and what it sampled, and how much of that is in the KV.
 
-A *row* is one position of the model's input: a token, or an embedding that an adapter made (sound, an image). Rows are
-counted from the session's start, and go on being counted when a context cut drops some: `length` never jumps back by itself.
+A *row* is one position of the model's input: a token, or an embedding that an adapter made of audio or of an image.
+`length` counts rows from the session's start, and goes on counting those that a context cut dropped. Pure bookkeeping:
+it knows neither where the KV lies nor when it is computed.
 """
 
 from __future__ import annotations
@@ -16,86 +17,115 @@ from antiphon.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingSpan:
-    """Embeddings of rows start..start + count: `rows` float [count, width], opaque here. `sink`: see Sink; `before`: rows of what it was given with."""
+    """Neighbouring rows that were given as embeddings in one call.
+
+    `start`, `count`: the rows they occupy, in local indices. `rows`: the embeddings, float [count, width], opaque here
+    but for slicing and length. `sink`: receives what the tapped layer makes of them. `sink_offset`: how many rows of
+    that call came before the first of these, which is not 0 once a cut took the head of the span.
+    """
 
     start: int
     count: int
     rows: Any
     sink: Sink | None = None
-    before: int = 0
+    sink_offset: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRange:
+    """Rows start .. start + count, in local indices, whose tapped outputs go to `sink`, numbered from `offset` on."""
+
+    start: int
+    count: int
+    sink: Sink
+    offset: int
 
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """The rows of one session. Indices here are *local*: what a context cut dropped is not counted.
+    """The rows of one session. Indices are *local*: rows that a context cut dropped are not counted.
 
-    `computed` rows from the head are in the KV; the others are pending. `epoch` changes when rows are taken back, so that a
-    step that was under way then can be told from one that still counts. `exact`: rows at the head whose KV is what a fresh session of these
-    rows would hold; what follows them was computed after rows that have been evicted. None: all are.
+    `ids`: one token for each row, or EMBEDDED. `spans`: the embeddings of the EMBEDDED rows, in order.
+    `positions`: None where row i is at position i; else one tuple for each row, three axes of M-RoPE (time, height,
+    width). Positions that a caller gives count from the first free one.
+    `computed`: rows from the head whose KV is there; the others are pending.
+    `dropped`: rows that left the context. `pinned`: rows at the head that a cut keeps (the system prompt).
+    `turn_starts`: rows that begin a turn, where a cut preferably falls.
+    `exact_rows`: rows at the head whose KV is what a fresh session with these rows would have. The rows after them were
+    computed when rows that are evicted now were still visible. None: the KV of all rows is exact.
+    `epoch`: raised whenever rows are taken back, so that the results of a step that was under way can be discarded.
+    `compute_newest`: the newest row is to be computed too, without a generation that asks for it.
+    `generation`: the generation under way. `last_used_s`: when a step last worked on these rows, on the engine's clock.
     """
 
     ids: list[Row] = field(default_factory=list)
     spans: list[EmbeddingSpan] = field(default_factory=list)
-    # None: row i is at position i. Else one tuple a row (M-RoPE: time, height, width); those that are given count from the first free one.
     positions: list[Position] | None = None
     computed: int = 0
     dropped: int = 0
-    exact: int | None = None
-    # Rows at the head that a cut keeps (the system prompt), and where turns start.
+    exact_rows: int | None = None
     pinned: int = 0
-    turns: list[int] = field(default_factory=list)
+    turn_starts: list[int] = field(default_factory=list)
     epoch: int = 0
-    # All rows are wanted in the KV, the newest too.
-    whole: bool = False
+    compute_newest: bool = False
     generation: Generation | None = None
-    # Seconds on the engine's clock when it last had something to do.
-    used_s: float = 0.0
+    last_used_s: float = 0.0
 
     @property
     def length(self) -> int:
-        """Rows since the session's start, dropped ones too."""
+        """Rows since the session's start, those that left the context included; only `rollback` makes it smaller."""
         return len(self.ids) + self.dropped
 
     @property
     def pending(self) -> int:
-        """Rows whose KV is still to be computed."""
+        """Rows in the context whose KV is not computed yet, whether or not anything asks for them now."""
         return len(self.ids) - self.computed
 
     @property
     def busy(self) -> bool:
-        """The engine has something to do for it."""
+        """Whether the engine has something to do for these rows: some are due, or a generation is under way."""
         return self.due > 0 or self.generation is not None
 
     @property
     def due(self) -> int:
-        """Rows whose KV is to be computed now. The newest is left for the generation to come, whose logits it gives, but where all are wanted."""
-        return self.pending if self.whole or self.generation else max(0, self.pending - 1)
+        """Rows whose KV is to be computed now.
+
+        The newest row is left for the generation that follows, which needs its logits, unless `compute_newest` is set.
+        """
+        return self.pending if self.compute_newest or self.generation else max(0, self.pending - 1)
 
     def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
-        """Add tokens at the end."""
+        """Add token rows at the end, pending. Raises ValueError where there are not as many positions as tokens."""
         self._place(len(ids), positions)
         self.ids.extend(ids)
 
     def append_embeddings(
         self, rows: Any, count: int, positions: Sequence[Position] | None = None, sink: Sink | None = None
     ) -> None:
-        """Add `count` embedding rows at the end."""
+        """Add `count` embedding rows at the end, pending. `rows`: float [count, width], kept and not copied.
+
+        Raises ValueError where there are not as many positions as rows.
+        """
         if count:
             self._place(count, positions)
             self.spans.append(EmbeddingSpan(len(self.ids), count, rows, sink))
             self.ids.extend([EMBEDDED] * count)
 
     def start_turn(self) -> None:
-        """The next row begins a turn: a place where a cut may fall."""
-        if not self.turns or self.turns[-1] != len(self.ids):
-            self.turns.append(len(self.ids))
+        """Mark the next row as the beginning of a turn, where a cut may fall. Marking it twice changes nothing."""
+        if not self.turn_starts or self.turn_starts[-1] != len(self.ids):
+            self.turn_starts.append(len(self.ids))
 
     def pin(self) -> None:
-        """All rows so far are kept by every cut."""
+        """Have every later cut and eviction keep all rows that are there now. A rollback still takes them back."""
         self.pinned = len(self.ids)
 
     def rollback(self, position: int) -> None:
-        """Take back all rows from `position` (counted from the session's start) on. Raises EngineError for a dropped row."""
+        """Take back all rows from `position` on, which counts from the session's start.
+
+        A rollback into the pinned rows forgets that others were ever dropped. Raises EngineError for a position that is
+        not there or has left the context.
+        """
         local = position if position <= self.pinned else position - self.dropped
         if not 0 <= position <= self.length:
             raise EngineError(f"cannot roll back to row {position} of {self.length}")
@@ -108,9 +138,10 @@ class Rows:
         self._truncate(local)
 
     def cut(self, keep: int) -> int:
-        """Drop the oldest rows after the pinned ones so that at most `keep` rows stay; returns how many went.
+        """Drop the oldest rows after the pinned ones so that at most `keep` rows stay; return how many were dropped.
 
-        The cut falls where a turn starts, if one does in reach; what stays after it is pending again.
+        The cut falls where a turn starts, unless that would leave less than half of what may stay. The rows behind it
+        are pending again, since their KV was computed with the dropped rows in sight.
         """
         excess = len(self.ids) - keep
         if excess <= 0:
@@ -118,13 +149,17 @@ class Rows:
         first = self.pinned + excess
         # A turn is kept whole where that still leaves half of what may stay.
         reach = len(self.ids) - (keep - self.pinned) // 2
-        end = next((t for t in self.turns if first <= t <= reach), first)
+        end = next((t for t in self.turn_starts if first <= t <= reach), first)
         self._drop(end)
         self.computed = min(self.computed, self.pinned)
         return end - self.pinned
 
     def evict(self, count: int, *, moved: bool) -> None:
-        """Drop `count` rows after the pinned ones. `moved`: the KV of what follows them was moved; else it is pending again."""
+        """Drop `count` rows after the pinned ones.
+
+        `moved`: the KV of the rows behind them was moved to their new places and still counts; else these rows are
+        pending again. Raises EngineError where there are fewer than `count` rows to drop.
+        """
         end = self.pinned + count
         if not 0 < count <= len(self.ids) - self.pinned:
             raise EngineError(f"cannot evict {count} of {len(self.ids) - self.pinned} rows")
@@ -132,10 +167,10 @@ class Rows:
         self._drop(end)
         self.computed = computed
         if moved:
-            self.exact = self.pinned
+            self.exact_rows = self.pinned
 
     def embeddings(self, start: int, stop: int) -> list[tuple[int, Any]]:
-        """(row, embeddings from that row on) of the spans in start..stop, cut to fit."""
+        """Return the embeddings among rows start .. stop as (first row, float [n, width]), cut to fit, in order."""
         out: list[tuple[int, Any]] = []
         for span in self.spans:
             low, high = max(start, span.start), min(stop, span.start + span.count)
@@ -143,26 +178,30 @@ class Rows:
                 out.append((low, span.rows[low - span.start : high - span.start]))
         return out
 
-    def sinks(self, start: int, stop: int) -> list[tuple[int, int, Sink, int]]:
-        """(row, how many from it on, their sink, which of its rows the first is) of the spans in start..stop that have one."""
-        out: list[tuple[int, int, Sink, int]] = []
+    def sinks(self, start: int, stop: int) -> list[SinkRange]:
+        """Return the ranges among rows start .. stop whose tapped outputs some sink receives, in order."""
+        out: list[SinkRange] = []
         for span in self.spans:
             low, high = max(start, span.start), min(stop, span.start + span.count)
             if span.sink and low < high:
-                out.append((low, high - low, span.sink, span.before + low - span.start))
+                out.append(SinkRange(low, high - low, span.sink, span.sink_offset + low - span.start))
         return out
 
-    def shared(self, other: Rows, among: int) -> int:
-        """How many rows from the head are the same tokens at the same positions as the first `among` of `other`."""
-        limit = min(len(self.ids), among, among if other.exact is None else other.exact)
+    def common_prefix(self, other: Rows, limit: int) -> int:
+        """Return how many rows at the head are the same tokens at the same positions as in `other`.
+
+        Only the first `limit` rows of `other` and those whose KV is exact are compared. Embeddings never compare equal.
+        """
+        limit = min(len(self.ids), limit, limit if other.exact_rows is None else other.exact_rows)
         for i in range(limit):
             if self.ids[i] is EMBEDDED or self.ids[i] != other.ids[i]:
                 return i
-            if self._position(i) != other._position(i):
+            if self.position(i) != other.position(i):
                 return i
         return limit
 
-    def _position(self, row: int) -> Position:
+    def position(self, row: int) -> Position:
+        """Return where a row stands on the three axes; (i, i, i) for row i where no positions were ever given."""
         return (row,) * 3 if self.positions is None else self.positions[row]
 
     def _place(self, count: int, positions: Sequence[Position] | None) -> None:
@@ -175,14 +214,15 @@ class Rows:
             self.positions.extend(tuple(first + i for i in p) for p in positions or [(i,) * 3 for i in range(count)])
 
     def _drop(self, end: int) -> None:
-        """Rows from the pinned ones up to `end` are no more."""
-        gone = end - self.pinned
+        """Remove the rows from the pinned ones up to `end`, and move the local indices of the others down."""
+        count = end - self.pinned
         if self.positions is not None:
-            self._close_gap(end)
+            self._close_position_gap(end)
         del self.ids[self.pinned : end]
         self.spans = [s for span in self.spans for s in _without(span, self.pinned, end)]
-        self.turns = sorted({t if t <= self.pinned else t - gone for t in self.turns if t <= self.pinned or t >= end})
-        self.dropped += gone
+        kept_turns = [t for t in self.turn_starts if t <= self.pinned or t >= end]
+        self.turn_starts = sorted({t if t <= self.pinned else t - count for t in kept_turns})
+        self.dropped += count
         self.epoch += 1
 
     def _truncate(self, local: int) -> None:
@@ -190,14 +230,15 @@ class Rows:
         if self.positions is not None:
             del self.positions[local:]
         self.spans = [s for span in self.spans for s in _without(span, local, span.start + span.count)]
-        self.turns = [t for t in self.turns if t <= local]
+        self.turn_starts = [t for t in self.turn_starts if t <= local]
         self.pinned = min(self.pinned, local)
         self.computed = min(self.computed, local)
-        if self.exact is not None and local <= self.exact:
-            self.exact = None
+        if self.exact_rows is not None and local <= self.exact_rows:
+            self.exact_rows = None
         self.epoch += 1
 
-    def _close_gap(self, end: int) -> None:
+    def _close_position_gap(self, end: int) -> None:
+        """Remove the positions of the rows up to `end`, and have the positions behind them follow the pinned rows'."""
         assert self.positions is not None
         head, tail = self.positions[: self.pinned], self.positions[end:]
         start = max(head[-1]) + 1 if head else 0
@@ -205,25 +246,26 @@ class Rows:
         self.positions = head + [tuple(p - shift for p in position) for position in tail]
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where the bookkeeping contradicts itself."""
+        """Raise AssertionError where the bookkeeping contradicts itself. Costs a pass over all rows; for tests."""
         assert 0 <= self.computed <= len(self.ids)
         assert 0 <= self.pinned <= len(self.ids)
         assert self.positions is None or len(self.positions) == len(self.ids)
         covered = [i for s in self.spans for i in range(s.start, s.start + s.count)]
         assert covered == [i for i, row in enumerate(self.ids) if row is EMBEDDED]
-        assert self.turns == sorted(set(self.turns))
-        assert all(t <= len(self.ids) for t in self.turns)
+        assert self.turn_starts == sorted(set(self.turn_starts))
+        assert all(t <= len(self.ids) for t in self.turn_starts)
 
 
 def _without(span: EmbeddingSpan, low: int, high: int) -> list[EmbeddingSpan]:
-    """The span once rows low..high are gone and what follows them has moved down."""
-    end, gone = span.start + span.count, high - low
+    """What is left of the span once rows low .. high are removed and the rows behind them have moved down."""
+    end, removed = span.start + span.count, high - low
     out: list[EmbeddingSpan] = []
     if span.start < low:
         count = min(end, low) - span.start
-        out.append(EmbeddingSpan(span.start, count, span.rows[:count], span.sink, span.before))
+        out.append(EmbeddingSpan(span.start, count, span.rows[:count], span.sink, span.sink_offset))
     if end > high:
         start = max(span.start, high)
         skipped = start - span.start
-        out.append(EmbeddingSpan(start - gone, end - start, span.rows[skipped:], span.sink, span.before + skipped))
+        offset = span.sink_offset + skipped
+        out.append(EmbeddingSpan(start - removed, end - start, span.rows[skipped:], span.sink, offset))
     return out

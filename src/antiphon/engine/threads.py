@@ -1,6 +1,7 @@
 """Where the weights of a model are loaded, and how many cores its products use.
 
-Every model that computes with torch goes through here, whatever its architecture. This module knows nothing of checkpoints.
+Every model that computes with torch goes through here, whatever its architecture. This module knows nothing of
+checkpoints.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ def available_cores() -> int:
 
 
 def load_in_own_thread(build: Callable[[], Loaded], *, device: str = "cpu", threads: int = 0) -> Loaded:
-    """Call `build` in a thread that ends with it, wait for it, and return what it returned; what it raises is raised here.
+    """Call `build` in a thread that ends with it, block until it has, and return its result or raise its error.
 
-    On the device `cpu`, torch is set to compute with `threads` threads from here on, in the whole process; 0 is one thread
-    for each core this process may use. On other devices the setting is left as it is.
+    On the device `cpu`, torch is set to compute with `threads` threads from here on, in the whole process; 0 is one
+    thread for each core this process may use. On other devices the setting is left as it is.
 
-    The thread has to end because OpenMP keeps a team of workers for every thread that ever ran a product, and where there
-    are more workers than cores, no team stays awake between products any more. With a team of the caller's beside the
-    engine's, steps of the 0.5B default model on two cores take 78 ms for one session instead of 65, and twice as long for
-    eight.
+    The thread has to end because OpenMP keeps a team of workers for every thread that ever ran a product, and where
+    there are more workers than cores, no team stays awake between products any more. With a team of the caller's beside
+    the engine's, steps of the 0.5B default model on two cores take 78 ms for one session instead of 65, and twice as
+    long for eight.
     """
 
     def load() -> Loaded:
@@ -47,7 +48,7 @@ def load_in_own_thread(build: Callable[[], Loaded], *, device: str = "cpu", thre
 
 @contextmanager
 def load_errors(model_id: str, source: object) -> Iterator[None]:
-    """Raise ModelError, naming the model and the folder, for what libraries raise over a checkpoint that does not load.
+    """Turn what libraries raise over a checkpoint that does not load into a ModelError with the model and its folder.
 
     `source` is the checkpoint's folder. Parts that were built already have no folder, and are named by their type.
     """

@@ -1,8 +1,11 @@
-"""Text language models of `transformers` (Llama, Qwen2, Qwen3, Gemma …) on the engine: conversations that keep their KV.
+"""Conversations that keep their KV: language models of `transformers` (Llama, Qwen2, Qwen3, Gemma …) on the engine.
 
-A conversation's tokens are rendered whole each time and compared with what its session holds: what differs is rolled back, what
-is new is appended. So the template decides what a conversation is, and the KV of all that stayed the same is used again.
-A model with senses (senses.py) has rows of sound and images where the template has a place for each.
+A conversation's tokens are rendered whole each time and compared with the rows its session holds: what differs is
+rolled back, and what is new is appended. So the template decides what a conversation looks like, and the KV of all that
+stayed the same is used again. A model with a media encoder has rows of audio and images where the template has a
+placeholder for each.
+
+This module knows the engine and templates. Which checkpoints it serves, and where they come from, adapters know.
 """
 
 from __future__ import annotations
@@ -39,8 +42,8 @@ from antiphon.modeling.chat_template import ChatTemplate
 from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import MediaEncoder, MediaRows
 from antiphon.modeling.tool_grammar import (
-    CLOSING,
-    OPENING,
+    CALL_CLOSING,
+    CALL_OPENING,
     CallGrammar,
     CallReader,
     Grammar,
@@ -50,17 +53,20 @@ from antiphon.modeling.tool_grammar import (
 
 log = logging.getLogger(__name__)
 
-# Of a conversation: a token, or a row of what is heard or seen, by its number.
+# A row of a conversation: a token, or a row of an audio clip or image by its number.
 ChatRow = int | tuple[MediaPart, int]
-# How many rows each sound or image has.
+# How many rows each audio clip or image has.
 MediaSizes = dict[MediaPart, int]
-# Bound: so many parts that are in it no more are held, for when they come back.
-MAX_SPARE = 8
+# Bound: encoded parts that are kept after they left the conversation, for when they come back.
+MAX_SPARE_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """How the model's makers would sample it; from its generation_config.json."""
+    """How the model's makers sample it, from the generation_config.json of its checkpoint.
+
+    Fields are as in Sampling, and take the place of what a request leaves open.
+    """
 
     temperature: float
     top_p: float
@@ -70,7 +76,7 @@ class SamplingDefaults:
 
     @classmethod
     def read(cls, folder: Path) -> SamplingDefaults:
-        """Of a checkpoint's folder; greedy where it says nothing."""
+        """Return the defaults of a checkpoint's folder: greedy sampling where the file does not ask for another."""
         try:
             config = GenerationConfig.from_pretrained(folder)
         except OSError:
@@ -89,7 +95,13 @@ def _or(value: float | None, default: float) -> float:
 
 
 class ChatModel:
-    """A decoder that holds conversations. `folder`: its checkpoint's; `senses`, where it hears or sees."""
+    """A decoder that holds conversations: an engine, a tokenizer and a chat template. A LanguageModel.
+
+    `folder`: the checkpoint's, for its generation configuration. `runner`: its decoder. `observe`: as of the Engine,
+    which starts at once and is ended by `close`.
+    `media_encoder`: set by an adapter whose model hears or sees. `stop_tokens`: those that end a reply.
+    `vocabulary_size`: how many tokens the model's head has. `profile`: its context is what the engine allows.
+    """
 
     def __init__(
         self,
@@ -101,35 +113,37 @@ class ChatModel:
         observe: Callable[[int, int, float], None] | None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.senses: MediaEncoder | None = None
+        self.media_encoder: MediaEncoder | None = None
         self.template = ChatTemplate(tokenizer)
         self.engine = Engine(runner, settings, observe=observe)
         self.defaults = SamplingDefaults.read(folder)
-        context = self.engine.scheduler.limits.context_rows
-        self.profile = LanguageProfile(model_id, context)
-        ends = GenerationConfig.from_model_config(runner.config).eos_token_id
-        also = ends if isinstance(ends, list) else [ends]
-        self.stop_tokens = self.template.stop_tokens | {int(i) for i in also if i is not None}
-        self.vocabulary = int(runner.config.vocab_size)
-        self._guide: LLTokenizer | None = None
+        self.profile = LanguageProfile(model_id, self.engine.context_rows)
+        eos = GenerationConfig.from_model_config(runner.config).eos_token_id
+        eos_tokens = eos if isinstance(eos, list) else [eos]
+        self.stop_tokens = self.template.stop_tokens | {int(i) for i in eos_tokens if i is not None}
+        self.vocabulary_size = int(runner.config.vocab_size)
+        self._grammar_tokenizer: LLTokenizer | None = None
 
     async def open(self) -> ChatStream:
-        """A new conversation. Raises Refused where there is no room for its KV."""
+        """Return a new conversation, which the caller closes. Raises Refused where there is no room for its KV."""
         return ChatStream(self, await self.engine.open())
 
     def load(self) -> LanguageLoad:
-        """See LanguageModel."""
-        seen = self.engine.seen
+        """Return how full the engine was after its last step; does not wait."""
+        state = self.engine.last_state
         return LanguageLoad(
-            seen.sessions, seen.generating, seen.parked, seen.kv_bytes, seen.kv_total_bytes, seen.parked_bytes
+            state.sessions, state.generating, state.parked, state.kv_bytes, state.kv_total_bytes, state.parked_bytes
         )
 
     def close(self) -> None:
-        """Stop the engine."""
+        """End the engine's thread after the step under way, and block until it ended; see Engine.close."""
         self.engine.close()
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool) -> list[int]:
-        """The conversation's tokens. Raises RemoteProtocolError where the model's template does not take it."""
+        """Return the conversation's tokens; `answer`: with the opening of the reply that is to come.
+
+        Raises RemoteProtocolError where the model's template does not accept these messages.
+        """
         try:
             return self.template.encode(messages, tools, answer=answer)
         except Exception as error:
@@ -137,108 +151,133 @@ class ChatModel:
             raise RemoteProtocolError("invalid_value", f"The model's chat template: {error}", "messages") from error
 
     def constraint(self, options: ReplyOptions, begun: bool) -> Constraint | None:
-        """What the options hold the answer to. Raises RemoteProtocolError for a schema the grammar does not take."""
+        """Return the rule that the options hold a reply to, by a schema or tools; None where they hold it to none.
+
+        `begun`: the prompt ends in a call's opening tag. The first call takes about a second, for the grammar
+        library's copy of the tokenizer. Raises RemoteProtocolError for a schema that the library does not accept.
+        """
         try:
             if options.schema is not None:
                 return self._grammar(json_grammar(options.schema))
-            tools = _offered(options)
+            tools = _offered_tools(options)
             if not tools:
                 return None
-            closing = self.tokenizer.backend_tokenizer.token_to_id(CLOSING)
+            closing = self.tokenizer.backend_tokenizer.token_to_id(CALL_CLOSING)
             grammar = call_grammar(tools, closing)
-            return CallGrammar(lambda: self._grammar(grammar), self._piece, begun=begun)
+            return CallGrammar(lambda: self._grammar(grammar), self._token_text, begun=begun)
         except ValueError as error:
             param = "response_format" if options.schema is not None else "tools"
             raise RemoteProtocolError("invalid_value", f"Invalid schema: {error}", param) from error
 
     def _grammar(self, grammar: str) -> Grammar:
-        if self._guide is None:
-            self._guide = LLTokenizer(
-                self.tokenizer.backend_tokenizer.to_str(), n_vocab=self.vocabulary, eos_token=sorted(self.stop_tokens)
+        if self._grammar_tokenizer is None:
+            self._grammar_tokenizer = LLTokenizer(
+                self.tokenizer.backend_tokenizer.to_str(),
+                n_vocab=self.vocabulary_size,
+                eos_token=sorted(self.stop_tokens),
             )
-        return Grammar(self._guide, self.vocabulary, grammar)
+        return Grammar(self._grammar_tokenizer, self.vocabulary_size, grammar)
 
-    def _piece(self, token: int) -> str:
+    def _token_text(self, token: int) -> str:
         return str(self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False))
 
 
 class ChatStream:
-    """One conversation; see Dialogue. `told`, where set, is told the tokens of each answer as they come."""
+    """One conversation on an engine session, with its KV. A LanguageStream, used from one event loop.
+
+    `rows`: what the session holds, prompt and reply. `media_rows`: the encoded audio clips and images that are in the
+    conversation, or were of late. `on_token`: where set, called with each token of a reply as it comes.
+    """
 
     def __init__(self, model: ChatModel, session: EngineSession) -> None:
         self._model = model
         self._session = session
-        self.told: Callable[[int], None] | None = None
+        self.on_token: Callable[[int], None] | None = None
         self.rows: list[ChatRow] = []
-        # Of the sound and the images that are in it, or were of late; and those that are being taken in.
-        self.sensed: dict[MediaPart, MediaRows] = {}
-        self._sensing: dict[MediaPart, asyncio.Future[MediaRows]] = {}
-        # How many messages behind the system's a truncation took, and the first of them: it is of this conversation only.
-        self._cut: tuple[int, Message | None] = (0, None)
-        # Counts what was asked of it.
-        self._asked = 0
-        self._ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
+        self.media_rows: dict[MediaPart, MediaRows] = {}
+        self._encoding: dict[MediaPart, asyncio.Future[MediaRows]] = {}
+        # How many messages behind the system's a truncation dropped, and the first of these: the number holds for a
+        # conversation with that message only.
+        self._truncated: tuple[int, Message | None] = (0, None)
+        # The number of the newest request: a prefill that another request overtakes does nothing.
+        self._request = 0
+        self._call_ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """See Dialogue. One that is overtaken by another, or by a reply, does nothing."""
-        self._asked = mine = self._asked + 1
-        system, rest = _system(messages)
-        rest = rest[self._cut_of(rest) :]
-        sizes = await self._sense((*system, *rest))
-        if self._asked != mine:
+        """Have the conversation's rows computed ahead of the reply that is expected to follow.
+
+        Waits for encoders and the template, not for the rows. Does nothing where another prefill or a reply overtakes
+        it. Raises RemoteProtocolError for messages that cannot be rendered, ModelError where an encoder fails.
+        """
+        self._request = request = self._request + 1
+        system, rest = _split_system(messages)
+        rest = rest[self._truncated_count(rest) :]
+        sizes = await self._encode_media((*system, *rest))
+        if self._request != request:
             return
         ids, head = await asyncio.to_thread(self._rendered, (*system, *rest), tools, False, sizes)
-        if self._asked == mine:
+        if self._request == request:
             self._align(ids, head)
 
     async def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
-        """See Dialogue. Raises RemoteProtocolError for messages or schemas that cannot be."""
+        """Yield the reply to a conversation: prose and calls as they come, then one ReplyDone.
+
+        Closing the generator ends the reply within a step; the session keeps what was sampled, for the case that the
+        conversation goes on with it. Raises RemoteProtocolError for messages or schemas that cannot be, or where the
+        conversation does not fit and may not be truncated; ModelError, EngineError where the engine fails.
+        """
         model, session = self._model, self._session
-        tools = _offered(options)
-        self._asked += 1
-        mine = self._asked
-        system, rest = _system(messages)
-        # What was cut already is cut again, where the policy is to cut.
-        begins = self._cut_of(rest) if isinstance(options.truncation, float) else 0
-        sizes = await self._sense((*system, *rest[begins:]))
-        ids, head, cut = await asyncio.to_thread(self._fitted, messages, tools, options, sizes)
-        if mine == self._asked:
-            self._cut = (cut, _system(messages)[1][0]) if cut else (0, None)
+        tools = _offered_tools(options)
         begun = bool(tools) and options.tool_choice not in ("auto", "none")
+        ids, head = await self._prompt(messages, tools, options)
         if begun:
-            # An answer that must be a call begins like one.
-            ids += model.template.encode_opening(OPENING)
+            # A reply that must be a call begins like one.
+            ids += model.template.encode_opening(CALL_OPENING)
         constraint = await asyncio.to_thread(model.constraint, options, begun)
         params = self._sampling(options, len(ids), constraint)
-        kept = self._align(ids, head)
-        stream = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
-        reader: CallReader | _Prose = CallReader(self._ids, begun=begun) if tools else _Prose()
+        held = self._align(ids, head)
+        detokenizer = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
+        reader: CallReader | _ProseReader = CallReader(self._call_ids, begun=begun) if tools else _ProseReader()
         count = 0
         try:
             async with aclosing(session.generate(params)) as tokens:
                 async for token in tokens:
                     count += 1
                     self.rows.append(token.id)
-                    if self.told:
-                        self.told(token.id)
+                    if self.on_token:
+                        self.on_token(token.id)
                     if token.id in model.stop_tokens:
                         continue
-                    for part in reader.feed(stream.feed(token.id)):
+                    for part in reader.feed(detokenizer.feed(token.id)):
                         yield part
-                    if stream.stopped is not None:
+                    if detokenizer.stopped is not None:
                         break
         except (ModelError, EngineError):
             del self.rows[session.length :]
             raise
-        for part in itertools.chain(reader.feed(stream.flush()), reader.flush()):
+        for part in itertools.chain(reader.feed(detokenizer.flush()), reader.flush()):
             yield part
-        cut = session.finish is Finish.LENGTH
-        reason = "length" if cut else "tool_calls" if reader.calls else "stop"
-        yield ReplyDone(reason, len(ids), max(kept, session.cached), count)  # type: ignore[arg-type]
+        at_limit = session.finish is Finish.LENGTH
+        reason = "length" if at_limit else "tool_calls" if reader.calls else "stop"
+        yield ReplyDone(reason, len(ids), max(held, session.cached), count)  # type: ignore[arg-type]
 
     def close(self, *, keep: bool = False) -> None:
-        """See Dialogue."""
+        """Give back the conversation's KV; `keep`: leave it to later conversations that begin alike."""
         self._session.close(keep=keep)
+
+    async def _prompt(
+        self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions
+    ) -> tuple[list[ChatRow], int]:
+        """The rows that a reply follows, and how many of them no context cut drops; overtakes every prefill."""
+        self._request = request = self._request + 1
+        system, rest = _split_system(messages)
+        # What was dropped already is dropped again, where the policy is to truncate.
+        dropped = self._truncated_count(rest) if isinstance(options.truncation, float) else 0
+        sizes = await self._encode_media((*system, *rest[dropped:]))
+        ids, head, dropped = await asyncio.to_thread(self._truncate_to_fit, messages, tools, options, sizes)
+        if request == self._request:
+            self._truncated = (dropped, rest[0]) if dropped else (0, None)
+        return ids, head
 
     def _sampling(self, options: ReplyOptions, prompt: int, constraint: Constraint | None) -> Sampling:
         model, defaults = self._model, self._model.defaults
@@ -259,88 +298,93 @@ class ChatStream:
             constraint=constraint,
         )
 
-    def _cut_of(self, rest: Sequence[Message]) -> int:
-        count, first = self._cut
+    def _truncated_count(self, rest: Sequence[Message]) -> int:
+        """How many of these messages, which follow the system's, a truncation has dropped before."""
+        count, first = self._truncated
         return count if count < len(rest) and rest[0] == first else 0
 
-    def _fitted(
+    def _truncate_to_fit(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions, sizes: MediaSizes
     ) -> tuple[list[ChatRow], int, int]:
-        """`_rendered`, under the policy for a conversation that has outgrown the context, and how many messages that takes.
+        """`_rendered`, under the policy for conversations that have outgrown the context.
 
-        Raises RemoteProtocolError where it may not be cut.
+        Also returns how many messages that drops, counted from the first behind the system's. Raises
+        RemoteProtocolError where the policy is not to truncate.
         """
         policy, limit = options.truncation, self._model.profile.context_tokens
-        system, rest = _system(messages)
-        cut = self._cut_of(rest) if isinstance(policy, float) else 0
-        ids, head = self._rendered((*system, *rest[cut:]), tools, True, sizes)
+        system, rest = _split_system(messages)
+        dropped = self._truncated_count(rest) if isinstance(policy, float) else 0
+        ids, head = self._rendered((*system, *rest[dropped:]), tools, True, sizes)
         if policy == "auto" or len(ids) + (options.max_tokens or 0) <= limit:
-            return ids, head, cut
+            return ids, head, dropped
         if policy == "disabled":
             raise RemoteProtocolError(
                 "context_length_exceeded",
                 f"The conversation has {len(ids)} tokens; the model takes {limit}.",
                 "truncation",
             )
-        while len(ids) > policy * limit and cut + 1 < len(rest):
-            cut += 1
-            while cut + 1 < len(rest) and rest[cut].role != "user":
-                cut += 1
-            ids, head = self._rendered((*system, *rest[cut:]), tools, True, sizes)
-        return ids, head, cut
+        while len(ids) > policy * limit and dropped + 1 < len(rest):
+            dropped += 1
+            while dropped + 1 < len(rest) and rest[dropped].role != "user":
+                dropped += 1
+            ids, head = self._rendered((*system, *rest[dropped:]), tools, True, sizes)
+        return ids, head, dropped
 
-    async def _sense(self, messages: Sequence[Message]) -> MediaSizes:
-        """Encode what is heard and seen in these for the first time; returns their numbers of rows. Raises RemoteProtocolError, ModelError."""
-        senses, out = self._model.senses, MediaSizes()
-        for part in _media(messages) if senses else ():
-            assert senses
-            if part not in self.sensed:
-                # Who asks for it besides, and who is cancelled, leave it be.
-                taken = self._sensing.get(part)
-                if taken is None:
-                    taken = self._sensing[part] = asyncio.ensure_future(senses.take(part))
-                    # Where nobody waits for it any more, nobody is told that it failed.
-                    taken.add_done_callback(lambda made: made.cancelled() or made.exception())
+    async def _encode_media(self, messages: Sequence[Message]) -> MediaSizes:
+        """Encode the audio clips and images that are new, and return how many rows each of all has.
+
+        Raises RemoteProtocolError for what is no image, ModelError where the encoder fails.
+        """
+        encoder, sizes = self._model.media_encoder, MediaSizes()
+        for part in _media(messages) if encoder else ():
+            assert encoder
+            if part not in self.media_rows:
+                # Requests for the same part share one encoding, which goes on where one of them is cancelled.
+                encoding = self._encoding.get(part)
+                if encoding is None:
+                    encoding = self._encoding[part] = asyncio.ensure_future(encoder.encode(part))
+                    # An error that nobody waits for any more counts as retrieved.
+                    encoding.add_done_callback(lambda done: done.cancelled() or done.exception())
                 try:
-                    made = await asyncio.shield(taken)
+                    rows = await asyncio.shield(encoding)
                 except MediaError as error:
                     raise RemoteProtocolError("invalid_image", str(error), "item.content") from error
                 finally:
-                    if taken.done():
-                        self._sensing.pop(part, None)
-                self.sensed.setdefault(part, made)
-            out[part] = len(self.sensed[part].rows)
-        return out
+                    if encoding.done():
+                        self._encoding.pop(part, None)
+                self.media_rows.setdefault(part, rows)
+            sizes[part] = len(self.media_rows[part].rows)
+        return sizes
 
     def _rows_of(self, messages: Sequence[Message], ids: Sequence[int], sizes: MediaSizes) -> list[ChatRow]:
-        """Tokens with the rows of what is heard and seen in the place of those that stand for it."""
-        senses = self._model.senses
-        if senses is None:
+        """Tokens with the rows of audio clips and images in the place of their placeholders."""
+        encoder = self._model.media_encoder
+        if encoder is None:
             return list(ids)
         parts, out = iter(_media(messages)), list[ChatRow]()
         for token in ids:
-            part = next(parts, None) if token in senses.places else None
+            part = next(parts, None) if token in encoder.placeholder_ids else None
             out += [(part, i) for i in range(sizes[part])] if part else [token]
         return out
 
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool, sizes: MediaSizes
     ) -> tuple[list[ChatRow], int]:
-        """The conversation's rows, and how many of them are the system turn, which no context cut takes."""
+        """The conversation's rows, and how many of them are the system turn, which no context cut drops."""
         ids = self._rows_of(messages, self._model.encode(messages, tools, answer=answer), sizes)
         if not messages or messages[0].role != "system" or not any(m.role == "user" for m in messages):
             return ids, 0
         probe = self._model.encode([messages[0], Message("user", "\u2026")], tools, answer=False)
-        return ids, common(ids, probe)
+        return ids, common_prefix(ids, probe)
 
     def _align(self, ids: list[ChatRow], head: int) -> int:
-        """Make the session hold just `ids`; returns how many of them it held."""
-        held = common(self.rows, ids)
+        """Make the session hold just `ids`; return how many of them it held before."""
+        held = common_prefix(self.rows, ids)
         try:
             if held < len(self.rows):
                 self._session.rollback(held)
         except EngineError:
-            # Those rows left the context in a cut: begin anew.
+            # Those rows left the context in a cut: all rows are given anew.
             self._session.rollback(0)
             held = 0
         if held < head:
@@ -349,26 +393,26 @@ class ChatStream:
         self._session.start_turn()
         self._append(ids[max(held, head) :])
         self.rows = list(ids)
-        if self.sensed:
+        if self.media_rows:
             used = {row[0] for row in ids if not isinstance(row, int)}
-            for part in [part for part in self.sensed if part not in used][:-MAX_SPARE]:
-                del self.sensed[part]
+            for part in [part for part in self.media_rows if part not in used][:-MAX_SPARE_PARTS]:
+                del self.media_rows[part]
         return held
 
     def _append(self, rows: Sequence[ChatRow]) -> None:
-        """Rows of one part are here from the first to the last, or not at all."""
-        senses = self._model.senses
-        for part, ids in runs(rows):
+        """Give the session rows, of which those of one audio clip or image are all here or none."""
+        encoder = self._model.media_encoder
+        for part, ids in runs_by_part(rows):
             if part is None:
                 self._session.append(ids)
             else:
-                sensed = self.sensed[part]
-                sink = sensed.sink if senses and senses.taps else None
-                self._session.append_embeddings(sensed.rows, sensed.positions, sink)
+                media = self.media_rows[part]
+                sink = media.sink if encoder and encoder.has_tap else None
+                self._session.append_embeddings(media.rows, media.positions, sink)
 
 
-def _system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
-    """The system's message, which no truncation takes, and the rest."""
+def _split_system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
+    """The system's message, which no truncation drops, and the rest."""
     count = int(bool(messages) and messages[0].role == "system")
     return messages[:count], messages[count:]
 
@@ -377,19 +421,19 @@ def _media(messages: Sequence[Message]) -> list[MediaPart]:
     return [p for m in messages for p in m.parts if not isinstance(p, str)]
 
 
-def runs(rows: Sequence[ChatRow]) -> Iterator[tuple[MediaPart | None, list[int]]]:
-    """Rows by what they are of, in order: a part, or None and their tokens."""
-    for part, of_it in itertools.groupby(rows, lambda row: None if isinstance(row, int) else row[0]):
-        yield part, [row for row in of_it if isinstance(row, int)]
+def runs_by_part(rows: Sequence[ChatRow]) -> Iterator[tuple[MediaPart | None, list[int]]]:
+    """Yield the runs of rows of one kind, in order: an audio clip or image and [], or None and the run's tokens."""
+    for part, run in itertools.groupby(rows, lambda row: None if isinstance(row, int) else row[0]):
+        yield part, [row for row in run if isinstance(row, int)]
 
 
-def common(a: Sequence[ChatRow], b: Sequence[ChatRow]) -> int:
-    """How many rows at the head are the same."""
+def common_prefix(a: Sequence[ChatRow], b: Sequence[ChatRow]) -> int:
+    """Return how many rows at the head of the two are the same; rows of audio and images compare by their part."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-class _Prose:
-    """A reader of text that holds no calls."""
+class _ProseReader:
+    """In the place of a CallReader, for a reply that may hold no calls."""
 
     calls = 0
 
@@ -401,8 +445,8 @@ class _Prose:
         return iter(())
 
 
-def _offered(options: ReplyOptions) -> tuple[Tool, ...]:
-    """The tools an answer may call: all, or the one that was chosen."""
+def _offered_tools(options: ReplyOptions) -> tuple[Tool, ...]:
+    """The tools that a reply may call: all, the one that was chosen, or none."""
     if options.tool_choice in ("auto", "required"):
         return options.tools
     return tuple(t for t in options.tools if t.name == options.tool_choice)

@@ -1,8 +1,9 @@
 """From messages to tokens by a model's own chat template, so that nothing a user writes becomes a control token.
 
-A template's text and the users' text are told apart by marks around the latter. Where the plain encoding of the whole has just
-the control tokens that the template itself put there, it is taken: that is the spelling the model was trained on. Where
-it has others (somebody wrote `<|im_end|>`), users' text is encoded by itself, by a tokenizer that knows no control tokens.
+The template's text and the users' text are told apart by marks around the latter. Where the plain encoding of the whole
+has just the control tokens that the template itself put there, it is used: that is the spelling the model was trained
+on. Where it has others (a user wrote `<|im_end|>`), users' text is encoded by itself, by a tokenizer that knows no
+control tokens.
 """
 
 from __future__ import annotations
@@ -19,19 +20,24 @@ from tokenizers import Tokenizer
 from antiphon.contracts import AudioPart, ImagePart, Message, MessagePart
 from antiphon.events.tools import Tool
 
-# Unicode noncharacters, never interchanged; taken out of users' text.
-OPEN, CLOSE = "\ufdd0", "\ufdd1"
+# The marks around users' text: Unicode noncharacters, which are never interchanged, and are taken out of that text.
+USER_TEXT_START, USER_TEXT_END = "\ufdd0", "\ufdd1"
 
 
 def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer without its control tokens."""
+    """Return a copy of a tokenizer that knows no control tokens and adds none. Takes about a second for a large one."""
     spec = json.loads(tokenizer.to_str())
     spec["added_tokens"], spec["post_processor"] = [], None
     return Tokenizer.from_str(json.dumps(spec))
 
 
 class ChatTemplate:
-    """`tokenizer`: a fast tokenizer of `transformers` with a chat template. `takes_media`: it has places for sound and images."""
+    """Renders conversations as tokens, by the chat template of a fast tokenizer of `transformers`.
+
+    `takes_media`: the template has placeholders for audio and images. `control`: the tokenizer's control tokens.
+    `source`: the template's text. `knows_tools`: whether the template shows tools; else they are put into its system
+    turn.
+    """
 
     def __init__(self, tokenizer: Any, *, takes_media: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -42,37 +48,48 @@ class ChatTemplate:
 
     @cached_property
     def _plain(self) -> Tokenizer:
-        """Made when it is first needed: it takes a second."""
+        """Made when it is first needed, since that takes a second."""
         return plain_tokenizer(self._tokenizer.backend_tokenizer)
 
     @property
     def stop_tokens(self) -> frozenset[int]:
-        """What ends an answer: the tokenizer's end, and the control token that the template puts after one."""
+        """The tokens that end a reply: the tokenizer's end, and the control token that the template puts behind one.
+
+        Renders a conversation each time, so the caller should keep them.
+        """
         ends = {i for i in (self._tokenizer.eos_token_id,) if i is not None}
         probe = self._marked([Message("user", "a"), Message("assistant", "b")], (), False)
-        tail = probe.rpartition(CLOSE)[2]
+        tail = probe.rpartition(USER_TEXT_END)[2]
         ends |= set([i for i in self._encode(tail) if i in self.control][:1])
         return frozenset(ends)
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool) -> list[int]:
-        """The conversation's tokens. `answer`: with the opening of the answer that is to come."""
+        """Return the whole conversation's tokens.
+
+        `answer`: with the opening of the reply that is to come. Raises what the template raises; it is a program of the
+        model's makers.
+        """
         marked = self._marked(messages, tools, answer)
-        ids = self._encode(marked.replace(OPEN, "").replace(CLOSE, ""))
-        pieces = _pieces(marked)
-        ours = [i for text, theirs in pieces if not theirs for i in self._encode(text) if i in self.control]
-        if [i for i in ids if i in self.control] == ours:
+        ids = self._encode(marked.replace(USER_TEXT_START, "").replace(USER_TEXT_END, ""))
+        parts = _split_marked(marked)
+        template_text = [text for text, is_users in parts if not is_users]
+        template_control = [i for text in template_text for i in self._encode(text) if i in self.control]
+        if [i for i in ids if i in self.control] == template_control:
             return ids
-        return [i for text, theirs in pieces for i in (self.encode_text(text) if theirs else self._encode(text))]
+        return [i for text, is_users in parts for i in (self.encode_text(text) if is_users else self._encode(text))]
 
     def encode_text(self, text: str) -> list[int]:
-        """A user's text; never a control token."""
+        """Return the tokens of a user's text, none of which is a control token.
+
+        Text whose plain tokens still include one is encoded character by character.
+        """
         ids = list(self._plain.encode(text, add_special_tokens=False).ids)
         if not self.control.isdisjoint(ids):
             ids = [i for c in text for i in self._plain.encode(c, add_special_tokens=False).ids]
         return ids
 
     def encode_opening(self, text: str) -> list[int]:
-        """Text of ours, control tokens and all: how an answer is made to begin."""
+        """Return the tokens of the server's own text, control tokens included: what a reply is made to begin with."""
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
@@ -80,12 +97,12 @@ class ChatTemplate:
 
     def _marked(self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool) -> str:
         if tools and not self.knows_tools:
-            messages = _with_tools_told(messages, tools)
+            messages = _with_tools_in_system(messages, tools)
         given = [_tool(t) for t in tools] if tools and self.knows_tools else None
         try:
             return self._render(messages, given, answer)
         except TemplateError:
-            # Gemma's template, for one, has no system turn: what it says goes before the first user's words.
+            # Gemma's template, for one, has no system turn: its text goes before the first user's words.
             return self._render(_without_system(messages), given, answer)
 
     def _render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, answer: bool) -> str:
@@ -96,11 +113,11 @@ class ChatTemplate:
 
 
 def _mark(text: str) -> str:
-    return OPEN + text.replace(OPEN, "\ufffd").replace(CLOSE, "\ufffd") + CLOSE
+    return USER_TEXT_START + text.replace(USER_TEXT_START, "\ufffd").replace(USER_TEXT_END, "\ufffd") + USER_TEXT_END
 
 
 def _mark_all(value: Any) -> Any:
-    """Every string inside, keys too: schemas and arguments are users' text."""
+    """Mark every string inside, keys too: schemas and arguments are users' text."""
     match value:
         case str():
             return _mark(value)
@@ -149,7 +166,7 @@ def _loaded(arguments: str) -> Any:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    # The keys of a function's description are ours; what they hold is not.
+    # The keys of a function's description are the server's; their values are users' text.
     function = {
         "name": _mark(tool.name),
         "description": _mark(tool.description),
@@ -158,8 +175,11 @@ def _tool(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _with_tools_told(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """For templates that know no tools: told in the system turn, in the Hermes form that most small models have seen."""
+def _with_tools_in_system(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """Put tools, calls and results into messages, for templates that know none.
+
+    In the Hermes form, which most small models have seen.
+    """
     lines = [
         "You may call functions. Their signatures are in <tools></tools>:",
         "<tools>",
@@ -172,7 +192,7 @@ def _with_tools_told(messages: Sequence[Message], tools: Sequence[Tool]) -> list
         "</tools>",
         'To call one, answer with <tool_call>\n{"name": its name, "arguments": its arguments}\n</tool_call>',
     ]
-    told = "\n".join(lines)
+    instructions = "\n".join(lines)
     out: list[Message] = []
     for message in messages:
         if message.tool_calls:
@@ -185,26 +205,27 @@ def _with_tools_told(messages: Sequence[Message], tools: Sequence[Tool]) -> list
             message = Message("user", f"<tool_response>\n{message.text}\n</tool_response>")
         out.append(message)
     if out and out[0].role == "system":
-        return [replace(out[0], text=f"{out[0].text}\n\n{told}"), *out[1:]]
-    return [Message("system", told), *out]
+        return [replace(out[0], text=f"{out[0].text}\n\n{instructions}"), *out[1:]]
+    return [Message("system", instructions), *out]
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
-    told = "\n\n".join(m.text for m in messages if m.role == "system")
+    """The messages with the system's text before the first user's, for templates without a system turn."""
+    instructions = "\n\n".join(m.text for m in messages if m.role == "system")
     rest = [m for m in messages if m.role != "system"]
     first = next((i for i, m in enumerate(rest) if m.role == "user"), None)
-    if not told or first is None:
-        return rest or [Message("user", told)]
-    return [*rest[:first], replace(rest[first], text=f"{told}\n\n{rest[first].text}"), *rest[first + 1 :]]
+    if not instructions or first is None:
+        return rest or [Message("user", instructions)]
+    return [*rest[:first], replace(rest[first], text=f"{instructions}\n\n{rest[first].text}"), *rest[first + 1 :]]
 
 
-def _pieces(marked: str) -> list[tuple[str, bool]]:
-    """(text, whether it is a user's) of a marked rendering, in order."""
+def _split_marked(marked: str) -> list[tuple[str, bool]]:
+    """The parts of a marked rendering as (text, whether it is a user's), in order."""
     out: list[tuple[str, bool]] = []
-    for part in marked.split(OPEN):
-        theirs, mark, ours = part.partition(CLOSE)
-        if mark:
-            out += [(theirs, True), (ours, False)]
+    for part in marked.split(USER_TEXT_START):
+        text, end, rest = part.partition(USER_TEXT_END)
+        if end:
+            out += [(text, True), (rest, False)]
         else:
-            out.append((theirs, False))
-    return [(text, whose) for text, whose in out if text]
+            out.append((text, False))
+    return [(text, is_users) for text, is_users in out if text]

@@ -1,6 +1,8 @@
-"""From text to frames of codes: a decoder says the first code of each frame on the engine, a small one the other fifteen, for all sessions at once.
+"""From text to frames of audio codes, as Qwen3-TTS and Qwen3-Omni make them.
 
-A frame's row is the sum of its codes' embeddings and of one token's of the text: so text is read while it is spoken, a token a frame.
+A decoder on the engine samples the first code of each frame, and a small code predictor the other fifteen, for all
+sessions at once. A frame's input row is the sum of its codes' embeddings and of one text token's: text is read while it
+is spoken, one token a frame. What turns codes into audio is in `codec_vocoder.py`.
 """
 
 from __future__ import annotations
@@ -20,65 +22,78 @@ from transformers import DynamicCache
 
 from antiphon.engine.api import Sampling
 from antiphon.engine.local.engine import Engine, EngineSession
-from antiphon.engine.local.sampling import generator, sample
+from antiphon.engine.local.sampling import random_generator, sample
 from antiphon.errors import ModelError
 
-# The last codes of the talker's vocabulary are no sound but its own marks.
-MARKS = 1024
-# A sound has so many frames at most (generation_config.json, max_new_tokens).
-MOST_FRAMES = 2048
-# Frames of 80 ms in a sound's chunks: the first sound soon, then fewer steps of the vocoder.
-CHUNKS = (1, 2, 4, 8, 12)
-# Frames that the vocoder is given at once, at most: others wait for it.
-MAX_VOCODED = 25
+# The last codes of the talker's vocabulary are control codes, and no audio.
+SPECIAL_CODES = 1024
+# The most frames of one utterance (generation_config.json, max_new_tokens).
+MAX_FRAMES = 2048
+# Frames of 80 ms in the successive chunks of audio: the first audio comes soon, then the vocoder runs fewer steps.
+CHUNK_FRAMES = (1, 2, 4, 8, 12)
+# The most frames that the vocoder is given at once: the sessions that share its thread wait for it.
+MAX_VOCODER_FRAMES = 25
 
 
 @dataclass(frozen=True, slots=True)
 class CodecSampling:
-    """How codes are chosen: the first of a frame, and the others (`inner`). Temperature 0: the likeliest. A sound has from `least` to `most` frames."""
+    """How the codes of one utterance are chosen, and how many frames it has.
+
+    `first`: of the first code of a frame; `rest`: of its other codes. `min_frames`, `max_frames`: the code that ends
+    the audio is not chosen before the first, and the audio is cut at the second.
+    """
 
     first: Sampling
-    inner: Sampling
-    least: int = 2
-    most: int = MOST_FRAMES
+    rest: Sampling
+    min_frames: int = 2
+    max_frames: int = MAX_FRAMES
 
 
-MANNER = CodecSampling(
-    Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, repetition_window=MOST_FRAMES),
+# What the makers of Qwen3-TTS sample with (generation_config.json).
+DEFAULT_CODEC_SAMPLING = CodecSampling(
+    Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, repetition_window=MAX_FRAMES),
     Sampling(temperature=0.9, top_k=50),
 )
 
 
 class TextProjection(nn.Module):
-    """A text token's embedding to the talker's width. Names of the checkpoint, `talker.text_projection.`"""
+    """Projects text tokens' embeddings to the talker's width; checkpoint names under `talker.text_projection.`."""
 
-    def __init__(self, inside: int, out: int) -> None:
+    def __init__(self, in_width: int, out_width: int) -> None:
         super().__init__()
-        self.linear_fc1, self.linear_fc2 = nn.Linear(inside, inside), nn.Linear(inside, out)
+        self.linear_fc1, self.linear_fc2 = nn.Linear(in_width, in_width), nn.Linear(in_width, out_width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[n, inside] to [n, out]."""
+        """Return [n, out_width] of x, [n, in_width]."""
         out: torch.Tensor = self.linear_fc2(silu(self.linear_fc1(x)))
         return out
 
 
 class CodePredictor(nn.Module):
-    """What says the codes of a frame behind the first. `model`: a Qwen3Model, or what is called as one; tables and heads one a code.
-    `width`: of the talker's rows."""
+    """Samples the codes of a frame behind the first, one after another, by a small decoder of its own.
+
+    `model`: a Qwen3Model, or what is called as one. `tables`, `heads`: an embedding and a head for each of these codes.
+    `width`: of the talker's rows. Parameters have the checkpoint's names.
+    """
 
     def __init__(self, model: Any, tables: nn.ModuleList, heads: nn.ModuleList, width: int) -> None:
         super().__init__()
         self.model, self.codec_embedding, self.lm_head = model, tables, heads
         inner = int(model.config.hidden_size)
-        # The larger talkers are wider than it.
+        # The larger talkers are wider than their predictor.
         self.small_to_mtp_projection = nn.Linear(width, inner) if inner != width else nn.Identity()
 
     @torch.inference_mode()
     def forward(
         self, thoughts: torch.Tensor, first: torch.Tensor, choose: Sequence[Callable[[torch.Tensor], int]]
     ) -> tuple[list[list[int]], torch.Tensor]:
-        """Codes of one frame each for several sessions: `thoughts` [n, width] that the first codes were chosen from, `first` [n, width] their
-        embeddings. Returns the other codes, and all embeddings summed [n, width]."""
+        """Sample the other codes of one frame each for n sessions.
+
+        `thoughts`: the hidden states [n, width] that the first codes were chosen from. `first`: the embeddings of the
+        first codes [n, width]. `choose`: one for each session, from logits, float32 [codes] on the CPU, to a code.
+        Returns the other codes of each session, and the sum of all its codes' embeddings [n, width]. Runs the model, so
+        it has to be called in the engine's thread.
+        """
         dtype = self.model.norm.weight.dtype
         rows, codes, summed = torch.stack((thoughts, first), 1).to(dtype), list[list[int]](), first.clone()
         past = DynamicCache(config=self.model.config)
@@ -96,7 +111,7 @@ class CodePredictor(nn.Module):
 
 
 @dataclass(slots=True)
-class _Asked:
+class _PredictionRequest:
     thought: torch.Tensor
     code: int
     choose: Callable[[torch.Tensor], int]
@@ -105,47 +120,54 @@ class _Asked:
 
 
 class CodePredictorBatch:
-    """`CodePredictor` in the engine's thread, for all that ask at once."""
+    """Runs a CodePredictor in the engine's thread, once for all sessions that ask before the engine's next step.
 
-    def __init__(self, engine: Engine, inner: CodePredictor, first: nn.Module) -> None:
-        self._engine, self._inner, self._first = engine, inner, first
-        # Bound: one a session.
-        self._asked: deque[_Asked] = deque()
+    `first_codes`: the embedding table of the first codes.
+    """
+
+    def __init__(self, engine: Engine, predictor: CodePredictor, first_codes: nn.Module) -> None:
+        self._engine, self._predictor, self._first_codes = engine, predictor, first_codes
+        # Bound: one for each session.
+        self._requests: deque[_PredictionRequest] = deque()
 
     async def codes(
         self, thought: torch.Tensor, code: int, choose: Callable[[torch.Tensor], int]
     ) -> tuple[list[int], torch.Tensor]:
-        """The other codes of a frame, and all its embeddings' sum [width]. Raises ModelError."""
-        loop = asyncio.get_running_loop()
-        asked = _Asked(thought, code, choose, loop, loop.create_future())
-        self._asked.append(asked)
-        self._engine.post(self._answer)
-        return await asked.done
+        """Return the other codes of a frame, and the sum of all its codes' embeddings [width].
 
-    def _answer(self) -> None:
-        """In the engine's thread: whoever has asked by now."""
-        batch = [self._asked.popleft() for _ in range(len(self._asked))]
+        `thought`: the hidden state [width] that the first code, `code`, was chosen from. Waits for the engine's thread.
+        Raises ModelError where the predictor or `choose` fails, Refused once the engine is closed.
+        """
+        loop = asyncio.get_running_loop()
+        request = _PredictionRequest(thought, code, choose, loop, loop.create_future())
+        self._requests.append(request)
+        self._engine.post(self._predict)
+        return await request.done
+
+    def _predict(self) -> None:
+        """Serve all requests that have come, in the engine's thread."""
+        batch = [self._requests.popleft() for _ in range(len(self._requests))]
         if not batch:
             return
         try:
-            like: Any = self._first.weight
-            thoughts = torch.stack([a.thought for a in batch]).to(like.device, like.dtype)
+            like: Any = self._first_codes.weight
+            thoughts = torch.stack([r.thought for r in batch]).to(like.device, like.dtype)
             with torch.inference_mode():
-                first = self._first(torch.tensor([a.code for a in batch], device=like.device))
-            choose = [_Guarded(a.choose) for a in batch]
-            codes, summed = self._inner(thoughts, first, choose)
+                first = self._first_codes(torch.tensor([r.code for r in batch], device=like.device))
+            choosers = [_GuardedChooser(r.choose) for r in batch]
+            codes, summed = self._predictor(thoughts, first, choosers)
         except Exception as error:
-            # The edge of the model: whatever it raises fails those who asked, never the engine.
+            # The edge of the model: whatever it raises fails these requests, never the engine.
             failure = error if isinstance(error, ModelError) else ModelError(f"{type(error).__name__}: {error}")
-            for asked in batch:
-                self._engine.deliver(asked.loop, partial(_tell, asked.done, failure))
+            for request in batch:
+                self._engine.deliver(request.loop, partial(_resolve, request.done, failure))
             return
-        for asked, chose, mine, row in zip(batch, choose, codes, summed, strict=True):
-            self._engine.deliver(asked.loop, partial(_tell, asked.done, chose.failure or (mine, row)))
+        for request, chooser, frame, row in zip(batch, choosers, codes, summed, strict=True):
+            self._engine.deliver(request.loop, partial(_resolve, request.done, chooser.failure or (frame, row)))
 
 
-class _Guarded:
-    """A chooser whose failure is its own session's."""
+class _GuardedChooser:
+    """Keeps a chooser's failure for its own session, and has the batch go on with code 0 for it."""
 
     def __init__(self, choose: Callable[[torch.Tensor], int]) -> None:
         self._choose = choose
@@ -159,74 +181,83 @@ class _Guarded:
             return 0
 
 
-def _tell(
-    done: asyncio.Future[tuple[list[int], torch.Tensor]], answer: tuple[list[int], torch.Tensor] | ModelError
+def _resolve(
+    done: asyncio.Future[tuple[list[int], torch.Tensor]], result: tuple[list[int], torch.Tensor] | ModelError
 ) -> None:
     if done.done():
         return
-    if isinstance(answer, ModelError):
-        done.set_exception(answer)
+    if isinstance(result, ModelError):
+        done.set_exception(result)
     else:
-        done.set_result(answer)
+        done.set_result(result)
 
 
 class FirstCodeChooser:
-    """Chooses the first codes of one sound's frames: see Chooser. `end`: the code that ends the sound, after `least` frames; `size`: of its vocabulary."""
+    """Chooses the first codes of one utterance's frames; a Chooser of the engine.
 
-    def __init__(self, params: Sampling, end: int, size: int, least: int) -> None:
-        self._least = least
-        self._params = replace(params, forbid=tuple(i for i in range(size - MARKS, size) if i != end))
+    `params`: penalties look back on the codes of this utterance only. `end`: the code that ends the audio, which is not
+    chosen before `min_frames`. `size`: of the talker's vocabulary, of whose control codes none but `end` is chosen.
+    """
+
+    def __init__(self, params: Sampling, end: int, size: int, min_frames: int) -> None:
+        self._min_frames = min_frames
+        self._params = replace(params, forbid=tuple(i for i in range(size - SPECIAL_CODES, size) if i != end))
         self._end = end
-        self._said: list[int] = []
-        self._random = generator(params)
+        self._codes: list[int] = []
+        self._random = random_generator(params)
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """See Chooser."""
+        """Return the next code and remember it. Raises ModelError where no code may come next."""
         params = self._params
-        if len(self._said) < self._least:
+        if len(self._codes) < self._min_frames:
             params = replace(params, forbid=(*params.forbid, self._end))
-        token, _ = sample(logits, params, self._said, len(self._said), self._random)
-        self._said.append(token)
-        return token
+        code, _ = sample(logits, params, self._codes, len(self._codes), self._random)
+        self._codes.append(code)
+        return code
 
 
-def inner_chooser(params: Sampling) -> Callable[[torch.Tensor], int]:
-    """Chooses the other codes of one sound."""
-    random = generator(params)
+def predictor_chooser(params: Sampling) -> Callable[[torch.Tensor], int]:
+    """Return what chooses the other codes of one utterance, from logits, float32 [codes]; it looks back on none."""
+    random = random_generator(params)
     return lambda logits: sample(logits, params, (), 0, random)[0]
 
 
-async def frames(
+async def generate_frames(
     session: EngineSession,
-    inners: CodePredictorBatch,
-    text: Callable[[], Awaitable[torch.Tensor]],
-    manner: CodecSampling,
+    predictors: CodePredictorBatch,
+    next_text: Callable[[], Awaitable[torch.Tensor]],
+    sampling: CodecSampling,
     end: int,
     size: int,
-    most: int | None = None,
+    max_frames: int | None = None,
 ) -> AsyncGenerator[list[int], None]:
-    """Frames of codes after the rows that the session holds, until the sound ends. `text`: the row of the text's next token [width].
+    """Yield frames of codes, one code for each codebook, after the rows that the session holds, until the audio ends.
 
-    Raises ModelError, EngineError, Refused.
+    `next_text`: returns the row [width] of the text's next token; each frame takes one, and waits for it. `end`,
+    `size`: as in FirstCodeChooser. `max_frames`: a bound below that of `sampling`. The session gets a row for each
+    frame. Raises ModelError, EngineError, Refused.
     """
-    first, inner = FirstCodeChooser(manner.first, end, size, manner.least), inner_chooser(manner.inner)
-    sampling = Sampling(max_tokens=1, hidden=True, chooser=first)
-    for _ in range(min(most or manner.most, manner.most)):
-        async with aclosing(session.generate(sampling)) as tokens:
+    chooser = FirstCodeChooser(sampling.first, end, size, sampling.min_frames)
+    choose_rest = predictor_chooser(sampling.rest)
+    one_token = Sampling(max_tokens=1, hidden=True, chooser=chooser)
+    for _ in range(min(max_frames or sampling.max_frames, sampling.max_frames)):
+        async with aclosing(session.generate(one_token)) as tokens:
             (token,) = [t async for t in tokens]
         if token.id == end:
             return
-        # What is heard of a code next is the whole frame.
+        # The row of the first code alone is replaced by that of the whole frame.
         session.rollback(session.length - 1)
-        codes, summed = await inners.codes(token.hidden, token.id, inner)
+        codes, summed = await predictors.codes(token.hidden, token.id, choose_rest)
         yield [token.id, *codes]
-        session.append_embeddings((summed + await text())[None])
+        session.append_embeddings((summed + await next_text())[None])
 
 
 class TextRows:
-    """The text's rows, one a frame: its tokens, the mark of its end, then nothing. Waits for tokens that have not come.
+    """The rows of a text, one for each frame: its tokens, then its end mark, then padding for as long as it is asked.
 
-    `rows`: tokens as the talker reads them [n, width], in the engine's thread. `ids` None: it has ended; `more` tokens follow them.
+    `rows`: from tokens to the talker's rows [n, width]; called in the engine's thread.
+    `ids`: the first tokens; None: the text and its end mark are in the session already.
+    `more`: the tokens that follow, as they come; the rows wait for them.
     """
 
     def __init__(
@@ -241,10 +272,13 @@ class TextRows:
         self._engine, self._rows, self._eos, self._pad = engine, rows, eos, pad
         self._ids, self._more = ids or [], more
         self._ended = ids is None
-        self._nothing: torch.Tensor | None = None
+        self._padding: torch.Tensor | None = None
 
     async def next(self) -> torch.Tensor:
-        """[width]."""
+        """Return the next row [width]. Waits for tokens that have not come, and for the engine's thread.
+
+        Raises ModelError where `rows` fails, and whatever `more` raises.
+        """
         while not self._ids and self._more is not None:
             tokens = await anext(self._more, None)
             if tokens is None:
@@ -254,17 +288,20 @@ class TextRows:
         if self._ids or not self._ended:
             token = self._ids.pop(0) if self._ids else self._eos
             self._ended = self._ended or token == self._eos
-            return (await self._engine.ask_model(lambda: self._rows([token])))[0]
-        if self._nothing is None:
-            self._nothing = (await self._engine.ask_model(lambda: self._rows([self._pad])))[0]
-        return self._nothing
+            return (await self._engine.call_model(lambda: self._rows([token])))[0]
+        if self._padding is None:
+            self._padding = (await self._engine.call_model(lambda: self._rows([self._pad])))[0]
+        return self._padding
 
 
 def chunk_sizes(first: int | None = None) -> Iterator[int]:
-    """Frames in a sound's chunks."""
+    """Yield without end how many frames the successive chunks of an utterance's audio have.
+
+    `first`: of the first chunk, at most MAX_VOCODER_FRAMES; the others are larger, up to the last of CHUNK_FRAMES.
+    """
     if first:
-        first = min(first, MAX_VOCODED)
+        first = min(first, MAX_VOCODER_FRAMES)
         yield first
-    yield from (size for size in CHUNKS if size > (first or 0))
+    yield from (size for size in CHUNK_FRAMES if size > (first or 0))
     while True:
-        yield CHUNKS[-1]
+        yield CHUNK_FRAMES[-1]

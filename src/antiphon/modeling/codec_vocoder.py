@@ -1,6 +1,8 @@
-"""Codes to sound, 1920 samples a frame: causal, so a stream that keeps what each layer has seen last is its one-shot output, however it is cut.
+"""A vocoder from frames of codes to audio, 1920 samples a frame (12.5 frames a second at 24 kHz).
 
-Module names are the checkpoint's (`speech_tokenizer/`, `decoder.`). Sizes: its config.json.
+It is causal: a stream that keeps the last inputs of each layer gives the same samples as the whole sequence at once,
+however it is cut into chunks. Parameter names are those of Qwen3-TTS checkpoints (`speech_tokenizer/`, under
+`decoder.`), and sizes come from its config.json. Knows no model that makes codes.
 """
 
 from __future__ import annotations
@@ -13,73 +15,82 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, gelu, scaled_dot_product_attention, silu
 
+# Of the residual blocks behind each upsampling.
 DILATIONS = (1, 3, 9)
 
 
 @dataclass(slots=True)
 class VocoderState:
-    """What the layers of one stream have seen last, by layer; and how many frames the transformer has."""
+    """The state of one stream: what each layer needs of its last inputs, and the frames the transformer has had.
 
-    seen: dict[int, torch.Tensor] = field(default_factory=dict)
+    `tails`: by the layer's id. A stream begins with an empty state, and belongs to one vocoder.
+    """
+
+    tails: dict[int, torch.Tensor] = field(default_factory=dict)
     frames: int = 0
 
 
 class CausalConv(nn.Module):
-    """A convolution that sees no future."""
+    """A convolution that sees no later frames: the stream's state, or zeros at its start, stand before the input."""
 
-    def __init__(self, inside: int, out: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
+    def __init__(self, in_channels: int, out_channels: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(inside, out, kernel, dilation=dilation, groups=groups)
+        self.conv = nn.Conv1d(in_channels, out_channels, kernel, dilation=dilation, groups=groups)
         self._reach = (kernel - 1) * dilation
 
-    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
-        """[1, inside, frames] to [1, out, frames]."""
+    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
+        """Return [1, out_channels, frames] of x, [1, in_channels, frames], and keep x's end in `state`."""
         if self._reach:
-            before = past.seen.get(id(self))
+            before = state.tails.get(id(self))
             x = torch.cat((x.new_zeros(*x.shape[:2], self._reach) if before is None else before, x), 2)
-            past.seen[id(self)] = x[..., -self._reach :]
+            state.tails[id(self)] = x[..., -self._reach :]
         out: torch.Tensor = self.conv(x)
         return out
 
 
 class CausalUpsample(nn.Module):
-    """A transposed convolution that is cut to its inputs' frames; not `whole`: to what all inputs within its kernel made, of a stream's first some are
-    missing."""
+    """A transposed convolution whose output is cut to the input's frames.
 
-    def __init__(self, inside: int, out: int, kernel: int, stride: int, *, whole: bool = True) -> None:
+    `trim_start`: the first samples of a stream, which only some of the inputs within the kernel made, are left out; the
+    stream is then shorter by kernel - stride samples.
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel: int, stride: int, *, trim_start: bool = False
+    ) -> None:
         super().__init__()
-        self.conv = nn.ConvTranspose1d(inside, out, kernel, stride)
+        self.conv = nn.ConvTranspose1d(in_channels, out_channels, kernel, stride)
         self._stride, self._reach = stride, -(-(kernel - stride) // stride)
-        self._lost = 0 if whole else kernel - stride
+        self._trim = kernel - stride if trim_start else 0
 
-    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
-        """[1, inside, frames] to [1, out, frames * stride]."""
-        count, lost = x.shape[2], 0
+    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
+        """Return [1, out_channels, frames * stride] of x, [1, in_channels, frames]; fewer at a trimmed start."""
+        count, trim = x.shape[2], 0
         if self._reach:
-            before = past.seen.get(id(self))
-            lost = self._lost if before is None else 0
+            before = state.tails.get(id(self))
+            trim = self._trim if before is None else 0
             x = torch.cat((x.new_zeros(*x.shape[:2], self._reach) if before is None else before, x), 2)
-            past.seen[id(self)] = x[..., -self._reach :]
+            state.tails[id(self)] = x[..., -self._reach :]
         start = self._reach * self._stride
         out: torch.Tensor = self.conv(x)
-        return out[..., start + lost : start + count * self._stride]
+        return out[..., start + trim : start + count * self._stride]
 
 
 class Snake(nn.Module):
-    """x + sin²(x·e^alpha) / e^beta (arXiv:2006.08195)."""
+    """The activation x + sin²(x·e^alpha) / e^beta, with alpha and beta learnt for each channel (arXiv:2006.08195)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.alpha, self.beta = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
 
-    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
-        """[1, width, frames], the same out."""
+    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
+        """Return [1, width, frames] of x, which has the same shape."""
         alpha, beta = self.alpha.exp()[None, :, None], self.beta.exp()[None, :, None]
         return x + torch.sin(x * alpha).square() / (beta + 1e-9)
 
 
 class ConvNext(nn.Module):
-    """A block of ConvNeXt (arXiv:2201.03545)."""
+    """A block of ConvNeXt with a causal depthwise convolution (arXiv:2201.03545)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -88,58 +99,58 @@ class ConvNext(nn.Module):
         self.pwconv1, self.pwconv2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.gamma = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
-        """[1, width, frames], the same out."""
-        inner = self.norm(self.dwconv(x, past).transpose(1, 2))
+    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
+        """Return [1, width, frames] of x, which has the same shape."""
+        inner = self.norm(self.dwconv(x, state).transpose(1, 2))
         out: torch.Tensor = self.gamma * self.pwconv2(gelu(self.pwconv1(inner)))
         return x + out.transpose(1, 2)
 
 
 class Residual(nn.Module):
-    """Two convolutions beside what they were given."""
+    """A residual block: two causal convolutions, the first dilated, each behind a Snake activation."""
 
     def __init__(self, width: int, dilation: int) -> None:
         super().__init__()
         self.act1, self.conv1 = Snake(width), CausalConv(width, width, 7, dilation)
         self.act2, self.conv2 = Snake(width), CausalConv(width, width, 1)
 
-    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
-        """[1, width, frames], the same out."""
-        out: torch.Tensor = self.conv2(self.act2(self.conv1(self.act1(x, past), past), past), past)
+    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
+        """Return [1, width, frames] of x, which has the same shape."""
+        out: torch.Tensor = self.conv2(self.act2(self.conv1(self.act1(x, state), state), state), state)
         return out + x
 
 
 class UpsampleBlock(nn.Module):
-    """More samples, fewer channels."""
+    """`rate` times as many frames of fewer channels, then residual blocks. `trim_start`: as in CausalUpsample."""
 
-    def __init__(self, inside: int, out: int, rate: int, *, whole: bool = True) -> None:
+    def __init__(self, in_channels: int, out_channels: int, rate: int, *, trim_start: bool = False) -> None:
         super().__init__()
-        up = CausalUpsample(inside, out, 2 * rate, rate, whole=whole)
-        parts = [Snake(inside), up, *(Residual(out, d) for d in DILATIONS)]
+        up = CausalUpsample(in_channels, out_channels, 2 * rate, rate, trim_start=trim_start)
+        parts = [Snake(in_channels), up, *(Residual(out_channels, d) for d in DILATIONS)]
         self.block = nn.ModuleList(parts)
 
-    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
-        """[1, inside, frames] to [1, out, frames * rate]."""
+    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
+        """Return [1, out_channels, frames * rate] of x, [1, in_channels, frames]; fewer at a trimmed start."""
         for part in self.block:
-            x = part(x, past)
+            x = part(x, state)
         return x
 
 
 class RmsNorm(nn.Module):
-    """Root mean square to one."""
+    """Root mean square normalization (arXiv:1910.07467), computed in float32 whatever the input's type."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight, self._eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., width], the same out."""
+        """Return [..., width] of x, which has the same shape and type."""
         wide = x.float()
         return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)).to(x.dtype)
 
 
 class WindowAttention(nn.Module):
-    """Over the last `window` frames."""
+    """Causal attention with rotary positions over the last `sliding_window` frames, with grouped keys."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -150,29 +161,35 @@ class WindowAttention(nn.Module):
         self.k_proj, self.v_proj = (nn.Linear(width, kv_heads * self._size, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(heads * self._size, width, bias=bias)
 
-    def forward(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], past: VocoderState) -> torch.Tensor:
-        """[1, frames, width], the same out; `turn`: cosines and sines of the frames' places [frames, size]."""
+    def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], state: VocoderState) -> torch.Tensor:
+        """Return [1, frames, width] of x, which has the same shape.
+
+        `rotary`: cosines and sines of the frames' positions, each [frames, head_dim]. Keys and values of the window are
+        kept in `state`.
+        """
         count = x.shape[1]
-        q, k, v = (p(x).view(1, count, -1, self._size).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        fresh = torch.stack((_turned(k, *turn), v))
-        if (before := past.seen.get(id(self))) is not None:
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (p(x).view(1, count, -1, self._size).transpose(1, 2) for p in projections)
+        fresh = torch.stack((_rotated(k, *rotary), v))
+        if (before := state.tails.get(id(self))) is not None:
             fresh = torch.cat((before, fresh), 3)
-        past.seen[id(self)] = fresh[..., -(self._window - 1) :, :]
+        state.tails[id(self)] = fresh[..., -(self._window - 1) :, :]
         length = fresh.shape[3]
-        away = torch.arange(length - count, length, device=x.device)[:, None] - torch.arange(length, device=x.device)
-        seen = (away >= 0) & (away < self._window)
-        out = scaled_dot_product_attention(_turned(q, *turn), fresh[0], fresh[1], attn_mask=seen, enable_gqa=True)
+        distance = torch.arange(length - count, length, device=x.device)[:, None]
+        distance = distance - torch.arange(length, device=x.device)
+        seen = (distance >= 0) & (distance < self._window)
+        out = scaled_dot_product_attention(_rotated(q, *rotary), fresh[0], fresh[1], attn_mask=seen, enable_gqa=True)
         made: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(1, count, -1))
         return made
 
 
-def _turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     low, high = x.chunk(2, -1)
     return x * cos + torch.cat((-high, low), -1) * sin
 
 
 class LayerScale(nn.Module):
-    """A learnt scale a channel."""
+    """The parameter of a learnt scale for each channel; the layer that has it multiplies."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -180,7 +197,7 @@ class LayerScale(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """Gated."""
+    """The parameters of a gated feed-forward part; the layer that has it computes down(silu(gate(x)) * up(x))."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -189,7 +206,7 @@ class GatedMlp(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """One of the transformer's."""
+    """One layer: window attention and a gated feed-forward part, each normalized before and scaled behind."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -198,16 +215,19 @@ class TransformerLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = RmsNorm(width, eps), RmsNorm(width, eps)
         self.self_attn_layer_scale, self.mlp_layer_scale = LayerScale(width), LayerScale(width)
 
-    def forward(self, x: torch.Tensor, turn: tuple[torch.Tensor, torch.Tensor], past: VocoderState) -> torch.Tensor:
-        """[1, frames, width], the same out."""
-        x = x + self.self_attn_layer_scale.scale * self.self_attn(self.input_layernorm(x), turn, past)
+    def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], state: VocoderState) -> torch.Tensor:
+        """Return [1, frames, width] of x, which has the same shape; `rotary` as in WindowAttention."""
+        x = x + self.self_attn_layer_scale.scale * self.self_attn(self.input_layernorm(x), rotary, state)
         inner, mlp = self.post_attention_layernorm(x), self.mlp
         made: torch.Tensor = mlp.down_proj(silu(mlp.gate_proj(inner)) * mlp.up_proj(inner))
         return x + self.mlp_layer_scale.scale * made
 
 
 class Transformer(nn.Module):
-    """What is between the codes and the convolutions."""
+    """The layers between the codes and the convolutions.
+
+    `projects`: they are `latent_dim` wide outside and `hidden_size` inside; else `hidden_size` throughout.
+    """
 
     def __init__(self, config: dict[str, Any], *, projects: bool = True) -> None:
         super().__init__()
@@ -219,45 +239,45 @@ class Transformer(nn.Module):
         self._size = config.get("head_dim") or width // config["num_attention_heads"]
         self._theta = float(config.get("rope_theta", 10000))
 
-    def forward(self, x: torch.Tensor, past: VocoderState) -> torch.Tensor:
-        """[1, frames, latent], the same out."""
+    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
+        """Return [1, frames, latent] of x, which has the same shape, and count the frames in `state`."""
         count = x.shape[1]
-        each = self._theta ** -(torch.arange(0, self._size, 2, device=x.device).float() / self._size)
-        places = torch.arange(past.frames, past.frames + count, device=x.device).float()
-        angles = (places[:, None] * each).repeat(1, 2)
-        turn = (angles.cos().to(x.dtype), angles.sin().to(x.dtype))
-        past.frames += count
+        frequencies = self._theta ** -(torch.arange(0, self._size, 2, device=x.device).float() / self._size)
+        positions = torch.arange(state.frames, state.frames + count, device=x.device).float()
+        angles = (positions[:, None] * frequencies).repeat(1, 2)
+        rotary = (angles.cos().to(x.dtype), angles.sin().to(x.dtype))
+        state.frames += count
         x = self.input_proj(x)
         for layer in self.layers:
-            x = layer(x, turn, past)
+            x = layer(x, rotary, state)
         out: torch.Tensor = self.output_proj(self.norm(x))
         return out
 
 
 class Codebook(nn.Module):
-    """Codes to vectors: sums of what was given each code in training, and how often."""
+    """A table from codes to vectors, stored as sums of what each code was given in training, and how often it was."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
         self.cluster_usage, self.embedding_sum = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size, width))
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """int [frames] to [frames, width]."""
+        """Return the mean vectors [frames, width] of codes, int [frames]."""
         return embedding(codes, self.embedding_sum) / embedding(codes, self.cluster_usage.clamp(min=1e-5)[:, None])
 
 
 class Quantizer(nn.Module):
-    """Several codebooks summed."""
+    """A residual quantizer's decoding half: `count` codebooks, whose vectors are summed and projected."""
 
-    def __init__(self, count: int, size: int, width: int, outside: int) -> None:
+    def __init__(self, count: int, size: int, width: int, out_channels: int) -> None:
         super().__init__()
         self.vq = nn.ModuleDict(
             {"layers": nn.ModuleList(nn.ModuleDict({"_codebook": Codebook(size, width)}) for _ in range(count))}
         )
-        self.output_proj = nn.Conv1d(width, outside, 1, bias=False)
+        self.output_proj = nn.Conv1d(width, out_channels, 1, bias=False)
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """int [codebooks, frames] to [1, outside, frames]."""
+        """Return [1, out_channels, frames] of codes, int [codebooks, frames]."""
         books: Any = self.vq["layers"]
         summed = sum(books[i]["_codebook"](row) for i, row in enumerate(codes))
         out: torch.Tensor = self.output_proj(summed.T[None])
@@ -265,7 +285,10 @@ class Quantizer(nn.Module):
 
 
 class CodecVocoder(nn.Module):
-    """`config`: decoder_config of speech_tokenizer/config.json. Names under `decoder.`"""
+    """The whole vocoder. `config`: the `decoder_config` of speech_tokenizer/config.json.
+
+    Its parameters have the checkpoint's names under `decoder.`.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
@@ -288,12 +311,16 @@ class CodecVocoder(nn.Module):
         self.decoder = nn.ModuleList([CausalConv(latent, width, 7), *uppers, Snake(last), CausalConv(last, 1, 7)])
 
     @torch.inference_mode()
-    def forward(self, frames: Sequence[Sequence[int]], past: VocoderState) -> torch.Tensor:
-        """Sound of more frames of a stream, each of one code a codebook: float32 [samples], in [-1, 1]."""
+    def forward(self, frames: Sequence[Sequence[int]], state: VocoderState) -> torch.Tensor:
+        """Return the audio of a stream's next frames: float32 [samples] in [-1, 1] on the CPU, 24 kHz, 1920 a frame.
+
+        `frames`: one code for each codebook in each. `state`: the stream's, which is advanced. Runs the model, so it
+        has to be called in the engine's thread.
+        """
         codes = torch.tensor(frames, dtype=torch.long, device=self.pre_conv.conv.weight.device).T
         x: torch.Tensor = self.quantizer["rvq_first"](codes[:1]) + self.quantizer["rvq_rest"](codes[1:])
-        x = self.pre_transformer(self.pre_conv(x, past).transpose(1, 2), past).transpose(1, 2)
+        x = self.pre_transformer(self.pre_conv(x, state).transpose(1, 2), state).transpose(1, 2)
         upsample: Any = self.upsample
         for part in (*(p for parts in upsample for p in parts), *self.decoder):
-            x = part(x, past)
+            x = part(x, state)
         return x[0, 0].float().clamp(-1, 1).cpu()

@@ -1,6 +1,6 @@
-"""From tokens to text that may be shown: whole characters only, ended by stop strings, nothing held longer than it must be.
+"""From sampled tokens to text that may be shown: whole characters only, up to a stop string.
 
-Pure but for the tokenizer it is given.
+Nothing is held back longer than it has to be. Pure but for the tokenizer that it is given; knows no model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from tokenizers.decoders import DecodeStream
 
 
 class Detokenizer:
-    """Feed tokens, get text. `stops` end it: `stopped` is the one found, and neither it nor what follows is given out."""
+    """Turns the tokens of one reply into text as they come. Control tokens give no text.
+
+    `stops`: strings that end the text; neither the one found nor what follows it is given out. `stopped`: the stop
+    string that was found, or None so far.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
         self._tokenizer = tokenizer
@@ -22,7 +26,10 @@ class Detokenizer:
         self.stopped: str | None = None
 
     def feed(self, token: int) -> str:
-        """The text that the token settles; "" while a character or a possible stop string is incomplete."""
+        """Feed one token and return the text that it settles.
+
+        That is "" while a character, or what may become a stop string, is incomplete, and after a stop string.
+        """
         if self.stopped is not None:
             return ""
         self._held += self._decoder.step(self._tokenizer, token) or ""
@@ -31,19 +38,18 @@ class Detokenizer:
             at, self.stopped = found
             text, self._held = self._held[:at], ""
             return text
-        keep = held_back(self._held, self._stops)
-        cut = len(self._held) - keep
+        cut = len(self._held) - held_back(self._held, self._stops)
         text, self._held = self._held[:cut], self._held[cut:]
         return text
 
     def flush(self) -> str:
-        """What was held back, when nothing more comes."""
+        """Return what was held back as the possible beginning of a stop string, once no more tokens come."""
         text, self._held = self._held, ""
         return text
 
 
 def held_back(text: str, marks: Sequence[str]) -> int:
-    """How many characters at the end of `text` may be the beginning of one of `marks`."""
+    """Return how many characters at the end of `text` may be the beginning of one of `marks`, but not all of it."""
     longest = 0
     for mark in marks:
         for size in range(min(len(mark) - 1, len(text)), longest, -1):

@@ -1,4 +1,8 @@
-"""What a model hears and sees, as rows of its decoder's input."""
+"""What a model hears and sees, as rows of its decoder's input.
+
+The types between encoders, which adapters have, and conversations, which put these rows where the template has a
+placeholder. Nothing here encodes.
+"""
 
 from __future__ import annotations
 
@@ -13,37 +17,45 @@ from antiphon.engine.api import Position
 
 
 class MediaRows:
-    """Sound or an image as the decoder takes it: `rows` float [n, width]; `positions` of each, where they do not follow one another.
+    """An audio clip or an image as the decoder's input: `rows`, float [n, width].
 
-    `hidden`: what the decoder's tapped layer made of them, float [n, width], once it has.
+    `positions`: one for each row, counted from the first free one; None where they follow one another. `hidden`: what
+    the decoder's tapped layer made of the rows, float [n, its width]; None until some were computed.
     """
 
     def __init__(self, rows: Any, positions: Sequence[Position] | None = None) -> None:
         self.rows, self.positions = rows, positions
         self.hidden: Any = None
 
-    def sink(self, before: int, made: Any) -> None:
-        """See engine/sequence.py."""
+    def sink(self, offset: int, hidden: Any) -> None:
+        """Keep what the tapped layer made of rows from `offset` on; a Sink of the engine, called in its thread."""
         if self.hidden is None:
-            # Rows that leave the context before they are computed are nothing.
-            self.hidden = made.new_zeros(len(self.rows), made.shape[1])
-        self.hidden[before : before + len(made)] = made
+            # Rows that leave the context before they are computed stay zeros.
+            self.hidden = hidden.new_zeros(len(self.rows), hidden.shape[1])
+        self.hidden[offset : offset + len(hidden)] = hidden
 
 
 class MediaEncoder(Protocol):
-    """A model's encoders. `places`: the tokens that stand for one part each in a rendered conversation; `taps`: its decoder has a tapped layer."""
+    """The encoders of a model that hears or sees.
 
-    places: frozenset[int]
-    taps: bool
+    `placeholder_ids`: the tokens that stand for one audio clip or image each in a rendered conversation. `has_tap`: the
+    model's decoder has a tapped layer, whose output `MediaRows.hidden` is to hold.
+    """
 
-    async def take(self, part: MediaPart) -> MediaRows:
-        """Encode it. Raises MediaError for what is no image, ModelError, Refused."""
+    placeholder_ids: frozenset[int]
+    has_tap: bool
+
+    async def encode(self, part: MediaPart) -> MediaRows:
+        """Return the rows of one audio clip or image. Waits for the encoder.
+
+        Raises MediaError for what is no image, ModelError where the encoder fails, Refused where the engine is closed.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class PictureRows:
-    """A picture as the decoder sees it: `rows` [n, width]; `positions` of each, where they do not follow one another."""
+    """A picture as the decoder sees it: `rows`, float [n, width], and one of `positions` for each (None: in a line)."""
 
     rows: torch.Tensor
     positions: tuple[Position, ...] | None = None

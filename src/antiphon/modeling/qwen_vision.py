@@ -1,4 +1,7 @@
-"""Pictures of any shape as Qwen's vision encoders take them: patches in, rows placed by (time, height, width) out."""
+"""Pictures of any shape for Qwen's vision encoders: patches go in, rows placed by (time, height, width) come out.
+
+Qwen2.5-VL, Qwen3-VL and Qwen3-Omni share it. The encoder itself is that of `transformers`.
+"""
 
 from __future__ import annotations
 
@@ -12,41 +15,51 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.vision.images import Pixels
 
-# Rows of a picture at most: what the models' makers give a frame of video.
+# The most rows that a picture becomes: as many as the models' makers give a frame of video.
 MAX_ROWS = 768
-# The encoder takes no picture longer than this many times its width.
+# The encoder refuses pictures whose longer side is more than this many times the shorter one.
 MAX_ASPECT = 200
 
 
 class QwenVisionEncoder:
-    """`model` has get_image_features; `vision`: its vision encoder's config."""
+    """Encodes pictures with a model of `transformers` that has `get_image_features`.
+
+    `folder`: the checkpoint's, for its image processor. `vision`: the configuration of the model's vision encoder.
+    """
 
     def __init__(self, folder: Path, model: Any, vision: Any) -> None:
-        """Raises OSError, ValueError."""
+        """Read the image processor of a checkpoint. Raises OSError or ValueError where it has none."""
         self._model = model
         self._merge = int(vision.spatial_merge_size)
-        process = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
+        processor = Qwen2VLImageProcessorPil.from_pretrained(folder, local_files_only=True)
         factor = int(vision.patch_size) * self._merge
-        process.size = {
-            "shortest_edge": process.size["shortest_edge"],
-            "longest_edge": min(process.size["longest_edge"], MAX_ROWS * factor**2),
+        processor.size = {
+            "shortest_edge": processor.size["shortest_edge"],
+            "longest_edge": min(processor.size["longest_edge"], MAX_ROWS * factor**2),
         }
-        self._process: Any = process
+        self._processor: Any = processor
 
     def prepare(self, pixels: Pixels) -> Any:
-        """See Family: patches float32 [n, numbers] and their grid (time, height, width)."""
+        """Return patches, float32 [n, numbers], and their grid, int [1, 3] (time, height, width). Runs on the CPU.
+
+        Scales a picture down to MAX_ROWS rows, and crops one that is longer than the encoder accepts.
+        """
         height, width = pixels.shape[:2]
         if max(height, width) > MAX_ASPECT * min(height, width):
-            # What it would refuse, it sees a part of.
+            # The encoder would refuse the whole picture, so it sees a part of it.
             pixels = pixels[: MAX_ASPECT * width, : MAX_ASPECT * height]
-        made = self._process(pixels, return_tensors="np", input_data_format="channels_last")
+        made = self._processor(pixels, return_tensors="np", input_data_format="channels_last")
         return np.asarray(made["pixel_values"], np.float32), np.asarray(made["image_grid_thw"])
 
     @torch.inference_mode()
     def look(self, prepared: Any) -> PictureRows:
-        """See Family."""
+        """Return the rows of a picture that was prepared, features for the decoder's first layers behind each row.
+
+        Runs the encoder, so it has to be called in the engine's thread.
+        """
         patches, grid = (torch.from_numpy(part).to(self._model.device) for part in prepared)
-        seen = self._model.get_image_features(patches, grid)
-        rows = torch.cat([seen.pooler_output[0], *(f[0] for f in getattr(seen, "deepstack_features", None) or ())], -1)
+        encoded = self._model.get_image_features(patches, grid)
+        features = getattr(encoded, "deepstack_features", None) or ()
+        rows = torch.cat([encoded.pooler_output[0], *(f[0] for f in features)], -1)
         height, width = (int(n) // self._merge for n in grid[0, 1:])
         return PictureRows(rows, tuple((0, h, w) for h in range(height) for w in range(width)))

@@ -1,4 +1,8 @@
-"""A checkpoint's tensors by name, and modules that are filled with them."""
+"""A checkpoint's tensors by name, and modules that are filled with them.
+
+For models that are built from their configuration here, and not by `transformers`. Knows safetensors files, and no
+model's architecture.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +17,37 @@ from safetensors import safe_open
 from torch import nn
 
 
-def plain(config: dict[str, Any], *but: str) -> dict[str, Any]:
-    """A part's own facts: what names its class, or is another part's, is ours to know."""
-    out = {"model_type", "architectures", "auto_map", "torch_dtype", "transformers_version", "version", *but}
-    return {k: v for k, v in config.items() if k not in out and not k.startswith("_")}
+def own_config(config: dict[str, Any], *exclude: str) -> dict[str, Any]:
+    """Return what a configuration says of its own part of a model.
+
+    Left out are the keys that name its class or its file, those that begin with an underscore, and `exclude`, for keys
+    that belong to other parts.
+    """
+    left_out = {"model_type", "architectures", "auto_map", "torch_dtype", "transformers_version", "version", *exclude}
+    return {k: v for k, v in config.items() if k not in left_out and not k.startswith("_")}
 
 
 class Tensors:
-    """A checkpoint's tensors by name, in one file or several."""
+    """A checkpoint's tensors by name, in one safetensors file or several; read when they are asked for.
+
+    `files`: keeps the files open; the tensors are to be had until it is closed. Each tensor is copied to `device` and
+    converted to `dtype`. Asking for one that is not there raises ValueError. Raises OSError for a folder without them.
+    """
 
     def __init__(self, folder: Path, files: ExitStack, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
-        self._where: dict[str, Any] = {}
+        self._file_of: dict[str, Any] = {}
         for path in _files(folder):
             file = files.enter_context(safe_open(path, framework="pt"))
-            self._where |= dict.fromkeys(file.keys(), file)
+            self._file_of |= dict.fromkeys(file.keys(), file)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._where
+        return name in self._file_of
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._where:
+        if name not in self._file_of:
             raise ValueError(f"it lacks {name}")
-        tensor: torch.Tensor = self._where[name].get_tensor(name)
+        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
         return tensor.to(self.device, self.dtype)
 
 
@@ -51,19 +63,21 @@ def _files(folder: Path) -> Iterator[Path]:
 def fill(
     module: nn.Module, tensors: Tensors, prefixes: dict[str, str], made: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Give a module its parameters, and the buffers that are of a checkpoint; `prefixes`: of its own names, the first that fits, to the checkpoint's."""
+    """Give a module its parameters and persistent buffers from a checkpoint, in place, and put it in eval mode.
+
+    `prefixes`: from prefixes of the module's names to those of the checkpoint; the first that fits is replaced. `made`:
+    tensors by the module's names that take the place of the checkpoint's. The module may be on the meta device. Raises
+    ValueError for a tensor that is missing or has another shape.
+    """
     made = made or {}
     for name in list(module.state_dict()):
-        own = next(p for p in prefixes if name.startswith(p))
-        tensor = made[name] if name in made else tensors[prefixes[own] + name.removeprefix(own)]
-        owner, _, leaf = name.rpartition(".")
-        at = module.get_submodule(owner)
-        given = at._parameters if leaf in at._parameters else at._buffers
-        shape = given[leaf].shape  # type: ignore[union-attr]
+        prefix = next(p for p in prefixes if name.startswith(p))
+        tensor = made[name] if name in made else tensors[prefixes[prefix] + name.removeprefix(prefix)]
+        owner_name, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(owner_name)
+        shape = getattr(owner, leaf).shape
         if tensor.shape != shape:
             raise ValueError(f"{name} is {list(tensor.shape)}, not {list(shape)}")
-        if leaf in at._parameters:
-            at._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-        else:
-            at._buffers[leaf] = tensor
+        is_parameter = isinstance(getattr(owner, leaf), nn.Parameter)
+        setattr(owner, leaf, nn.Parameter(tensor, requires_grad=False) if is_parameter else tensor)
     module.to(tensors.device).eval()

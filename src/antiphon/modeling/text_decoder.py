@@ -1,4 +1,8 @@
-"""The text model of a model that takes more than text, as the engine's runner steps it."""
+"""The text model of a model that takes more than text, as the engine's runner steps it.
+
+The runner expects a causal language model of `transformers`; here one is put together from a text model and its head,
+with the two things that such models need besides: features of pictures, and a layer whose output is kept.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,12 @@ from torch import nn
 
 
 class TextDecoder(nn.Module):
-    """A text model and its head, as the runner steps them. `features`: how many layers are given features of pictures, behind each row's embedding
-    (DeepStack, arXiv:2406.04334). `tap`: after how many layers the rows are kept for who wants to know (engine/sequence.py, Sink); 0: after none.
+    """A text model and its head, with the methods that the engine's Runner calls of a causal language model.
+
+    `features`: how many of the first layers are given features of pictures (DeepStack, arXiv:2406.04334); an input row
+    is then the embedding followed by so many rows of features.
+    `tap`: after how many layers the rows are kept in `tapped`, for the sinks they were given with; 0: they are not.
+    `has_tap`: whether they are. `tapped`: float [rows, width] of the last pass.
     """
 
     def __init__(self, text: Any, head: Any, features: int = 0, tap: int = 0) -> None:
@@ -20,33 +28,37 @@ class TextDecoder(nn.Module):
         self.config = text.config
         self._features = features
         self._width = int(text.config.hidden_size)
-        self.taps, self.tapped = bool(tap), None
+        self.has_tap, self.tapped = bool(tap), None
         if tap:
             text.layers[tap - 1].register_forward_hook(self._tap)
 
     @property
     def input_width(self) -> int:
-        """Numbers in a row that goes in."""
+        """How many numbers an input row has: the decoder's width, and as much again for each layer with features."""
         return self._width * (1 + self._features)
 
-    def _tap(self, _: Any, given: Any, made: Any) -> None:
-        self.tapped = (made[0] if isinstance(made, tuple) else made)[0]
+    def _tap(self, _: Any, inputs: Any, output: Any) -> None:
+        self.tapped = (output[0] if isinstance(output, tuple) else output)[0]
 
     def get_input_embeddings(self) -> Any:
-        """Tokens to rows."""
+        """Return the module that turns token ids, int [n], into input rows; without features, those are zeros."""
         table = self.text.get_input_embeddings()
-        return _Widened(table, self._width * self._features) if self._features else table
+        return _PaddedEmbedding(table, self._width * self._features) if self._features else table
 
     def get_output_embeddings(self) -> Any:
-        """The head."""
+        """Return the head, from the last hidden states to logits; its input is what `Sampling.hidden` asks for."""
         return self.head
 
     def set_attn_implementation(self, name: str) -> None:
-        """Of the text model alone: the vision tower keeps its own."""
+        """Set the attention of the text model alone: encoders beside it keep their own."""
         self.text.set_attn_implementation(name)
 
     def forward(self, inputs_embeds: Any, logits_to_keep: Any, **more: Any) -> Any:
-        """As a causal language model of `transformers`."""
+        """Compute logits as a causal language model of `transformers` does.
+
+        `inputs_embeds`: float [1, rows, input_width]. `logits_to_keep`: int [n], the rows whose logits are wanted.
+        Returns an object with `logits` [1, n, vocabulary]. `more` goes to the text model.
+        """
         if self._features:
             inputs_embeds, *deep = inputs_embeds.split(self._width, -1)
             more["visual_pos_masks"] = torch.ones(
@@ -57,13 +69,13 @@ class TextDecoder(nn.Module):
         return SimpleNamespace(logits=self.head(hidden[:, logits_to_keep]))
 
 
-class _Widened(nn.Module):
-    """A table of embeddings whose rows have no features of pictures."""
+class _PaddedEmbedding(nn.Module):
+    """A table of embeddings whose rows end in zeros where features of pictures would be."""
 
-    def __init__(self, table: Any, more: int) -> None:
+    def __init__(self, table: Any, padding: int) -> None:
         super().__init__()
-        self._table, self._more = table, more
+        self._table, self._padding = table, padding
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """int [n] to float [n, width]."""
-        return nn.functional.pad(self._table(ids), (0, self._more))
+        """Return float [n, width + padding] of token ids, int [n]."""
+        return nn.functional.pad(self._table(ids), (0, self._padding))

@@ -1,4 +1,7 @@
-"""Tokens of a transcript to words, as the model spelled them."""
+"""From the tokens of a transcript to words, spelled as the model spelled them, with probabilities and rough times.
+
+Pure: knows arrays and words, and no tokenizer but a function that decodes.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,15 @@ from antiphon.events.words import Word
 
 # Scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+# Frames of 20 ms, whose energy says where there is speech.
 FRAME_SAMPLES = SAMPLE_RATE_HZ // 50
 
 
 def characters(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple[list[str], list[list[int]]]:
-    """Texts of whole characters and the tokens each takes. Half a character at the end is in neither."""
+    """Return the texts of the tokens and, for each, the tokens it takes: one, or several that make one character.
+
+    `decode`: the tokenizer's. Half a character at the end is in neither list.
+    """
     texts, groups, held = list[str](), list[list[int]](), list[int]()
     for token in ids:
         held.append(token)
@@ -29,13 +36,17 @@ def characters(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple[
 
 
 def words(
-    texts: Sequence[str], groups: Sequence[Sequence[int]], likely: Sequence[float], language: str
+    texts: Sequence[str], groups: Sequence[Sequence[int]], probabilities: Sequence[float], language: str
 ) -> list[HypothesisWord]:
-    """Characters joined to words: at leading spaces, or each by itself in scripts without spaces. `likely`: of each token."""
+    """Join the texts that `characters` returns to words.
+
+    A word begins at a leading space, or at each character of a script without spaces; punctuation joins the word before
+    it. `probabilities`: of each token; a word has that of its least likely one. `language`: an ISO 639 code.
+    """
     pieces: list[HypothesisWord] = []
     at = 0
     for text, group in zip(texts, groups, strict=True):
-        probability = min(likely[at : at + len(group)], default=0.0)
+        probability = min(probabilities[at : at + len(group)], default=0.0)
         at += len(group)
         joins = pieces and not text.startswith(" ") and (language not in UNSPACED or not text.strip().isalnum())
         if joins:
@@ -49,9 +60,10 @@ def words(
 
 
 def spread(pieces: Sequence[HypothesisWord], pcm: Pcm) -> list[Word]:
-    """Times for words that nobody aligned: by their letters, over the frames of 20 ms that are not much softer than the loudest.
+    """Return the words with estimated times, in seconds from the start of `pcm`, where no model aligned them.
 
-    Good enough to tell which of two turns a word is in; no more.
+    Words share the frames of 20 ms that are at most 30 dB softer than the loudest, by their numbers of letters. The
+    times are good enough to tell which of two turns a word is in, and for nothing finer.
     """
     frames = pcm[: len(pcm) // FRAME_SAMPLES * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
     energy = np.square(frames, dtype=np.float64).sum(1)

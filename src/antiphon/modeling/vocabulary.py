@@ -1,4 +1,7 @@
-"""A checkpoint's tokens: which of them control the model, and text that can become none of those."""
+"""A checkpoint's tokens: which of them control the model, and how text is encoded so that it becomes none of those.
+
+For adapters that build their prompts token by token; conversations with a template have `chat_template.py`.
+"""
 
 from __future__ import annotations
 
@@ -12,28 +15,31 @@ from antiphon.modeling.chat_template import plain_tokenizer
 
 
 class Vocabulary:
-    """A checkpoint's tokens. `end`: the control token that ends a turn."""
+    """The tokenizer of a checkpoint's folder. `end`: the name of the control token that ends a turn.
+
+    `special`: tokens that are no text. `stop`: tokens that end a generation: `end`, and those that the checkpoint's
+    generation configuration names. `tokenizer`: knows control tokens by their names.
+    """
 
     def __init__(self, folder: Path, end: str) -> None:
-        """Raises OSError, ValueError."""
-        made: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        self.tokenizer: Tokenizer = made.backend_tokenizer
+        """Read the tokenizer of a folder. Raises OSError or ValueError where there is none; nothing is downloaded."""
+        loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.tokenizer: Tokenizer = loaded.backend_tokenizer
         self._plain = plain_tokenizer(self.tokenizer)
-        ends = {self.tokenizer.token_to_id(end), made.eos_token_id, *_ends(folder)}
-        # Tokens that are no text.
-        self.special = frozenset(int(i) for i in made.added_tokens_decoder)
+        ends = {self.tokenizer.token_to_id(end), loaded.eos_token_id, *_ends(folder)}
+        self.special = frozenset(int(i) for i in loaded.added_tokens_decoder)
         self.stop = frozenset(int(i) for i in ends if isinstance(i, int))
 
     def plain(self, text: str) -> list[int]:
-        """Tokens of a text, none of them a control token."""
+        """Encode a text that a user or a client wrote: what it says becomes no control token, whatever it says."""
         return list(self._plain.encode(text, add_special_tokens=False).ids)
 
     def control(self, text: str) -> list[int]:
-        """Tokens of a text that may name control tokens."""
+        """Encode a text of the adapter's own, in which the names of control tokens become these tokens."""
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
     def text(self, ids: list[int]) -> str:
-        """What the tokens say, control tokens by their names."""
+        """Decode tokens, with control tokens by their names. Half a character at the end becomes U+FFFD."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
 

@@ -26,7 +26,7 @@ from antiphon.adapters.minicpmo.sampling import SpecialTokens
 from antiphon.adapters.minicpmo.speech_decoder import TextConditions
 from antiphon.adapters.minicpmo.vision_encoder import VisionEncoder
 from antiphon.errors import ModelError
-from antiphon.modeling.tensors import Tensors, fill, plain
+from antiphon.modeling.tensors import Tensors, fill, own_config
 
 # Of the vision encoder where config.json says nothing.
 VISION = {
@@ -102,12 +102,12 @@ def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int]
         raise ValueError("its speech decoder is of another kind")
     ids = SpecialTokens.of(tokenizer.token_to_id)
     width = int(config["hidden_size"])
-    audio = WhisperConfig(**plain(config["audio_config"]))
+    audio = WhisperConfig(**own_config(config["audio_config"]))
     with init_empty_weights(include_buffers=False):
-        decoder = Qwen3ForCausalLM(Qwen3Config(**plain(config, "audio_config", "vision_config", "tts_config")))
+        decoder = Qwen3ForCausalLM(Qwen3Config(**own_config(config, "audio_config", "vision_config", "tts_config")))
         hearing = AudioEncoder(audio, width, config.get("audio_pool_step", 5), config.get("audio_chunk_length", 1.0))
         seeing = VisionEncoder(
-            Idefics2VisionConfig(**plain(vision)),
+            Idefics2VisionConfig(**own_config(vision)),
             width,
             int(config.get("query_num", 64)),
             int(slicing.get("scale_resolution", 448)),

@@ -20,7 +20,7 @@ from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeS
 from antiphon.engine.api import EngineSettings, Sampling, Token
 from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
-from antiphon.engine.local.weights import placed, round_linear
+from antiphon.engine.local.weights import quantize_linear_layers, weights_for
 from antiphon.engine.threads import load_in_own_thread
 from antiphon.modeling.chat_template import plain_tokenizer
 from antiphon.modeling.detokenizer import Detokenizer
@@ -57,7 +57,7 @@ class MiniCpmO:
         vocoder: CodeVocoder | None = None,
     ) -> None:
         """Raises ModelError for a folder that is no such checkpoint."""
-        kind, dtype = placed(device, weights)
+        kind, dtype = weights_for(device, weights)
         where = torch.device(device)
         self.parts = load_in_own_thread(
             lambda: _load(source, where, dtype, rounded=kind == "int8"), device=device, threads=threads
@@ -66,10 +66,10 @@ class MiniCpmO:
             vocoder = vocoder or token2wav.load(source)
         self.vocoder = vocoder
         wide = torch.float32 if kind == "int8" else dtype
-        decoder = Runner(self.parts.decoder, where, wide, dtype, keys_turn_by_halves=True)
+        decoder = Runner(self.parts.decoder, where, wide, dtype, rotate_half=True)
         self.engine = Engine(decoder, settings, observe=observe)
         self.voices = Engine(Runner(self.parts.codes, where, dtype, dtype), settings, observe=observe)
-        context = self.engine.scheduler.limits.context_rows
+        context = self.engine.context_rows
         high = min(window[0], max(context - MARGIN_ROWS, context // 2))
         self.profile = NativeProfile(
             model_id,
@@ -124,7 +124,7 @@ class MiniCpmO:
 def _load(source: Path | MiniCpmOParts, device: torch.device, dtype: torch.dtype, *, rounded: bool) -> MiniCpmOParts:
     parts = source if isinstance(source, MiniCpmOParts) else read(source, device, dtype)
     if rounded:
-        round_linear(parts.decoder)
+        quantize_linear_layers(parts.decoder)
     return parts
 
 
@@ -156,7 +156,7 @@ class MiniCpmOStream:
         session.append(model.encode("<|audio_start|>", control=True))
         if options.voice_reference is not None:
             pcm = options.voice_reference
-            session.append_embeddings(await model.engine.ask(lambda: model.parts.hearing.whole(pcm)))
+            session.append_embeddings(await model.engine.call(lambda: model.parts.hearing.whole(pcm)))
         session.append(model.encode("<|audio_end|><|im_end|>", control=True))
         session.pin()
         self._system = session.length
@@ -171,7 +171,7 @@ class MiniCpmOStream:
         frames = unit.frames[-self._model.profile.max_frames :]
         images = [Image.fromarray(await asyncio.to_thread(decode, frame, MAX_SIDE)) for frame in frames]
         parts, ids, session = self._model.parts, self._model.parts.ids, self._session
-        seen, heard = await self._model.engine.ask(
+        seen, heard = await self._model.engine.call(
             lambda: (
                 [parts.seeing.look(image, unit.max_slices) for image in images],
                 parts.hearing.take(self._heard, unit.pcm),
@@ -230,7 +230,7 @@ class MiniCpmOStream:
         if self.context_rows <= high:
             return
         # What stays was computed beside what goes, the last row too.
-        await self._session.settle(whole=True)
+        await self._session.settle(include_newest=True)
         self._see_cuts()
         gone = 0
         while self.context_rows > low and len(self._units) > 1:

@@ -65,7 +65,7 @@ class CodeStream:
     async def codes(self, words: Sequence[int], thoughts: Sequence[torch.Tensor], *, last: bool) -> list[int]:
         """The unit's codes: a second of them, fewer where a turn begins or ends. Raises ModelError, EngineError."""
         session, manner = self._session, self._manner
-        rows = await self._engine.ask(lambda: self._conditions(words, thoughts))
+        rows = await self._engine.call(lambda: self._conditions(words, thoughts))
         fresh = session.length == 0
         session.append_embeddings(rows)
         least = 0 if last or fresh else CODES_A_UNIT + 1

@@ -19,7 +19,7 @@ from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_
 from antiphon.adapters.qwen3_asr.audio_encoder import UNSURE_FRAMES, Features
 from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts, read
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.quiet import slabs
+from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import (
     FileInfo,
     FileOptions,
@@ -32,7 +32,7 @@ from antiphon.contracts import (
 from antiphon.engine.api import EngineSettings, Sampling, Token
 from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
-from antiphon.engine.local.weights import placed, round_linear
+from antiphon.engine.local.weights import quantize_linear_layers, weights_for
 from antiphon.engine.threads import available_cores, load_errors, load_in_own_thread
 from antiphon.errors import EngineError, ModelError
 from antiphon.events.words import Word
@@ -78,7 +78,7 @@ class Qwen3Asr:
         observe: Callable[[int, int, float], None] | None = None,
     ) -> None:
         """Raises ModelError for a checkpoint that does not load."""
-        kind, dtype = placed(device, weights)
+        kind, dtype = weights_for(device, weights)
         with load_errors(model_id, source):
             self.parts = load_in_own_thread(
                 lambda: _load(source, device, dtype, rounded=kind == "int8"), device=device, threads=threads
@@ -118,7 +118,7 @@ class Qwen3Asr:
 
     def busy(self) -> bool:
         """See Transcriber."""
-        return self.engine.seen.generating >= self._many
+        return self.engine.last_state.generating >= self._many
 
     def open(self) -> Qwen3AsrStream:
         """See Transcriber."""
@@ -132,7 +132,7 @@ class Qwen3Asr:
         """See Transcriber. A segment for each part of the file."""
         listening, language, begun = self.open(), options.language, False
         try:
-            for number, part in enumerate(slabs(pcm, SLAB_S, SLAB_SLACK_S)):
+            for number, part in enumerate(split_at_quiet(pcm, SLAB_S, SLAB_SLACK_S)):
                 window = Window(
                     pcm[part],
                     prompt=options.prompt,
@@ -159,7 +159,7 @@ class Qwen3Asr:
 def _load(source: Path | Qwen3AsrParts, device: str, dtype: torch.dtype, *, rounded: bool) -> Qwen3AsrParts:
     parts = source if isinstance(source, Qwen3AsrParts) else read(source, device, dtype)
     if rounded:
-        round_linear(parts.decoder)
+        quantize_linear_layers(parts.decoder)
     return parts
 
 
@@ -242,7 +242,7 @@ class Qwen3AsrStream:
                 same += 1
             return same, [(part, ears.encode(part)) for part in parts[same:]]
 
-        same, made = await engine.ask_model(encode)
+        same, made = await engine.call_model(encode)
         counts.again += max(0, len(self._finished) - same)
         del self._finished[same:]
         session.rollback(self._finished[-1].end_row if self._finished else self._head_rows)

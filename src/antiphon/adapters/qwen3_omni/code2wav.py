@@ -49,7 +49,7 @@ class Code2Wav(nn.Module):
             nn.ModuleList([CausalUpsample(width, width, r, r), ConvNext(width)]) for r in config.upsampling_ratios
         )
         uppers = [
-            UpsampleBlock(inside // 2**i, inside // 2 ** (i + 1), rate, whole=False) for i, rate in enumerate(rates)
+            UpsampleBlock(inside // 2**i, inside // 2 ** (i + 1), rate, trim_start=True) for i, rate in enumerate(rates)
         ]
         last = inside // 2 ** len(rates)
         self.decoder = nn.ModuleList([CausalConv(width, inside, 7), *uppers, Snake(last), CausalConv(last, 1, 7)])

@@ -31,13 +31,13 @@ class OmniMediaEncoder:
     def __init__(self, folder: Path, thinker: ThinkerParts, engine: Engine) -> None:
         """Raises OSError, ValueError."""
         config = thinker.model.config
-        self.places = frozenset((int(config.audio_token_id), int(config.image_token_id)))
-        self.taps = thinker.decoder.taps
+        self.placeholder_ids = frozenset((int(config.audio_token_id), int(config.image_token_id)))
+        self.has_tap = thinker.decoder.has_tap
         self._engine, self._model = engine, thinker.model
         self._eyes = QwenVisionEncoder(folder, thinker.model, config.vision_config)
         self._extract: Any = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
 
-    async def take(self, part: MediaPart) -> MediaRows:
+    async def encode(self, part: MediaPart) -> MediaRows:
         """See Senses."""
         try:
             prepared = await asyncio.to_thread(self._prepared, part)
@@ -47,9 +47,9 @@ class OmniMediaEncoder:
             # The edge of the model: what its processors do not take fails the answer.
             raise ModelError(f"{type(error).__name__}: {error}") from error
         if isinstance(part, ImagePart):
-            seen = await self._engine.ask_model(lambda: self._eyes.look(prepared))
+            seen = await self._engine.call_model(lambda: self._eyes.look(prepared))
             return MediaRows(seen.rows, seen.positions)
-        return MediaRows(await self._engine.ask_model(lambda: self._hear(prepared)))
+        return MediaRows(await self._engine.call_model(lambda: self._hear(prepared)))
 
     def _prepared(self, part: MediaPart) -> Any:
         """As its encoder wants it. No work of torch."""

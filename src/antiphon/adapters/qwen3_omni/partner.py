@@ -26,13 +26,13 @@ from antiphon.contracts import (
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import Engine
 from antiphon.engine.local.runner import Runner
-from antiphon.engine.local.weights import placed
+from antiphon.engine.local.weights import weights_for
 from antiphon.engine.threads import load_errors, load_in_own_thread
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat import ChatModel, ChatRow, ChatStream
 from antiphon.modeling.chat_template import ChatTemplate
 from antiphon.modeling.text_decoder import TextDecoder
-from antiphon.modeling.tool_grammar import OPENING
+from antiphon.modeling.tool_grammar import CALL_OPENING
 from antiphon.pipelines.merge import PutChunk, side_by_side
 from antiphon.text.word_timing import WordPacer
 
@@ -63,9 +63,9 @@ class Qwen3Omni:
 
         Raises ModelError for a checkpoint that does not load.
         """
-        _, dtype = placed(device, weights, mixture=True)
+        _, dtype = weights_for(device, weights, mixture=True)
         second = speaking or device
-        placed(second, weights, mixture=True)
+        weights_for(second, weights, mixture=True)
         given = settings or EngineSettings()
         # A row of the talker's is a fifth of one of the thinker's.
         thinks = replace(given, kv_bytes=given.kv_bytes // 4 * 3)
@@ -89,7 +89,7 @@ class Qwen3Omni:
             )
             self.thinker.template = ChatTemplate(thinker.tokenizer, takes_media=True)
             try:
-                self.thinker.senses = OmniMediaEncoder(folder, thinker, self.thinker.engine)
+                self.thinker.media_encoder = OmniMediaEncoder(folder, thinker, self.thinker.engine)
             except (OSError, ValueError):
                 self.thinker.close()
                 raise
@@ -99,7 +99,7 @@ class Qwen3Omni:
             self.voice = OmniTalker(talker, thinker.model.get_input_embeddings(), engine)
         voices = self.voice.speakers if self.voice else ()
         self.profile = ConversationProfile(model_id, RATE_HZ, voices, accepts_media=True)
-        self.opening = thinker.tokenizer.convert_tokens_to_ids(OPENING)
+        self.opening = thinker.tokenizer.convert_tokens_to_ids(CALL_OPENING)
 
     async def open(self) -> OmniStream:
         """A new conversation. Raises Refused where there is no room for its KV."""
@@ -138,7 +138,7 @@ class OmniStream:
         paced = WordPacer()
 
         async def write(put: PutChunk) -> None:
-            self._chat.told = said.tell
+            self._chat.on_token = said.tell
             try:
                 async with aclosing(self._chat.reply(messages, options)) as replies:
                     async for reply in replies:
@@ -146,13 +146,13 @@ class OmniStream:
                             paced.feed(reply.text)
                         await put(reply)
             finally:
-                self._chat.told = None
+                self._chat.on_token = None
                 said.end()
 
         async def speak(put: PutChunk) -> None:
             prompt = await said.prompt()
             seed = options.seed if voice.seed is None else voice.seed
-            sounds = speaker.say(prompt, self._chat.sensed, said.tokens(), voice.voice, seed)
+            sounds = speaker.say(prompt, self._chat.media_rows, said.tokens(), voice.voice, seed)
             async with aclosing(sounds):
                 async for pcm in sounds:
                     await put(ResponseAudio(pcm, paced.advance(len(pcm) / RATE_HZ)))
@@ -181,7 +181,7 @@ class _SpokenTokens:
         self._over = False
 
     def tell(self, token: int) -> None:
-        """See ChatStream.told."""
+        """See ChatStream.on_token."""
         if not self._began.is_set():
             self._prompt = self._chat.rows[:-1]
             self._began.set()

@@ -20,8 +20,8 @@ from antiphon.contracts import MediaPart
 from antiphon.engine.api import Sampling
 from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.errors import EngineError, ModelError
-from antiphon.modeling.chat import ChatRow, common, runs
-from antiphon.modeling.codec_talker import CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, frames
+from antiphon.modeling.chat import ChatRow, common_prefix, runs_by_part
+from antiphon.modeling.codec_talker import CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, generate_frames
 from antiphon.modeling.codec_vocoder import VocoderState
 from antiphon.modeling.media_rows import MediaRows
 
@@ -29,8 +29,8 @@ from antiphon.modeling.media_rows import MediaRows
 MANNER = CodecSampling(
     Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, repetition_window=4096),
     Sampling(temperature=1.0, top_k=50, top_p=0.8),
-    least=0,
-    most=4096,
+    min_frames=0,
+    max_frames=4096,
 )
 # A session is promised room for a turn and its answer.
 RESERVE_ROWS = 1024
@@ -121,7 +121,7 @@ class OmniTalkerStream:
             await self._hear(prompt, sensed)
             opening = [row for row in prompt[_last_turn(prompt, voice.talker.roles[0]) :] if isinstance(row, int)]
             ids = [*opening[:OPENING_ROWS], first]
-            session.append_embeddings(await voice.engine.ask_model(lambda: voice.opening_rows(ids, speaker)))
+            session.append_embeddings(await voice.engine.call_model(lambda: voice.opening_rows(ids, speaker)))
             async with aclosing(self.frames(text, seed)) as made, aclosing(self._sounds(made)) as sounds:
                 async for pcm in sounds:
                     yield pcm
@@ -133,10 +133,10 @@ class OmniTalkerStream:
         voice, talker = self._voice, self._voice.talker
         marks, manner = talker.marks, voice.manner
         if seed is not None:
-            manner = replace(manner, first=replace(manner.first, seed=seed), inner=replace(manner.inner, seed=seed + 1))
+            manner = replace(manner, first=replace(manner.first, seed=seed), rest=replace(manner.rest, seed=seed + 1))
         rows = TextRows(voice.engine, voice.text_rows, marks.text_eos, marks.text_pad, [], _one_by_one(text))
         size = int(talker.decoder.config.vocab_size)
-        async with aclosing(frames(self._session, voice.inners, rows.next, manner, marks.end, size)) as made:
+        async with aclosing(generate_frames(self._session, voice.inners, rows.next, manner, marks.end, size)) as made:
             async for frame in made:
                 yield frame
 
@@ -153,14 +153,14 @@ class OmniTalkerStream:
 
     async def _sound(self, held: list[list[int]], past: VocoderState) -> Pcm:
         voice = self._voice
-        pcm: Pcm = (await voice.engine.ask_model(lambda: voice.talker.vocoder(held, past))).numpy()
+        pcm: Pcm = (await voice.engine.call_model(lambda: voice.talker.vocoder(held, past))).numpy()
         return pcm
 
     async def _hear(self, prompt: Sequence[ChatRow], sensed: Mapping[MediaPart, MediaRows]) -> None:
         """Make the session hold just the users' turns."""
         voice, session = self._voice, self._session
         wanted = list(_users(prompt, voice.talker.roles))
-        held = common(self._rows, wanted)
+        held = common_prefix(self._rows, wanted)
         try:
             session.rollback(held)
         except EngineError:
@@ -168,14 +168,14 @@ class OmniTalkerStream:
             session.rollback(0)
             held = 0
         self._rows = wanted[:held]
-        for part, ids in runs(wanted[held:]):
+        for part, ids in runs_by_part(wanted[held:]):
             if part is None:
                 held += len(ids)
-                session.append_embeddings(await voice.engine.ask_model(partial(voice.text_rows, ids)))
+                session.append_embeddings(await voice.engine.call_model(partial(voice.text_rows, ids)))
             else:
                 of = sensed[part]
                 held += len(of.rows)
-                made = await voice.engine.ask_model(partial(voice.sensed_rows, of))
+                made = await voice.engine.call_model(partial(voice.sensed_rows, of))
                 session.append_embeddings(made, of.positions)
             self._rows = wanted[:held]
 

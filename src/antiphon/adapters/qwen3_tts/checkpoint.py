@@ -15,9 +15,9 @@ from transformers import MimiConfig, MimiModel, Qwen3Config, Qwen3Model
 
 from antiphon.adapters.qwen3_tts.voice_cloning import SpeakerEncoder
 from antiphon.engine.api import Sampling
-from antiphon.modeling.codec_talker import MANNER, CodecSampling, CodePredictor, TextProjection
+from antiphon.modeling.codec_talker import DEFAULT_CODEC_SAMPLING, CodecSampling, CodePredictor, TextProjection
 from antiphon.modeling.codec_vocoder import CodecVocoder
-from antiphon.modeling.tensors import Tensors, fill, plain
+from antiphon.modeling.tensors import Tensors, fill, own_config
 from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.vocabulary import Vocabulary
 
@@ -141,7 +141,7 @@ def build(
         clones = config.get("tts_model_type") == "base"
         encoder = None
         if clones and "encoder_config" in sound:
-            mimi = MimiConfig(**plain(sound["encoder_config"]))
+            mimi = MimiConfig(**own_config(sound["encoder_config"]))
             mimi.decoder_config = None
             encoder = MimiModel(mimi)
     speaker = SpeakerEncoder(config["speaker_encoder_config"]) if clones else None
@@ -191,7 +191,7 @@ def _shape(config: dict[str, Any]) -> dict[str, Any]:
 
 def _manner(folder: Path) -> CodecSampling:
     """As its generation_config.json says."""
-    path, given = folder / "generation_config.json", MANNER
+    path, given = folder / "generation_config.json", DEFAULT_CODEC_SAMPLING
     said = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
     def of(prefix: str, base: Sampling) -> Sampling:
@@ -204,4 +204,4 @@ def _manner(folder: Path) -> CodecSampling:
             repetition_window=base.repetition_window,
         )
 
-    return CodecSampling(of("", given.first), of("subtalker_", given.inner))
+    return CodecSampling(of("", given.first), of("subtalker_", given.rest))

@@ -20,11 +20,18 @@ from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOp
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import Engine
 from antiphon.engine.local.runner import Runner
-from antiphon.engine.local.weights import placed, round_linear
+from antiphon.engine.local.weights import quantize_linear_layers, weights_for
 from antiphon.engine.threads import load_errors, load_in_own_thread
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
-from antiphon.modeling.codec_talker import MAX_VOCODED, CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, frames
+from antiphon.modeling.codec_talker import (
+    MAX_VOCODER_FRAMES,
+    CodecSampling,
+    CodePredictorBatch,
+    TextRows,
+    chunk_sizes,
+    generate_frames,
+)
 from antiphon.modeling.codec_vocoder import VocoderState
 from antiphon.text.sentences import SentenceSplitter
 
@@ -78,7 +85,7 @@ class Qwen3Tts:
         observe: Callable[[int, int, float], None] | None = None,
     ) -> None:
         """Raises ModelError for a checkpoint that does not load."""
-        kind, dtype = placed(device, weights)
+        kind, dtype = weights_for(device, weights)
         where = torch.device(device)
         with load_errors(model_id, source):
             self.parts = load_in_own_thread(
@@ -138,7 +145,7 @@ class Qwen3Tts:
         seeded = self.parts.manner
         if options.seed is not None:
             seeded = CodecSampling(
-                replace(seeded.first, seed=options.seed), replace(seeded.inner, seed=options.seed + 1)
+                replace(seeded.first, seed=options.seed), replace(seeded.rest, seed=options.seed + 1)
             )
         held, sizes = list[list[int]](), chunk_sizes(options.first_frames)
         size, count = next(sizes), 0
@@ -152,7 +159,7 @@ class Qwen3Tts:
             yield await self._sound(held, past, count)
 
     async def _sound(self, held: list[list[int]], past: VocoderState, before: int) -> SpeechChunk:
-        pcm = await self.engine.ask_model(lambda: self.parts.vocoder(held, past))
+        pcm = await self.engine.call_model(lambda: self.parts.vocoder(held, past))
         return SpeechChunk(pcm.numpy(), num_symbols=0 if before else 1, num_frames=len(held))
 
     async def frames(
@@ -166,13 +173,15 @@ class Qwen3Tts:
         """Frames of codes of a text's tokens; `more` follow them, token by token. Raises ModelError, EngineError, Refused."""
         session, parts = await self.engine.open(RESERVE_ROWS), self.parts
         try:
-            rows, left = await self.engine.ask_model(lambda: self._rows(ids, reading, live=more is not None))
+            rows, left = await self.engine.call_model(lambda: self._rows(ids, reading, live=more is not None))
             session.append_embeddings(rows)
             session.pin()
             marks = parts.marks
             text = TextRows(self.engine, self.text_rows, marks.text_eos, marks.text_pad, left, more)
             size = int(parts.decoder.config.vocab_size)
-            async with aclosing(frames(session, self.inners, text.next, manner, parts.marks.end, size, most)) as made:
+            async with aclosing(
+                generate_frames(session, self.inners, text.next, manner, parts.marks.end, size, most)
+            ) as made:
                 async for frame in made:
                     yield frame
         except EngineError as error:
@@ -202,13 +211,13 @@ class Qwen3Tts:
                     "invalid_value", f"Invalid value for 'ref_audio': {error}.", "ref_audio"
                 ) from None
             made, past = await self.listen(pcm, given.text), VocoderState()
-            for at in range(0, len(made.codes), MAX_VOCODED):
-                await self._sound([list(f) for f in made.codes[at : at + MAX_VOCODED]], past, at)
+            for at in range(0, len(made.codes), MAX_VOCODER_FRAMES):
+                await self._sound([list(f) for f in made.codes[at : at + MAX_VOCODER_FRAMES]], past, at)
             while len(self._heard) >= MAX_HEARD:
                 self._heard.pop(next(iter(self._heard)))
             self._heard[key] = (made, past)
         found, primed = self._heard[key]
-        return found, VocoderState(dict(primed.seen), primed.frames)
+        return found, VocoderState(dict(primed.tails), primed.frames)
 
     async def listen(self, pcm: Pcm, text: str = "") -> ClonedVoice:
         """A voice to speak with, from a sample of it: float32 [num_samples], 24 kHz; with what it says it is followed more closely.
@@ -221,11 +230,11 @@ class Qwen3Tts:
         if len(pcm) < MIN_SAMPLE_S * RATE_HZ:
             raise RemoteProtocolError("invalid_value", f"a voice needs {MIN_SAMPLE_S} s of sound and more", "ref_audio")
         speaker = parts.speaker
-        who = await self.engine.ask_model(lambda: speaker(pcm))
+        who = await self.engine.call_model(lambda: speaker(pcm))
         if not text or parts.encoder is None:
             return ClonedVoice(who)
         count = len(parts.inner.lm_head) + 1
-        codes = await self.engine.ask_model(lambda: codes_of(parts.encoder, pcm, count, parts.frame_samples))
+        codes = await self.engine.call_model(lambda: codes_of(parts.encoder, pcm, count, parts.frame_samples))
         return ClonedVoice(who, tuple(parts.vocabulary.plain(text)), codes)
 
     @torch.inference_mode()
@@ -353,6 +362,6 @@ def _in_parts(text: str) -> Iterator[str]:
 def _load(source: Path | Qwen3TtsParts, device: torch.device, dtype: torch.dtype, *, rounded: bool) -> Qwen3TtsParts:
     parts = source if isinstance(source, Qwen3TtsParts) else read(source, device, dtype)
     if rounded:
-        round_linear(parts.decoder)
-        round_linear(parts.inner)
+        quantize_linear_layers(parts.decoder)
+        quantize_linear_layers(parts.inner)
     return parts

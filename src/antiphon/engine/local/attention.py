@@ -1,8 +1,10 @@
 """The attention of packed sessions, registered with `transformers`, and the memory their keys and values lie in.
 
-One forward pass carries rows of many sessions side by side. Everything in a decoder but attention treats rows one by one;
-here each session's rows meet the keys of that session only. The decoder runs unmodified: it finds this function by the name of
-its attention implementation, and the step's segments arrive as a keyword argument that decoders hand down.
+One forward pass carries rows of many sessions side by side. Everything in a decoder but attention treats rows one by
+one; here each session's rows meet the keys of that session only. The decoder runs unmodified: it finds this function by
+the name of its attention implementation, and the step's segments arrive as a keyword argument that decoders hand down.
+
+This module knows neither sessions nor when their memory is given back; `kv_cache.py` does the bookkeeping.
 """
 
 from __future__ import annotations
@@ -18,11 +20,17 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
-NAME = "antiphon"
+# The name under which `transformers` finds `attend`.
+ATTENTION_NAME = "antiphon"
 
 
 class KvTensors:
-    """Storage of KvCache: a handle is one tensor [layers, 2, rows, kv_heads, head_dim] in the model's type and device."""
+    """The Storage of a decoder's KV: a handle is one tensor [layers, 2, rows, kv_heads, head_dim].
+
+    `dtype`, `device`: of these tensors. `folder`: where files of parked copies go; None: the system's temporary folder.
+    `frequencies`: radians by which the halves of a key are turned for each position, float32 [head_dim / 2]; None where
+    this model's keys are turned otherwise, and so cannot be moved.
+    """
 
     def __init__(
         self,
@@ -36,26 +44,29 @@ class KvTensors:
         frequencies: torch.Tensor | None = None,
     ) -> None:
         self._layers, self._kv_heads, self._head_dim = layers, kv_heads, head_dim
-        # Radians a position, float32 [head_dim / 2], by which the halves of a key are turned; None where that is not how this model's are.
         self._frequencies = frequencies
         self._dtype, self._device, self._folder = dtype, device, folder
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row over all layers."""
+        """Bytes of one row's keys and values over all layers."""
         return 2 * self._layers * self._kv_heads * self._head_dim * self._dtype.itemsize
 
     def allocate(self, rows: int) -> torch.Tensor:
-        """Room for `rows` rows, not initialized."""
+        """Return a tensor for `rows` rows, not initialized. Raises torch.OutOfMemoryError where the device is full."""
         shape = (self._layers, 2, rows, self._kv_heads, self._head_dim)
         return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def copy(self, source: torch.Tensor, target: torch.Tensor, rows: int) -> None:
-        """The first `rows` rows of `source` into `target`."""
+        """Copy the first `rows` rows of `source` into `target`, on the device."""
         target[:, :, :rows].copy_(source[:, :, :rows])
 
     def evict(self, handle: torch.Tensor, first: int, end: int, stop: int) -> bool:
-        """See Storage. Turning a rotary key back by as many positions as it moves is computing it there (arXiv:2104.09864, section 3.2)."""
+        """Move rows end .. stop down to `first` and turn their keys by as many positions, layer by layer.
+
+        Turning a rotary key back by the positions it moves gives the key that would have been computed there
+        (arXiv:2104.09864, section 3.2). Values carry no position and are copied. Returns False without `frequencies`.
+        """
         if self._frequencies is None:
             return False
         into = slice(first, first + stop - end)
@@ -68,24 +79,24 @@ class KvTensors:
         return True
 
     def to_host(self, source: torch.Tensor, rows: int) -> torch.Tensor:
-        """A copy of the first `rows` rows in host memory."""
+        """Return a contiguous copy of the first `rows` rows in host memory; waits for the device."""
         return source[:, :, :rows].to("cpu", copy=True).contiguous()
 
-    def to_disk(self, parked: torch.Tensor) -> _File:
-        """Written to an unnamed file: nothing stays behind when the process ends."""
+    def to_disk(self, parked: torch.Tensor) -> ParkedFile:
+        """Write a parked copy to an unnamed file, which disappears with the process. Raises OSError for a full disk."""
         with tempfile.TemporaryFile(dir=self._folder, prefix="antiphon-kv-") as file:
             file.write(_bytes(parked))
             file.flush()
-            return _File(os.dup(file.fileno()), tuple(parked.shape), parked.dtype)
+            return ParkedFile(os.dup(file.fileno()), tuple(parked.shape), parked.dtype)
 
-    def restore(self, parked: torch.Tensor | _File, target: torch.Tensor, rows: int) -> None:
-        """The first `rows` rows of what was parked, into `target`."""
-        held = parked.read() if isinstance(parked, _File) else parked
-        target[:, :, :rows].copy_(held[:, :, :rows])
+    def restore(self, parked: torch.Tensor | ParkedFile, target: torch.Tensor, rows: int) -> None:
+        """Copy the first `rows` rows of a parked copy into `target`. Raises OSError where its file cannot be read."""
+        copy = parked.read() if isinstance(parked, ParkedFile) else parked
+        target[:, :, :rows].copy_(copy[:, :, :rows])
 
-    def discard(self, parked: torch.Tensor | _File) -> None:
-        """Forget a parked copy."""
-        if isinstance(parked, _File):
+    def discard(self, parked: torch.Tensor | ParkedFile) -> None:
+        """Free a parked copy: a file is closed, which deletes it; a tensor goes with its last reference."""
+        if isinstance(parked, ParkedFile):
             os.close(parked.descriptor)
 
 
@@ -96,30 +107,32 @@ def _bytes(tensor: torch.Tensor) -> memoryview:
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
-    """A parked tensor in an unlinked file."""
+class ParkedFile:
+    """A parked tensor of `shape` and `dtype` in an unlinked file; `descriptor` is open until it is discarded."""
 
     descriptor: int
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     def read(self) -> torch.Tensor:
-        held = torch.empty(self.shape, dtype=self.dtype)
-        into, at = _bytes(held), 0
+        """Return the whole tensor, read into host memory. Raises OSError where the file is shorter than it was."""
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        into, at = _bytes(tensor), 0
         while at < len(into):
-            got = os.preadv(self.descriptor, [into[at:]], at)
-            if not got:
+            count = os.preadv(self.descriptor, [into[at:]], at)
+            if not count:
                 raise OSError("a parked session's file is shorter than it was")
-            at += got
-        return held
+            at += count
+        return tensor
 
 
 @dataclass(slots=True)
 class AttentionSegment:
-    """One session's rows in a step: packed rows first..last; `past` rows of it are in the KV already.
+    """One session's rows in a step: packed rows first .. last, of a session with `past` rows in the KV already.
 
-    Per layer: `new_keys` and `new_values` [count, kv_heads, head_dim] to be written, `keys` and `values` [1, kv_heads, past + count,
-    head_dim] to be read.
+    The tensors are views of the session's memory, one for each layer: `new_keys` and `new_values` [count, kv_heads,
+    head_dim] are to be written, `keys` and `values` [1, kv_heads, past + count, head_dim] to be read. `masks`: those
+    made so far, by window, so that layers share them.
     """
 
     first: int
@@ -133,7 +146,7 @@ class AttentionSegment:
 
     @classmethod
     def of(cls, handle: torch.Tensor, first: int, count: int, past: int) -> AttentionSegment:
-        """Segment of `count` rows after `past` rows in `handle`."""
+        """Return the segment of `count` rows, packed from `first` on, that follow `past` rows in `handle`."""
         stop = past + count
         whole = handle[:, :, :stop].transpose(2, 3).unsqueeze(2)
         fresh = handle[:, :, past:stop]
@@ -148,7 +161,10 @@ class AttentionSegment:
         )
 
     def mask(self, window: int, groups: int, like: torch.Tensor) -> torch.Tensor:
-        """Additive [groups * count, past + count]: row i sees the rows up to its own, the last `window` of them (0: all); once for each of `groups`."""
+        """Return the additive mask [groups * count, past + count], in the type and on the device of `like`.
+
+        Row i sees the rows up to its own, and of these the last `window` (0: all). The rows repeat for each group.
+        """
         if window not in self.masks:
             count, stop = self.last - self.first, self.past + self.last - self.first
             rows = torch.arange(self.past, stop, device=like.device)[:, None]
@@ -174,9 +190,11 @@ def attend(
     segments: Sequence[AttentionSegment] = (),
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim], rotated; returns [1, rows, heads, head_dim].
+    """Attend each segment's rows to the keys of its own session, and write the new keys and values on the way.
 
-    Writes the segments' new keys and values on the way.
+    `query` [1, heads, rows, head_dim], `key` and `value` [1, kv_heads, rows, head_dim], rotated. `segments` cover all
+    rows. `attention_mask` is ignored: segments make their own. Returns [1, rows, heads, head_dim] and no weights, as
+    `transformers` expects. Raises RuntimeError outside a step, where there are no segments.
     """
     if not segments:
         raise RuntimeError("this attention works inside an engine's step only")
@@ -194,20 +212,20 @@ def attend(
         segment.new_values[layer].copy_(values[first:last])
         k, v = segment.keys[layer], segment.values[layer]
         q = queries[first:last]
-        # The heads of a group are rows of one query, so that a group's keys are read once: with 7 heads a group, 15 rows and 3,000 keys take half
-        # as long as head by head.
+        # The heads of a group are rows of one query, so that a group's keys are read once: with 7 heads a group, 15
+        # rows and 3,000 keys take half as long as head by head.
         count, mask = last - first, None
         q = q.reshape(count, -1, groups, width).permute(1, 2, 0, 3).reshape(1, -1, groups * count, width)
         if count > 1:
             mask = segment.mask(sliding_window or 0, groups, q)
         elif sliding_window:
             k, v = k[:, :, -sliding_window:], v[:, :, -sliding_window:]
-        found = _scores(q, k, v, mask, scaling, softcap)[0]
-        out[first:last] = found.view(-1, groups, count, found.shape[-1]).permute(2, 0, 1, 3).flatten(1, 2)
+        attended = _weighted_values(q, k, v, mask, scaling, softcap)[0]
+        out[first:last] = attended.view(-1, groups, count, attended.shape[-1]).permute(2, 0, 1, 3).flatten(1, 2)
     return out[None], None
 
 
-def _scores(
+def _weighted_values(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -225,4 +243,4 @@ def _scores(
     return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype), v)
 
 
-AttentionInterface.register(NAME, attend)
+AttentionInterface.register(ATTENTION_NAME, attend)

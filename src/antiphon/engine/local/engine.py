@@ -1,7 +1,10 @@
-"""The engine: one model, one thread that steps it, and the sessions' asyncio door to it.
+"""The engine: one model, one thread that steps it, and the sessions through which an event loop uses it.
 
-Sessions post what they want; the thread applies it between steps, plans, steps, and hands results back to the loops they
-belong to. Nothing on a session's side waits for a step but what awaits its result.
+Sessions post what they want; the engine's thread applies it between two steps, plans a step, runs it, and hands the
+results back to the event loops they belong to. No call of a session waits for a step but those that await its result.
+
+This module owns the threads and the loops. Which rows go into a step is decided in `scheduler.py`, what a step computes
+in `runner.py`.
 """
 
 from __future__ import annotations
@@ -14,39 +17,41 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from antiphon.engine.api import EngineSettings, EngineState, Finish, Generation, Position, Sampling, Sink, Token
-from antiphon.engine.local.kv_cache import PAGE_ROWS, KvCache, Storage
-from antiphon.engine.local.scheduler import MAX_UNREAD, ScheduledSession, Scheduler, StepChunk, StepLimits
+from antiphon.engine.api import (
+    EngineSettings,
+    EngineState,
+    Finish,
+    Generation,
+    Position,
+    Sampling,
+    Sink,
+    Token,
+)
+from antiphon.engine.local.kv_cache import PAGE_ROWS, KvCache
+from antiphon.engine.local.scheduler import Scheduler
+from antiphon.engine.local.step import MAX_UNREAD_TOKENS, ScheduledSession, StepLimits, StepRunner
 from antiphon.errors import AntiphonError, EngineError, ModelError, Refused
 
 log = logging.getLogger(__name__)
 
-# How often an idle engine looks for sessions to park.
-REST_S = 5.0
+# How often an engine without work looks for sessions to park.
+IDLE_CHECK_S = 5.0
 # How soon sessions that found no room are tried again, if nothing happens before.
 RETRY_S = 0.05
 T = TypeVar("T")
-# (rows in the step, sessions in it, seconds it took)
+# Called with the rows of a step, the sessions in it, and the seconds it took.
 ObserveEngineStep = Callable[[int, int, float], None]
 
 
-class StepRunner(Protocol):
-    """What the engine needs of a runner."""
-
-    @property
-    def context_rows(self) -> int: ...
-
-    def storage(self) -> Storage: ...
-
-    def embeddings(self, rows: Any) -> Any: ...
-
-    def step(self, chunks: Sequence[StepChunk]) -> Sequence[Token | Exception | None]: ...
-
-
 class Engine:
-    """Runs `runner` in a thread of its own until closed."""
+    """Steps one model in a thread of its own, from its construction until `close`.
+
+    `runner`: the model; it may be used by the engine's thread only. `observe`: called after each step, in that thread.
+    `clock`: monotonic seconds. `last_state`: how full the engine was after its last step, for those who must not wait.
+    `scheduler`: to be called through `call` only, since it belongs to the engine's thread.
+    """
 
     def __init__(
         self,
@@ -57,102 +62,132 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings or EngineSettings()
-        self._runner = runner
+        self.runner = runner
         self._observe = observe
         self._clock = clock
         s = self.settings
         cache = KvCache(runner.storage(), budget_bytes=s.kv_bytes, host_bytes=s.host_bytes, disk_bytes=s.disk_bytes)
         context = min(s.context_rows or runner.context_rows, runner.context_rows)
-        limits = StepLimits(context, s.decode_rows, s.prefill_rows, s.alone_rows, s.park_after_s)
+        limits = StepLimits(context, s.decode_rows, s.prefill_rows, s.prefill_only_rows, s.park_after_s)
         self.scheduler = Scheduler(cache, limits)
-        # Bound: a few small calls a session and step; the thread takes all of them before each step.
+        # Bound: a few small calls for each session and step; the thread makes all of them before each step.
         self._posted: deque[Callable[[], None]] = deque()
         self._changed = threading.Condition()
         self._closed = False
-        # As it was after the last step: for whoever must not wait to know.
-        self.seen = EngineState()
+        self.last_state = EngineState()
         self._results: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
 
+    @property
+    def context_rows(self) -> int:
+        """The most rows of a session that are in the KV: the model's, the settings', or what the budget holds."""
+        return self.scheduler.limits.context_rows
+
     async def open(self, reserve_rows: int | None = None) -> EngineSession:
-        """A session with no rows, and room promised for `reserve_rows`. Raises Refused where there is none."""
+        """Return a session without rows, with room promised for `reserve_rows` (None: as the settings say).
+
+        The caller closes it. Waits for the step under way. Raises Refused where there is no room, or after `close`.
+        """
         rows = max(PAGE_ROWS, self.settings.reserve_rows if reserve_rows is None else reserve_rows)
-        return EngineSession(self, await self._seat(lambda: self.scheduler.open(rows, self._clock())))
+        return EngineSession(self, await self._admit(lambda: self.scheduler.open(rows, self._clock())))
 
-    async def _seat(self, call: Callable[[], ScheduledSession]) -> ScheduledSession:
-        """The seat that `call` makes. Who is cancelled while it is made leaves none behind."""
-        made: list[ScheduledSession] = []
+    async def fork(self, session: EngineSession) -> EngineSession:
+        """Return a new session with the same rows; see EngineSession.fork, which checks that it may be forked now."""
+        source = session.scheduled
+        twin = await self._admit(lambda: self.scheduler.fork(source, self._clock()))
+        return EngineSession(self, twin, session.length)
 
-        def make() -> ScheduledSession:
-            made.append(call())
-            return made[0]
+    async def _admit(self, make: Callable[[], ScheduledSession]) -> ScheduledSession:
+        """Return the session that `make` opens. A caller that is cancelled meanwhile leaves no session behind."""
+        opened: list[ScheduledSession] = []
 
-        def leave() -> None:
-            for seat in made:
-                self.scheduler.close(seat, keep=False)
+        def open_one() -> ScheduledSession:
+            opened.append(make())
+            return opened[0]
+
+        def close_all() -> None:
+            for session in opened:
+                self.scheduler.close(session, keep=False)
 
         try:
-            return await self.ask(make)
+            return await self.call(open_one)
         except asyncio.CancelledError:
             with suppress(Refused):
-                self.post(leave)
+                self.post(close_all)
             raise
 
     async def state(self) -> EngineState:
-        """How full it is."""
-        return await self.ask(self._state)
+        """Return how full the engine is now. Waits for the step under way; `last_state` does not. Raises Refused."""
+        return await self.call(self._state)
 
-    async def ask_model(self, call: Callable[[], T]) -> T:
-        """As `ask`, of a call into a model: whatever it raises is a ModelError."""
+    async def call_model(self, function: Callable[[], T]) -> T:
+        """Do as `call` does, for a function that runs a part of the model beside the decoder, such as an encoder.
 
-        def answer() -> T:
+        Whatever it raises becomes a ModelError, but for the project's own errors.
+        """
+
+        def guarded() -> T:
             try:
-                return call()
+                return function()
             except AntiphonError:
                 raise
             except Exception as error:
                 raise ModelError(f"{type(error).__name__}: {error}") from error
 
-        return await self.ask(answer)
+        return await self.call(guarded)
 
-    async def ask(self, call: Callable[[], T]) -> T:
-        """The result of `call`, made in the engine's thread between two steps."""
+    async def call(self, function: Callable[[], T]) -> T:
+        """Run `function` in the engine's thread between two steps, and return its result or raise its error.
+
+        It delays every session while it runs. Waits for the step under way. A caller that is cancelled before it began
+        has it skipped. Raises Refused once the engine is closed.
+        """
         future: Future[T] = Future()
 
-        def answer() -> None:
+        def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
-                future.set_result(call())
+                future.set_result(function())
             except AntiphonError as error:
                 future.set_exception(error)
             except Exception as error:
                 log.exception("an engine call failed")
                 future.set_exception(error)
 
-        self.post(answer)
+        self.post(run)
         return await asyncio.wrap_future(future)
 
-    def post(self, call: Callable[[], None]) -> None:
-        """Have `call` made in the engine's thread before its next step. Raises Refused once the engine is closed."""
+    def post(self, function: Callable[[], None]) -> None:
+        """Have `function` run in the engine's thread before its next step, and return at once. From any thread.
+
+        Functions run in the order they were posted; what one raises is logged. Raises Refused once the engine is
+        closed.
+        """
         with self._changed:
             if self._closed:
                 raise Refused("the engine is shutting down", 5.0)
-            self._posted.append(call)
+            self._posted.append(function)
             self._changed.notify()
 
-    def deliver(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-        """From the engine's thread: have `call` made in `loop`, together with the rest of the step's results."""
-        self._results.append((loop, call))
+    def deliver(self, loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+        """Have `function` run in `loop` after this step, together with the step's other results for that loop.
+
+        To be called in the engine's thread: one wake-up of a loop for all its sessions costs less than one for each.
+        """
+        self._results.append((loop, function))
 
     def wake(self) -> None:
-        """Something that held a session back is over."""
+        """Have the engine look for work now, since what held a session back may be over. From any thread."""
         with self._changed:
             self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the thread after the step under way; what generates gets an EngineError."""
+        """End the engine's thread after the step under way, and block until it ended or `timeout_s` passed.
+
+        Generations and those who wait for rows get an EngineError; later calls of sessions raise Refused.
+        """
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -161,14 +196,12 @@ class Engine:
     def _state(self) -> EngineState:
         scheduler, cache = self.scheduler, self.scheduler.cache
         return EngineState(
-            len(scheduler.seats),
-            sum(1 for s in scheduler.seats if s.rows.generation),
-            sum(1 for s in scheduler.seats if s.lease.asleep),
-            len(scheduler.kept),
-            cache.held_pages * cache.page_bytes,
-            cache.total_pages * cache.page_bytes,
-            cache.parked_rows * cache.storage.row_bytes,
-            scheduler.cuts,
+            sessions=len(scheduler.sessions),
+            generating=sum(1 for s in scheduler.sessions if s.rows.generation),
+            parked=sum(1 for s in scheduler.sessions if s.lease.asleep),
+            kv_bytes=cache.held_pages * cache.page_bytes,
+            kv_total_bytes=cache.total_pages * cache.page_bytes,
+            parked_bytes=cache.parked_rows * cache.storage.row_bytes,
         )
 
     # --- the thread ----------------------------------------------------------------------------------------------
@@ -178,75 +211,78 @@ class Engine:
         while True:
             with self._changed:
                 if not self._posted and not self._closed and not stepped:
-                    self._changed.wait(RETRY_S if self._work() else REST_S)
+                    self._changed.wait(RETRY_S if self._has_work() else IDLE_CHECK_S)
                 if self._closed:
                     break
-            self._apply()
+            self._run_posted()
             stepped = self._step()
-            self.seen = self._state()
-            self._hand_back()
-        self.scheduler.end(EngineError("the engine was closed"))
-        self._apply()
-        self._hand_back()
+            self.last_state = self._state()
+            self._deliver_results()
+        self.scheduler.fail_all(EngineError("the engine was closed"))
+        self._run_posted()
+        self._deliver_results()
 
-    def _work(self) -> bool:
-        return any(s.ready for s in self.scheduler.seats)
+    def _has_work(self) -> bool:
+        return any(s.ready for s in self.scheduler.sessions)
 
-    def _apply(self) -> None:
+    def _run_posted(self) -> None:
         while self._posted:
-            call = self._posted.popleft()
+            function = self._posted.popleft()
             try:
-                call()
+                function()
             except Exception:
                 # One session's mistake must not end the thread that serves them all.
                 log.exception("an engine call failed")
 
     def _step(self) -> bool:
-        """False where there was nothing to do, or no room to do it."""
+        """Run one step. False where there was nothing to do, or no room to do it."""
         started = self._clock()
         try:
             chunks = self.scheduler.plan(started)
             if not chunks:
-                self.scheduler.rest(started)
+                self.scheduler.park_idle(started)
                 return False
-            results = self._runner.step(chunks)
+            results = self.runner.step(chunks)
             self.scheduler.commit(chunks, results)
         except Exception as error:
-            # Whatever is wrong in here must not leave every session hanging.
+            # Whatever went wrong, no session may be left waiting for a step that never comes.
             log.exception("an engine step failed")
-            self.scheduler.end(ModelError(f"the engine failed: {error}"))
+            self.scheduler.fail_all(ModelError(f"the engine failed: {error}"))
             return False
         if self._observe:
             self._observe(sum(c.count for c in chunks), len(chunks), self._clock() - started)
         return True
 
-    def _hand_back(self) -> None:
+    def _deliver_results(self) -> None:
         by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
-        for loop, call in self._results:
-            by_loop.setdefault(loop, []).append(call)
+        for loop, function in self._results:
+            by_loop.setdefault(loop, []).append(function)
         self._results.clear()
-        for loop, calls in by_loop.items():
+        for loop, functions in by_loop.items():
             try:
-                loop.call_soon_threadsafe(_all, calls)
+                loop.call_soon_threadsafe(_run_all, functions)
             except RuntimeError:
-                # The loop was closed with sessions open: nobody is left to tell.
-                log.info("results of %d sessions had no loop to go to", len(calls))
+                # The loop was closed while its sessions were open: their results have no receiver.
+                log.info("results of %d sessions had no loop to go to", len(functions))
 
 
-def _all(calls: list[Callable[[], None]]) -> None:
-    for call in calls:
-        call()
+def _run_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 class EngineSession:
-    """One long-lived sequence. Used from one event loop. Rows are counted from its start.
+    """One sequence of rows that lives as long as a conversation. Used from one event loop; closed by its owner.
 
-    Everything but `settle`, `generate` and `fork` returns at once: the engine does it before its next step, in order.
+    Rows are counted from its start. Everything but `settle`, `generate` and `fork` returns at once: the engine's thread
+    does it before its next step, in the order of the calls.
+    `scheduled`: the session as the engine's thread sees it, to be read in that thread only (`Engine.call`).
+    `finish`: why the last generation ended; None before the first, and while one is under way.
     """
 
-    def __init__(self, engine: Engine, seat: ScheduledSession, length: int = 0) -> None:
+    def __init__(self, engine: Engine, scheduled: ScheduledSession, length: int = 0) -> None:
         self._engine = engine
-        self._seat = seat
+        self.scheduled = scheduled
         self._length = length
         self._generating = False
         self._closed = False
@@ -254,104 +290,112 @@ class EngineSession:
 
     @property
     def length(self) -> int:
-        """Rows given and sampled so far, those that left the context too."""
+        """Rows given, and sampled and read, so far; rows that left the context are counted too."""
         return self._length
 
     @property
     def cached(self) -> int:
-        """Rows at its head whose KV was there before it came."""
-        return self._seat.cached
+        """Rows at the head whose KV was taken over from another session; known once the first rows are computed."""
+        return self.scheduled.cached
 
     @property
     def context_start(self) -> int:
-        """The first row after the pinned ones that is still in the context."""
-        return self._seat.rows.pinned + self._seat.rows.dropped
+        """The first row behind the pinned ones that is still in the context.
+
+        Equal to the number of pinned rows until a cut or an eviction. Of the last step: rows given since may move it.
+        """
+        return self.scheduled.rows.pinned + self.scheduled.rows.dropped
 
     def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
-        """Tokens at the end; their prefill starts at once. `positions` count from the first free one; None: one after another.
+        """Add tokens at the end; their prefill starts at once, but for the newest one.
 
-        Raises ValueError, EngineError while it generates.
+        `positions`: one for each token, counted from the first free one; None: each follows the one before it. Raises
+        ValueError where their number differs, EngineError while the session generates or once it is closed.
         """
-        self._free()
+        self._require_idle()
         given = tuple(ids)
-        _check(len(given), positions)
-        self._engine.post(lambda: self._seat.rows.append(given, positions))
+        _check_positions(len(given), positions)
+        self._engine.post(lambda: self.scheduled.rows.append(given, positions))
         self._length += len(given)
 
     def append_embeddings(
         self, rows: Any, positions: Sequence[Position] | None = None, sink: Sink | None = None
     ) -> None:
-        """Embeddings, float [n, width], at the end; `sink` is told what the decoder's tapped layer made of them, before any token that follows.
+        """Add embeddings, float [n, width], at the end, as `append` adds tokens.
 
-        Raises ValueError for another shape, EngineError while it generates.
+        `sink` receives what the decoder's tapped layer makes of them, before any token that follows is delivered; a
+        decoder without such a layer fails the session then. Raises ValueError for another shape, and as `append` does.
         """
-        self._free()
-        given = self._engine._runner.embeddings(rows)
-        _check(len(given), positions)
-        self._engine.post(lambda: self._seat.rows.append_embeddings(given, len(given), positions, sink))
+        self._require_idle()
+        given = self._engine.runner.embeddings(rows)
+        _check_positions(len(given), positions)
+        self._engine.post(lambda: self.scheduled.rows.append_embeddings(given, len(given), positions, sink))
         self._length += len(given)
 
     def pin(self) -> None:
-        """All rows so far (the system prompt) are kept when the context is cut."""
-        self._free()
-        self._engine.post(self._seat.rows.pin)
+        """Keep all rows so far (the system prompt) whenever the context is cut. Raises EngineError as `append` does."""
+        self._require_idle()
+        self._engine.post(self.scheduled.rows.pin)
 
     def start_turn(self) -> None:
-        """The next row begins a turn: a context cut falls at such places."""
-        self._free()
-        self._engine.post(self._seat.rows.start_turn)
+        """Mark the next row as the beginning of a turn, where a context cut falls if one is in reach.
+
+        Raises EngineError as `append` does.
+        """
+        self._require_idle()
+        self._engine.post(self.scheduled.rows.start_turn)
 
     def rollback(self, position: int) -> None:
-        """Take back all rows from `position` on. Raises EngineError for one that left the context, or while it generates."""
-        self._free()
-        rows = self._seat.rows
+        """Take back all rows from `position` on, which costs nothing: the KV of the rows before it stays.
+
+        Raises EngineError for a row that is not there or has left the context, and as `append` does.
+        """
+        self._require_idle()
+        rows = self.scheduled.rows
         if not 0 <= position <= self._length:
             raise EngineError(f"cannot roll back to row {position} of {self._length}")
         if rows.dropped and rows.pinned < position < rows.pinned + rows.dropped:
             raise EngineError(f"row {position} has left the context")
-        self._engine.post(lambda: self._engine.scheduler.rollback(self._seat, position))
+        self._engine.post(lambda: self._engine.scheduler.rollback(self.scheduled, position))
         self._length = position
 
     def evict(self, count: int) -> None:
-        """Drop the `count` oldest rows after the pinned ones; the KV of what follows them stays. Raises EngineError while it generates.
+        """Drop the `count` oldest rows after the pinned ones; `length` still counts them.
 
-        Unlike a context cut, what stays goes on knowing of what went: its keys and values were computed with it. Where the keys cannot be
-        moved (`Runner.keys_turn_by_halves`), they are computed anew without it.
+        The KV of the rows behind them stays. So, unlike after a context cut, these rows still carry what was dropped:
+        their keys and values were computed with it. Where the model's keys cannot be moved (`Runner.rotate_half`), they
+        are computed anew without it. Raises EngineError as `append` does.
         """
-        self._free()
-        self._engine.post(lambda: self._engine.scheduler.evict(self._seat, count))
+        self._require_idle()
+        self._engine.post(lambda: self._engine.scheduler.evict(self.scheduled, count))
 
-    def resume(self, ids: Sequence[int]) -> None:
-        """The next input of a resumable request: the newest sampled token is taken back, `ids` follow what is left.
+    async def settle(self, *, include_newest: bool = False) -> None:
+        """Wait until the rows given so far are in the KV.
 
-        The tokens sampled last of each output are never seen by the model again (spec/transcription.md, vLLM's
-        resumable requests); the KV of all the rest stays.
+        The newest row is left for the generation that needs its logits, unless `include_newest`. Raises ModelError
+        where a step failed, EngineError where the session or the engine was closed meanwhile.
         """
-        if self.finish is not None:
-            self.rollback(self._length - 1)
-            self.finish = None
-        self.append(ids)
-
-    async def settle(self, *, whole: bool = False) -> None:
-        """Wait until the rows given so far are in the KV (but for `whole` the newest is left for the next step). Raises ModelError."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
-        def told(error: Exception | None) -> None:
+        def on_settled(error: Exception | None) -> None:
             self._engine.deliver(loop, lambda: _resolve(done, error))
 
-        self._engine.post(lambda: self._engine.scheduler.settle(self._seat, told, whole=whole))
+        scheduler = self._engine.scheduler
+        self._engine.post(lambda: scheduler.settle(self.scheduled, on_settled, include_newest=include_newest))
         await done
 
     async def generate(self, params: Sampling) -> AsyncGenerator[Token, None]:
-        """Sample tokens after the last row and yield them as they come; each becomes a row.
+        """Sample tokens after the last row and yield them as they come; each becomes a row of the session.
 
-        `finish` says why it ended. Closing the generator, or cancelling its task, ends it within a step and leaves the session with
-        the tokens that were yielded. Raises ModelError, EngineError.
+        Pending rows are computed first. `finish` says why it ended. Closing the generator, or cancelling its task, ends
+        the generation within a step and leaves the session with just the tokens that were yielded. The engine goes on
+        until it is MAX_UNREAD_TOKENS ahead of the reader. Raises ModelError where a step failed, EngineError where
+        there are no rows, or the session generates already or is closed.
         """
-        self._free()
+        self._require_idle()
         loop = asyncio.get_running_loop()
-        # Bound: the engine goes no further than MAX_UNREAD tokens ahead of the reader.
+        # Bound: the engine goes no further than MAX_UNREAD_TOKENS ahead of the reader.
         queue: deque[Token | Finish | Exception] = deque()
         arrived = asyncio.Event()
 
@@ -363,7 +407,7 @@ class EngineSession:
             params, lambda item: self._engine.deliver(loop, lambda: receive(item)), start=self._length
         )
         self._generating, self.finish = True, None
-        over = False
+        ended = False
         try:
             self._engine.post(lambda: self._begin(generation))
             while True:
@@ -372,61 +416,69 @@ class EngineSession:
                     await arrived.wait()
                 match queue.popleft():
                     case Token() as token:
-                        generation.consumed += 1
-                        self._length += 1
-                        if generation.produced - generation.consumed >= MAX_UNREAD - 2:
-                            # The engine waits for this reader, or is about to.
-                            self._engine.wake()
+                        self._consume(generation)
                         yield token
                     case Finish() as reason:
-                        self.finish, over = reason, True
+                        self.finish, ended = reason, True
                         return
                     case error:
-                        over = True
+                        ended = True
                         raise error
         finally:
             self._generating = False
-            if not over:
+            if not ended:
                 self.finish = Finish.CANCELLED
                 self._cancel(generation)
 
     async def fork(self) -> EngineSession:
-        """Another session with the same rows. Raises Refused."""
-        self._free()
-        engine = self._engine
-        twin = await engine._seat(lambda: engine.scheduler.fork(self._seat, engine._clock()))
-        return EngineSession(engine, twin, self._length)
+        """Return another session with the same rows, which the caller closes.
+
+        Its KV is shared until one of the two writes, then copied. Raises Refused where there is no room for another
+        session, EngineError while this one generates or once it is closed.
+        """
+        self._require_idle()
+        return await self._engine.fork(self)
 
     def close(self, *, keep: bool = False) -> None:
-        """Give back its KV. `keep`: leave it to later sessions that begin alike, while there is room. Again is a no-op."""
+        """Give back the session's KV. Closing it again, or after the engine, changes nothing.
+
+        `keep`: leave the KV to later sessions that begin with the same tokens, while there is room for it.
+        """
         if not self._closed:
             self._closed = True
             try:
-                self._engine.post(lambda: self._engine.scheduler.close(self._seat, keep))
+                self._engine.post(lambda: self._engine.scheduler.close(self.scheduled, keep))
             except Refused:
                 # A closed engine holds nothing.
                 return
 
     def _begin(self, generation: Generation) -> None:
         try:
-            self._engine.scheduler.generate(self._seat, generation)
+            self._engine.scheduler.generate(self.scheduled, generation)
         except EngineError as error:
             generation.deliver(error)
 
+    def _consume(self, generation: Generation) -> None:
+        generation.consumed += 1
+        self._length += 1
+        if generation.produced - generation.consumed >= MAX_UNREAD_TOKENS - 2:
+            # The engine waits for this reader, or is about to.
+            self._engine.wake()
+
     def _cancel(self, generation: Generation) -> None:
         try:
-            self._engine.post(lambda: self._engine.scheduler.cancel(self._seat, generation))
+            self._engine.post(lambda: self._engine.scheduler.cancel(self.scheduled, generation))
         except Refused:
             return
 
-    def _free(self) -> None:
+    def _require_idle(self) -> None:
         if self._closed:
             raise EngineError("the session is closed")
         if self._generating:
             raise EngineError("the session is generating: end that first")
 
 
-def _check(count: int, positions: Sequence[Position] | None) -> None:
+def _check_positions(count: int, positions: Sequence[Position] | None) -> None:
     if positions is not None and len(positions) != count:
         raise ValueError(f"{len(positions)} positions for {count} rows")
 

@@ -1,9 +1,11 @@
-"""Who holds which KV memory, and whether there is room for more: extents, leases, parking. No torch.
+"""Which session holds which KV memory, and whether there is room for more: extents, leases, parking.
 
-An *extent* is one session's KV: contiguous room for a whole number of pages of rows. Extents are shared by counting
-(`fork`, equal prefixes) and copied by whoever first writes to a shared one. A *lease* is what a session was promised when it
-was let in: room for its reserve is there whenever it needs it. A parked session holds no room: its rows lie in host memory
-or in a file, exactly as they were.
+An *extent* is one session's KV: contiguous room for a whole number of pages of rows. Extents are shared by reference
+count (a fork, an equal prefix), and a session that writes to a shared one gets its own copy first. A *lease* is what a
+session was promised when it was opened: room for its reserve is there whenever the session needs it. A parked session
+holds no room: its rows lie in host memory or in a file, bit for bit as they were.
+
+Pure bookkeeping: the memory itself is behind `Storage`, and what the rows mean is known to the scheduler.
 """
 
 from __future__ import annotations
@@ -14,45 +16,56 @@ from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
+# Rows of a page, the unit in which room is counted.
 PAGE_ROWS = 64
 
 
 class Storage(Protocol):
-    """The memory itself. Handles are opaque; sizes in rows."""
+    """The memory that extents and parked copies lie in. Handles are opaque to the cache; sizes are in rows.
+
+    All methods are called in the engine's thread and return when the copy is made.
+    """
 
     @property
-    def row_bytes(self) -> int: ...
+    def row_bytes(self) -> int:
+        """Bytes that one row takes over all layers, keys and values together."""
+        ...
 
-    def allocate(self, rows: int) -> Any: ...
+    def allocate(self, rows: int) -> Any:
+        """Return a handle of memory for `rows` rows, with any content. It is freed with its last reference."""
+        ...
 
     def copy(self, source: Any, target: Any, rows: int) -> None:
-        """The first `rows` rows of `source` into `target`."""
+        """Copy the first `rows` rows of the handle `source` into the handle `target`, which has room for them."""
         ...
 
     def evict(self, handle: Any, first: int, end: int, stop: int) -> bool:
-        """Move rows end..stop to `first`, as if they had been computed there. False where this model's keys cannot be moved."""
+        """Move rows end .. stop down to `first`, as if they had been computed there.
+
+        Returns False, with nothing changed, where the keys of this model cannot be moved to other positions.
+        """
         ...
 
     def to_host(self, source: Any, rows: int) -> Any:
-        """The first `rows` rows, outside the budgeted memory."""
+        """Return a copy of the first `rows` rows that lies in host memory, outside the budget."""
         ...
 
     def to_disk(self, parked: Any) -> Any:
-        """What `to_host` gave, moved to a file. Raises OSError when the disk is full."""
+        """Move a copy that `to_host` returned to a file, and return its new handle. Raises OSError for a full disk."""
         ...
 
     def restore(self, parked: Any, target: Any, rows: int) -> None:
-        """The first `rows` rows of what `to_host` or `to_disk` gave, into `target`. The parked copy stays."""
+        """Copy the first `rows` rows of a parked copy into `target`. The parked copy stays until it is discarded."""
         ...
 
     def discard(self, parked: Any) -> None:
-        """Forget a parked copy."""
+        """Free a parked copy, wherever it lies; its handle is not used again."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Extent:
-    """Room for `pages` pages, held by `holders` leases or kept prefixes."""
+    """Memory for `pages` pages, shared by `holders` leases and kept prefixes. One with several is not written to."""
 
     handle: Any
     pages: int
@@ -61,7 +74,7 @@ class Extent:
 
 @dataclass(slots=True, eq=False)
 class Parked:
-    """`rows` rows that lie outside the budget."""
+    """The first `rows` rows of a parked session, outside the budget: in host memory, or in a file (`on_disk`)."""
 
     handle: Any
     rows: int
@@ -70,7 +83,11 @@ class Parked:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One session's claim. At most one of `extent` and `parked` is set; neither while it has no rows."""
+    """One session's claim to memory. At most one of `extent` and `parked` is set; neither while it has no rows.
+
+    `reserve_pages`: what it was promised. `asleep`: the session is parked, and holds and is promised nothing until it
+    wakes; it is so without a `parked` copy where it had no rows or gave them up. `closed`: it is not used again.
+    """
 
     reserve_pages: int
     extent: Extent | None = None
@@ -80,16 +97,17 @@ class Lease:
 
     @property
     def claim_pages(self) -> int:
-        """Pages it holds or was promised. One that sleeps holds nothing and is promised nothing."""
+        """Pages that the lease holds or was promised, whichever is more; 0 for one that is parked or closed."""
         if self.closed or self.asleep:
             return 0
         return max(self.reserve_pages, self.extent.pages if self.extent else 0)
 
 
 class KvCache:
-    """All extents, leases and kept prefixes of one engine, within `budget_bytes`. One thread at a time.
+    """All extents, leases and kept prefixes of one engine, within `budget_bytes`. Used by one thread at a time.
 
-    `host_bytes` and `disk_bytes` bound what parked sessions may take of either; past them, parking is refused.
+    `host_bytes` and `disk_bytes` bound what parked sessions may take of either; past both, parking is refused. The
+    budget is what sessions hold and were promised: kept prefixes lie in what is left of it and go first.
     """
 
     def __init__(self, storage: Storage, *, budget_bytes: int, host_bytes: int = 0, disk_bytes: int = 0) -> None:
@@ -99,30 +117,36 @@ class KvCache:
         self._host_pages = host_bytes // self.page_bytes
         self._disk_pages = disk_bytes // self.page_bytes
         self.leases: set[Lease] = set()
-        # Extents that no lease holds but somebody may yet share; given back when there is need.
+        # Extents without a lease that a later session may share, the one used last at the end; dropped when room is
+        # needed.
         self.kept: list[Extent] = []
         # In the order they were parked.
         self._parked: list[Parked] = []
 
     @property
     def held_pages(self) -> int:
-        """Pages in memory now, kept prefixes too."""
+        """Pages that are allocated now, kept prefixes included; an extent that several share counts once."""
         extents = {id(e): e.pages for e in (*self.kept, *(x.extent for x in self.leases)) if e}
         return sum(extents.values())
 
     @property
     def claimed_pages(self) -> int:
-        """Pages held by or promised to sessions that are awake."""
-        # A shared extent counts once a holder: each may come to need its own copy.
+        """Pages that sessions which are not parked hold or were promised.
+
+        A shared extent counts once for each of them, since each may come to need its own copy.
+        """
         return sum(lease.claim_pages for lease in self.leases)
 
     @property
     def parked_rows(self) -> int:
-        """Rows that lie outside the budget."""
+        """Rows that lie outside the budget, in host memory and on disk together."""
         return sum(p.rows for p in self._parked)
 
     def open(self, reserve_rows: int) -> Lease | None:
-        """A lease with room for `reserve_rows`, or None where that much is not unclaimed now."""
+        """Return a lease that is promised room for `reserve_rows`, or None where that much is not unclaimed now.
+
+        Nothing is allocated before the lease has rows.
+        """
         pages = pages_of(reserve_rows)
         if self.claimed_pages + pages > self.total_pages:
             return None
@@ -131,8 +155,8 @@ class KvCache:
         return lease
 
     def close(self, lease: Lease) -> None:
-        """Give back all it holds. Again is a no-op."""
-        self._let_go(lease)
+        """Give back what the lease holds, its parked copy included. Closing it again changes nothing."""
+        self._release(lease)
         if lease.parked:
             self._discard(lease.parked)
             lease.parked = None
@@ -140,7 +164,11 @@ class KvCache:
         self.leases.discard(lease)
 
     def ensure(self, lease: Lease, rows: int, valid: int) -> bool:
-        """Make the lease's extent its own, with room for `rows`; its first `valid` rows stay. False where there is no room."""
+        """Make the lease's extent its own, with room for `rows` rows; the first `valid` rows in it stay.
+
+        Copies these rows where the extent is shared or too small; a growing extent gets an eighth more than it needs.
+        Returns False, with nothing changed, where there is no room. The lease must not be parked.
+        """
         assert not lease.asleep
         pages = pages_of(rows)
         old = lease.extent
@@ -151,34 +179,40 @@ class KvCache:
         size = wish if self._fits(lease, wish) else pages
         if not self._fits(lease, size):
             return False
-        # Kept prefixes go first; the promise to other leases is what _fits counted.
+        # Kept prefixes go first: _fits has counted only what leases hold and were promised.
         while self.kept and self.held_pages + size > self.total_pages:
             self.drop_kept(self.kept[0])
         extent = Extent(self.storage.allocate(size * PAGE_ROWS), size)
         if old and valid:
             self.storage.copy(old.handle, extent.handle, valid)
-        self._let_go(lease)
+        self._release(lease)
         lease.extent = extent
         return True
 
     def evict(self, lease: Lease, first: int, end: int, stop: int) -> bool:
-        """Rows first..end of the lease's own extent go, those up to `stop` move down. False where they cannot be moved."""
+        """Drop rows first .. end of the lease's extent and move the rows up to `stop` down.
+
+        The extent must be the lease's own. Returns False where this model's keys cannot be moved.
+        """
         assert lease.extent
         assert lease.extent.holders == 1
         return self.storage.evict(lease.extent.handle, first, end, stop)
 
     def share(self, source: Extent, lease: Lease) -> None:
-        """`lease`, which holds nothing yet, holds `source` too."""
+        """Have `lease`, which must hold nothing yet, hold `source` too. Nothing is copied until one of them writes."""
         assert lease.extent is None
         if source in self.kept:
-            # The one used last goes last.
+            # The extent that was used last is dropped last.
             self.kept.remove(source)
             self.kept.append(source)
         source.holders += 1
         lease.extent = source
 
     def keep(self, lease: Lease) -> Extent | None:
-        """Keep the lease's extent for others to share, after the lease closes."""
+        """Keep the lease's extent for others to share after the lease is closed, and return it; None where it has none.
+
+        It stays until `drop_kept`, or until the room is needed.
+        """
         extent = lease.extent
         if extent:
             extent.holders += 1
@@ -186,26 +220,34 @@ class KvCache:
         return extent
 
     def drop_kept(self, extent: Extent) -> None:
-        """Keep it no longer."""
+        """Stop keeping an extent. Its memory is freed with the last lease that shares it; ValueError if not kept."""
         self.kept.remove(extent)
         extent.holders -= 1
 
     def park(self, lease: Lease, rows: int) -> bool:
-        """Move the lease's first `rows` rows out of the budget. False where neither host memory nor disk has room."""
+        """Move the lease's first `rows` rows out of the budget and give up its claim.
+
+        Copies to host memory, and moves what has been parked longest on to disk where host memory is full. Returns
+        False, with nothing changed, where neither has room; True for a lease that is parked already.
+        """
         if lease.asleep:
             return True
         if lease.extent and rows:
-            if not self._make_parking(pages_of(rows)):
+            if not self._has_parking_room(pages_of(rows)):
                 return False
             lease.parked = Parked(self.storage.to_host(lease.extent.handle, rows), rows)
             self._parked.append(lease.parked)
             self._spill()
-        self._let_go(lease)
+        self._release(lease)
         lease.asleep = True
         return True
 
     def wake(self, lease: Lease, rows: int) -> bool:
-        """Bring a parked lease back with room for `rows`. False, and nothing changed, where there is none now."""
+        """Bring a parked lease back, with its reserve promised again and room for `rows` rows.
+
+        Copies its rows back and discards the parked copy. Returns False, with nothing changed, where there is no room
+        now; True for a lease that is not parked.
+        """
         if not lease.asleep:
             return True
         pages = max(lease.reserve_pages, pages_of(rows), pages_of(lease.parked.rows) if lease.parked else 0)
@@ -224,8 +266,11 @@ class KvCache:
         lease.parked = None
         return True
 
-    def forget(self, lease: Lease, rows: int) -> None:
-        """Only the first `rows` of a parked copy count from now on: the others were rolled back."""
+    def truncate_parked(self, lease: Lease, rows: int) -> None:
+        """Count only the first `rows` rows of a parked copy from now on, since the others were rolled back.
+
+        Does nothing for a lease without a parked copy.
+        """
         if lease.parked:
             lease.parked.rows = min(lease.parked.rows, rows)
 
@@ -233,17 +278,17 @@ class KvCache:
         others = self.claimed_pages - lease.claim_pages
         return others + max(pages, lease.reserve_pages) <= self.total_pages
 
-    def _let_go(self, lease: Lease) -> None:
+    def _release(self, lease: Lease) -> None:
         if lease.extent:
             lease.extent.holders -= 1
             lease.extent = None
 
-    def _make_parking(self, pages: int) -> bool:
+    def _has_parking_room(self, pages: int) -> bool:
         used = sum(pages_of(p.rows) for p in self._parked)
         return used + pages <= self._host_pages + self._disk_pages
 
     def _spill(self) -> None:
-        """Move the longest parked to disk until host memory holds what it may."""
+        """Move what has been parked longest to disk until host memory holds no more than its bound."""
         in_host = [p for p in self._parked if not p.on_disk]
         used = sum(pages_of(p.rows) for p in in_host)
         for parked in in_host:
@@ -252,7 +297,7 @@ class KvCache:
             try:
                 parked.handle = self.storage.to_disk(parked.handle)
             except OSError as error:
-                # Better over the host bound than lost.
+                # A session over the host bound is better than a session that is lost.
                 log.warning("parked sessions stay in host memory: %s", error.strerror)
                 self._disk_pages = 0
                 return
@@ -264,7 +309,7 @@ class KvCache:
         self._parked.remove(parked)
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where the bookkeeping contradicts itself."""
+        """Raise AssertionError where the counts, claims and copies contradict each other; for tests."""
         count: dict[int, int] = {}
         extents: dict[int, Extent] = {}
         for extent in [*self.kept, *(x.extent for x in self.leases if x.extent)]:
@@ -281,5 +326,5 @@ class KvCache:
 
 
 def pages_of(rows: int) -> int:
-    """Whole pages that hold `rows` rows."""
+    """Return how many whole pages hold `rows` rows."""
     return -(-rows // PAGE_ROWS)

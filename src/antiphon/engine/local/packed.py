@@ -1,7 +1,8 @@
-"""int8 weights in the layout that this machine multiplies them in, in a file that is mapped: nothing is packed at a start.
+"""int8 weights in the layout that this machine multiplies them in, in a file that is mapped when a model is loaded.
 
-oneDNN chooses the layout by the CPU, so the file carries what it was packed for, and is made anew where that differs. A mapped
-tensor is made by the C interface that torch's ahead-of-time compiler keeps its constants with (`aoti_torch_create_tensor_from_blob_v2`).
+oneDNN chooses the layout by the CPU, so the file names what it was packed for, and is written anew on a machine where
+that differs. A mapped tensor is made by the C interface that torch's ahead-of-time compiler keeps its constants with
+(`aoti_torch_create_tensor_from_blob_v2`). This module knows names and bytes of weights, and no model.
 
     <folder>/packed.bin     the weights one after another, each at a page's start
     <folder>/packed.json    {"key", "weights": [{"names", "shape", "offset", "size", "layout"}]}
@@ -29,13 +30,13 @@ DATA_FILE, INDEX_FILE = "packed.bin", "packed.json"
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """int8 [out, in] as oneDNN's opaque tensor."""
+    """Return an int8 weight [out, in] as oneDNN's opaque tensor, in the layout of this machine. It is a copy."""
     packed: torch.Tensor = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
     return packed
 
 
-def key() -> str:
-    """What a layout depends on: torch's version and what the CPU can do."""
+def machine_key() -> str:
+    """Return a hash of what a layout depends on: torch's version, the CPU's flags and oneDNN's limit on them."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text(encoding="utf-8", errors="replace").splitlines() if cpu.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
@@ -44,10 +45,13 @@ def key() -> str:
 
 
 def write(folder: Path, weights: Iterable[tuple[tuple[str, ...], torch.Tensor]]) -> None:
-    """Write packed weights under the names of the layers they hold. Raises OSError."""
+    """Write packed weights, each under the names of the layers it holds, in place of those that are there.
+
+    A reader that comes meanwhile finds the old ones or none, never half of the new ones. Raises OSError.
+    """
     index = []
-    half, listed = folder / (DATA_FILE + ".part"), folder / (INDEX_FILE + ".part")
-    with half.open("wb") as file:
+    new_data, new_index = folder / (DATA_FILE + ".part"), folder / (INDEX_FILE + ".part")
+    with new_data.open("wb") as file:
         for names, packed in weights:
             file.write(bytes(-file.tell() % mmap.PAGESIZE))
             size = int(torch.ops.mkldnn._nbytes(packed))
@@ -62,55 +66,59 @@ def write(folder: Path, weights: Iterable[tuple[tuple[str, ...], torch.Tensor]])
                 }
             )
             file.write((ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(packed)))
-    listed.write_text(json.dumps({"key": key(), "weights": index}))
-    # A reader in between finds no index, and packs for itself.
+    new_index.write_text(json.dumps({"key": machine_key(), "weights": index}))
+    # A reader that comes between these lines finds no index, and packs for itself.
     (folder / INDEX_FILE).unlink(missing_ok=True)
-    half.rename(folder / DATA_FILE)
-    listed.rename(folder / INDEX_FILE)
+    new_data.rename(folder / DATA_FILE)
+    new_index.rename(folder / INDEX_FILE)
 
 
-def fresh(folder: Path) -> bool:
-    """Whether a folder holds weights packed for this machine."""
+def fits_machine(folder: Path) -> bool:
+    """Return whether a folder holds weights packed for this machine; False where its index is not readable."""
     try:
-        return bool(json.loads((folder / INDEX_FILE).read_text())["key"] == key())
+        return bool(json.loads((folder / INDEX_FILE).read_text())["key"] == machine_key())
     except (OSError, ValueError, KeyError):
         return False
 
 
 def read(folder: Path) -> dict[tuple[str, ...], torch.Tensor]:
-    """The packed weights of a folder by the names of their layers; empty where there are none for this machine."""
+    """Return the packed weights of a folder by the names of the layers they hold, mapped and not read.
+
+    Empty where there are none, where they are for another machine, or where they are damaged, which is logged.
+    """
     try:
-        if not fresh(folder):
+        if not fits_machine(folder):
             return {}
         index = json.loads((folder / INDEX_FILE).read_text())
         with (folder / DATA_FILE).open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         if len(mapped) != max(w["offset"] + w["size"] for w in index["weights"]):
             return {}
-        make = _Maker(mapped)
+        make = _MappedTensors(mapped)
         return {tuple(w["names"]): make(w["shape"], w["offset"], b64decode(w["layout"])) for w in index["weights"]}
     except (OSError, ValueError, KeyError, AttributeError) as error:
         log.info("no packed weights in %s: %s", folder, error)
         return {}
 
 
-class _Maker:
-    """Tensors over one mapping. It is never unmapped: they outlive whoever made them."""
+class _MappedTensors:
+    """Makes tensors over one mapping, which is never unmapped: the tensors outlive this object."""
 
-    _kept: list[mmap.mmap] = []  # noqa: RUF012 — of the process, on purpose
+    _mappings: list[mmap.mmap] = []  # noqa: RUF012 — shared by the process, on purpose
 
     def __init__(self, mapped: mmap.mmap) -> None:
-        self._kept.append(mapped)
+        self._mappings.append(mapped)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
         self._torch = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        new = ctypes.pythonapi.PyCapsule_New
-        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        self._capsule: Any = new
+        new_capsule = ctypes.pythonapi.PyCapsule_New
+        new_capsule.restype = ctypes.py_object
+        new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        self._capsule: Any = new_capsule
 
     def __call__(self, shape: list[int], offset: int, layout: bytes) -> torch.Tensor:
         dims = (ctypes.c_int64 * len(shape))(*shape)
         handle = ctypes.c_void_p()
-        failed = self._torch.aoti_torch_create_tensor_from_blob_v2(
+        status = self._torch.aoti_torch_create_tensor_from_blob_v2(
             ctypes.c_void_p(self._address + offset),
             ctypes.c_int64(len(shape)),
             dims,
@@ -124,7 +132,7 @@ class _Maker:
             ctypes.c_char_p(layout),
             ctypes.c_int64(len(layout)),
         )
-        if failed:
+        if status:
             raise ValueError("torch takes no tensor of this layout")
         tensor: torch.Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(self._capsule(handle, None, None))
         return tensor

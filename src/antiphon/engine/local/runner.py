@@ -1,7 +1,9 @@
-"""One forward pass of a `transformers` decoder over the rows of many sessions. Knows tensors; knows no session's life.
+"""One forward pass of a `transformers` decoder over the rows of many sessions.
 
-The decoder is used as it comes: embeddings in, logits of the rows that are owed one out. Its attention implementation is set to
-attention.py's; all it is told besides is each row's position.
+The decoder is used as it comes: embeddings go in, and the logits of the rows that a token is sampled from come out. Its
+attention implementation is set to the one of `attention.py`; besides the embeddings it gets each row's position.
+
+This module knows tensors. Which rows a step has, and what its results mean for a session, the scheduler knows.
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ from typing import Any
 
 import torch
 
-from antiphon.engine.api import EMBEDDED, Token
-from antiphon.engine.local.attention import NAME, AttentionSegment, KvTensors
-from antiphon.engine.local.sampling import generator, sample
-from antiphon.engine.local.scheduler import StepChunk
+from antiphon.engine.api import EMBEDDED, RunnerStats, Token
+from antiphon.engine.local.attention import ATTENTION_NAME, AttentionSegment, KvTensors
+from antiphon.engine.local.sampling import random_generator, sample
+from antiphon.engine.local.step import StepChunk
 from antiphon.errors import AntiphonError, ModelError
 
 log = logging.getLogger(__name__)
@@ -27,25 +29,18 @@ Result = Token | Exception | None
 
 
 @dataclass(slots=True)
-class RunnerStats:
-    """Totals since the start. Seconds; `forward_s` is the decoder itself, `sample_s` choosing tokens, `step_s` all of it."""
-
-    steps: int = 0
-    rows: int = 0
-    step_s: float = 0.0
-    forward_s: float = 0.0
-    sample_s: float = 0.0
-
-
-@dataclass(slots=True)
 class Runner:
-    """`model`: a causal language model of `transformers`, in eval mode, on `device`.
+    """Steps a causal language model of `transformers`. Satisfies StepRunner; its model belongs to the engine's thread.
 
-    `dtype` it computes in, `kv_dtype` its keys and values are kept in. `position_axes`: 1, or 3 where positions are (time,
-    height, width). `kv_folder`: where parked sessions' files go. `keys_turn_by_halves`: its rotary embedding turns the first half of a key
-    against the second, by its `inv_freq` alone, so that keys can be moved (Llama, Qwen). `input_width`: numbers in an embedding, where the decoder
-    takes more than its own width (features for its first layers); 0: its width. Of a model with `tapped`, float [rows, width] after a pass, the rows of
-    embeddings given with a sink are told to it.
+    `model`: in eval mode, on `device`; it is changed to use the engine's attention. Where it has an attribute `tapped`,
+    float [rows, width] after a pass, rows that were given with a sink are handed to it from there.
+    `dtype`: the type it computes in. `kv_dtype`: the type its keys and values are kept in.
+    `position_axes`: 1, or 3 where positions are (time, height, width).
+    `kv_folder`: where the files of parked sessions go; None: the system's temporary folder.
+    `rotate_half`: the model's rotary embedding turns the first half of a key against the second, by its `inv_freq`
+    alone (Llama, Qwen), so that keys can be moved to other positions.
+    `input_width`: numbers of an input row, where the decoder takes more than its own width (features for its first
+    layers); 0: its own width.
     """
 
     model: Any
@@ -54,34 +49,34 @@ class Runner:
     kv_dtype: torch.dtype = torch.float32
     position_axes: int = 1
     kv_folder: Path | None = None
-    keys_turn_by_halves: bool = False
+    rotate_half: bool = False
     input_width: int = 0
     stats: RunnerStats = field(default_factory=RunnerStats)
     _embed: Any = None
     _hidden: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
-        self.model.set_attn_implementation(NAME)
+        self.model.set_attn_implementation(ATTENTION_NAME)
         self._embed = self.model.get_input_embeddings()
-        self.model.get_output_embeddings().register_forward_pre_hook(self._see_hidden)
+        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_hidden)
 
     @property
     def config(self) -> Any:
-        """The decoder's own configuration, where the model has several."""
+        """The text decoder's configuration, where the model has several; a `PretrainedConfig` of `transformers`."""
         return self.model.config.get_text_config()
 
     @property
     def width(self) -> int:
-        """Numbers in an embedding."""
+        """How many numbers an embedding has, the features for the decoder's first layers included."""
         return self.input_width or int(self.config.hidden_size)
 
     @property
     def context_rows(self) -> int:
-        """Positions the model was made for."""
+        """How many positions the model was made for, by its configuration (`max_position_embeddings`)."""
         return int(self.config.max_position_embeddings)
 
     def storage(self) -> KvTensors:
-        """Memory for this decoder's keys and values."""
+        """Return memory for this decoder's keys and values, on its device, in `kv_dtype`; nothing is allocated yet."""
         config = self.config
         heads = int(config.num_attention_heads)
         return KvTensors(
@@ -95,13 +90,16 @@ class Runner:
         )
 
     def _frequencies(self) -> torch.Tensor | None:
-        if not self.keys_turn_by_halves:
+        if not self.rotate_half:
             return None
         frequencies: torch.Tensor = self.model.get_decoder().rotary_emb.inv_freq
         return frequencies.float().to(self.device)
 
     def embeddings(self, rows: Any) -> torch.Tensor:
-        """`rows`, float [n, width], as the decoder takes them; of the decoder's own width they have no features. Raises ValueError for another shape."""
+        """Return `rows`, float [n, width], on the model's device and in its type; copies only where these differ.
+
+        Rows of the decoder's own width are accepted too, and have no features. Raises ValueError for another shape.
+        """
         given = torch.as_tensor(rows)
         if given.dim() != 2 or given.shape[1] not in (self.width, int(self.config.hidden_size)):
             raise ValueError(f"embeddings are [rows, {self.width}], not {list(given.shape)}")
@@ -109,9 +107,10 @@ class Runner:
 
     @torch.inference_mode()
     def step(self, chunks: Sequence[StepChunk]) -> list[Result]:
-        """Compute the chunks' keys and values; one result a chunk: a token where one was owed. Does not raise.
+        """Compute the chunks' keys and values in one pass, and return one result for each chunk.
 
-        Where the pass fails, each chunk is tried by itself, so that the one at fault fails alone.
+        A result is the token where one is sampled, the error where the chunk failed, or None. Does not raise: where the
+        pass fails, each chunk is tried by itself, so that the one at fault fails alone.
         """
         started = time.perf_counter()
         try:
@@ -128,22 +127,22 @@ class Runner:
         return results
 
     def _forward(self, chunks: Sequence[StepChunk]) -> list[Result]:
-        segments, owed, at = [], [], 0
+        segments, sampled_rows, at = [], [], 0
         for chunk in chunks:
             segments.append(AttentionSegment.of(chunk.handle, at, chunk.count, chunk.start))
             at += chunk.count
             if chunk.sampled:
-                owed.append(at - 1)
+                sampled_rows.append(at - 1)
         started = time.perf_counter()
         out = self.model(
             inputs_embeds=self._inputs(chunks),
             position_ids=self._positions(chunks),
             use_cache=False,
-            logits_to_keep=torch.tensor(owed, dtype=torch.long, device=self.device),
+            logits_to_keep=torch.tensor(sampled_rows, dtype=torch.long, device=self.device),
             segments=segments,
         )
         self.stats.forward_s += time.perf_counter() - started
-        self._tell(chunks)
+        self._feed_sinks(chunks)
         hidden, self._hidden = self._hidden, None
         started = time.perf_counter()
         logits = iter(out.logits[0].float().cpu())
@@ -156,24 +155,24 @@ class Runner:
         generation = chunk.sampled
         assert generation is not None
         if generation.sampler is None:
-            generation.sampler = generator(generation.params)
+            generation.sampler = random_generator(generation.params)
         try:
             token, logprob = sample(logits, generation.params, chunk.recent, generation.produced, generation.sampler)
         except Exception as error:
-            # A constraint is an adapter's code: it fails its own session.
+            # A constraint or chooser is an adapter's code: what it raises fails its own session.
             return _wrapped(error)
         wanted = generation.params.hidden and hidden is not None
         return Token(token, logprob, hidden.clone() if wanted and hidden is not None else None)
 
-    def _tell(self, chunks: Sequence[StepChunk]) -> None:
-        """What the tapped layer made of rows, to whoever wants to know."""
+    def _feed_sinks(self, chunks: Sequence[StepChunk]) -> None:
+        """Hand what the tapped layer made of embedding rows to the sinks they were given with."""
         tapped, at = getattr(self.model, "tapped", None), 0
         for chunk in chunks:
-            for row, count, sink, before in chunk.sinks:
+            for rows in chunk.sinks:
                 if tapped is None:
                     raise ModelError("the model has no tapped layer")
-                first = at + row - chunk.start
-                sink(before, tapped[first : first + count])
+                first = at + rows.start - chunk.start
+                rows.sink(rows.offset, tapped[first : first + rows.count])
             at += chunk.count
 
     def _inputs(self, chunks: Sequence[StepChunk]) -> torch.Tensor:
@@ -189,16 +188,16 @@ class Runner:
 
     def _positions(self, chunks: Sequence[StepChunk]) -> torch.Tensor:
         if self.position_axes == 1:
-            flat = [p for c in chunks for p in (_first(c) if c.positions else range(c.start, c.stop))]
+            flat = [p for c in chunks for p in (_first_axis(c) if c.positions else range(c.start, c.stop))]
             return torch.tensor([flat], dtype=torch.long, device=self.device)
         rows = [p for c in chunks for p in (c.positions or [(i,) * 3 for i in range(c.start, c.stop)])]
         return torch.tensor(rows, dtype=torch.long, device=self.device).T[:, None]
 
-    def _see_hidden(self, _: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+    def _keep_hidden(self, _: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         self._hidden = inputs[0][0]
 
 
-def _first(chunk: StepChunk) -> list[int]:
+def _first_axis(chunk: StepChunk) -> list[int]:
     assert chunk.positions is not None
     return [p[0] for p in chunk.positions]
 

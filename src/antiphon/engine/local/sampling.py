@@ -1,4 +1,8 @@
-"""From logits to one token, as `Sampling` says. Each generation draws from a random generator of its own."""
+"""From the logits of one row to one token, as `Sampling` says.
+
+Each generation draws from a random number generator of its own, so what others sample changes nothing for it. Runs on
+the CPU, for one row at a time; knows neither sessions nor steps.
+"""
 
 from __future__ import annotations
 
@@ -12,27 +16,33 @@ import torch
 from antiphon.engine.api import Row, Sampling
 from antiphon.errors import ModelError
 
-# Candidates looked at before the whole vocabulary is sorted: nearly always enough, and a hundred times cheaper.
-HEAD = 1024
+# The likeliest tokens, which are looked at before the whole vocabulary is sorted: nearly always they are enough, and
+# finding them is a hundred times cheaper.
+HEAD_TOKENS = 1024
 
 
-def generator(params: Sampling) -> torch.Generator:
-    """The random numbers of one generation: from its seed, or from the system's entropy."""
-    made = torch.Generator()
+def random_generator(params: Sampling) -> torch.Generator:
+    """Return the random number generator of one generation: from its seed, or from the system's entropy without one.
+
+    The lowest 63 bits of a seed count.
+    """
+    random = torch.Generator()
     if params.seed is None:
-        made.seed()
+        random.seed()
     else:
-        made.manual_seed(params.seed & (2**63 - 1))
-    return made
+        random.manual_seed(params.seed & (2**63 - 1))
+    return random
 
 
 def sample(
     logits: torch.Tensor, params: Sampling, recent: Sequence[Row], produced: int, random: torch.Generator
 ) -> tuple[int, float | None]:
-    """One token of `logits`, float32 [vocabulary], on the CPU; they are left as they are.
+    """Choose the next token from `logits`, float32 [vocabulary] on the CPU, which are not changed.
 
-    `recent`: the newest rows, as many as the penalties look back on. Returns the token and its log-probability (natural, under
-    the model's own distribution), if asked for. Raises ModelError for logits that are not numbers or allow no token.
+    `recent`: the newest rows, last one last, at least as many as the penalties look back on. `produced`: how many of
+    them this generation sampled. Returns the token and, where `params.logprobs` asks for it, its natural
+    log-probability under the model's own distribution. Raises ModelError where logits are not numbers, where no token
+    may come next, or where the constraint refuses the token.
     """
     if params.chooser is not None:
         token = params.chooser(logits)
@@ -56,35 +66,41 @@ def _logprob(logits: torch.Tensor, token: int) -> float:
 
 
 def _shaped(logits: torch.Tensor, params: Sampling, recent: Sequence[Row], produced: int) -> torch.Tensor:
-    out = logits
-    if params.repetition_penalty != 1.0 and params.repetition_window:
-        seen = {i for i in recent[-params.repetition_window :] if i is not None}
-        if seen:
-            out = out.clone()
-            at = torch.tensor(sorted(seen))
-            old = out[at]
-            out[at] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
-    if (params.presence_penalty or params.frequency_penalty) and produced:
-        out = out.clone()
-        for token, times in Counter(i for i in recent[-produced:] if i is not None).items():
-            out[token] -= params.presence_penalty + params.frequency_penalty * times
+    """The logits with penalties, biases and exclusions applied; excluded tokens are at minus infinity."""
+    out = _penalized(logits, params, recent, produced)
     if params.bias:
         out = out.clone()
         for token, bias in params.bias.items():
             out[token] += bias
     if params.allow is not None:
-        chosen = torch.full_like(out, -torch.inf)
-        at = torch.tensor(params.allow, dtype=torch.long)
-        chosen[at] = out[at]
-        out = chosen
+        allowed_only = torch.full_like(out, -torch.inf)
+        ids = torch.tensor(params.allow, dtype=torch.long)
+        allowed_only[ids] = out[ids]
+        out = allowed_only
     if params.forbid:
         out = out.clone()
         out[torch.tensor(params.forbid)] = -torch.inf
-    if params.constraint is not None and (bits := params.constraint.allowed()) is not None:
-        may = np.unpackbits(np.asarray(bits, np.uint32).view(np.uint8), bitorder="little")
-        allowed = torch.from_numpy(may[: len(out)].astype(bool))
-        # A head padded beyond the tokenizer has rows that are no tokens.
+    if params.constraint is not None and (words := params.constraint.allowed()) is not None:
+        bits = np.unpackbits(np.asarray(words, np.uint32).view(np.uint8), bitorder="little")
+        allowed = torch.from_numpy(bits[: len(out)].astype(bool))
+        # A head that is padded beyond the tokenizer's vocabulary has rows that are no tokens.
         out = torch.where(torch.nn.functional.pad(allowed, (0, len(out) - len(allowed))), out, -torch.inf)
+    return out
+
+
+def _penalized(logits: torch.Tensor, params: Sampling, recent: Sequence[Row], produced: int) -> torch.Tensor:
+    out = logits
+    if params.repetition_penalty != 1.0 and params.repetition_window:
+        repeated = {i for i in recent[-params.repetition_window :] if i is not None}
+        if repeated:
+            out = out.clone()
+            ids = torch.tensor(sorted(repeated))
+            old = out[ids]
+            out[ids] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
+    if (params.presence_penalty or params.frequency_penalty) and produced:
+        out = out.clone()
+        for token, times in Counter(i for i in recent[-produced:] if i is not None).items():
+            out[token] -= params.presence_penalty + params.frequency_penalty * times
     return out
 
 
@@ -96,7 +112,7 @@ def _choose(logits: torch.Tensor, params: Sampling, random: torch.Generator) -> 
     if whole and not params.top_k:
         return _draw(torch.softmax(scaled, 0), random)
     count = len(scaled)
-    size = min(count, params.top_k or HEAD)
+    size = min(count, params.top_k or HEAD_TOKENS)
     values, tokens = torch.topk(scaled, size)
     # Log-probabilities among what top_k leaves.
     total = torch.logsumexp(values if params.top_k else scaled, 0)
@@ -113,7 +129,7 @@ def _choose(logits: torch.Tensor, params: Sampling, random: torch.Generator) -> 
 
 
 def _enough(logprobs: torch.Tensor, params: Sampling) -> bool:
-    """The best HEAD tokens hold all that top_p and min_p may leave in."""
+    """Whether the HEAD_TOKENS likeliest tokens hold all that top_p and min_p may leave in."""
     if params.top_p < 1 and float(torch.exp(logprobs).sum()) >= params.top_p:
         return True
     return params.min_p > 0 and float(logprobs[-1] - logprobs[0]) < math.log(params.min_p)

@@ -1,448 +1,408 @@
-"""Which rows of which sessions go into the next forward pass, and what its results mean. Pure: no torch, no clock.
+"""Which rows of which sessions go into the next forward pass, and what the results of a pass mean.
 
 Every step takes one row of each session that generates, and a bounded number of pending rows of sessions that prefill,
-shared evenly among them. So a prefill of any length delays nobody's next token by more than the step it shares. The rules of
-room (leases, parking, context cuts) are applied here, before the rows are chosen.
+shared evenly among them. So a prefill of any length delays no other session's token by more than the step they share.
+The rules of room (leases, parking, context cuts) are applied here, before the rows are chosen.
+
+Pure: no tensors, no clock, no threads. Times are arguments, and the forward pass lies between `plan` and `commit`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
-from antiphon.engine.api import Finish, Generation, Position, Row, Sink, Token
-from antiphon.engine.local.kv_cache import PAGE_ROWS, Extent, KvCache, Lease
+from antiphon.engine.api import Finish, Generation, Token
+from antiphon.engine.local.kv_cache import PAGE_ROWS, Extent, KvCache
+from antiphon.engine.local.step import KeptPrefix, ScheduledSession, SettledCallback, StepChunk, StepLimits
 from antiphon.engine.rows import Rows
 from antiphon.errors import EngineError, Refused
 
-# A consumer that is this many tokens behind is generated for no further until it reads.
-MAX_UNREAD = 64
-# A cut leaves this much of the context, so that it is not cut again at the next row.
-CUT_TO = 0.75
-# No prefill gets fewer rows of a step than this: smaller ones cost as much.
-MIN_SHARE = 16
-
-
-@dataclass(slots=True, eq=False)
-class ScheduledSession:
-    """One session in the engine: its rows and its lease. `served`: the step that last took rows of it.
-
-    `cached`: rows whose KV it found computed. `waiting`: whom to tell when nothing is pending. `failed`: nothing more is done for
-    it. `stalled`: a step of it failed, and would again: it waits for rows to be taken back, or for the next attempt.
-    """
-
-    rows: Rows
-    lease: Lease
-    served: int = 0
-    cached: int = 0
-    waiting: list[Callable[[Exception | None], None]] = field(default_factory=list)
-    failed: Exception | None = None
-    stalled: bool = False
-
-    @property
-    def starved(self) -> bool:
-        """It generates, and the reader is too far behind to go on."""
-        generation = self.rows.generation
-        return (
-            generation is not None
-            and self.rows.pending == 1
-            and generation.produced - generation.consumed >= MAX_UNREAD
-        )
-
-    @property
-    def ready(self) -> bool:
-        """A step could do something for it."""
-        return self.rows.busy and self.failed is None and not self.stalled and not self.starved
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepChunk:
-    """Some rows of `seat` in a step, with all that the runner needs of them: the session may change under way.
-
-    `handle`: its KV memory. `positions` None: start, start + 1 … `embeddings`: (row, float [n, width]) of the rows that are no
-    tokens. `sampled`: the generation that a token is owed to; `recent` are then the rows before it, newest last.
-    """
-
-    seat: ScheduledSession
-    handle: Any
-    start: int
-    ids: tuple[Row, ...]
-    positions: tuple[Position, ...] | None
-    embeddings: tuple[tuple[int, Any], ...]
-    epoch: int
-    sampled: Generation | None = None
-    recent: tuple[Row, ...] = ()
-    # (row, how many from it on, who is told what the tapped layer makes of them, which of theirs the first is)
-    sinks: tuple[tuple[int, int, Sink, int], ...] = ()
-
-    @property
-    def count(self) -> int:
-        return len(self.ids)
-
-    @property
-    def stop(self) -> int:
-        """One past its last row: how long the session's KV is after the step."""
-        return self.start + len(self.ids)
-
-
-@dataclass(slots=True, eq=False)
-class KeptPrefix:
-    """A closed session's rows, for others that begin alike."""
-
-    rows: Rows
-    extent: Extent
-
-
-@dataclass(frozen=True, slots=True)
-class StepLimits:
-    """Rows of a step: `decode_rows` sessions that generate; `prefill_rows` beside them, `alone_rows` where none generates.
-
-    `context_rows`: most rows a session may have in the KV. `park_after_s`: idle seconds before a session is parked.
-    """
-
-    context_rows: int
-    decode_rows: int = 64
-    prefill_rows: int = 64
-    alone_rows: int = 256
-    park_after_s: float = 120.0
+# The share of the context that a cut leaves, so that it is not cut again at the next row.
+CUT_TO_SHARE = 0.75
+# The fewest rows of a step that a prefill gets: fewer cost as much time.
+MIN_SHARE_ROWS = 16
 
 
 class Scheduler:
-    """All sessions of one engine. Not thread-safe: the engine's thread owns it.
+    """All sessions of one engine. Not thread-safe: it belongs to the engine's thread.
 
-    `plan` and `commit` alternate; everything else may come between them.
+    `plan` and `commit` alternate; everything else may be called between them, and nothing waits. `limits` may be
+    replaced between steps. `context_cuts` counts the contexts that were cut since the start.
     """
 
     def __init__(self, cache: KvCache, limits: StepLimits) -> None:
         self.cache = cache
         self.limits = replace(limits, context_rows=min(limits.context_rows, cache.total_pages * PAGE_ROWS))
-        self.seats: list[ScheduledSession] = []
-        self.kept: list[KeptPrefix] = []
-        self.cuts = 0
+        self.sessions: list[ScheduledSession] = []
+        self.kept_prefixes: list[KeptPrefix] = []
+        self.context_cuts = 0
         self._step = 0
 
     # What sessions ask for.
 
     def open(self, reserve_rows: int, now_s: float) -> ScheduledSession:
-        """A new session with room for `reserve_rows`. Parks idle ones where that makes room. Raises Refused."""
+        """Return a new session that is promised room for `reserve_rows`, or for a whole context where that is less.
+
+        Parks idle sessions where that makes room. Raises Refused where all the room is claimed by busy ones.
+        """
         reserve = min(reserve_rows, self.limits.context_rows)
         while (lease := self.cache.open(reserve)) is None:
-            if not self._park_one(exclude=None):
-                busy = sum(1 for s in self.seats if not s.lease.asleep)
+            if not self._park_longest_idle(exclude=None):
+                busy = sum(1 for s in self.sessions if not s.lease.asleep)
                 raise Refused(f"no room for another session's KV: {busy} are at work", 2.0)
-        seat = ScheduledSession(Rows(used_s=now_s), lease)
-        self.seats.append(seat)
-        return seat
+        session = ScheduledSession(Rows(last_used_s=now_s), lease)
+        self.sessions.append(session)
+        return session
 
-    def fork(self, seat: ScheduledSession, now_s: float) -> ScheduledSession:
-        """A new session with the same rows; its KV is shared until one of the two writes. Raises Refused."""
-        twin = self.open(seat.lease.reserve_pages * PAGE_ROWS, now_s)
-        old = seat.rows
+    def fork(self, session: ScheduledSession, now_s: float) -> ScheduledSession:
+        """Return a new session with the same rows, whose KV is shared until one of the two writes. Raises Refused."""
+        twin = self.open(session.lease.reserve_pages * PAGE_ROWS, now_s)
+        old = session.rows
         twin.rows = Rows(
             ids=list(old.ids),
             spans=list(old.spans),
             positions=None if old.positions is None else list(old.positions),
             dropped=old.dropped,
-            exact=old.exact,
+            exact_rows=old.exact_rows,
             pinned=old.pinned,
-            turns=list(old.turns),
-            used_s=now_s,
+            turn_starts=list(old.turn_starts),
+            last_used_s=now_s,
         )
         # A parked session's KV stays where it is: the twin computes its own, or finds an equal prefix.
-        if seat.lease.extent and self._fits_another(seat.lease.extent):
-            self.cache.share(seat.lease.extent, twin.lease)
+        if session.lease.extent and self._fits_another(session.lease.extent):
+            self.cache.share(session.lease.extent, twin.lease)
             twin.rows.computed = old.computed
         return twin
 
-    def generate(self, seat: ScheduledSession, generation: Generation) -> None:
-        """Begin to generate after the last row. Raises EngineError where there is none, or one is under way."""
-        if seat.failed:
-            raise EngineError(f"the session failed: {seat.failed}")
-        if seat.rows.generation:
-            raise EngineError("the session is generating already")
-        if not seat.rows.ids:
-            raise EngineError("there is nothing to continue: append rows first")
-        # The last row's logits are owed: it is computed (again, where it was).
-        seat.rows.computed = min(seat.rows.computed, len(seat.rows.ids) - 1)
-        seat.rows.generation, seat.stalled = generation, False
+    def generate(self, session: ScheduledSession, generation: Generation) -> None:
+        """Begin to generate after the last row, in the next step.
 
-    def cancel(self, seat: ScheduledSession, generation: Generation) -> None:
-        """End a generation, or take back what its reader left unread of one that has ended by itself."""
-        rows = seat.rows
+        Raises EngineError where the session has no rows, has failed, or generates already.
+        """
+        if session.failure:
+            raise EngineError(f"the session failed: {session.failure}")
+        if session.rows.generation:
+            raise EngineError("the session is generating already")
+        if not session.rows.ids:
+            raise EngineError("there is nothing to continue: append rows first")
+        # The generation needs the last row's logits, so that row is computed again where it was computed already.
+        session.rows.computed = min(session.rows.computed, len(session.rows.ids) - 1)
+        session.rows.generation, session.stalled = generation, False
+
+    def cancel(self, session: ScheduledSession, generation: Generation) -> None:
+        """End a generation and take back the tokens that its reader has not read.
+
+        It may have ended by itself; the unread tokens are taken back all the same.
+        """
+        rows = session.rows
         rows.generation = None
         read = generation.start + generation.consumed
         if read < rows.length:
             rows.rollback(max(read, rows.pinned + rows.dropped) if rows.dropped else read)
 
-    def rollback(self, seat: ScheduledSession, position: int) -> None:
-        """Take back rows from `position` on. Raises EngineError for a dropped row or a generating session."""
-        if seat.rows.generation:
-            raise EngineError("the session is generating: end that first")
-        seat.rows.rollback(position)
-        seat.stalled = False
-        self.cache.forget(seat.lease, seat.rows.computed)
-        if not seat.rows.busy:
-            _tell(seat, None)
+    def rollback(self, session: ScheduledSession, position: int) -> None:
+        """Take back all rows from `position` on; a session whose last step failed may go on after it.
 
-    def evict(self, seat: ScheduledSession, count: int) -> None:
-        """Drop the `count` oldest rows after the pinned ones; what follows them keeps its KV, moved down, where the model's keys can be
-        moved, and is computed anew where not. Raises EngineError for a generating session, or fewer rows.
+        Raises EngineError for a row that left the context, and for a session that generates.
         """
-        rows, lease = seat.rows, seat.lease
+        if session.rows.generation:
+            raise EngineError("the session is generating: end that first")
+        session.rows.rollback(position)
+        session.stalled = False
+        self.cache.truncate_parked(session.lease, session.rows.computed)
+        if not session.rows.busy:
+            _report_settled(session, None)
+
+    def evict(self, session: ScheduledSession, count: int) -> None:
+        """Drop the `count` oldest rows after the pinned ones.
+
+        The KV of the rows behind them is moved down where the model's keys can be moved, and computed anew where they
+        cannot. Raises EngineError for a session that generates, or that has fewer rows.
+        """
+        rows, lease = session.rows, session.lease
         if rows.generation:
             raise EngineError("the session is generating: end that first")
         first, end = rows.pinned, rows.pinned + count
-        whole = rows.positions is None and end <= rows.computed and lease.extent is not None
-        moved = whole and self._room(seat, rows.computed) and self.cache.evict(lease, first, end, rows.computed)
+        computed = rows.positions is None and end <= rows.computed and lease.extent is not None
+        moved = (
+            computed and self._make_room(session, rows.computed) and self.cache.evict(lease, first, end, rows.computed)
+        )
         rows.evict(count, moved=moved)
-        self.cache.forget(lease, rows.computed)
+        self.cache.truncate_parked(lease, rows.computed)
 
-    def settle(self, seat: ScheduledSession, told: Callable[[Exception | None], None], *, whole: bool = False) -> None:
-        """Call `told` once nothing but the newest row is pending (`whole`: nothing), or with the error that came in the way."""
-        seat.rows.whole = seat.rows.whole or (whole and bool(seat.rows.pending))
-        if seat.failed or seat.stalled or not seat.rows.busy:
-            told(seat.failed or (EngineError("its last step failed") if seat.stalled else None))
+    def settle(self, session: ScheduledSession, on_settled: SettledCallback, *, include_newest: bool = False) -> None:
+        """Call `on_settled` once all rows but the newest are in the KV, or all rows with `include_newest`.
+
+        It is called at once where nothing is pending, and with the error where a step of the session fails.
+        """
+        rows = session.rows
+        rows.compute_newest = rows.compute_newest or (include_newest and bool(rows.pending))
+        if session.failure or session.stalled or not rows.busy:
+            on_settled(session.failure or (EngineError("its last step failed") if session.stalled else None))
         else:
-            seat.waiting.append(told)
+            session.on_settled.append(on_settled)
 
-    def close(self, seat: ScheduledSession, keep: bool) -> None:
-        """Leave. `keep`: others that begin alike may share the KV while there is room."""
-        if seat not in self.seats:
+    def close(self, session: ScheduledSession, keep: bool) -> None:
+        """Remove the session; a generation and those who wait for it get an EngineError. Again is a no-op.
+
+        `keep`: its tokens up to the first embedding stay for sessions that begin with them, while there is room.
+        """
+        if session not in self.sessions:
             return
-        self.seats.remove(seat)
-        rows = seat.rows
-        _tell(seat, EngineError("the session was closed"))
+        self.sessions.remove(session)
+        rows = session.rows
+        _report_settled(session, EngineError("the session was closed"))
         if generation := rows.generation:
             rows.generation = None
             generation.deliver(EngineError("the session was closed"))
-        begins = min((span.start for span in rows.spans), default=rows.computed)
-        if keep and not seat.failed and seat.lease.extent and min(begins, rows.computed) and not rows.dropped:
-            # Nobody shares rows that are no tokens.
-            rows.rollback(min(begins, rows.computed))
-            # What the new one continues is of no more use.
-            for old in [k for k in self.kept if k.rows.shared(rows, rows.computed) == len(k.rows.ids)]:
-                self._drop(old)
-            extent = self.cache.keep(seat.lease)
-            assert extent
-            self.kept.append(KeptPrefix(rows, extent))
-        self.cache.close(seat.lease)
+        if keep and not session.failure:
+            self._keep_prefix(session)
+        self.cache.close(session.lease)
 
     # The step.
 
     def plan(self, now_s: float) -> list[StepChunk]:
-        """The next step's rows, none where nothing is to do."""
+        """Return the rows of the next step; none where nothing is to do, or where there is no room to do it.
+
+        The room for these rows is made here: other sessions are parked, and contexts cut.
+        """
         self._step += 1
-        self._forget_kept()
+        self._forget_dropped_prefixes()
         ready: list[ScheduledSession] = []
-        for seat in self.seats:
-            if seat.ready and self._awake(seat, ready):
-                ready.append(seat)
-        ready.sort(key=lambda s: s.served)
+        for session in self.sessions:
+            if session.ready and self._bring_in(session, ready):
+                ready.append(session)
+        ready.sort(key=lambda s: s.last_step)
         decoding = [s for s in ready if s.rows.generation and s.rows.pending == 1][: self.limits.decode_rows]
         prefilling = [s for s in ready if s.rows.due and not (s.rows.generation and s.rows.pending == 1)]
-        # Whoever waits for an answer goes before whoever only prefills.
+        # A session whose token is waited for goes before one that only prefills.
         prefilling.sort(key=lambda s: s.rows.generation is None)
         chunks = [c for s in decoding if (c := self._chunk(s, 1))]
-        room = self.limits.prefill_rows if chunks else self.limits.alone_rows
-        for i, seat in enumerate(prefilling):
+        room = self.limits.prefill_rows if chunks else self.limits.prefill_only_rows
+        for i, session in enumerate(prefilling):
             if room <= 0:
                 break
-            share = max(MIN_SHARE, room // (len(prefilling) - i))
-            if chunk := self._chunk(seat, min(room, share)):
+            share = max(MIN_SHARE_ROWS, room // (len(prefilling) - i))
+            if chunk := self._chunk(session, min(room, share)):
                 chunks.append(chunk)
                 room -= chunk.count
         for chunk in chunks:
-            chunk.seat.served = self._step
-            chunk.seat.rows.used_s = now_s
+            chunk.session.last_step = self._step
+            chunk.session.rows.last_used_s = now_s
         return chunks
 
     def commit(self, chunks: Iterable[StepChunk], results: Iterable[Token | Exception | None]) -> None:
-        """Take the step's results, one a chunk: a token where one was owed, an error where the chunk failed."""
+        """Apply a step's results, one for each chunk: a token where it samples, an error where it failed, else None.
+
+        Results of sessions that were closed or rolled back during the step are discarded.
+        """
         for chunk, result in zip(chunks, results, strict=True):
-            seat, rows = chunk.seat, chunk.seat.rows
-            if seat.lease.closed or rows.epoch != chunk.epoch:
+            session, rows = chunk.session, chunk.session.rows
+            if session.lease.closed or rows.epoch != chunk.epoch:
                 continue
             if isinstance(result, Exception):
-                self._fail(seat, result)
+                self._fail(session, result)
                 continue
             rows.computed = chunk.stop
-            rows.whole = rows.whole and bool(rows.pending)
+            rows.compute_newest = rows.compute_newest and bool(rows.pending)
             if not rows.busy:
-                _tell(seat, None)
+                _report_settled(session, None)
             if chunk.sampled and rows.generation is chunk.sampled and isinstance(result, Token):
-                self._produce(seat, chunk.sampled, result)
+                self._produce(session, chunk.sampled, result)
 
-    def end(self, error: Exception) -> None:
-        """Nothing more will be done for anyone who is in."""
-        for seat in self.seats:
-            seat.failed = seat.failed or error
-            _tell(seat, error)
-            if generation := seat.rows.generation:
-                seat.rows.generation = None
+    def fail_all(self, error: Exception) -> None:
+        """Fail every open session for good: generations and those who wait get `error`. Sessions stay to be closed."""
+        for session in self.sessions:
+            session.failure = session.failure or error
+            _report_settled(session, error)
+            if generation := session.rows.generation:
+                session.rows.generation = None
                 generation.deliver(error)
 
-    def rest(self, now_s: float) -> None:
-        """Park what has been idle for long. Called when there is time."""
-        for seat in self.seats:
-            idle = not seat.rows.busy and not seat.lease.asleep and seat.lease.extent
-            if idle and now_s - seat.rows.used_s >= self.limits.park_after_s:
-                self.cache.park(seat.lease, seat.rows.computed)
+    def park_idle(self, now_s: float) -> None:
+        """Park sessions that have been idle for `park_after_s`. Copies their KV, so to be called when there is time."""
+        for session in self.sessions:
+            idle = not session.rows.busy and not session.lease.asleep and session.lease.extent
+            if idle and now_s - session.rows.last_used_s >= self.limits.park_after_s:
+                self.cache.park(session.lease, session.rows.computed)
 
     # What follows from the rules.
 
-    def _produce(self, seat: ScheduledSession, generation: Generation, token: Token) -> None:
+    def _produce(self, session: ScheduledSession, generation: Generation, token: Token) -> None:
         params = generation.params
-        seat.rows.append((token.id,))
+        session.rows.append((token.id,))
         generation.produced += 1
         generation.deliver(token)
         if token.id in params.stop:
-            self._finish(seat, generation, Finish.STOP)
+            self._finish(session, generation, Finish.STOP)
         elif generation.produced >= params.max_tokens:
-            self._finish(seat, generation, Finish.LENGTH)
+            self._finish(session, generation, Finish.LENGTH)
 
-    def _finish(self, seat: ScheduledSession, generation: Generation, reason: Finish) -> None:
-        seat.rows.generation = None
+    def _finish(self, session: ScheduledSession, generation: Generation, reason: Finish) -> None:
+        session.rows.generation = None
         generation.deliver(reason)
 
-    def _fail(self, seat: ScheduledSession, error: Exception) -> None:
-        """A model error ends what the session was doing. Its rows stay, for the caller to take back."""
-        rows = seat.rows
+    def _fail(self, session: ScheduledSession, error: Exception) -> None:
+        """End what the session was doing after a model error. Its rows stay, for the caller to roll back."""
+        rows = session.rows
         generation, rows.generation = rows.generation, None
-        seat.stalled = True
-        _tell(seat, error)
+        session.stalled = True
+        _report_settled(session, error)
         if generation:
             generation.deliver(error)
 
-    def _chunk(self, seat: ScheduledSession, most: int) -> StepChunk | None:
-        rows, generation = seat.rows, seat.rows.generation
-        self._cut(seat, self.limits.context_rows)
-        stop = self._stop(seat, most)
-        if not self._room(seat, stop):
-            # Nobody who is in fails for want of room: this one goes on with a shorter context.
-            self._cut(seat, seat.lease.claim_pages * PAGE_ROWS - 1)
-            stop = self._stop(seat, most)
-            if not self._room(seat, stop):
+    def _chunk(self, session: ScheduledSession, max_rows: int) -> StepChunk | None:
+        """The session's next rows, at most `max_rows`; None where there is no room for them."""
+        rows, generation = session.rows, session.rows.generation
+        self._cut(session, self.limits.context_rows)
+        stop = self._stop(session, max_rows)
+        if not self._make_room(session, stop):
+            # No open session fails for want of room: this one goes on with a shorter context.
+            self._cut(session, session.lease.claim_pages * PAGE_ROWS - 1)
+            stop = self._stop(session, max_rows)
+            if not self._make_room(session, stop):
                 return None
-        assert seat.lease.extent
-        start, last = rows.computed, stop == len(rows.ids)
-        owed = generation if last else None
+        assert session.lease.extent
+        start, is_last = rows.computed, stop == len(rows.ids)
+        sampled = generation if is_last else None
+        lookback = _lookback_rows(sampled) if sampled else 0
         return StepChunk(
-            seat,
-            seat.lease.extent.handle,
-            start,
-            tuple(rows.ids[start:stop]),
-            None if rows.positions is None else tuple(rows.positions[start:stop]),
-            tuple(rows.embeddings(start, stop)),
-            rows.epoch,
-            owed,
-            tuple(rows.ids[-_memory(owed) :]) if owed and _memory(owed) else (),
-            tuple(rows.sinks(start, stop)),
+            session=session,
+            handle=session.lease.extent.handle,
+            start=start,
+            ids=tuple(rows.ids[start:stop]),
+            positions=None if rows.positions is None else tuple(rows.positions[start:stop]),
+            embeddings=tuple(rows.embeddings(start, stop)),
+            epoch=rows.epoch,
+            sampled=sampled,
+            recent=tuple(rows.ids[-lookback:]) if lookback else (),
+            sinks=tuple(rows.sinks(start, stop)),
         )
 
-    def _stop(self, seat: ScheduledSession, most: int) -> int:
-        return seat.rows.computed + min(most, seat.rows.due)
+    def _stop(self, session: ScheduledSession, max_rows: int) -> int:
+        return session.rows.computed + min(max_rows, session.rows.due)
 
-    def _room(self, seat: ScheduledSession, rows: int) -> bool:
-        while not self.cache.ensure(seat.lease, rows, seat.rows.computed):
-            if not self._park_one(exclude=seat, discard=True):
+    def _make_room(self, session: ScheduledSession, rows: int) -> bool:
+        """Give the session an extent of its own for `rows` rows, and park others for it. False where that fails."""
+        while not self.cache.ensure(session.lease, rows, session.rows.computed):
+            if not self._park_longest_idle(exclude=session, discard=True):
                 return False
         return True
 
-    def _cut(self, seat: ScheduledSession, limit: int) -> None:
-        """Bring the session's rows below `limit`, by the context policy."""
-        rows = seat.rows
+    def _cut(self, session: ScheduledSession, limit: int) -> None:
+        """Bring the session's rows below `limit` by dropping the oldest ones after the pinned."""
+        rows = session.rows
         if len(rows.ids) < limit:
             return
-        keep = int(limit * CUT_TO)
+        keep = int(limit * CUT_TO_SHARE)
         # A head that fills the context by itself cannot be kept whole.
         rows.pinned = min(rows.pinned, keep // 2)
         if rows.cut(keep):
-            self.cuts += 1
+            self.context_cuts += 1
 
-    def _awake(self, seat: ScheduledSession, before: list[ScheduledSession]) -> bool:
-        """Its KV is in memory, and as much of it as others have computed is shared. `before`: who goes first this step."""
-        rows = seat.rows
-        if seat.lease.asleep:
-            self.cache.forget(seat.lease, rows.computed)
-            while not self.cache.wake(seat.lease, min(rows.computed + 1, self.limits.context_rows)):
-                if not self._park_one(exclude=seat, discard=True):
+    def _bring_in(self, session: ScheduledSession, earlier: list[ScheduledSession]) -> bool:
+        """Bring the session's KV into memory, and share what others have computed of it.
+
+        `earlier`: the sessions that were found ready before it in this step. False where it has to wait.
+        """
+        rows = session.rows
+        if session.lease.asleep:
+            self.cache.truncate_parked(session.lease, rows.computed)
+            while not self.cache.wake(session.lease, min(rows.computed + 1, self.limits.context_rows)):
+                if not self._park_longest_idle(exclude=session, discard=True):
                     return False
-        if seat.lease.extent is None:
+        if session.lease.extent is None:
             rows.computed = 0
-            return self._share_prefix(seat, before)
+            return self._share_prefix(session, earlier)
         return True
 
-    def _share_prefix(self, seat: ScheduledSession, before: list[ScheduledSession]) -> bool:
-        """Take over the KV of the longest equal prefix. False while another session is computing just that."""
-        best, extent, source = MIN_SHARE - 1, None, None
-        for kept in self.kept:
-            if (common := seat.rows.shared(kept.rows, kept.rows.computed)) > best:
+    def _share_prefix(self, session: ScheduledSession, earlier: list[ScheduledSession]) -> bool:
+        """Take over the KV of the longest equal prefix. False while an earlier session is computing a longer one."""
+        rows = session.rows
+        best, extent, source = MIN_SHARE_ROWS - 1, None, None
+        for kept in self.kept_prefixes:
+            if (common := rows.common_prefix(kept.rows, kept.rows.computed)) > best:
                 best, extent, source = common, kept.extent, kept
-        for other in (s for s in self.seats if s is not seat):
-            common = seat.rows.shared(other.rows, other.rows.computed)
-            if other.lease.extent and not other.failed and common > best:
+        for other in (s for s in self.sessions if s is not session):
+            common = rows.common_prefix(other.rows, other.rows.computed)
+            if other.lease.extent and not other.failure and common > best:
                 best, extent, source = common, other.lease.extent, None
-        # Whoever came first computes; the wait is no longer than the work would be.
-        if any(o.rows.pending > 1 and seat.rows.shared(o.rows, len(o.rows.ids)) > best for o in before):
+        # The earlier session computes it; the wait is no longer than the work would be.
+        if any(o.rows.pending > 1 and rows.common_prefix(o.rows, len(o.rows.ids)) > best for o in earlier):
             return False
         if extent and self._fits_another(extent):
-            self.cache.share(extent, seat.lease)
+            self.cache.share(extent, session.lease)
             # The last row is always computed: a generation needs its logits.
-            seat.rows.computed = seat.cached = min(best, len(seat.rows.ids) - 1)
+            rows.computed = session.cached = min(best, len(rows.ids) - 1)
             if source and best == len(source.rows.ids):
-                self._drop(source)
+                self._drop_prefix(source)
         return True
 
     def _fits_another(self, extent: Extent) -> bool:
         return self.cache.claimed_pages + extent.pages <= self.cache.total_pages
 
-    def _park_one(self, exclude: ScheduledSession | None, *, discard: bool = False) -> bool:
+    def _park_longest_idle(self, exclude: ScheduledSession | None, *, discard: bool = False) -> bool:
         """Park the session that has been idle longest. False where none is idle.
 
-        `discard`: where nothing can be parked any more, its KV is given up, and computed anew when it goes on: who is in and has
-        work would else wait for ever for who has none.
+        `discard`: where nothing can be parked any more, give up that session's KV, which is computed anew when it goes
+        on. Else a session with work would wait forever for one without.
         """
-        idle = [s for s in self.seats if s is not exclude and not s.rows.busy and not s.lease.asleep]
+        idle = [s for s in self.sessions if s is not exclude and not s.rows.busy and not s.lease.asleep]
         idle = [s for s in idle if s.lease.claim_pages]
-        for seat in sorted(idle, key=lambda s: s.rows.used_s):
-            if self.cache.park(seat.lease, seat.rows.computed):
+        for session in sorted(idle, key=lambda s: s.rows.last_used_s):
+            if self.cache.park(session.lease, session.rows.computed):
                 return True
-        for seat in sorted(idle, key=lambda s: s.rows.used_s) if discard else ():
-            if self.cache.park(seat.lease, 0):
-                seat.rows.computed = 0
+        for session in sorted(idle, key=lambda s: s.rows.last_used_s) if discard else ():
+            if self.cache.park(session.lease, 0):
+                session.rows.computed = 0
                 return True
         return False
 
-    def _drop(self, kept: KeptPrefix) -> None:
-        self.kept.remove(kept)
-        if kept.extent in self.cache.kept:
-            self.cache.drop_kept(kept.extent)
+    def _keep_prefix(self, session: ScheduledSession) -> None:
+        """Keep a closing session's tokens up to its first embedding: embeddings never equal another session's."""
+        rows = session.rows
+        first_embedding = min((span.start for span in rows.spans), default=rows.computed)
+        length = min(first_embedding, rows.computed)
+        if not length or not session.lease.extent or rows.dropped:
+            return
+        rows.rollback(length)
+        # The prefixes that this one continues are of no more use.
+        for old in [k for k in self.kept_prefixes if k.rows.common_prefix(rows, rows.computed) == len(k.rows.ids)]:
+            self._drop_prefix(old)
+        extent = self.cache.keep(session.lease)
+        assert extent
+        self.kept_prefixes.append(KeptPrefix(rows, extent))
 
-    def _forget_kept(self) -> None:
-        """The cache gives kept extents back by itself when it needs the room."""
+    def _drop_prefix(self, prefix: KeptPrefix) -> None:
+        self.kept_prefixes.remove(prefix)
+        if prefix.extent in self.cache.kept:
+            self.cache.drop_kept(prefix.extent)
+
+    def _forget_dropped_prefixes(self) -> None:
+        """Forget the prefixes whose extents the cache has dropped by itself, to make room."""
         alive = {id(e) for e in self.cache.kept}
-        self.kept = [k for k in self.kept if id(k.extent) in alive]
+        self.kept_prefixes = [k for k in self.kept_prefixes if id(k.extent) in alive]
 
     def check_integrity(self) -> None:
-        """Raises AssertionError where the bookkeeping contradicts itself."""
+        """Raise AssertionError where rows, leases and memory contradict each other. Costs a pass over all rows."""
         self.cache.check_integrity()
-        assert {id(s.lease) for s in self.seats} == {id(x) for x in self.cache.leases}
-        for seat in self.seats:
-            seat.rows.check_integrity()
-            lease = seat.lease
+        assert {id(s.lease) for s in self.sessions} == {id(x) for x in self.cache.leases}
+        for session in self.sessions:
+            session.rows.check_integrity()
+            lease = session.lease
             held = lease.extent.pages * PAGE_ROWS if lease.extent else lease.parked.rows if lease.parked else 0
-            assert seat.rows.computed <= held
+            assert session.rows.computed <= held
 
 
-def _tell(seat: ScheduledSession, error: Exception | None) -> None:
-    waiting, seat.waiting = seat.waiting, []
-    for call in waiting:
-        call(error)
+def _report_settled(session: ScheduledSession, error: Exception | None) -> None:
+    callbacks, session.on_settled = session.on_settled, []
+    for callback in callbacks:
+        callback(error)
 
 
-def _memory(generation: Generation) -> int:
-    """How many of the newest rows the sampler looks back on."""
+def _lookback_rows(generation: Generation) -> int:
+    """How many of the newest rows the generation's penalties look back on."""
     params = generation.params
     window = params.repetition_window if params.repetition_penalty != 1.0 else 0
     counted = generation.produced if params.presence_penalty or params.frequency_penalty else 0

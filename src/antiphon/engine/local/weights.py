@@ -1,9 +1,9 @@
-"""A checkpoint's decoder with weights in the type that suits the machine: int8 where a CPU multiplies those best, else its own.
+"""A checkpoint's decoder with weights in the type that suits the machine: int8 where a CPU multiplies those best.
 
-int8: weights rounded per output, activations per row as they come (W8A8, arXiv:2208.07339 without its outlier split); products
-are summed exactly in int32, so what one row gives does not depend on the rows beside it. Measured for the 0.5B default model on
-two cores (AVX512-VNNI and AMX), all matrix products of a step but the head's: 33 ms for 1 to 16 rows, 46 ms for 64; bfloat16
-takes 64, 68 and 88.
+int8: weights rounded per output, activations per row as they come (W8A8, arXiv:2208.07339 without its outlier split);
+products are summed exactly in int32, so what one row gives does not depend on the rows beside it. Measured for the 0.5B
+default model on two cores (AVX512-VNNI and AMX), all matrix products of a step but the head's: 33 ms for 1 to 16 rows,
+46 ms for 64; bfloat16 takes 64, 68 and 88.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from antiphon.errors import ModelError
 log = logging.getLogger(__name__)
 
 INT8_FILE = "int8.safetensors"
-SCALE = ".scale"
-# Activations are unsigned, around this: without AMX, signed ones have no fast kernel (1,000 ms instead of 1.2 for one product of
-# the 0.5B model); the results are the same to the bit.
-ZERO = 128
-# Projections of one input are one product.
-GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# The tensor beside an int8 weight: its scale for each output.
+SCALE_SUFFIX = ".scale"
+# Activations are unsigned, around this: without AMX, signed ones have no fast kernel (1,000 ms instead of 1.2 for one
+# product of the 0.5B model); the results are the same to the bit.
+ZERO_POINT = 128
+# Projections that share their input are computed as one product.
+FUSED_LAYERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-def best_kind(device: str) -> str:
-    """The type of weights that suits the device."""
+def best_weights(device: str) -> str:
+    """Return the type of weights that suits a device: int8, bf16 or fp32, by what its products are fastest in."""
     if device != "cpu":
         return "bf16"
     capability = torch.backends.cpu.get_cpu_capability()
@@ -46,14 +47,15 @@ def best_kind(device: str) -> str:
     return "bf16" if capability.startswith("AVX512") and torch.cpu._is_avx512_bf16_supported() else "fp32"
 
 
-def placed(device: str, weights: str, *, mixture: bool = False) -> tuple[str, torch.dtype]:
-    """The type of weights asked for on a device, and what a part that is not rounded is kept in. `mixture`: of experts, which are not rounded.
+def weights_for(device: str, weights: str, *, mixture: bool = False) -> tuple[str, torch.dtype]:
+    """Return the type of weights (int8, bf16 or fp32) for a device, and the torch type of what is not quantized.
 
-    Raises ModelError for a device that is not there, or a type that is not for it.
+    `weights`: the type asked for, or `auto`. `mixture`: the model is a mixture of experts, which is not quantized:
+    `auto` becomes bf16 for it. Raises ModelError for a device that is not there, or a type that is not for it.
     """
     if device != "cpu" and not torch.cuda.is_available():
         raise ModelError("no CUDA device is to be found: set --device cpu")
-    kind = best_kind(device) if weights == "auto" else weights
+    kind = best_weights(device) if weights == "auto" else weights
     if kind == "int8" and device != "cpu":
         raise ModelError("int8 weights are for the CPU: set --weights bf16")
     if kind == "int8" and mixture:
@@ -64,38 +66,44 @@ def placed(device: str, weights: str, *, mixture: bool = False) -> tuple[str, to
 
 
 def load_model(folder: Path, *, device: str = "cpu", weights: str = "auto", threads: int = 0) -> Runner:
-    """The decoder of a checkpoint folder, ready to step. `threads` 0: one a core this process may use.
+    """Load the decoder of a checkpoint folder, ready to step. Blocks while a thread of its own loads the weights.
 
-    The weights are loaded in a thread of their own (engine/threads.py), which is waited for.
-
-    Raises OSError, ValueError, RuntimeError for a checkpoint that does not load, ModelError for a device that is not there.
+    `weights`: as in `weights_for`. `threads`: of the CPU's products; 0: one for each core this process may use. Raises
+    OSError, ValueError or RuntimeError for a checkpoint that does not load, ModelError for a device that is not there.
     """
     return load_in_own_thread(lambda: _load(folder, device, weights), device=device, threads=threads)
 
 
 def _load(folder: Path, device: str, weights: str) -> Runner:
-    kind, dtype = placed(device, weights)
+    kind, dtype = weights_for(device, weights)
     if kind == "int8":
-        return Runner(_int8_model(folder), kv_dtype=torch.bfloat16)
+        return Runner(load_int8_model(folder), kv_dtype=torch.bfloat16)
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
     model = model.to(device).eval()
     return Runner(model, torch.device(device), dtype, dtype)
 
 
 def write_int8(model: Any, folder: Path) -> None:
-    """Write `model`'s weights (any float type) as INT8_FILE into a folder that holds its configuration."""
+    """Write a model's weights as INT8_FILE into a folder, which holds its configuration already.
+
+    `model`: of `transformers`, in any float type. Linear layers whose sizes are multiples of 16 become int8 with a
+    scale; all else is written in bfloat16. Raises OSError.
+    """
     tensors: dict[str, torch.Tensor] = {}
     linear = {name for name, module in model.named_modules() if _packable(module)}
     for name, tensor in model.state_dict().items():
         if name.removesuffix(".weight") in linear and name.endswith(".weight"):
-            tensors[name], tensors[name.removesuffix(".weight") + SCALE] = quantized(tensor)
+            tensors[name], tensors[name.removesuffix(".weight") + SCALE_SUFFIX] = quantize(tensor)
         else:
             tensors[name] = tensor.to(torch.bfloat16).clone()
     save_file(tensors, folder / INT8_FILE)
 
 
-def quantized(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """int8 [out, in] and float32 [out]: weight = int8 * scale."""
+def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round a float weight [out, in] to int8 and a scale for each output, float32 [out]; weight = int8 * scale.
+
+    The largest weight of an output becomes 127 or -127.
+    """
     scale = weight.float().abs().amax(1).div(127).clamp(min=1e-12)
     return (weight.float() / scale[:, None]).round().to(torch.int8), scale
 
@@ -104,95 +112,119 @@ def _packable(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0
 
 
-def _int8_model(folder: Path) -> Any:
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+def load_int8_model(folder: Path) -> Any:
+    """Load a checkpoint with int8 linear layers and all else in float32, but for embeddings as they are in the file.
+
+    Maps the packed weights of the folder where they fit this machine, packs the weights of INT8_FILE where they do not,
+    and rounds the checkpoint's own weights, each time, where there is no such file. Raises OSError, ValueError.
+    """
     path = folder / INT8_FILE
     if not path.is_file():
-        # A checkpoint that was not prepared: rounded here, each time.
         model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
         model.eval()
-        _replace(model, {n: quantized(m.weight) for n, m in model.named_modules() if _packable(m)})
+        _replace_linear(model)
         return model
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
     # The files are mapped, not read: of the embeddings only the rows that are used come into memory.
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
-        scales = {n.removesuffix(SCALE): file.get_tensor(n) for n in names if n.endswith(SCALE)}
+        scales = {n.removesuffix(SCALE_SUFFIX): file.get_tensor(n) for n in names if n.endswith(SCALE_SUFFIX)}
         ready = packed.read(folder)
         if set(scales) != {name for group in ready for name in group}:
             ready = dict(_packed_groups(file))
-        plain = {
-            n: file.get_tensor(n) for n in names if not n.endswith(SCALE) and n.removesuffix(".weight") not in scales
-        }
+        plain_names = {n for n in names if not n.endswith(SCALE_SUFFIX) and n.removesuffix(".weight") not in scales}
+        plain = {n: file.get_tensor(n) for n in plain_names}
     for group, weight in ready.items():
-        _put(model, group, weight, [scales[n] for n in group], [plain.get(n + ".bias") for n in group])
-    table = model.get_input_embeddings()
-    for name, tensor in plain.items():
-        owner, _, leaf = name.rpartition(".")
-        module = model.get_submodule(owner)
-        if leaf in module._parameters:
-            wide = tensor if module is table else tensor.float()
-            module._parameters[leaf] = nn.Parameter(wide, requires_grad=False)
+        biases = [plain.get(n + ".bias") for n in group]
+        _set_int8_layers(model, group, weight, [scales[n] for n in group], biases)
+    _set_parameters(model, plain)
     missing = [n for n, p in model.named_parameters() if p.is_meta]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing[:3])}")
     return model
 
 
-def round_linear(module: nn.Module) -> None:
-    """int8 products in the place of a loaded module's linear layers, in place. All else becomes float32, but for its tables of embeddings."""
-    _replace(module, {n: quantized(m.weight) for n, m in module.named_modules() if _packable(m)})
+def _set_parameters(model: Any, tensors: dict[str, torch.Tensor]) -> None:
+    """Give the model those of its parameters that are left, in float32; its table of embeddings stays as it is."""
+    table = model.get_input_embeddings()
+    for name, tensor in tensors.items():
+        owner, _, leaf = name.rpartition(".")
+        module = model.get_submodule(owner)
+        if leaf in dict(module.named_parameters(recurse=False)):
+            wide = tensor if module is table else tensor.float()
+            setattr(module, leaf, nn.Parameter(wide, requires_grad=False))
+
+
+def quantize_linear_layers(module: nn.Module) -> None:
+    """Replace a loaded module's linear layers by int8 ones, in place, and make its other parameters float32.
+
+    Linear layers whose sizes are no multiples of 16 are not replaced. Tables of embeddings, and what shares their
+    weights, keep their type. The module has to be on the CPU.
+    """
+    _replace_linear(module)
     tables = {id(p) for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None and id(parameter) not in tables:
-                part._parameters[name] = nn.Parameter(parameter.detach().float(), requires_grad=False)
+        for name, parameter in list(part.named_parameters(recurse=False)):
+            if id(parameter) not in tables:
+                setattr(part, name, nn.Parameter(parameter.detach().float(), requires_grad=False))
 
 
 def write_packed(folder: Path) -> None:
-    """Beside INT8_FILE, its weights as this machine multiplies them (engine/packed.py). Raises OSError."""
+    """Write the weights of a folder's INT8_FILE beside it, in the layout that this machine multiplies them in.
+
+    `packed.py` describes the files. Raises OSError.
+    """
     with safe_open(folder / INT8_FILE, framework="pt") as file:
         packed.write(folder, _packed_groups(file))
 
 
 def _packed_groups(file: Any) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
-    for group in _groups({n.removesuffix(SCALE) for n in file.keys() if n.endswith(SCALE)}):  # noqa: SIM118
+    scales = [name for name in file.keys() if name.endswith(SCALE_SUFFIX)]  # noqa: SIM118
+    for group in _groups({name.removesuffix(SCALE_SUFFIX) for name in scales}):
         yield tuple(group), packed.pack(torch.cat([file.get_tensor(n + ".weight") for n in group]))
 
 
-def _replace(model: nn.Module, weights: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Put int8 products in the place of the linear layers in `weights`: name -> (int8 [out, in], scale [out])."""
+def _replace_linear(model: nn.Module) -> None:
+    """Round the model's linear layers, pack them, and put int8 layers in their place."""
+    weights = {name: quantize(module.weight) for name, module in model.named_modules() if _packable(module)}
     for group in _groups(set(weights)):
         biases = [model.get_submodule(n).bias for n in group]
         weight = packed.pack(torch.cat([weights[n][0] for n in group]))
-        _put(model, group, weight, [weights[n][1] for n in group], biases)
+        _set_int8_layers(model, group, weight, [weights[n][1] for n in group], biases)
 
 
-def _put(
+def _set_int8_layers(
     model: nn.Module, group: Sequence[str], weight: torch.Tensor, scales: list[torch.Tensor], biases: Sequence[Any]
 ) -> None:
+    """Put int8 layers, which share one packed product, in the place of the layers that `group` names."""
     wide = [None if b is None else b.detach().float() for b in biases]
-    product = _Product(weight, scales, wide)
+    product = Int8Product(weight, scales, wide)
     for i, name in enumerate(group):
         owner, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(owner), leaf, Int8Linear(product, i))
 
 
 def _groups(names: set[str]) -> Iterator[list[str]]:
+    """The names of linear layers, those that share their input together. Empties `names`."""
     for name in sorted(names):
         if name not in names:
             continue
         owner, _, leaf = name.rpartition(".")
-        group = next((g for g in GROUPS if leaf in g), (leaf,))
+        group = next((g for g in FUSED_LAYERS if leaf in g), (leaf,))
         together = [f"{owner}.{n}".lstrip(".") for n in group]
         found = together if all(n in names for n in together) else [name]
         names.difference_update(found)
         yield found
 
 
-class _Product:
-    """One int8 product: the outputs of several layers that share their input, side by side. `weight`: packed [in, out]."""
+class Int8Product:
+    """One int8 product: the outputs of several layers that share their input, side by side.
+
+    `weight`: packed [in, out]; `scales`, `biases`: of each layer, float32 [its outputs]. `sizes`: outputs of each
+    layer; `width`: inputs. Not thread-safe: the engine's thread steps through the layers in their order.
+    """
 
     def __init__(self, weight: torch.Tensor, scales: list[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
         self.sizes = [len(scale) for scale in scales]
@@ -209,9 +241,13 @@ class _Product:
         self._outputs: list[torch.Tensor] = []
 
     def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
-        """The outputs of layer `index`. The others of the group ask for theirs with the same `x` next."""
+        """Return layer `index`'s outputs [..., out] of x, float32 [..., in].
+
+        All layers of the product are computed for the first of them, and handed out to the others when they are called
+        with the same `x`; the last one drops them.
+        """
         if self._input is not x:
-            whole = self._times(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], sum(self.sizes))
+            whole = self.times(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], sum(self.sizes))
             self._outputs = list(torch.split(whole, self.sizes, -1)) if len(self.sizes) > 1 else [whole]
             self._input = x
         out = self._outputs[index]
@@ -219,25 +255,29 @@ class _Product:
             self._input, self._outputs = None, []
         return out
 
-    def _times(self, x: torch.Tensor) -> torch.Tensor:
+    def times(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of all layers side by side, float32 [rows, sum(sizes)], of x, float32 [rows, in]."""
         if not len(x):
             return x.new_zeros(0, sum(self.sizes))
         scale = x.abs().amax(1, keepdim=True).div_(127.0).clamp_(min=1e-12)
-        whole: torch.Tensor = torch.round(x / scale).add_(ZERO).to(torch.uint8)
+        whole: torch.Tensor = torch.round(x / scale).add_(ZERO_POINT).to(torch.uint8)
         out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            whole, 1.0, ZERO, self._weight, self._scale, self._zero, None, 1.0, 0, torch.float32, "none", [], ""
+            whole, 1.0, ZERO_POINT, self._weight, self._scale, self._zero, None, 1.0, 0, torch.float32, "none", [], ""
         ).mul_(scale)
         return out if self._bias is None else out.add_(self._bias)
 
 
 class Int8Linear(nn.Module):
-    """One layer's share of a product. Takes and gives float32."""
+    """The linear layer number `index` of an int8 product, in the place of an `nn.Linear`; computes in float32 outside.
 
-    def __init__(self, product: _Product, index: int) -> None:
+    It has no weight of its own, so a checkpoint is not saved from it.
+    """
+
+    def __init__(self, product: Int8Product, index: int) -> None:
         super().__init__()
-        self._product, self._index = product, index
+        self.product, self.index = product, index
         self.out_features = product.sizes[index]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x float32 [..., in] to [..., out]."""
-        return self._product.part(x, self._index)
+        """Return float32 [..., out] of x, float32 [..., in]. Layers of one product have to be called in their order."""
+        return self.product.part(x, self.index)
