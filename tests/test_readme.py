@@ -1,0 +1,195 @@
+"""The examples of README.md and of the pages for users run as they are written, against a real server.
+
+Only the server's address is replaced. The examples of a page run in order and in one folder, because later ones use
+the files of earlier ones.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from antiphon.cli.main import _parser
+from tests.conftest import VOICE, Process, Serve
+
+ROOT = Path(__file__).parents[1]
+LANGUAGE_MODEL = "qwen2.5-coder-0.5b-instruct"
+PAGES = ("README.md", "docs/use.md", "docs/coming-from.md")
+ALL_PAGES = (*PAGES, "CONTRIBUTING.md", "docs/index.md", "docs/measured.md")
+CLIENTS = ROOT / "tests" / "clients"
+# A call in a page -> the driver in which an unmodified client makes the same call: `make clients`.
+PROVEN = {
+    "OpenAIRealtimeLLMService": "drive_pipecat.py",
+    "RealtimeModel": "drive_livekit.py",
+    "DuplexClient": "drive_duplex.py",
+    "run": "drive_agents.py",
+}
+# What the Python examples of a page print, and files that its examples write.
+PRINTED = {
+    "README.md": ("", "capital of France", "\n"),
+    "docs/use.md": ("ask not what your country can do for you", "three sentences", " ", ""),
+    "docs/coming-from.md": (" ",),
+}
+WRITTEN = {
+    "README.md": ("question.wav", "answer.wav"),
+    "docs/use.md": ("speech.wav", "hello.wav", "hello.mp3", "arrived.wav", "words.wav"),
+    "docs/coming-from.md": (),
+}
+# The commands that are run. The others wait for a camera, a terminal or the end of the server.
+RUN = ("say", "transcribe", "chat")
+CURL = shutil.which("curl")
+SHELL = (
+    f'antiphon() {{ {shlex.quote(sys.executable)} -m antiphon "$@"; }}; curl() {{ command curl -sS --fail "$@"; }}\n'
+)
+# A guard against an example that hangs; no example comes near it.
+LIMIT_S = 300
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, *languages: str) -> list[tuple[str, str]]:
+    """The fenced blocks in these languages: (language, code)."""
+    found = re.findall(r"^```(\w+)\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
+    return [(language, code) for language, code in found if language in languages]
+
+
+def commands(code: str) -> list[str]:
+    """The command lines of a shell block, continued lines joined."""
+    return [line for line in code.replace("\\\n", " ").splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def everything(serve: Serve) -> Process:
+    """A server of the default models."""
+    return serve("--language-model", LANGUAGE_MODEL, "--synthesizer", VOICE)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """An empty folder that looks like the repository's root to the examples."""
+    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    return tmp_path
+
+
+def run(command: list[str], code: str, server: Process, folder: Path) -> str:
+    """What an example prints, with the server's address in place of the one that is written."""
+    code = code.replace("http://127.0.0.1:8000", server.url).replace("ws://127.0.0.1:8000", server.ws)
+    done = subprocess.run(
+        [*command, code],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{code}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_examples_of_a_page_run(page: str, everything: Process, folder: Path) -> None:
+    printed = []
+    for language, code in blocks(page, "python", "sh"):
+        if language == "python":
+            printed.append(run([sys.executable, "-W", "error", "-c"], code, everything, folder))
+            continue
+        for line in commands(code):
+            if (line.startswith("curl ") and CURL) or re.search(rf"\bantiphon ({'|'.join(RUN)})\b", line):
+                run(["bash", "-c"], SHELL + line, everything, folder)
+    assert len(printed) == len(PRINTED[page])
+    for words, said in zip(PRINTED[page], printed, strict=True):
+        assert words in said
+    for name in WRITTEN[page]:
+        assert (folder / name).stat().st_size > 10_000
+
+
+def calls(code: str) -> Iterator[ast.Call]:
+    tree = ast.parse(code)
+    yield from (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+
+
+def name_of(call: ast.Call) -> str:
+    return ast.unparse(call.func).rpartition(".")[2]
+
+
+def shape(call: ast.Call) -> dict[str, tuple[str, ...]]:
+    """The keywords of a call, each with the keys of its value where that is a dict."""
+    return {
+        keyword.arg or "**": tuple(ast.unparse(key) for key in getattr(keyword.value, "keys", []) if key)
+        for keyword in call.keywords
+    }
+
+
+@pytest.mark.parametrize("diff", [code for _, code in blocks("docs/coming-from.md", "diff")])
+def test_what_is_to_be_changed_is_what_the_drivers_do(diff: str) -> None:
+    lines = [line for line in diff.splitlines() if not line.startswith("-")]
+    after = textwrap.dedent("\n".join(line[1:] for line in lines))
+    if "const " in after:
+        driver = (CLIENTS / "node" / "drive.mjs").read_text()
+        for key in re.findall(r"[{ ](\w+): ", after):
+            assert f"{key}: " in driver
+        return
+    if after.rstrip().endswith(":"):
+        after += "\n    ..."
+    proven = 0
+    for call in calls(after):
+        if driver_name := PROVEN.get(name_of(call)):
+            driver = (CLIENTS / driver_name).read_text()
+            made = [shape(c) for c in calls(driver) if name_of(c) == name_of(call)]
+            assert any(shape(call).items() <= m.items() for m in made)
+            proven += 1
+    assert proven or "AsyncOpenAI(" in after
+
+
+def mentions(page: str, program: str) -> list[list[str]]:
+    """The words of every `program …` in the page's code, inline and fenced."""
+    text = text_of(page)
+    inline = re.findall(rf"`({program} [^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL))
+    fenced = [
+        found[1]
+        for _, code in blocks(page, "sh")
+        for line in commands(code)
+        if (found := re.search(rf"(?:^|\| )({program} [^|#<]+)", line))
+    ]
+    return [shlex.split(mention) for mention in (*inline, *fenced)]
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
+def test_commands_and_flags_exist(page: str) -> None:
+    parsers = next(a for a in _parser()._actions if a.dest == "command").choices
+    assert parsers
+    for _, command, *words in mentions(page, "antiphon"):
+        if command != "bench":
+            known = parsers[command]._option_string_actions
+            assert {word for word in words if word.startswith("-") and word != "-"} <= set(known), (command, words)
+
+
+@pytest.mark.parametrize("page", ALL_PAGES)
+def test_make_targets_exist(page: str) -> None:
+    targets = set(re.findall(r"^(\w+):", text_of("Makefile"), re.MULTILINE))
+    for _, target, *_ in mentions(page, "make"):
+        assert target in targets
+
+
+def test_the_readme_is_short() -> None:
+    lines = text_of("README.md").splitlines()
+    assert len(lines) <= 200
+    assert [line for line in lines if len(line) > 120] == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = text_of("docs/index.md")
+    pages = {str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")} - {"index.md"}
+    assert {page for page in pages if f"({page})" not in index} == set()
