@@ -1,4 +1,4 @@
-"""Docs say what there is: every message, field, value and error code of the wire, every command. And no line is wide."""
+"""Docs say what there is: every message, field, value and error code of the wire, and every command. No line is wide."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ SHAPE = (
     ("Example",),
 )
 WIDTH = 120
-# Folders in which lines are still to be wrapped.
-NOT_YET_WRAPPED = ("bench", "examples", "src", "tests")
+# What paths begin with in which lines are still to be wrapped.
+NOT_YET_WRAPPED = ("bench/", "examples/", "src/", "tests/")
 
 
 def page(name: str) -> str:
@@ -288,8 +288,9 @@ def tracked() -> list[Path]:
 def test_no_line_is_wide() -> None:
     wide = []
     for file in tracked():
-        if file.relative_to(ROOT).parts[0] in NOT_YET_WRAPPED or not file.exists():
+        name = file.relative_to(ROOT).as_posix()
+        if name.startswith(NOT_YET_WRAPPED) or not file.exists():
             continue
         lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
-        wide += [f"{file.relative_to(ROOT)}:{number}: {len(line)}" for number, line in lines if len(line) > WIDTH]
+        wide += [f"{name}:{number}: {len(line)}" for number, line in lines if len(line) > WIDTH]
     assert not wide, "\n".join(wide)
