@@ -1,4 +1,4 @@
-"""What a session's KV buys: time to first token, tokens a second, and what it costs to take back, park and hold.
+"""What a session's KV is worth: time to first token, tokens a second, and what rollback, parking and memory cost.
 
     antiphon bench engine [--language-model NAME] [--sections first,decode,mixed,state,peers] [--trials N]
 
@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-# Before torch is loaded; see antiphon/cli.py.
+# Before torch is loaded; see antiphon/cli/main.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 import psutil
@@ -39,7 +39,7 @@ from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import Int8Linear
 from antiphon.loading.loader import prepare as prepared
 from antiphon.loading.loader import store_of
-from antiphon.loading.selection import TALKING, LocalModel, chosen
+from antiphon.loading.selection import LANGUAGE_ROLES, LocalModel, selected_models
 from antiphon.settings import load as load_settings
 
 TURNS, TURN_TOKENS, ANSWER_TOKENS, COLD_TOKENS = 20, 20, 12, 200
@@ -81,7 +81,7 @@ async def first(engine: Engine, ids: list[int], trials: int) -> dict[str, Any]:
         session.append(new)
         kept.append(await first_token(session))
         await answer(session, ANSWER_TOKENS - 1)
-        rows = await engine.ask(lambda: list(session._seat.rows.ids))
+        rows = await engine.call(lambda: list(session.scheduled.rows.ids))
         given = [i for i in rows if i is not None]
         if turn in (1, TURNS - 1):
             again = []
@@ -126,11 +126,11 @@ def floor_s(runner: Runner, rows: int, trials: int) -> float:
             began = time.perf_counter()
             for layer in linear:
                 if isinstance(layer, Int8Linear):
-                    if layer._index:
+                    if layer.index:
                         continue
-                    width = layer._product.width
+                    width = layer.product.width
                     x = inputs.setdefault(width, torch.randn(rows, width, dtype=kind))
-                    layer._product._times(x)
+                    layer.product.times(x)
                 else:
                     width = layer.in_features
                     x = inputs.setdefault(width, torch.randn(rows, width, dtype=kind))
@@ -156,8 +156,8 @@ async def decode(engine: Engine, runner: Runner, ids: list[int], trials: int) ->
             for now, then in zip((runner.stats.steps, runner.stats.step_s, runner.stats.forward_s), before, strict=True)
         )
         gap = statistics.median(gaps)
-        # In the engine's thread: a second team of OpenMP threads would slow both down (engine/weights.py).
-        least = await engine.ask(lambda count=count: floor_s(runner, count, trials))
+        # In the engine's thread: a second team of OpenMP threads would slow both down (engine/threads.py).
+        least = await engine.call(lambda count=count: floor_s(runner, count, trials))
         out[str(count)] = {
             "tokens_per_s": count / gap,
             "gap_p95_s": percentile(gaps, 95),
@@ -219,7 +219,7 @@ async def state(engine: Engine, ids: list[int], trials: int) -> dict[str, Any]:
     session.append(ids[:2000])
     await session.settle()
     back, park, restore = [], [], []
-    seat = session._seat
+    scheduled = session.scheduled
     for _ in range(trials):
 
         def timed(call: Any, into: list[float]) -> None:
@@ -227,20 +227,19 @@ async def state(engine: Engine, ids: list[int], trials: int) -> dict[str, Any]:
             call()
             into.append(time.perf_counter() - began)
 
-        await engine.ask(lambda: timed(lambda: engine.scheduler.rollback(seat, 1990), back))
-        await engine.ask(lambda: timed(lambda: cache.park(seat.lease, seat.rows.computed), park))
-        await engine.ask(lambda: timed(lambda: cache.wake(seat.lease, seat.rows.computed), restore))
-        seat.rows.append(ids[1990:2000])
-        session._length = 2000
+        await engine.call(lambda: timed(lambda: engine.scheduler.rollback(scheduled, 1990), back))
+        await engine.call(lambda: timed(lambda: cache.park(scheduled.lease, scheduled.rows.computed), park))
+        await engine.call(lambda: timed(lambda: cache.wake(scheduled.lease, scheduled.rows.computed), restore))
+        await engine.call(lambda: scheduled.rows.append(ids[1990:2000]))
         await session.settle()
-    disk = Engine(engine._runner, EngineSettings(host_bytes=0))
+    disk = Engine(engine.runner, EngineSettings(host_bytes=0))
     on_disk = await disk.open()
     on_disk.append(ids[:2000])
     await on_disk.settle()
     there, again = [], []
     for _ in range(trials):
-        await disk.ask(lambda: timed(lambda: disk.scheduler.cache.park(on_disk._seat.lease, 1999), there))
-        await disk.ask(lambda: timed(lambda: disk.scheduler.cache.wake(on_disk._seat.lease, 1999), again))
+        await disk.call(lambda: timed(lambda: disk.scheduler.cache.park(on_disk.scheduled.lease, 1999), there))
+        await disk.call(lambda: timed(lambda: disk.scheduler.cache.wake(on_disk.scheduled.lease, 1999), again))
     disk.close()
     session.close()
     thousand = await engine.open()
@@ -366,7 +365,7 @@ def llama(gguf: Path, ids: list[int], trials: int) -> dict[str, Any] | None:
 
 async def measure(model: CausalLm, sections: set[str], trials: int) -> dict[str, Any]:
     engine = model.engine
-    runner = engine._runner
+    runner = engine.runner
     assert isinstance(runner, Runner)
     ids = prose(model.tokenizer, 2100)
     # Warm: the first step of each shape is slower.
@@ -387,7 +386,7 @@ async def measure(model: CausalLm, sections: set[str], trials: int) -> dict[str,
 
 
 def versus(document: dict[str, Any]) -> None:
-    """The peers beside the engine."""
+    """Print the peers beside the engine."""
     peers = document["peers"]
     names = [n for n in ("transformers", "llama.cpp") if peers.get(n)]
     mine = {
@@ -436,7 +435,7 @@ def main() -> None:
     sections = set(args.sections.split(","))
     settings = load_settings({"language_model": args.language_model, "weights": args.weights}, os.environ)
     store = store_of(settings.models)
-    (source,) = chosen(settings, TALKING)
+    (source,) = selected_models(settings, LANGUAGE_ROLES)
     folder = prepared(settings, store, source)
     document: dict[str, Any] = {"machine": machine(), "model": source.id, "weights": args.weights}
     began = time.perf_counter()

@@ -1,3 +1,5 @@
+"""A lane with work that a test holds up: order, batches, refusals, cancellation and failure."""
+
 from __future__ import annotations
 
 import asyncio
@@ -10,7 +12,7 @@ from antiphon.errors import ModelError, Refused
 
 
 class Gate:
-    """A model step that waits until it is let go, and remembers its batches."""
+    """The work of a lane: waits until `open` is set, and records its batches."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -33,7 +35,7 @@ async def submit_while_held(lane: Lane[int, int], gate: Gate, jobs: list[tuple[i
     return await asyncio.gather(first, *rest)
 
 
-def test_finals_go_first_and_equal_keys_share_a_batch() -> None:
+def test_jobs_run_by_priority_and_equal_keys_share_a_batch() -> None:
     gate = Gate()
     lane: Lane[int, int] = Lane("t", gate, max_batch=3)
     jobs = [(1, 1, 7), (2, 1, 8), (3, 1, 7), (4, 0, 7), (5, 2, 7)]
@@ -43,7 +45,7 @@ def test_finals_go_first_and_equal_keys_share_a_batch() -> None:
     lane.close()
 
 
-def test_a_full_lane_refuses_with_a_time() -> None:
+def test_when_a_lane_is_full_it_refuses_with_a_retry_time() -> None:
     gate = Gate()
     lane: Lane[int, int] = Lane("t", gate, max_queue=1)
 
@@ -64,7 +66,7 @@ def test_a_full_lane_refuses_with_a_time() -> None:
         lane.submit(1)
 
 
-def test_a_cancelled_job_never_runs() -> None:
+def test_when_a_waiting_job_is_cancelled_it_never_runs() -> None:
     gate = Gate()
     lane: Lane[int, int] = Lane("t", gate)
 
@@ -84,7 +86,7 @@ def test_a_cancelled_job_never_runs() -> None:
     lane.close()
 
 
-def test_a_failing_step_fails_its_jobs_only() -> None:
+def test_when_a_batch_fails_only_its_own_jobs_fail() -> None:
     def work(jobs: list[int]) -> list[int]:
         if jobs == [1]:
             raise RuntimeError("broken")
@@ -102,7 +104,7 @@ def test_a_failing_step_fails_its_jobs_only() -> None:
     lane.close()
 
 
-def test_closing_cancels_what_waits_and_joins() -> None:
+def test_when_a_lane_is_closed_waiting_jobs_are_cancelled_and_its_threads_end() -> None:
     gate = Gate()
     lane: Lane[int, int] = Lane("t", gate)
 

@@ -1,4 +1,4 @@
-"""The language model's adapter on SmolLM2: templates, text, tools, and conversations that pay for what is new."""
+"""Conversations on SmolLM2: templates, text, tools, and the KV that is used again."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 
 from antiphon.adapters.causal_lm.model import CausalLm
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
-from antiphon.engine.api import EngineSettings
+from antiphon.engine.api import EngineSettings, Row
 from antiphon.engine.local import packed
 from antiphon.errors import ModelError, RemoteProtocolError, SettingsError
 from antiphon.events.tools import Tool, ToolCall
 from antiphon.loading.loader import prepare, store_of
-from antiphon.loading.selection import TALKING, chosen
+from antiphon.loading.selection import LANGUAGE_ROLES, selected_models
 from antiphon.modeling.chat import ChatStream
 from antiphon.modeling.detokenizer import Detokenizer, held_back
 from antiphon.modeling.tool_grammar import CallReader
@@ -41,14 +41,14 @@ ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}
 @pytest.fixture(scope="module")
 def model() -> Iterator[CausalLm]:
     settings = load_settings({"language_model": SMALL}, os.environ)
-    (source,) = chosen(settings, TALKING)
+    (source,) = selected_models(settings, LANGUAGE_ROLES)
     folder = prepare(settings, store_of(settings.models), source)
     loaded = CausalLm(folder, source.id, settings=EngineSettings(kv_bytes=256 << 20))
     yield loaded
     loaded.close()
 
 
-async def said(chat: ChatStream, messages: list[Message], **options: Any) -> tuple[str, ReplyDone]:
+async def replied(chat: ChatStream, messages: list[Message], **options: Any) -> tuple[str, ReplyDone]:
     text, done = "", None
     async for part in chat.reply(messages, ReplyOptions(**{"temperature": 0.0, "max_tokens": 24} | options)):
         match part:
@@ -60,7 +60,13 @@ async def said(chat: ChatStream, messages: list[Message], **options: Any) -> tup
     return text, done
 
 
-def test_the_plain_spelling_is_the_templates_own(model: CausalLm) -> None:
+async def held_rows(model: CausalLm) -> list[Row]:
+    """The rows of the engine's only session."""
+    (session,) = await model.engine.call(lambda: list(model.engine.scheduler.sessions))
+    return list(session.rows.ids)
+
+
+def test_ordinary_text_is_encoded_as_the_template_itself_encodes_it(model: CausalLm) -> None:
     messages = [
         Message("system", "Be brief."),
         Message("user", " Hi there \n"),
@@ -101,27 +107,27 @@ def test_no_text_of_a_user_becomes_a_control_token(model: CausalLm, text: str) -
     assert [i for i in with_text if i in control] == [i for i in without if i in control]
 
 
-def test_a_conversation_pays_for_what_is_new(model: CausalLm) -> None:
+def test_a_conversation_computes_only_the_rows_that_are_new(model: CausalLm) -> None:
     async def main() -> None:
         chat = await model.open()
         messages = [
             Message("system", "You are a helpful assistant."),
             Message("user", "Complete the sentence: The capital of France is"),
         ]
-        text, first = await said(chat, messages)
+        text, first = await replied(chat, messages)
         assert "Paris" in text
         assert first.reason == "stop"
         messages += [Message("assistant", text), Message("user", "Complete the sentence: The capital of Italy is")]
-        before = model.engine._runner.stats.rows  # type: ignore[attr-defined]
-        text, second = await said(chat, messages)
+        before = model.engine.runner.stats.rows
+        text, second = await replied(chat, messages)
         assert "Rome" in text
         # All of the first turn, its answer too, is in the KV.
         assert second.cached_tokens >= first.prompt_tokens + first.completion_tokens - 1
-        rows = model.engine._runner.stats.rows - before  # type: ignore[attr-defined]
+        rows = model.engine.runner.stats.rows - before
         assert rows <= second.prompt_tokens - second.cached_tokens + second.completion_tokens + 1
         # Going back to another second turn rolls back, and recomputes that turn only.
         messages[-1] = Message("user", "Complete the sentence: The capital of Spain is")
-        text, third = await said(chat, messages)
+        text, third = await replied(chat, messages)
         assert "Madrid" in text
         assert third.cached_tokens >= first.prompt_tokens + first.completion_tokens - 1
         chat.close()
@@ -129,7 +135,7 @@ def test_a_conversation_pays_for_what_is_new(model: CausalLm) -> None:
     asyncio.run(main())
 
 
-def test_barge_in_leaves_what_was_said(model: CausalLm) -> None:
+def test_when_a_reply_is_closed_the_session_keeps_what_was_sampled(model: CausalLm) -> None:
     async def main() -> None:
         chat = await model.open()
         messages = [Message("user", "Count from one to fifty in words.")]
@@ -140,10 +146,12 @@ def test_barge_in_leaves_what_was_said(model: CausalLm) -> None:
                     heard += part.text
                 if len(heard) > 20:
                     break
-        rows = await model.engine.ask(lambda: list(chat._session._seat.rows.ids))
+        rows = await held_rows(model)
         assert rows == chat.rows
         assert model.tokenizer.decode(rows).endswith(heard)
-        text, done = await said(chat, [*messages, Message("assistant", heard), Message("user", "Stop. What is 1 + 1?")])
+        text, done = await replied(
+            chat, [*messages, Message("assistant", heard), Message("user", "Stop. What is 1 + 1?")]
+        )
         assert text
         assert done.cached_tokens > 20
         chat.close()
@@ -151,16 +159,16 @@ def test_barge_in_leaves_what_was_said(model: CausalLm) -> None:
     asyncio.run(main())
 
 
-def test_stop_strings_end_it_and_are_not_shown(model: CausalLm) -> None:
+def test_stop_strings_end_a_reply_and_are_not_shown(model: CausalLm) -> None:
     async def main() -> None:
         chat = await model.open()
         ask = [Message("user", "Count: one, two, three, four, five, six.")]
-        whole, _ = await said(chat, ask, max_tokens=60)
+        whole, _ = await replied(chat, ask, max_tokens=60)
         stop = whole[len(whole) // 2 :][:6]
-        cut, done = await said(chat, ask, stop=(stop,), max_tokens=60)
+        cut, done = await replied(chat, ask, stop=(stop,), max_tokens=60)
         assert cut == whole[: whole.index(stop)]
         assert done.reason == "stop"
-        short, done = await said(chat, ask, max_tokens=3)
+        short, done = await replied(chat, ask, max_tokens=3)
         assert done.reason == "length"
         assert done.completion_tokens == 3
         assert whole.startswith(short)
@@ -202,7 +210,7 @@ def test_a_required_call_fits_its_schema(model: CausalLm) -> None:
     asyncio.run(main())
 
 
-def test_a_schema_holds_the_whole_text(model: CausalLm) -> None:
+def test_a_response_schema_constrains_the_whole_text(model: CausalLm) -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -216,7 +224,7 @@ def test_a_schema_holds_the_whole_text(model: CausalLm) -> None:
     async def main() -> None:
         chat = await model.open()
         for seed in range(3):
-            text, done = await said(
+            text, done = await replied(
                 chat,
                 [Message("user", "Tell me of a person.")],
                 schema=schema,
@@ -229,14 +237,14 @@ def test_a_schema_holds_the_whole_text(model: CausalLm) -> None:
                 assert 0 <= found["age"] <= 99
                 assert len(found["name"]) <= 12
         with pytest.raises(RemoteProtocolError) as error:
-            await said(chat, [Message("user", "x")], schema={"type": "no such type"})
+            await replied(chat, [Message("user", "x")], schema={"type": "no such type"})
         assert error.value.param == "response_format"
         chat.close()
 
     asyncio.run(main())
 
 
-def test_calls_and_their_answers_are_told_to_the_model(model: CausalLm) -> None:
+def test_calls_and_their_results_are_rendered_for_the_model(model: CausalLm) -> None:
     messages = [
         Message("user", "Weather?"),
         Message("assistant", "", (ToolCall("call_1", "get_weather", '{"city": "Paris"}'),)),
@@ -247,9 +255,9 @@ def test_calls_and_their_answers_are_told_to_the_model(model: CausalLm) -> None:
         assert part in shown
 
 
-def test_a_conversation_longer_than_the_context_goes_on() -> None:
+def test_when_a_conversation_is_longer_than_the_context_it_goes_on() -> None:
     settings = load_settings({"language_model": SMALL}, os.environ)
-    (source,) = chosen(settings, TALKING)
+    (source,) = selected_models(settings, LANGUAGE_ROLES)
     folder = prepare(settings, store_of(settings.models), source)
     small = CausalLm(folder, source.id, settings=EngineSettings(kv_bytes=64 << 20, context_rows=256))
 
@@ -257,13 +265,13 @@ def test_a_conversation_longer_than_the_context_goes_on() -> None:
         chat = await small.open()
         messages = [Message("system", "You are a parrot."), Message("user", "hello " * 20)]
         for turn in range(8):
-            text, done = await said(chat, messages, max_tokens=10)
+            text, done = await replied(chat, messages, max_tokens=10)
             assert done.completion_tokens > 0
             messages += [Message("assistant", text), Message("user", f"turn {turn} " * 12)]
-        rows = await small.engine.ask(lambda: chat._session._seat.rows)
-        assert len(rows.ids) <= 256
-        assert "You are a parrot." in small.tokenizer.decode([i for i in rows.ids if i is not None][:20])
-        assert (await small.engine.state()).context_cuts > 0
+        rows = await held_rows(small)
+        assert len(rows) <= 256
+        assert "You are a parrot." in small.tokenizer.decode([i for i in rows if i is not None][:20])
+        assert small.engine.scheduler.context_cuts > 0
         chat.close()
 
     try:
@@ -276,7 +284,7 @@ def test_a_conversation_longer_than_the_context_goes_on() -> None:
     ("text", "marks", "held"),
     [("abc<to", ("<tool>",), 3), ("abc", ("x",), 0), ("aa", ("aab", "ab"), 2), ("<tool>", ("<tool>",), 0)],
 )
-def test_what_may_be_the_beginning_of_a_mark_is_held(text: str, marks: tuple[str, ...], held: int) -> None:
+def test_text_that_may_begin_a_mark_is_held_back(text: str, marks: tuple[str, ...], held: int) -> None:
     assert held_back(text, marks) == held
 
 
@@ -291,7 +299,7 @@ def test_text_comes_in_whole_characters(model: CausalLm) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
-def test_prose_and_calls_are_told_apart_however_they_come(size: int) -> None:
+def test_prose_and_calls_are_separated_however_the_text_is_cut(size: int) -> None:
     text = (
         'Let me look.\n<tool_call>\n{"name": "f", "arguments": {"a": {"b": "}}"}, "c": [1]}}\n</tool_call>\n'
         '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call> Done < 3'
@@ -314,23 +322,23 @@ def test_prose_and_calls_are_told_apart_however_they_come(size: int) -> None:
     assert reader.calls == 2
 
 
-def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Any) -> None:
+def test_when_a_folder_is_no_checkpoint_the_error_names_it(tmp_path: Any) -> None:
     with pytest.raises(ModelError, match=str(tmp_path)):
         CausalLm(tmp_path, "mine")
     for name in ("whisper-base", "/nowhere/at/all"):
         with pytest.raises(SettingsError, match=name):
-            chosen(load_settings({"language_model": name}, {}))
+            selected_models(load_settings({"language_model": name}, {}))
 
 
-def test_weights_packed_for_another_machine_are_packed_anew() -> None:
+def test_when_weights_were_packed_for_another_machine_they_are_packed_anew() -> None:
     settings = load_settings({"language_model": SMALL}, os.environ)
-    (source,) = chosen(settings, TALKING)
+    (source,) = selected_models(settings, LANGUAGE_ROLES)
     folder = prepare(settings, store_of(settings.models), source)
     if not (folder / packed.INDEX_FILE).is_file():
         pytest.skip("this machine multiplies in another type than int8")
     index = json.loads((folder / packed.INDEX_FILE).read_text())
     (folder / packed.INDEX_FILE).write_text(json.dumps(index | {"key": "another machine's"}))
-    assert not packed.fresh(folder)
+    assert not packed.fits_machine(folder)
     assert prepare(settings, store_of(settings.models), source) == folder
-    assert packed.fresh(folder)
+    assert packed.fits_machine(folder)
     assert json.loads((folder / packed.INDEX_FILE).read_text()) == index

@@ -1,4 +1,4 @@
-"""A runner without a model: its tokens follow from the rows, and every step it was given is on record."""
+"""A runner without a model: its tokens follow from the rows, and it records every step that it was given."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from antiphon.engine.api import Token
-from antiphon.engine.local.scheduler import StepChunk
+from antiphon.engine.api import RunnerStats, Token
+from antiphon.engine.local.step import StepChunk
 
 
 class Memory:
-    """Storage of KvCache that holds rows as lists, so that what was copied and parked can be seen."""
+    """The Storage of a KvCache that holds rows as lists, so that a test can see what was copied and parked."""
 
     row_bytes = 1
 
@@ -49,6 +49,7 @@ class ScriptedRunner:
     before: Callable[[int], None] = lambda _: None
     steps: list[list[StepChunk]] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
+    stats: RunnerStats = field(default_factory=RunnerStats)
 
     def storage(self) -> Memory:
         return self.memory

@@ -1,4 +1,4 @@
-"""The engine against a full forward of the same rows: whatever is done to sessions, in whatever company, nothing changes."""
+"""The engine against a full forward of the same rows: the logits agree whatever was done to this and other sessions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def engine(family: str, **options: Any) -> Engine:
 
 
 async def integrity(e: Engine) -> None:
-    await e.ask(e.scheduler.check_integrity)
+    await e.call(e.scheduler.check_integrity)
 
 
 async def tokens(session: EngineSession, count: int, **options: Any) -> list[int]:
@@ -47,7 +47,7 @@ def greedy(reference: Any, rows: Shadow, count: int) -> list[int]:
 
 
 class Driver:
-    """Sessions of one engine, each with its shadow, and the things that can be done to them."""
+    """Sessions of one engine, each with a shadow list of its rows, and the operations on them."""
 
     def __init__(self, family: str, e: Engine) -> None:
         self.reference = tiny.model(family)
@@ -89,8 +89,8 @@ class Driver:
     async def park(self, seed: random.Random) -> None:
         session, _ = seed.choice(self.live)
         await session.settle()
-        seat = session._seat
-        await self.engine.ask(lambda: self.engine.scheduler.cache.park(seat.lease, seat.rows.computed))
+        seat = session.scheduled
+        await self.engine.call(lambda: self.engine.scheduler.cache.park(seat.lease, seat.rows.computed))
 
     async def close(self, seed: random.Random) -> None:
         if len(self.live) > 1:
@@ -106,12 +106,12 @@ class Driver:
         assert session.length == len(rows)
 
     async def generate(self, seed: random.Random) -> None:
-        """Some of them at once; each token's logits are those of a full forward."""
+        """Generate in some sessions at once, and compare each token's logits with a full forward."""
         chosen = seed.sample(self.live, seed.randrange(1, len(self.live) + 1))
         options = [{"temperature": 0.0}, {"temperature": 1.3, "seed": 5}, {"temperature": 0.8, "top_k": 9, "seed": 6}]
-        await asyncio.gather(*(self._generate(s, rows, seed.choice(options)) for s, rows in chosen))
+        await asyncio.gather(*(self.generate_checked(s, rows, seed.choice(options)) for s, rows in chosen))
 
-    async def _generate(self, session: EngineSession, rows: Shadow, options: dict[str, Any]) -> None:
+    async def generate_checked(self, session: EngineSession, rows: Shadow, options: dict[str, Any]) -> None:
         start, seen = len(rows), []
         async for token in session.generate(Sampling(max_tokens=5, hidden=True, **options)):
             rows.append(token.id)
@@ -147,7 +147,7 @@ async def run(family: str, plan: list[tuple[str, int]], **options: Any) -> None:
             await OPERATIONS[name](driver, random.Random(number))
             await integrity(e)
         for session, rows in driver.live:
-            await driver._generate(session, rows, {"temperature": 0.0})
+            await driver.generate_checked(session, rows, {"temperature": 0.0})
         for session, _ in driver.live:
             session.close()
         await integrity(e)
@@ -168,13 +168,13 @@ def test_any_interleaving_equals_a_full_forward(family: str, plan: list[tuple[st
 
 @given(plan=PLANS)
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_so_it_does_where_room_is_short(plan: list[tuple[str, int]]) -> None:
-    """Room for twelve pages, parking on disk: sessions push each other out all the time."""
+def test_any_interleaving_equals_a_full_forward_when_room_is_short(plan: list[tuple[str, int]]) -> None:
+    """With room for twelve pages and parking on disk, sessions push each other out all the time."""
     plan = [(n, s) for n, s in plan if n != "fork"]
     try:
         asyncio.run(run("qwen2", plan, kv_bytes=12 * 64 * ROW_BYTES, host_bytes=0, disk_bytes=1 << 24))
     except Refused:
-        # Being told that there is no room is an answer.
+        # A refusal for want of room is a correct answer.
         return
 
 
@@ -190,7 +190,7 @@ def test_a_cut_context_equals_a_full_forward_of_what_stayed() -> None:
             session.start_turn()
             session.append([seed.randrange(VOCABULARY) for _ in range(17)])
             async for token in session.generate(Sampling(max_tokens=3, hidden=True)):
-                rows, dropped = await e.ask(lambda: (list(session._seat.rows.ids), session._seat.rows.dropped))
+                rows, dropped = await e.call(lambda: (list(session.scheduled.rows.ids), session.scheduled.rows.dropped))
                 # This token and those after it are not what it was sampled from.
                 upto = rows[: session.length - 1 - dropped]
                 expected = tiny.logits(reference, upto)[-1]  # type: ignore[arg-type]
@@ -198,15 +198,15 @@ def test_a_cut_context_equals_a_full_forward_of_what_stayed() -> None:
         assert rows[:5] == [1, 2, 3, 4, 5]
         assert session.length == 5 + 9 * 20
         assert len(rows) < 128
-        assert (await e.state()).context_cuts >= 1
+        assert e.scheduler.context_cuts >= 1
         e.close()
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_evicted_rows_leave_and_the_keys_of_the_rest_are_moved_not_computed(family: str) -> None:
-    """Of a decoder of one layer, whose keys and values know nothing of other rows, what stays is what a fresh session would hold."""
+def test_when_rows_are_evicted_the_keys_of_the_rest_are_moved_and_not_computed(family: str) -> None:
+    """With one layer, keys and values carry nothing of other rows, so the rest equals a fresh session's KV."""
 
     config = copy.deepcopy(tiny.CONFIGS[family])
     config.num_hidden_layers = 1
@@ -214,7 +214,7 @@ def test_evicted_rows_leave_and_the_keys_of_the_rest_are_moved_not_computed(fami
     shallow = AutoModelForCausalLM.from_config(config).eval()
 
     async def main() -> None:
-        e = Engine(Runner(copy.deepcopy(shallow), keys_turn_by_halves=True), EngineSettings(kv_bytes=4 << 20))
+        e = Engine(Runner(copy.deepcopy(shallow), rotate_half=True), EngineSettings(kv_bytes=4 << 20))
         reference, seed = shallow, random.Random(5)
         session = await e.open()
         system = [seed.randrange(VOCABULARY) for _ in range(7)]
@@ -223,27 +223,27 @@ def test_evicted_rows_leave_and_the_keys_of_the_rest_are_moved_not_computed(fami
         session.pin()
         session.append(rows)  # type: ignore[arg-type]
         for count in (20, 33):
-            before = e._runner.stats.rows
-            await session.settle(whole=True)
+            before = e.runner.stats.rows
+            await session.settle(include_newest=True)
             session.evict(count)
             del rows[:count]
             first, *more = await tokens(session, 4)
             assert [first, *more] == greedy(reference, [*system, *rows], 4)
             rows += [first, *more]
-            assert e._runner.stats.rows - before <= (97 + 4 if count == 20 else 6)
+            assert e.runner.stats.rows - before <= (97 + 4 if count == 20 else 6)
         twin = await e.open()
         twin.append([*system, *rows])  # type: ignore[list-item]
         assert await tokens(twin, 4) == greedy(reference, [*system, *rows], 4)
         assert twin.cached <= len(system)
         with pytest.raises(EngineError, match="cannot evict"):
-            await e.ask(lambda: e.scheduler.evict(session._seat, 500))
+            await e.call(lambda: e.scheduler.evict(session.scheduled, 500))
         await integrity(e)
         e.close()
 
     asyncio.run(main())
 
 
-def test_where_keys_cannot_be_moved_what_stays_is_computed_anew() -> None:
+def test_when_keys_cannot_be_moved_the_rows_behind_an_eviction_are_computed_anew() -> None:
     async def main() -> None:
         e = engine("gemma2")
         reference, seed = tiny.model("gemma2"), random.Random(5)
@@ -252,7 +252,7 @@ def test_where_keys_cannot_be_moved_what_stays_is_computed_anew() -> None:
         session.append(rows[:5])  # type: ignore[arg-type]
         session.pin()
         session.append(rows[5:])  # type: ignore[arg-type]
-        await session.settle(whole=True)
+        await session.settle(include_newest=True)
         session.evict(30)
         assert await tokens(session, 4) == greedy(reference, [*rows[:5], *rows[35:]], 4)
         await integrity(e)
@@ -261,7 +261,7 @@ def test_where_keys_cannot_be_moved_what_stays_is_computed_anew() -> None:
     asyncio.run(main())
 
 
-def test_a_model_error_fails_its_session_only() -> None:
+def test_when_one_session_fails_the_others_go_on_and_it_can_be_rolled_back() -> None:
     class Unwilling:
         def allowed(self) -> None:
             raise RuntimeError("no")
@@ -297,17 +297,15 @@ def test_a_model_error_fails_its_session_only() -> None:
     asyncio.run(main())
 
 
-def test_a_decoder_that_raises_fails_one_session() -> None:
-    class Fragile(Runner):
-        __slots__ = ()
-
-        def _inputs(self, chunks: Any) -> torch.Tensor:
-            if any(96 in c.ids for c in chunks):
-                raise RuntimeError("out of memory")
-            return super()._inputs(chunks)
+def test_when_the_decoder_raises_only_the_session_at_fault_fails() -> None:
+    def refuse(_: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        if 96 in inputs[0]:
+            raise RuntimeError("out of memory")
 
     async def main() -> None:
-        e = Engine(Fragile(tiny.model("qwen2")), EngineSettings(kv_bytes=4 << 20))
+        model = tiny.model("qwen2")
+        model.get_input_embeddings().register_forward_pre_hook(refuse)
+        e = Engine(Runner(model), EngineSettings(kv_bytes=4 << 20))
         reference = tiny.model("qwen2")
         good, bad = await e.open(), await e.open()
         good.append([5, 6, 7])
@@ -322,21 +320,21 @@ def test_a_decoder_that_raises_fails_one_session() -> None:
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_a_parked_session_comes_back_as_it_was(disk: bool) -> None:
+def test_when_a_parked_session_wakes_its_kv_is_the_same(disk: bool) -> None:
     async def main() -> None:
         room = {"host_bytes": 0, "disk_bytes": 1 << 24} if disk else {"host_bytes": 1 << 24, "disk_bytes": 0}
         e = engine("gemma2", **room)
         session = await e.open()
         session.append([i % VOCABULARY for i in range(150)])
         await session.settle()
-        seat = session._seat
-        before = await e.ask(lambda: seat.lease.extent.handle[:, :, :149].clone())  # type: ignore[union-attr]
-        assert await e.ask(lambda: e.scheduler.cache.park(seat.lease, seat.rows.computed))
+        seat = session.scheduled
+        before = await e.call(lambda: seat.lease.extent.handle[:, :, :149].clone())  # type: ignore[union-attr]
+        assert await e.call(lambda: e.scheduler.cache.park(seat.lease, seat.rows.computed))
         state = await e.state()
         assert (state.parked, state.kv_bytes) == (1, 0)
         assert state.parked_bytes == 149 * e.scheduler.cache.storage.row_bytes
-        assert await e.ask(lambda: e.scheduler.cache.wake(seat.lease, 150))
-        after = await e.ask(lambda: seat.lease.extent.handle[:, :, :149])  # type: ignore[union-attr]
+        assert await e.call(lambda: e.scheduler.cache.wake(seat.lease, 150))
+        after = await e.call(lambda: seat.lease.extent.handle[:, :, :149])  # type: ignore[union-attr]
         assert torch.equal(before, after)
         assert (await e.state()).parked_bytes == 0
         e.close()
@@ -344,12 +342,12 @@ def test_a_parked_session_comes_back_as_it_was(disk: bool) -> None:
     asyncio.run(main())
 
 
-def test_positions_in_three_axes() -> None:
+def test_positions_on_three_axes_equal_a_full_forward() -> None:
     """An image between two texts, as Qwen2.5-VL counts it: (time, height, width) of each patch."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     text = {
-        **{k: v for k, v in tiny._SHAPE.items() if k != "max_position_embeddings"},
+        **{k: v for k, v in tiny.SHAPE.items() if k != "max_position_embeddings"},
         "max_position_embeddings": 256,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 2]},
     }
@@ -393,20 +391,22 @@ def test_positions_in_three_axes() -> None:
     torch.testing.assert_close(got, full[11:-1], atol=1e-4, rtol=1e-4)
 
 
-def test_what_a_layer_makes_of_embeddings_is_told_before_the_next_token() -> None:
-    """In company, in chunks, once more after the context was cut, and of a span of which only a part is left."""
+def test_sinks_receive_the_tapped_layers_output_before_the_next_token() -> None:
+    """Beside another session, in chunks, again after a context cut, and for a span of which only a part is left."""
     model = tiny.model("qwen3")
     decoder = TextDecoder(model.model, model.lm_head, tap=2)
     patches = torch.randn(40, tiny.WIDTH, generator=torch.Generator().manual_seed(5))
-    told: list[tuple[int, torch.Tensor]] = []
+    received: list[tuple[int, torch.Tensor]] = []
     seen = torch.zeros(40, tiny.WIDTH)
 
     def sink(before: int, made: torch.Tensor) -> None:
-        told.append((before, made.clone()))
+        received.append((before, made.clone()))
         seen[before : before + len(made)] = made
 
     async def main() -> None:
-        e = Engine(Runner(decoder), EngineSettings(kv_bytes=4 << 20, prefill_rows=16, alone_rows=16, context_rows=64))
+        e = Engine(
+            Runner(decoder), EngineSettings(kv_bytes=4 << 20, prefill_rows=16, prefill_only_rows=16, context_rows=64)
+        )
         other, session = await e.open(), await e.open()
         other.append([9, 8, 7])
         noise = asyncio.create_task(tokens(other, 20))
@@ -415,31 +415,31 @@ def test_what_a_layer_makes_of_embeddings_is_told_before_the_next_token() -> Non
         session.append([4])
         async with aclosing(session.generate(Sampling(max_tokens=1))) as made:
             await anext(made)
-        assert sum(len(rows) for _, rows in told) == 40
-        assert len(told) > 2
+        assert sum(len(rows) for _, rows in received) == 40
+        assert len(received) > 2
         expected = layer(patches, [1, 2, 3])
         torch.testing.assert_close(seen, expected, atol=1e-4, rtol=1e-4)
         await noise
-        # The oldest rows leave: what is left is computed again, and told by its own numbers.
-        told.clear()
+        # The oldest rows leave: the others are computed again, and received by their own offsets.
+        received.clear()
         session.append([5] * 30)
         await session.settle()
-        assert told
-        first = min(before for before, _ in told)
+        assert received
+        first = min(before for before, _ in received)
         assert first > 0
-        assert sum(len(rows) for _, rows in told) == 40 - first
+        assert sum(len(rows) for _, rows in received) == 40 - first
         torch.testing.assert_close(seen[first:], layer(patches[first:], []), atol=1e-4, rtol=1e-4)
         session.close()
-        # Who has none is not told, and a decoder that has no tap says so.
+        # Rows without a sink need no tap; rows with one fail on a decoder that has none.
         quiet = await e.open()
         quiet.append_embeddings(patches[:3])
-        await quiet.settle(whole=True)
+        await quiet.settle(include_newest=True)
         e.close()
         plain = engine("qwen3")
         asking = await plain.open()
         asking.append_embeddings(patches[:3], sink=sink)
         with pytest.raises(ModelError, match="tapped"):
-            await asking.settle(whole=True)
+            await asking.settle(include_newest=True)
         plain.close()
 
     def layer(rows: torch.Tensor, ids: list[int]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a session's life costs and who pays: steps, rows, room. On a scripted runner, where each step can be looked at."""
+"""What sessions cost: steps, rows and room. On a scripted runner, which records each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.engine.api import EngineSettings, Finish, Sampling
 from antiphon.engine.local.engine import Engine, EngineSession
-from antiphon.engine.local.scheduler import MAX_UNREAD
+from antiphon.engine.local.step import MAX_UNREAD_TOKENS
 from antiphon.errors import EngineError, Refused
 from tests.engine.local.scripted import ScriptedRunner
 
@@ -24,38 +24,7 @@ async def tokens(session: EngineSession, count: int, **options: Any) -> list[int
     return [t.id async for t in session.generate(Sampling(max_tokens=count, **options))]
 
 
-def test_resumable_requests_keep_all_but_the_newest_token() -> None:
-    """The example of spec/transcription.md: A1 B1 C1 -> D1 E1 F1, then A2 B2 -> C2 D2 E2, then A3 B3 -> C3 D3 E3."""
-
-    async def main() -> None:
-        runner = ScriptedRunner()
-        e = engine(runner)
-        session = await e.open()
-        prompts, outputs = [], []
-        for given in ([100, 200, 300], [400, 500], [600, 700]):
-            session.resume(given)
-            prompts.append(await e.ask(lambda: list(session._seat.rows.ids)))
-            outputs.append(await tokens(session, 3))
-        d1, e1, f1 = outputs[0]
-        c2, d2, e2 = outputs[1]
-        assert prompts == [
-            [100, 200, 300],
-            [100, 200, 300, d1, e1, 400, 500],
-            [100, 200, 300, d1, e1, 400, 500, c2, d2, 600, 700],
-        ]
-        assert outputs[0] == [301, 302, 303]
-        assert outputs[1] == [501, 502, 503]
-        assert len(outputs[2]) == 3
-        assert f1 not in prompts[2]
-        assert e2 not in prompts[2]
-        # Request k computes its new rows only: its inputs, and all but the newest of its outputs.
-        assert runner.rows == 5 + 4 + 4
-        e.close()
-
-    asyncio.run(main())
-
-
-def test_a_cancelled_generation_stops_within_a_step_and_leaves_nothing() -> None:
+def test_when_a_generation_is_closed_it_stops_within_a_step_and_unread_tokens_are_taken_back() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
         e = engine(runner)
@@ -72,18 +41,18 @@ def test_a_cancelled_generation_stops_within_a_step_and_leaves_nothing() -> None
         stream = session.generate(Sampling(max_tokens=1000))
         got = [(await anext(stream)).id for _ in range(3)]
         await asyncio.to_thread(running.wait, 10)
-        # A step is under way: it finishes, and what it gives is thrown away.
+        # A step is under way: it finishes, and its result is discarded.
         await stream.aclose()
         gate.set()
         assert got == [4, 5, 6]
         assert session.length == 6
-        rows = await e.ask(lambda: list(session._seat.rows.ids))
+        rows = await e.call(lambda: list(session.scheduled.rows.ids))
         assert rows == [1, 2, 3, 4, 5, 6]
         assert len(runner.steps) <= 4
         assert session.finish is Finish.CANCELLED
         state = await e.state()
         assert state.sessions == 1
-        # It goes on from just there.
+        # The session goes on from the last token that was read.
         assert await tokens(session, 2) == [7, 8]
         session.close()
         assert (await e.state()).kv_bytes == 0
@@ -92,7 +61,7 @@ def test_a_cancelled_generation_stops_within_a_step_and_leaves_nothing() -> None
     asyncio.run(main())
 
 
-def test_what_was_sampled_but_not_read_is_taken_back_though_the_generation_has_ended() -> None:
+def test_when_a_generation_has_ended_its_unread_tokens_are_still_taken_back() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
         e = engine(runner)
@@ -100,19 +69,19 @@ def test_what_was_sampled_but_not_read_is_taken_back_though_the_generation_has_e
         session.append([1])
         stream = session.generate(Sampling(max_tokens=9))
         got = [(await anext(stream)).id for _ in range(2)]
-        while await e.ask(lambda: session._seat.rows.generation is not None):
+        while await e.call(lambda: session.scheduled.rows.generation is not None):
             pass
         await stream.aclose()
         assert got == [2, 3]
         assert session.length == 3
-        assert await e.ask(lambda: list(session._seat.rows.ids)) == [1, 2, 3]
+        assert await e.call(lambda: list(session.scheduled.rows.ids)) == [1, 2, 3]
         assert await tokens(session, 2) == [4, 5]
         e.close()
 
     asyncio.run(main())
 
 
-def test_a_cancelled_task_cancels_its_generation() -> None:
+def test_when_a_reading_task_is_cancelled_its_generation_is_too() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
         e = engine(runner)
@@ -132,9 +101,9 @@ def test_a_cancelled_task_cancels_its_generation() -> None:
         await begun.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await e.ask(e.scheduler.check_integrity)
+        await e.call(e.scheduler.check_integrity)
         assert session.length == 1 + len(seen)
-        assert await e.ask(lambda: len(session._seat.rows.ids)) == 1 + len(seen)
+        assert await e.call(lambda: len(session.scheduled.rows.ids)) == 1 + len(seen)
         before = len(runner.steps)
         await e.state()
         assert len(runner.steps) <= before + 1
@@ -143,7 +112,7 @@ def test_a_cancelled_task_cancels_its_generation() -> None:
     asyncio.run(main())
 
 
-def test_a_long_prefill_delays_no_token_by_more_than_its_own_step() -> None:
+def test_during_a_long_prefill_every_step_still_has_a_row_of_the_generating_session() -> None:
     async def main() -> None:
         gate = threading.Event()
         runner = ScriptedRunner(before=lambda step: gate.wait(10) and None if step == 5 else None)
@@ -160,11 +129,11 @@ def test_a_long_prefill_delays_no_token_by_more_than_its_own_step() -> None:
         mixed = [s for s in runner.steps if len(s) == 2]
         assert len(mixed) >= 1600 // 64
         # While it generates, no step goes without its row, and none carries more of the prefill than the share.
-        first = next(i for i, s in enumerate(runner.steps) if any(c.seat is talking._seat for c in s))
-        last = max(i for i, s in enumerate(runner.steps) if any(c.seat is talking._seat for c in s))
+        first = next(i for i, s in enumerate(runner.steps) if any(c.session is talking.scheduled for c in s))
+        last = max(i for i, s in enumerate(runner.steps) if any(c.session is talking.scheduled for c in s))
         for step in runner.steps[first : last + 1]:
-            assert any(c.seat is talking._seat for c in step)
-            assert sum(c.count for c in step if c.seat is loading._seat) <= 64
+            assert any(c.session is talking.scheduled for c in step)
+            assert sum(c.count for c in step if c.session is loading.scheduled) <= 64
         e.close()
 
     asyncio.run(main())
@@ -175,15 +144,15 @@ def test_prefills_share_a_step_evenly() -> None:
         runner = ScriptedRunner()
         gate = threading.Event()
         runner.before = lambda step: None if step else gate.wait(10) and None
-        e = engine(runner, alone_rows=256)
+        e = engine(runner, prefill_only_rows=256)
         first, long, short = await e.open(), await e.open(), await e.open()
         first.append([9, 9])
         long.append(list(range(900)))
         short.append(list(range(500, 540)))
         gate.set()
         await short.settle()
-        done = max(i for i, s in enumerate(runner.steps) if any(c.seat is short._seat for c in s))
-        begun = min(i for i, s in enumerate(runner.steps) if any(c.seat is long._seat for c in s))
+        done = max(i for i, s in enumerate(runner.steps) if any(c.session is short.scheduled for c in s))
+        begun = min(i for i, s in enumerate(runner.steps) if any(c.session is long.scheduled for c in s))
         assert done <= begun + 1
         e.close()
 
@@ -204,15 +173,15 @@ def test_equal_prefixes_are_computed_once() -> None:
         assert [s.cached for s in sessions] == [0, 100, 100, 100]
         for i, session in enumerate(sessions):
             assert await tokens(session, 1) == [401 + i]
-            handle = session._seat.lease.extent.handle  # type: ignore[union-attr]
+            handle = session.scheduled.lease.extent.handle  # type: ignore[union-attr]
             assert handle[:102] == [*system, 300 + i, 400 + i]
-        await e.ask(e.scheduler.check_integrity)
+        await e.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
 
 
-def test_who_is_cancelled_while_a_session_is_opened_leaves_none() -> None:
+def test_when_opening_is_cancelled_no_session_is_left() -> None:
     async def main() -> None:
         e = engine(ScriptedRunner())
         one = await e.open()
@@ -220,7 +189,7 @@ def test_who_is_cancelled_while_a_session_is_opened_leaves_none() -> None:
         for make in (e.open, one.fork):
             opening = asyncio.create_task(make())
             await asyncio.sleep(0)
-            # The engine has answered, and nobody has taken the answer yet.
+            # The engine has answered, and the task has not seen the answer yet.
             done = threading.Event()
             e.post(done.set)
             assert done.wait(10)
@@ -228,13 +197,13 @@ def test_who_is_cancelled_while_a_session_is_opened_leaves_none() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await opening
             assert (await e.state()).sessions == 1
-        await e.ask(e.scheduler.check_integrity)
+        await e.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
 
 
-def test_a_closed_conversation_is_gone_on_with() -> None:
+def test_when_a_session_was_closed_with_keep_a_later_one_continues_its_prefix() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
         e = engine(runner)
@@ -250,15 +219,14 @@ def test_a_closed_conversation_is_gone_on_with() -> None:
         assert runner.rows - before == 3
         assert second.cached == 52
         second.close(keep=True)
-        state = await e.state()
-        # What the second continues is kept no more.
-        assert state.kept_prefixes == 1
+        # The first prefix is dropped, since the second continues it.
+        assert await e.call(lambda: len(e.scheduler.kept_prefixes)) == 1
         e.close()
 
     asyncio.run(main())
 
 
-def test_nobody_who_is_in_fails_for_want_of_room() -> None:
+def test_when_room_runs_out_open_sessions_go_on_with_shorter_contexts_and_new_ones_are_refused() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
         # Four pages; two sessions that are promised two each, and want ten.
@@ -277,38 +245,38 @@ def test_nobody_who_is_in_fails_for_want_of_room() -> None:
         streams.append(asyncio.create_task(tokens(b, 640)))
         outputs = await asyncio.gather(*streams)
         assert [len(o) for o in outputs] == [640, 640]
-        assert (await e.state()).context_cuts > 0
-        await e.ask(e.scheduler.check_integrity)
+        assert e.scheduler.context_cuts > 0
+        await e.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
 
 
-def test_who_has_work_does_not_wait_for_who_has_none() -> None:
+def test_when_nothing_can_be_parked_an_idle_session_gives_up_its_kv_for_a_busy_one() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
-        # Nowhere to park: an idle session's KV cannot be put away.
+        # There is nowhere to park: an idle session's KV cannot be put away.
         e = engine(runner, kv_bytes=4 * 64, reserve_rows=128, host_bytes=0, disk_bytes=0)
         a, b = await e.open(), await e.open()
         a.append([1])
         await a.settle()
-        assert await e.ask(lambda: e.scheduler._park_one(exclude=b._seat))
+        assert await e.call(lambda: e.scheduler.cache.park(a.scheduled.lease, a.scheduled.rows.computed))
         b.append(list(range(240)))
         async with asyncio.timeout(20):
-            # B takes all there is, and is idle then.
+            # b takes all the room there is, and is idle then.
             assert len(await tokens(b, 10)) == 10
             assert (await e.state()).kv_bytes == 4 * 64
             assert len(await tokens(a, 100)) == 100
-            await e.ask(e.scheduler.check_integrity)
-            # What was given up is computed anew.
+            await e.call(e.scheduler.check_integrity)
+            # The KV that was given up is computed anew.
             assert len(await tokens(b, 10)) == 10
-            await e.ask(e.scheduler.check_integrity)
+            await e.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
 
 
-def test_idle_sessions_make_room_and_come_back() -> None:
+def test_when_room_is_short_idle_sessions_are_parked_and_come_back() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
         e = engine(runner, kv_bytes=4 * 64, reserve_rows=128, host_bytes=1 << 12, disk_bytes=0)
@@ -324,15 +292,15 @@ def test_idle_sessions_make_room_and_come_back() -> None:
         computed = runner.rows
         for i, session in enumerate(sessions):
             assert await tokens(session, 1) == [i * 10 + 100]
-            await e.ask(e.scheduler.check_integrity)
-        # Nothing was computed again but the one row whose successor was asked for.
+            await e.call(e.scheduler.check_integrity)
+        # Nothing was computed again but the row of each session that a token follows.
         assert runner.rows - computed == 6 + 0
         e.close()
 
     asyncio.run(main())
 
 
-def test_what_is_idle_for_long_is_parked() -> None:
+def test_when_a_session_is_idle_for_long_it_is_parked() -> None:
     now = 0.0
 
     async def main() -> None:
@@ -343,10 +311,10 @@ def test_what_is_idle_for_long_is_parked() -> None:
         session.append(list(range(50)))
         await session.settle()
         now = 59.0
-        await e.ask(lambda: e.scheduler.rest(now))
+        await e.call(lambda: e.scheduler.park_idle(now))
         assert (await e.state()).parked == 0
         now = 61.0
-        await e.ask(lambda: e.scheduler.rest(now))
+        await e.call(lambda: e.scheduler.park_idle(now))
         state = await e.state()
         assert (state.parked, state.kv_bytes, state.parked_bytes) == (1, 0, 49)
         assert await tokens(session, 2) == [50, 51]
@@ -355,7 +323,7 @@ def test_what_is_idle_for_long_is_parked() -> None:
     asyncio.run(main())
 
 
-def test_of_a_closed_session_the_tokens_before_its_first_embedding_are_shared() -> None:
+def test_when_a_session_was_closed_with_keep_only_tokens_before_its_first_embedding_are_shared() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
         e = engine(runner)
@@ -363,28 +331,28 @@ def test_of_a_closed_session_the_tokens_before_its_first_embedding_are_shared() 
         first.append(range(100))
         first.append_embeddings([[0.0]] * 5)
         first.append([7])
-        await first.settle(whole=True)
+        await first.settle(include_newest=True)
         first.close(keep=True)
-        (kept,) = await e.ask(lambda: list(e.scheduler.kept))
+        (kept,) = await e.call(lambda: list(e.scheduler.kept_prefixes))
         assert (len(kept.rows.ids), kept.rows.spans) == (100, [])
         second = await e.open()
         second.append([*range(100), 5, 6])
         assert await tokens(second, 1) == [7]
         assert second.cached > 60
-        # Nothing of one that begins with an embedding.
-        known = await e.ask(lambda: list(e.scheduler.kept))
+        # Nothing is kept of a session that begins with an embedding.
+        known = await e.call(lambda: list(e.scheduler.kept_prefixes))
         third = await e.open()
         third.append_embeddings([[0.0]] * 5)
-        await third.settle(whole=True)
+        await third.settle(include_newest=True)
         third.close(keep=True)
-        assert await e.ask(lambda: list(e.scheduler.kept)) == known
-        await e.ask(e.scheduler.check_integrity)
+        assert await e.call(lambda: list(e.scheduler.kept_prefixes)) == known
+        await e.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
 
 
-def test_a_context_is_cut_at_a_turn_and_goes_on() -> None:
+def test_when_a_context_is_full_it_is_cut_at_a_turn_and_the_session_goes_on() -> None:
     async def main() -> None:
         runner = ScriptedRunner(context_rows=256)
         e = engine(runner)
@@ -397,7 +365,7 @@ def test_a_context_is_cut_at_a_turn_and_goes_on() -> None:
             session.append([100 * (turn + 1) + k for k in range(40)])
             await session.settle()
         assert session.length == 330
-        rows = await e.ask(lambda: session._seat.rows)
+        rows = await e.call(lambda: session.scheduled.rows)
         assert len(rows.ids) < 256
         assert rows.ids[:10] == system
         # What follows the system prompt is whole turns, the newest last.
@@ -408,20 +376,20 @@ def test_a_context_is_cut_at_a_turn_and_goes_on() -> None:
             session.rollback(60)
         session.rollback(329)
         assert await tokens(session, 2) == [839, 840]
-        # To where what has left ends: it stays left.
+        # A rollback to where the dropped rows end leaves them dropped.
         session.rollback(session.context_start)
-        assert await e.ask(lambda: (rows.length, rows.ids)) == (session.length, system)
+        assert await e.call(lambda: (rows.length, rows.ids)) == (session.length, system)
         session.append([7])
         assert await tokens(session, 1) == [8]
         session.rollback(5)
         assert await tokens(session, 1) == [5]
-        await e.ask(e.scheduler.check_integrity)
+        await e.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
 
 
-def test_a_reader_that_is_behind_is_waited_for() -> None:
+def test_when_a_reader_is_far_behind_the_engine_waits_for_it() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
         e = engine(runner)
@@ -431,14 +399,14 @@ def test_a_reader_that_is_behind_is_waited_for() -> None:
         await anext(stream)
         for _ in range(400):
             await e.state()
-        assert len(runner.steps) <= MAX_UNREAD + 2
+        assert len(runner.steps) <= MAX_UNREAD_TOKENS + 2
         assert len([t async for t in stream]) == 499
         e.close()
 
     asyncio.run(main())
 
 
-def test_what_cannot_be_is_said() -> None:
+def test_when_a_call_is_not_possible_it_raises() -> None:
     async def main() -> None:
         e = engine(ScriptedRunner())
         session = await e.open()
@@ -466,7 +434,7 @@ def test_what_cannot_be_is_said() -> None:
     asyncio.run(main())
 
 
-def test_a_closed_engine_leaves_nobody_waiting() -> None:
+def test_when_the_engine_is_closed_a_waiting_reader_gets_an_error() -> None:
     async def main() -> None:
         gate = threading.Event()
         e = engine(ScriptedRunner(before=lambda step: gate.wait(10) and None))
@@ -475,8 +443,10 @@ def test_a_closed_engine_leaves_nobody_waiting() -> None:
         reading = asyncio.create_task(tokens(session, 5))
         await asyncio.sleep(0)
         closing = asyncio.create_task(asyncio.to_thread(e.close))
-        while not e._closed:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        with pytest.raises(Refused):
+            while True:
+                e.post(lambda: None)
+                await asyncio.sleep(0)
         gate.set()
         await closing
         with pytest.raises(EngineError, match="closed"):

@@ -1,4 +1,4 @@
-"""The engine on a real model in float32: SmolLM2's logits, whatever was done to its sessions, are those of a full forward."""
+"""The engine on a real model in float32: SmolLM2's logits equal those of a full forward, whatever was done."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_sessions_side_by_side_equal_full_forwards(checkpoint: tuple[Any, Any]) 
         ):
             await getattr(driver, name)(random.Random(number))
             await integrity(e)
-        await asyncio.gather(*(driver._generate(s, rows, {"temperature": 0.0}) for s, rows in driver.live))
+        await asyncio.gather(*(driver.generate_checked(s, rows, {"temperature": 0.0}) for s, rows in driver.live))
         e.close()
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""int8 products: close to the float ones, and the same for a row whatever rows are beside it."""
+"""int8 products are close to the float ones, and a row's do not depend on the rows beside it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from antiphon.engine.local import packed as packed_weights
-from antiphon.engine.local.weights import Int8Linear, _int8_model, _replace, quantized, write_int8, write_packed
+from antiphon.engine.local.weights import (
+    Int8Linear,
+    load_int8_model,
+    quantize_linear_layers,
+    write_int8,
+    write_packed,
+)
 
 
 class Block(nn.Module):
@@ -27,29 +33,29 @@ class Block(nn.Module):
         return [q, k, v, self.o_proj(q)]
 
 
-def packed(block: Block) -> Any:
-    _replace(block, {n: quantized(m.weight) for n, m in block.named_modules() if isinstance(m, nn.Linear)})
+def int8(block: Block) -> Any:
+    quantize_linear_layers(block)
     return block
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 4, 50])
 @torch.inference_mode()
-def test_a_product_is_close_whatever_the_rows(rows: int) -> None:
+def test_int8_products_are_close_for_any_number_of_rows(rows: int) -> None:
     torch.manual_seed(0)
     block = Block()
     x = torch.randn(1, rows, 64)
     expected = block(x)
-    got = packed(block)(x)
+    got = int8(block)(x)
     assert isinstance(block.q_proj, Int8Linear)
-    for mine, theirs in zip(got, expected, strict=True):
-        assert mine.shape == theirs.shape
-        torch.testing.assert_close(mine, theirs, atol=0.03, rtol=0.03)
+    for output, reference in zip(got, expected, strict=True):
+        assert output.shape == reference.shape
+        torch.testing.assert_close(output, reference, atol=0.03, rtol=0.03)
 
 
 @torch.inference_mode()
-def test_a_row_is_the_same_in_any_company() -> None:
+def test_a_row_is_the_same_whatever_rows_are_beside_it() -> None:
     torch.manual_seed(0)
-    block = packed(Block())
+    block = int8(Block())
     # A neighbour a thousand times as loud changes nothing.
     x = torch.cat((torch.randn(1, 5, 64), 1000 * torch.randn(1, 3, 64)), 1)
     together = block(x)
@@ -58,12 +64,17 @@ def test_a_row_is_the_same_in_any_company() -> None:
         assert all(torch.equal(a[:, 0], t[:, row]) for a, t in zip(alone, together, strict=True))
 
 
-def ready(folder: Path) -> nn.Module:
+def write_checkpoint(folder: Path) -> nn.Module:
     """A folder with a tiny checkpoint in int8, packed."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=128, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2
-    )  # fmt: skip
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     model = LlamaForCausalLM(config).eval()
     model.config.save_pretrained(folder)
     write_int8(model, folder)
@@ -72,30 +83,30 @@ def ready(folder: Path) -> nn.Module:
 
 
 @torch.inference_mode()
-def test_packed_weights_are_mapped_and_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready(tmp_path)
+def test_packed_weights_are_mapped_and_give_the_same_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path)
     x = torch.arange(8)[None]
     # Loaded from the file: nothing is packed.
     with monkeypatch.context() as patch:
         patch.setattr(packed_weights, "pack", None)
-        mapped = _int8_model(tmp_path)(x).logits
+        mapped = load_int8_model(tmp_path)(x).logits
     (tmp_path / packed_weights.INDEX_FILE).unlink()
-    assert torch.equal(mapped, _int8_model(tmp_path)(x).logits)
+    assert torch.equal(mapped, load_int8_model(tmp_path)(x).logits)
 
 
 @pytest.mark.parametrize("damage", ["another machine", "cut short", "no data", "no JSON", "another layer"])
 @torch.inference_mode()
-def test_packed_weights_that_do_not_fit_are_packed_anew(
+def test_when_packed_weights_do_not_fit_they_are_packed_anew(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready(tmp_path)
+    write_checkpoint(tmp_path)
     x = torch.arange(8)[None]
-    expected = _int8_model(tmp_path)(x).logits
+    expected = load_int8_model(tmp_path)(x).logits
     index, data = tmp_path / packed_weights.INDEX_FILE, tmp_path / packed_weights.DATA_FILE
     match damage:
         case "another machine":
             monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-            assert not packed_weights.fresh(tmp_path)
+            assert not packed_weights.fits_machine(tmp_path)
         case "cut short":
             data.write_bytes(data.read_bytes()[:-10])
         case "no data":
@@ -104,4 +115,4 @@ def test_packed_weights_that_do_not_fit_are_packed_anew(
             index.write_text("{")
         case "another layer":
             index.write_text(index.read_text().replace("layers.1.self_attn.o_proj", "layers.7.self_attn.o_proj"))
-    assert torch.equal(_int8_model(tmp_path)(x).logits, expected)
+    assert torch.equal(load_int8_model(tmp_path)(x).logits, expected)

@@ -1,4 +1,4 @@
-"""Tiny random decoders of every family the engine is promised for, and what they say without it."""
+"""Tiny random decoders of every family that the engine supports, and their logits without the engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from transformers import (
 )
 
 VOCABULARY, WIDTH, CONTEXT = 97, 32, 512
-_SHAPE: dict[str, Any] = {
+# What the families share.
+SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": WIDTH,
     "intermediate_size": 48,
@@ -33,7 +34,7 @@ _SHAPE: dict[str, Any] = {
 _LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 CONFIGS: dict[str, Any] = {
     "llama": LlamaConfig(
-        **_SHAPE,
+        **SHAPE,
         rope_parameters={
             "rope_type": "llama3",
             "rope_theta": 10000.0,
@@ -43,13 +44,13 @@ CONFIGS: dict[str, Any] = {
             "original_max_position_embeddings": 64,
         },
     ),
-    "qwen2": Qwen2Config(**_SHAPE),
-    "qwen3": Qwen3Config(**_SHAPE, head_dim=16),
-    "gemma": GemmaConfig(**_SHAPE, head_dim=8),
+    "qwen2": Qwen2Config(**SHAPE),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=16),
+    "gemma": GemmaConfig(**SHAPE, head_dim=8),
     "gemma2": Gemma2Config(
-        **_SHAPE, head_dim=8, sliding_window=8, attn_logit_softcapping=5.0, final_logit_softcapping=3.0
+        **SHAPE, head_dim=8, sliding_window=8, attn_logit_softcapping=5.0, final_logit_softcapping=3.0
     ),
-    "gemma3": Gemma3TextConfig(**_SHAPE, head_dim=8, sliding_window=8, layer_types=_LAYERS),
+    "gemma3": Gemma3TextConfig(**SHAPE, head_dim=8, sliding_window=8, layer_types=_LAYERS),
 }
 FAMILIES = tuple(CONFIGS)
 
@@ -61,7 +62,7 @@ def _made(family: str) -> Any:
 
 
 def model(family: str) -> Any:
-    """A fresh copy, the same weights each time, float32."""
+    """A fresh copy of a family's decoder in float32, with the same weights each time."""
     return copy.deepcopy(_made(family))
 
 
