@@ -14,7 +14,6 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from antiphon.cli.main import _parser
-from antiphon.protocols import DIALECTS
 from antiphon.protocols.openai import conversation as openai_conversation
 from antiphon.protocols.openai import transcription as openai_transcription
 from antiphon.protocols.vllm import dialect as vllm_realtime
@@ -266,12 +265,6 @@ def test_every_command_is_in_the_readme() -> None:
     assert commands
     for name in commands[1].split(","):
         assert f"antiphon {name}" in readme
-
-
-def test_every_dialect_of_the_table_exists() -> None:
-    for target in DIALECTS.values():
-        module, name = target.split(":")
-        assert hasattr(__import__(module, fromlist=[name]), name)
 
 
 # --- all text

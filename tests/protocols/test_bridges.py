@@ -175,7 +175,7 @@ def test_the_simplest_door() -> None:
     wire.receive(np.zeros(1600, "<i2").tobytes())
     say(wire, "input.done")
     configured, appended, committed = wire.inputs()
-    assert (configured.config.voice, configured.config.listening.language) == ("heart", "en")
+    assert (configured.config.voice, configured.config.transcription.language) == ("heart", "en")
     assert len(appended.pcm) == 1600
     assert committed == CommitAudio()
     answer(wire)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from base64 import b64encode
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from PIL import Image
 
 from antiphon.errors import MediaError
-from antiphon.vision.images import MAX_PIXELS, decode, from_data_uri
+from antiphon.vision.images import MAX_PIXELS, decode
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
@@ -72,10 +71,3 @@ def test_what_is_cut_off_or_damaged_is_refused(form: str) -> None:
     for broken in (b"", b"GIF89a", b"no image", data[:20], data[: len(data) // 2]):
         with pytest.raises(MediaError):
             decode(broken)
-
-
-def test_data_uris() -> None:
-    assert from_data_uri("data:image/png;base64," + b64encode(b"abc").decode()) == b"abc"
-    for wrong in ("", "abc", "https://example.org/a.png", "data:image/png,abc", "data:image/png;base64,a!"):
-        with pytest.raises(MediaError):
-            from_data_uri(wrong)

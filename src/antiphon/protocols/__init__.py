@@ -1,16 +1,7 @@
-"""Wire dialects, sans-IO: `receive(frame)` queues inputs and answers, `send(output)` queues frames.
+"""Wire dialects without I/O: each reads frames from a client into commands and writes a session's events as frames.
 
-`DIALECTS` is the table of those a WebSocket can speak; a new one is one file and one line here.
+A dialect is used in three steps by the server: `receive(frame)` reads one frame of the client, `send(event)` takes one
+event of the session, and the queues that both fill are drained afterwards: commands for the session, frames for the
+client. Nothing here waits, knows a clock, a socket or a model. One folder for each dialect; what several dialects share
+stands beside the folders, and docs/wire describes each of them.
 """
-
-from __future__ import annotations
-
-from collections.abc import Mapping
-from types import MappingProxyType
-
-DIALECTS: Mapping[str, str] = MappingProxyType(
-    {
-        "vllm": "antiphon.protocols.vllm.dialect:VllmDialect",
-        "openai": "antiphon.protocols.openai.transcription:OpenAITranscription",
-    }
-)

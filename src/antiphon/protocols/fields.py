@@ -6,24 +6,43 @@ from collections.abc import Iterable
 from typing import Any
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.wire import decode_base64
+from antiphon.events.data_uri import decode_base64, split_data_uri
+from antiphon.protocols.wire import decode_json
 
 
-def sound_file(given: str, param: str, most: int) -> bytes:
-    """A sound file that a client brings along, base64 or a data: URI. Raises RemoteProtocolError: nothing is fetched."""
-    body = given.partition(",")[2] if given.startswith("data:") else given
+def json_body(data: str | bytes, name: str = "body", param: str | None = None) -> dict[str, Any]:
+    """The JSON object that a request's body, or the form field `name`, holds.
+
+    Raises RemoteProtocolError: `invalid_json`, with the reason and `param`, or `invalid_type` for another value.
+    """
+    try:
+        value = decode_json(data)
+    except ValueError as error:
+        raise RemoteProtocolError("invalid_json", f"The {name} is not valid JSON: {error}", param) from None
+    return dict(typed(value, dict, name))
+
+
+def audio_file(text: str, param: str, max_bytes: int) -> bytes:
+    """The bytes of an audio file that a field carries, in base64 or a `data:` URI of any media type. Nothing is fetched.
+
+    Raises RemoteProtocolError (`invalid_value`) that names `param`, also for a file of more than `max_bytes`. Whether
+    the bytes are audio is not checked.
+    """
+    _, body = split_data_uri(text)
     if "://" in body[:16]:
         expected = "expected base64, or data:audio/...;base64,...: nothing is fetched"
         raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': {expected}.", param)
     try:
-        sound = decode_base64(body)
+        data = decode_base64(body)
     except ValueError:
         raise RemoteProtocolError(
             "invalid_value", f"Invalid value for '{param}': expected valid base64.", param
         ) from None
-    if len(sound) > most:
-        raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': at most {most >> 20} MiB.", param)
-    return sound
+    if len(data) > max_bytes:
+        raise RemoteProtocolError(
+            "invalid_value", f"Invalid value for '{param}': at most {max_bytes >> 20} MiB.", param
+        )
+    return data
 
 
 def require(fields: dict[str, Any], key: str, kinds: type | tuple[type, ...], param: str) -> Any:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationCommand, ConversationEvent
 from antiphon.events.transcription import SessionEnding, TranscriptionCommand, TranscriptionEvent
@@ -22,7 +20,7 @@ from antiphon.protocols.openai.transcription import MIN_COMMIT_MS, OpenAITranscr
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.vllm.dialect import VllmDialect
-from antiphon.protocols.wire import NewId, frame, random_id
+from antiphon.protocols.wire import NewId, decode_event, frame, random_id
 
 # Sound that may come before the dialect is known, in bytes of frames; more ends the connection.
 MAX_HELD_BYTES = 4 << 20
@@ -233,15 +231,16 @@ class RealtimeConnection:
 
     def _decide(self, data: str | bytes) -> bool:
         try:
-            event = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            event = None
-        kind = event.get("type") if isinstance(event, dict) else None
+            event = decode_event(data)
+        except RemoteProtocolError:
+            # The dialect says what is wrong.
+            event = {}
+        kind = event.get("type")
         if kind in ("input_audio_buffer.append", "input_audio_buffer.commit") and not self.opening.model:
             return False
-        flat = kind == "session.update" and isinstance(event, dict) and "session" not in event
+        flat = kind == "session.update" and "session" not in event
         flat = flat and self.opening.dialect != "openai"
-        session = event.get("session") if isinstance(event, dict) else None
+        session = event.get("session")
         only_text = kind == "transcription_session.update" or (
             kind == "session.update" and isinstance(session, dict) and session.get("type") == "transcription"
         )

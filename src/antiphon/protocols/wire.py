@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import binascii
 import secrets
-from base64 import b64decode
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationCommand
 from antiphon.events.transcription import TranscriptionCommand
 from antiphon.protocols.model_names import ModelNames
 
 # prefix -> a fresh id; injected so that golden traces repeat.
 NewId = Callable[[str], str]
+# What msgspec raises for text that is not JSON, not UTF-8 or nested too deeply.
+JSON_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
 _encoder = msgspec.json.Encoder()
 
 
@@ -62,12 +63,33 @@ def frame(**fields: Any) -> str:
     return _encoder.encode(fields).decode()
 
 
-def decode_base64(text: str) -> bytes:
-    """Strict base64 (padding needed, no foreign characters). Raises ValueError."""
+def decode_json(data: str | bytes) -> Any:
+    """The value that JSON text stands for: a dict, list, str, int, float, bool or None.
+
+    Raises ValueError, with the reason in words, for text that is not JSON, not UTF-8 or nested too deeply.
+    """
     try:
-        return b64decode(text, validate=True)
-    except binascii.Error as error:
+        return msgspec.json.decode(data)
+    except JSON_ERRORS as error:
         raise ValueError(str(error)) from None
+
+
+def decode_event(
+    data: str | bytes,
+    not_json: tuple[str, str] = ("invalid_json", "The event is not valid JSON."),
+    no_object: tuple[str, str] = ("bad_event", "An event is a JSON object."),
+) -> dict[str, Any]:
+    """The fields of one JSON message from a client.
+
+    Raises RemoteProtocolError with the code and the message of `not_json` or `no_object`, which are the dialect's own.
+    """
+    try:
+        event = decode_json(data)
+    except ValueError:
+        raise RemoteProtocolError(*not_json) from None
+    if not isinstance(event, dict):
+        raise RemoteProtocolError(*no_object)
+    return event
 
 
 @dataclass(slots=True)

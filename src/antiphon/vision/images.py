@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import warnings
-from base64 import b64decode
-from binascii import Error as NoBase64
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +15,6 @@ Pixels = npt.NDArray[np.uint8]
 # A picture of more is refused before it is decoded: 40 million pixels are 120 MB.
 MAX_PIXELS = 40_000_000
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-
-
-def from_data_uri(uri: str) -> bytes:
-    """The bytes of `data:image/...;base64,...`. Raises MediaError."""
-    head, comma, body = uri.partition(",")
-    if not comma or not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise MediaError("an image is given as data:image/<type>;base64,<data>")
-    try:
-        return b64decode(body, validate=True)
-    except (NoBase64, ValueError):
-        raise MediaError("the image is not valid base64") from None
 
 
 def decode(data: bytes, max_side: int | None = None) -> Pixels:

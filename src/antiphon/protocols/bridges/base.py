@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
-from binascii import Error as NoBase64
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from antiphon.audio import Pcm
@@ -24,9 +22,9 @@ from antiphon.events.conversation import (
     ResponseDone,
     ResponseTextDelta,
 )
+from antiphon.events.data_uri import decode_base64
 from antiphon.events.duplex import DuplexConfig, EpochRaised
 from antiphon.events.transcription import (
-    ServerVad,
     SessionEnding,
     TranscriptionCommand,
     TranscriptionConfig,
@@ -34,11 +32,11 @@ from antiphon.events.transcription import (
 )
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.wire import NewId, frame
-from antiphon.turns.eagerness import COMPLETE_MS, EAGERNESS_MS
+from antiphon.protocols.wire import NewId, decode_event, frame
+from antiphon.turns.eagerness import semantic_vad
 
 OUT_HZ = 24_000
-TURN = ServerVad(0.5, 300, COMPLETE_MS, EAGERNESS_MS["medium"])
+TURN = semantic_vad()
 
 
 class Bridge:
@@ -87,12 +85,10 @@ class Bridge:
             self.reject(error, None)
 
     def _receive(self, data: str | bytes) -> None:
-        try:
-            event = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise RemoteProtocolError("invalid_json", "The event is not valid JSON.") from None
-        if not isinstance(event, dict) or not isinstance(event.get("type"), str):
-            raise RemoteProtocolError("bad_event", "An event is a JSON object with a type.")
+        untyped = ("bad_event", "An event is a JSON object with a type.")
+        event = decode_event(data, no_object=untyped)
+        if not isinstance(event.get("type"), str):
+            raise RemoteProtocolError(*untyped)
         self._event(event["type"], event)
 
     def _event(self, kind: str, event: dict[str, Any]) -> None:
@@ -198,9 +194,9 @@ class Bridge:
     def _f32(self, text: Any) -> Pcm:
         """float32 sound of 16 kHz in base64. Raises RemoteProtocolError (bad_audio)."""
         try:
-            data = b64decode(text, validate=True)
+            data = decode_base64(text)
             pcm = np.frombuffer(data, "<f4")
-        except (TypeError, NoBase64, ValueError):
+        except (TypeError, ValueError):
             raise RemoteProtocolError("bad_audio", "Sound is float32 of 16 kHz, in base64.", "audio") from None
         if len(data) > self._max_bytes or not np.isfinite(pcm).all():
             raise RemoteProtocolError("bad_audio", "Sound is too long, or not of finite numbers.", "audio")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationCommand, ConversationEvent
 from antiphon.events.transcription import SessionEnding, TranscriptionCommand, TranscriptionEvent
@@ -15,7 +13,7 @@ from antiphon.protocols.duplex.session_fields import ALIASES
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import control, replaced_frame, resumed_frame
-from antiphon.protocols.wire import NewId
+from antiphon.protocols.wire import NewId, decode_event
 
 
 class DuplexConnection:
@@ -169,10 +167,10 @@ class DuplexConnection:
 def _first_update(data: str | bytes) -> Mapping[str, Any] | None:
     """The session's fields, if the first frame is a `session.update` (or an older `session.create`)."""
     try:
-        event = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        event = decode_event(data)
+    except RemoteProtocolError:
         return None
-    kind = event.get("type") if isinstance(event, dict) else None
+    kind = event.get("type")
     if not isinstance(kind, str) or ALIASES.get(kind, kind) != "session.update":
         return None
     session = event.get("session")

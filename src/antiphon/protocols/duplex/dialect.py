@@ -31,6 +31,7 @@ from antiphon.events.conversation import (
     ResponseDone,
     ResponseTextDelta,
 )
+from antiphon.events.data_uri import decode_base64
 from antiphon.events.duplex import (
     AppendFrames,
     BargeIn,
@@ -48,7 +49,6 @@ from antiphon.events.transcription import (
     AppendAudio,
     ClearAudio,
     CommitAudio,
-    ServerVad,
     SessionEnding,
     TranscriptionEvent,
 )
@@ -73,8 +73,8 @@ from antiphon.protocols.fields import require, typed
 from antiphon.protocols.openai.conversation import EVENTS, OpenAIConversation
 from antiphon.protocols.openai.items import at as where
 from antiphon.protocols.openai.items import session_field
-from antiphon.protocols.wire import MediaFrame, decode_base64, frame
-from antiphon.turns.eagerness import COMPLETE_MS, EAGERNESS_MS
+from antiphon.protocols.wire import MediaFrame, decode_event, frame
+from antiphon.turns.eagerness import semantic_vad
 
 
 @dataclass(slots=True)
@@ -163,10 +163,10 @@ class DuplexDialect(OpenAIConversation):
         """The configuration in force."""
         config = OpenAIConversation.configured(self).config
         own, vad = self.own, self.audio["turn_detection"] or {}
-        listening = config.listening
+        transcription = config.transcription
         if not vad:
-            # Null: the partner decides, which a cascade does by meaning.
-            listening = replace(listening, turn=ServerVad(0.5, 300, COMPLETE_MS, EAGERNESS_MS["medium"]))
+            # Null leaves endpointing to the server. A native model decides by itself, a cascade by a turn detector.
+            transcription = replace(transcription, vad=semantic_vad())
         policy = own["overlap_policy"]
         ends = vad.get("interrupt_response") is not False and policy != "listen_only"
         # A partner that takes turns by itself hears who speaks over it.
@@ -174,11 +174,11 @@ class DuplexDialect(OpenAIConversation):
         return ConfigureConversation(
             replace(
                 config,
-                listening=replace(listening, partials=True),
+                transcription=replace(transcription, partials=True),
                 create_response=self._auto_response,
                 interrupt_response=ends,
-                transcribes=True,
-                weighs_overlap=policy == "auto",
+                reports_transcripts=True,
+                allows_backchannels=policy == "auto",
                 duplex=overlap_of(own),
             )
         )
@@ -247,12 +247,7 @@ class DuplexDialect(OpenAIConversation):
     # --- from the client --------------------------------------------------------------------------------------------------
 
     def _receive(self, data: str | bytes) -> None:
-        try:
-            event = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise RemoteProtocolError("invalid_json", "The event is not valid JSON.") from None
-        if not isinstance(event, dict):
-            raise RemoteProtocolError("bad_event", "An event is a JSON object.")
+        event = decode_event(data)
         mine = event.get("event_id")
         self._event_id = mine if isinstance(mine, str) else None
         self.event(event)

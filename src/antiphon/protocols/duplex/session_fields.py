@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
-from binascii import Error as NoBase64
 from typing import Any
 
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.data_uri import decode_base64, split_data_uri
 from antiphon.events.duplex import DuplexConfig
-from antiphon.protocols.fields import number, sound_file, typed
+from antiphon.protocols.fields import audio_file, number, typed
 
 Form = dict[str, Any]
 # Other names of events.
@@ -112,7 +111,7 @@ def own_update(session: dict[str, Any]) -> dict[str, Any]:
             out[key] = typed(session[key], kinds, f"session.{key}")
     if (voice := out.get("ref_audio")) is not None:
         data = typed(voice.get("data"), str, "session.ref_audio.data") if isinstance(voice, dict) else voice
-        out["ref_audio"] = sound_file(data, "session.ref_audio", MAX_REFERENCE_BYTES)
+        out["ref_audio"] = audio_file(data, "session.ref_audio", MAX_REFERENCE_BYTES)
     if (given := out.get("extra_body", {}).get("force_listen_count")) is not None:
         number(given, "session.extra_body.force_listen_count", 0, 3600)
     return out
@@ -200,8 +199,9 @@ def video_frames(value: Any) -> tuple[bytes, ...]:
     frames = []
     for text in value:
         try:
-            data = b64decode(text.partition(";base64,")[2] if text.startswith("data:") else text, validate=True)
-        except (AttributeError, NoBase64, ValueError):
+            header, body = split_data_uri(text)
+            data = decode_base64(body) if not header or header.endswith(";base64") else b""
+        except (AttributeError, ValueError):
             data = b""
         if not data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")):
             raise RemoteProtocolError(

@@ -9,8 +9,6 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
-
 from antiphon.audio import Pcm
 from antiphon.audio.g711 import to_alaw, to_ulaw
 from antiphon.audio.pcm import Resampler, to_pcm16
@@ -76,8 +74,9 @@ from antiphon.protocols.openai.items import (
     truncation_from,
 )
 from antiphon.protocols.openai.session_fields import flat, flat_shown, is_flat, nested, nested_shown
-from antiphon.protocols.openai.transcription import OpenAITranscription, default_input
-from antiphon.turns.eagerness import COMPLETE_MS, EAGERNESS_MS
+from antiphon.protocols.openai.transcription import NO_OBJECT, NOT_JSON, OpenAITranscription, default_input
+from antiphon.protocols.wire import decode_event
+from antiphon.turns.eagerness import EAGERNESS_MS, semantic_vad
 
 EVENTS = (
     "session.update",
@@ -184,7 +183,7 @@ class OpenAIConversation(OpenAITranscription):
         asked, vad = self.audio["transcription"] or {}, self.audio["turn_detection"]
         turn = None
         if vad and vad["type"] == "semantic_vad":
-            turn = ServerVad(0.5, 300, COMPLETE_MS, EAGERNESS_MS[vad["eagerness"]])
+            turn = semantic_vad(vad["eagerness"])
         elif vad:
             turn = ServerVad(vad["threshold"], vad["prefix_padding_ms"], vad["silence_duration_ms"])
         return TranscriptionConfig(
@@ -210,12 +209,7 @@ class OpenAIConversation(OpenAITranscription):
     # --- from the client --------------------------------------------------------------------------------------------------
 
     def _receive(self, data: str | bytes) -> None:
-        try:
-            event = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise RemoteProtocolError("invalid_event", "The event is not valid JSON.") from None
-        if not isinstance(event, dict):
-            raise RemoteProtocolError("invalid_event", "An event is a JSON object.")
+        event = decode_event(data, NOT_JSON, NO_OBJECT)
         mine = event.get("event_id")
         self._event_id = mine if isinstance(mine, str) else None
         match require(event, "type", str, "type"):

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.g711 import from_alaw, from_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
+from antiphon.events.data_uri import decode_base64
 from antiphon.events.transcription import (
     AppendAudio,
     ClearAudio,
@@ -37,7 +37,7 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.protocols.fields import known, number, require, typed
-from antiphon.protocols.wire import Dialect, decode_base64
+from antiphon.protocols.wire import Dialect, decode_event
 
 MIN_COMMIT_MS = 100
 EVENTS = (
@@ -47,6 +47,9 @@ EVENTS = (
     "input_audio_buffer.commit",
     "input_audio_buffer.clear",
 )
+# Errors of what is no event, as (code, message).
+NOT_JSON = ("invalid_event", "The event is not valid JSON.")
+NO_OBJECT = ("invalid_event", "An event is a JSON object.")
 PCM_RATES_HZ = (8000, 16000, 24000, 44100, 48000)
 BETA_FORMATS: dict[str, dict[str, Any]] = {
     "pcm16": {"type": "audio/pcm", "rate": 24000},
@@ -145,12 +148,7 @@ class OpenAITranscription(Dialect):
         self._error("invalid_event", f"The event is larger than {most} bytes.")
 
     def _receive(self, data: str | bytes) -> None:
-        try:
-            event = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise RemoteProtocolError("invalid_event", "The event is not valid JSON.") from None
-        if not isinstance(event, dict):
-            raise RemoteProtocolError("invalid_event", "An event is a JSON object.")
+        event = decode_event(data, NOT_JSON, NO_OBJECT)
         if isinstance(event.get("event_id"), str):
             self._event_id = event["event_id"]
         match require(event, "type", str, "type"):

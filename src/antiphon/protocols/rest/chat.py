@@ -23,6 +23,7 @@ from antiphon.contracts import (
 )
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import Tool, ToolCall
+from antiphon.protocols.wire import JSON_ERRORS
 
 MAX_STOPS = 16
 ROLES: Mapping[str, MessageRole] = {
@@ -140,7 +141,7 @@ def parse(data: bytes) -> ChatRequest:
         text = str(error)
         at = text.rpartition("`$.")[2].strip("`") if "`$." in text else text.partition("field `")[2].strip("`") or None
         raise RemoteProtocolError("invalid_value", f"Invalid request: {error}", at) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except JSON_ERRORS as error:
         raise RemoteProtocolError("invalid_json", f"The body is not JSON: {error}") from None
     if not body.messages:
         raise RemoteProtocolError("invalid_value", "'messages' is empty.", "messages")

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import require
-from antiphon.protocols.wire import NewId, frame
+from antiphon.protocols.wire import NewId, decode_event, frame
 
 # Nothing about a connection is longer.
 MAX_BYTES = 4096
@@ -33,10 +31,10 @@ def control(data: str | bytes) -> dict[str, Any] | None:
     if not any(name in text for name in CONTROLS):
         return None
     try:
-        event = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        event = decode_event(data)
+    except RemoteProtocolError:
         return None
-    return event if isinstance(event, dict) and event.get("type") in CONTROLS else None
+    return event if event.get("type") in CONTROLS else None
 
 
 def resume_from(event: dict[str, Any]) -> ResumeRequest:

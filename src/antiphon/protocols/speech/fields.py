@@ -9,7 +9,7 @@ from typing import Any, get_args
 from antiphon.audio import SpeechFormat
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
-from antiphon.protocols.fields import number, sound_file, typed
+from antiphon.protocols.fields import audio_file, number, typed
 from antiphon.protocols.model_names import ModelNames
 
 # The hosted service's voices. A client that names one, as most do that never chose, is spoken to by the default voice.
@@ -146,7 +146,7 @@ def _sample(fields: dict[str, Any]) -> VoiceSample | None:
     given = fields.get("ref_audio")
     if not given:
         return None
-    sound = sound_file(given, "ref_audio", MAX_SAMPLE_BYTES)
+    sound = audio_file(given, "ref_audio", MAX_SAMPLE_BYTES)
     # Of who is to be followed by the sound of the voice alone, what was said does not matter.
     return VoiceSample(sound, "" if fields.get("x_vector_only_mode") else fields.get("ref_text") or "")
 

@@ -12,9 +12,10 @@ import msgspec
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
-from antiphon.protocols.fields import require, typed
+from antiphon.protocols.fields import json_body, require, typed
 from antiphon.protocols.speech import fields as speech_fields
 from antiphon.protocols.speech.fields import SpeechCatalog
+from antiphon.protocols.wire import JSON_ERRORS
 
 MAX_INPUT_CHARS, MAX_ITEMS = 4096, 32
 MAX_FIELD_CHARS = 2000
@@ -33,7 +34,7 @@ class SpeechRequest:
 
 def parse(body: bytes, facts: SpeechCatalog) -> SpeechRequest:
     """The body of a speech request. Raises RemoteProtocolError."""
-    return _request(_object(body), facts)
+    return _request(json_body(body), facts)
 
 
 def parse_batch(body: bytes, facts: SpeechCatalog) -> list[SpeechRequest | RemoteProtocolError]:
@@ -41,7 +42,7 @@ def parse_batch(body: bytes, facts: SpeechCatalog) -> list[SpeechRequest | Remot
 
     Raises RemoteProtocolError for what is wrong with all.
     """
-    fields = _object(body)
+    fields = json_body(body)
     items = require(fields, "items", list, "items")
     if not 0 < len(items) <= MAX_ITEMS:
         raise RemoteProtocolError("invalid_value", f"Invalid value for 'items': expected 1 to {MAX_ITEMS}.", "items")
@@ -55,14 +56,6 @@ def parse_batch(body: bytes, facts: SpeechCatalog) -> list[SpeechRequest | Remot
         except RemoteProtocolError as error:
             out.append(error)
     return out
-
-
-def _object(body: bytes) -> dict[str, Any]:
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise RemoteProtocolError("invalid_json", f"The body is not valid JSON: {error}") from None
-    return dict(typed(fields, dict, "body"))
 
 
 def _request(fields: dict[str, Any], facts: SpeechCatalog) -> SpeechRequest:
@@ -177,7 +170,7 @@ def _storable(text: str, param: str) -> None:
 def _embedding(raw: str) -> tuple[float, ...]:
     try:
         values = msgspec.json.decode(raw, type=list[float])
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+    except JSON_ERRORS:
         raise RemoteProtocolError(
             "invalid_value",
             "Invalid value for 'speaker_embedding': expected a JSON array of numbers.",

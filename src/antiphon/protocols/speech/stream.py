@@ -5,8 +5,6 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any
 
-import msgspec
-
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import (
     AppendText,
@@ -24,13 +22,12 @@ from antiphon.events.speech import (
 from antiphon.events.words import Word
 from antiphon.protocols.speech import fields as speech_fields
 from antiphon.protocols.speech.fields import SpeechCatalog
-from antiphon.protocols.wire import frame
+from antiphon.protocols.wire import decode_event, frame
 
 MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES = 4 << 20, 128 << 10
 CONFIG_TIMEOUT = "Timeout waiting for session.config"
 IDLE_TIMEOUT = "Idle timeout: no message received"
 BYTES_A_SAMPLE = 2
-_decoder = msgspec.json.Decoder()
 
 
 class SpeechDialect:
@@ -77,12 +74,9 @@ class SpeechDialect:
         size = len(data)
         if size > MAX_CONFIG_BYTES:
             raise RemoteProtocolError("too_large", "WebSocket message too large")
-        try:
-            message = _decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            raise RemoteProtocolError("invalid_json", "Invalid JSON message") from None
-        if not isinstance(message, dict):
-            raise RemoteProtocolError("invalid_json", "WebSocket messages must be JSON objects")
+        message = decode_event(
+            data, ("invalid_json", "Invalid JSON message"), ("invalid_json", "WebSocket messages must be JSON objects")
+        )
         kind = message.get("type")
         if kind == "session.config":
             self._configure(message)

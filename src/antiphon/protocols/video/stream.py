@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
-from binascii import Error as NoBase64
+from base64 import b64encode
 from collections.abc import Callable
 from typing import Any
-
-import msgspec
 
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.data_uri import decode_base64
 from antiphon.events.video import (
     AnswerAudioDelta,
     AnswerDone,
@@ -29,7 +27,7 @@ from antiphon.events.video import (
     VideoEvent,
     VideoFailed,
 )
-from antiphon.protocols.wire import frame
+from antiphon.protocols.wire import decode_event, decode_json, frame
 
 CONFIG_TIMEOUT, IDLE_TIMEOUT = "Timeout waiting for session.config", "Idle timeout"
 MAX_FRAME_CHARS = 10 << 20
@@ -44,7 +42,8 @@ OLDER = {
     "evs_enabled": "enable_frame_filter",
     "evs_threshold": "frame_filter_threshold",
 }
-_decoder = msgspec.json.Decoder()
+# The one code of every error here; a client is sent the message only.
+INVALID_REQUEST = "invalid_request"
 
 
 class VideoDialect:
@@ -100,8 +99,8 @@ class VideoDialect:
 
     def _configure(self, data: str | bytes) -> None:
         try:
-            message = _decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            message = decode_json(data)
+        except ValueError:
             raise _wrong("Invalid JSON in session.config") from None
         kind = message.get("type") if isinstance(message, dict) else type(message).__name__
         if kind != "session.config":
@@ -116,12 +115,9 @@ class VideoDialect:
     def _take(self, data: str | bytes) -> None:
         if len(data) > MAX_MESSAGE_CHARS:
             raise _wrong("Frame too large")
-        try:
-            message = _decoder.decode(data)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
-            raise _wrong("Invalid JSON") from None
-        if not isinstance(message, dict):
-            raise _wrong("Messages must be JSON objects")
+        message = decode_event(
+            data, (INVALID_REQUEST, "Invalid JSON"), (INVALID_REQUEST, "Messages must be JSON objects")
+        )
         match message.get("type"):
             case "video.frame":
                 self._frame(message)
@@ -146,8 +142,8 @@ class VideoDialect:
         if len(data) > MAX_FRAME_CHARS:
             raise _wrong("Frame too large")
         try:
-            image = b64decode(data, validate=True)
-        except (NoBase64, ValueError):
+            image = decode_base64(data)
+        except ValueError:
             raise _wrong("Invalid image data") from None
         if not image.startswith((JPEG, PNG)):
             raise _wrong("Invalid image data")
@@ -164,8 +160,8 @@ class VideoDialect:
 
     def _hear(self, data: Any) -> None:
         try:
-            sound = b64decode(data, validate=True)
-        except (NoBase64, ValueError, TypeError):
+            sound = decode_base64(data)
+        except (ValueError, TypeError):
             raise _wrong("Invalid audio data") from None
         if len(sound) > MAX_SOUND_BYTES:
             raise _wrong("Audio buffer overflow")
@@ -303,4 +299,4 @@ def _number(value: Any) -> float | None:
 
 
 def _wrong(message: str) -> RemoteProtocolError:
-    return RemoteProtocolError("invalid_request", message)
+    return RemoteProtocolError(INVALID_REQUEST, message)

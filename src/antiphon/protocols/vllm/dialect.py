@@ -12,11 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from antiphon.audio.pcm import from_pcm16
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
 from antiphon.events.conversation import ConfigureConversation, ConversationConfig, ConversationEvent, CreateResponse
+from antiphon.events.data_uri import decode_base64
 from antiphon.events.transcription import (
     AppendAudio,
     CommitAudio,
@@ -36,7 +35,7 @@ from antiphon.events.transcription import (
 from antiphon.protocols.fields import number
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.vllm.answers import VllmResponses
-from antiphon.protocols.wire import Dialect, decode_base64
+from antiphon.protocols.wire import Dialect, decode_event
 
 # (wire field, StreamTuning field, least, most, whole numbers only)
 TUNING: tuple[tuple[str, str, float, float, bool], ...] = (
@@ -48,15 +47,6 @@ TUNING: tuple[tuple[str, str, float, float, bool], ...] = (
     ("realtime_max_tokens", "max_tokens", 1, 4096, True),
 )
 EVENTS = ("session.update", "input_audio_buffer.append", "input_audio_buffer.commit")
-
-
-class _EventError(Exception):
-    """A client's event that is answered with a flat error."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
 
 
 @dataclass(slots=True)
@@ -77,8 +67,8 @@ class VllmDialect(Dialect):
         """One frame from the client. Never raises: what is wrong is answered."""
         try:
             self._receive(data)
-        except _EventError as wrong:
-            self._say(type="error", error=wrong.message, code=wrong.code)
+        except RemoteProtocolError as error:
+            self._say(type="error", error=error.message, code=error.code)
 
     def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """Queue the frames an output is in this dialect; several have none."""
@@ -118,12 +108,7 @@ class VllmDialect(Dialect):
         self._say(type="transcription.done", text=done.streamed, usage=usage, **extra)
 
     def _receive(self, data: str | bytes) -> None:
-        try:
-            event = msgspec.json.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise _EventError("invalid_json", "Invalid JSON") from None
-        if not isinstance(event, dict):
-            raise _EventError("invalid_event", "An event is a JSON object")
+        event = decode_event(data, ("invalid_json", "Invalid JSON"), ("invalid_event", "An event is a JSON object"))
         match event.get("type"):
             case "session.update":
                 self._update(event)
@@ -132,25 +117,25 @@ class VllmDialect(Dialect):
             case "input_audio_buffer.commit":
                 self._commit(event)
             case kind:
-                raise _EventError("unknown_event", f"Unknown event type: {kind}")
+                raise RemoteProtocolError("unknown_event", f"Unknown event type: {kind}")
 
     def _update(self, event: dict[str, Any]) -> None:
         name = event.get("model")
         if not isinstance(name, str) or not name:
-            raise _EventError("invalid_event", "Missing required field: model")
+            raise RemoteProtocolError("invalid_event", "Missing required field: model")
         found = self.models.exact(name)
         partner = self.partners.exact(name) if self.partners and not found and not self.partners.unit_ms else None
         if not found and not partner:
-            raise _EventError("model_not_found", f"The model `{name}` does not exist.")
+            raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.")
         if self.config and bool(partner) != bool(self.answer):
-            raise _EventError("invalid_event", f"The session has begun: its model cannot become `{name}`.")
+            raise RemoteProtocolError("invalid_event", f"The session has begun: its model cannot become `{name}`.")
         base = self.config or TranscriptionConfig()
         language = _text(event, "language", base.language or "") or None
         if language and not self.language_check(language):
-            raise _EventError("invalid_event", f"Unsupported language: {language}")
+            raise RemoteProtocolError("invalid_event", f"Unsupported language: {language}")
         words = event.get("word_timestamps", base.word_times)
         if not isinstance(words, bool):
-            raise _EventError("invalid_event", "Invalid field: word_timestamps")
+            raise RemoteProtocolError("invalid_event", "Invalid field: word_timestamps")
         prompt = _text(event, "prompt", self._prompt)
         voice = _text(event, "voice", self._voice or "") or None
         tuning = _tuning(event, base.tuning)
@@ -176,13 +161,13 @@ class VllmDialect(Dialect):
         self._configured()
         audio = event.get("audio")
         if not isinstance(audio, str):
-            raise _EventError("invalid_audio", "Invalid audio data")
+            raise RemoteProtocolError("invalid_audio", "Invalid audio data")
         try:
             data = decode_base64(audio)
         except ValueError:
-            raise _EventError("invalid_audio", "Invalid audio data") from None
+            raise RemoteProtocolError("invalid_audio", "Invalid audio data") from None
         if len(data) % 2 or len(data) > self.max_append_bytes:
-            raise _EventError("invalid_audio", "Invalid audio data")
+            raise RemoteProtocolError("invalid_audio", "Invalid audio data")
         if data:
             self._queue(AppendAudio(from_pcm16(data)))
 
@@ -190,14 +175,16 @@ class VllmDialect(Dialect):
         self._configured()
         final = event.get("final", False)
         if not isinstance(final, bool):
-            raise _EventError("invalid_event", "Invalid field: final")
+            raise RemoteProtocolError("invalid_event", "Invalid field: final")
         self._queue(CommitAudio(final=final))
         if self.answer and final:
             self._queue(CreateResponse())
 
     def _configured(self) -> None:
         if self.config is None:
-            raise _EventError("model_not_validated", "Model not validated. Send a session.update with a model first.")
+            raise RemoteProtocolError(
+                "model_not_validated", "Model not validated. Send a session.update with a model first."
+            )
 
 
 def _text(event: dict[str, Any], key: str, unset: str) -> str:
@@ -205,7 +192,7 @@ def _text(event: dict[str, Any], key: str, unset: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise _EventError("invalid_event", f"Invalid field: {key}")
+        raise RemoteProtocolError("invalid_event", f"Invalid field: {key}")
     return value
 
 
@@ -217,8 +204,8 @@ def _tuning(event: dict[str, Any], base: StreamTuning) -> StreamTuning:
         try:
             value = number(event[key], key, low, high)
         except RemoteProtocolError as error:
-            raise _EventError("invalid_event", error.message) from None
+            raise RemoteProtocolError("invalid_event", error.message) from None
         if whole and value != int(value):
-            raise _EventError("invalid_event", f"Invalid value for '{key}': expected a whole number.")
+            raise RemoteProtocolError("invalid_event", f"Invalid value for '{key}': expected a whole number.")
         values[name] = int(value) if whole else value
     return StreamTuning(**values)

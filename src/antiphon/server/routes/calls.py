@@ -11,14 +11,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import anyio
-import msgspec
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import typed
+from antiphon.protocols.fields import json_body
 from antiphon.protocols.opening import Opening
 from antiphon.server.auth import bearer, identify
 from antiphon.server.body import limited
@@ -90,10 +89,7 @@ async def _parse(request: Request) -> tuple[str, dict[str, Any] | None]:
         }
     if not fields.get("sdp"):
         raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'sdp'.", "sdp")
-    try:
-        return fields["sdp"], typed(msgspec.json.decode(fields.get("session") or "{}"), dict, "session")
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise RemoteProtocolError("invalid_json", f"The session is not valid JSON: {error}", "session") from None
+    return fields["sdp"], json_body(fields.get("session") or "{}", "session", "session")
 
 
 async def hang_up(request: Request) -> Response:

@@ -6,12 +6,10 @@ import secrets
 import time
 from typing import Any
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import known, number, typed
+from antiphon.protocols.fields import json_body, known, number, typed
 from antiphon.protocols.opening import Opening
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
@@ -46,10 +44,7 @@ async def _answer(request: Request, *, beta: bool) -> Response:
 
 
 def _parse(body: bytes, *, beta: bool) -> tuple[dict[str, Any], float]:
-    try:
-        fields = typed(msgspec.json.decode(body) if body.strip() else {}, dict, "body")
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise RemoteProtocolError("invalid_json", f"The body is not valid JSON: {error}") from None
+    fields = json_body(body) if body.strip() else {}
     if beta:
         return fields, DEFAULT_S
     known(fields, ("expires_after", "session"), "")
