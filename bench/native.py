@@ -2,9 +2,10 @@
 
     antiphon bench native [--sections hours,released] [--units N] [--sessions 1,2,4,8]
 
-`hours`: one session of the tiny random model of the tests, fed as fast as it goes, its window cutting the oldest units: does a step late in it cost what
-one early did, and does memory stay. `released`: the released dimensions with random weights on a GPU, every unit spoken to its last token (the most a
-unit can cost), by several sessions at once: a unit's step against the second it may take. Without a GPU it says so.
+`hours`: one session of the tiny random model of the tests, fed as fast as it goes, its window cutting the oldest units:
+does a step late in it cost what one early did, and does memory stay. `released`: the released dimensions with random
+weights on a GPU, every unit spoken to its last token (the most a unit can cost), by several sessions at once: a unit's
+step against the second it may take. Without a GPU it says so.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Silent:
     def open(self, reference: Any) -> None:
         return None
 
-    def sound(self, state: None, codes: Any, *, last: bool) -> tuple[Any, None]:
+    def decode(self, state: None, codes: Any, *, last: bool) -> tuple[Any, None]:
         return np.zeros(960 * len(codes), np.float32), None
 
 
@@ -155,13 +156,13 @@ async def released(sessions: list[int], units: int = 30) -> dict[str, Any] | Non
         tiny.write(Path(folder))
         tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
     parts = build(RELEASED, tokenizer)
-    for module in (parts.decoder, parts.hearing, parts.seeing, parts.conditions, parts.codes):
+    for module in (parts.decoder, parts.audio_encoder, parts.vision_encoder, parts.text_conditions, parts.code_decoder):
         filled(module, device, dtype)
     settings = EngineSettings(kv_bytes=16 << 30)
     model = MiniCpmO(parts, "released", settings=settings, device="cuda", weights="bf16", vocoder=Silent())
     rows = []
     for count in sessions:
-        talks = [await model.open(NativeOptions(tiny.PROMPT, listens_first=0, seed=i)) for i in range(count)]
+        talks = [await model.open(NativeOptions(tiny.PROMPT, listen_only_units=0, seed=i)) for i in range(count)]
         took: list[float] = []
 
         async def hold(talk: Any, took: list[float] = took) -> None:

@@ -1,7 +1,7 @@
-"""MiniCPM-o 4.5 against the released code, on tiny random weights (see tiny_minicpmo.py).
+"""MiniCPM-o 4.5 against the released code, on tiny random weights (tiny_minicpmo.py).
 
-The golden numbers are of OpenBMB's MiniCPM-o-Demo (`MiniCPMO45/modeling_minicpmo_unified.py`, `DuplexCapability`, transformers 4.51), fed the same
-sound and pictures, decoding greedily, its draws of codes made greedy too.
+The golden numbers are of OpenBMB's MiniCPM-o-Demo (`MiniCPMO45/modeling_minicpmo_unified.py`, `DuplexCapability`,
+transformers 4.51). It was given the same audio and pictures, and decoded greedily, its draws of codes too.
 """
 
 from __future__ import annotations
@@ -50,23 +50,23 @@ OPTIONS = NativeOptions(
 )
 
 
-def test_embeddings_of_sound_are_the_released_ones(model: MiniCpmO) -> None:
-    hearing = model.parts.hearing
-    np.testing.assert_allclose(hearing.whole(tiny.reference()), FLOATS["reference"], atol=2e-4)
-    heard = hearing.open()
+def test_embeddings_of_audio_are_the_released_ones(model: MiniCpmO) -> None:
+    encoder = model.parts.audio_encoder
+    np.testing.assert_allclose(encoder.encode_clip(tiny.reference()), FLOATS["reference"], atol=2e-4)
+    heard = encoder.open()
     for number in range(tiny.NUM_UNITS):
-        np.testing.assert_allclose(hearing.take(heard, tiny.sound(number)), FLOATS[f"audio{number}"], atol=5e-4)
+        np.testing.assert_allclose(encoder.feed(heard, tiny.sound(number)), FLOATS[f"audio{number}"], atol=5e-4)
 
 
 def test_embeddings_of_frames_are_the_released_ones(model: MiniCpmO) -> None:
     for number, count in tiny.FRAMES.items():
         pictures = [tiny.picture(10 * number + i) for i in range(count)]
-        looks = [x for p in pictures for x in model.parts.seeing.look(p, tiny.SLICES.get(number, 1))]
-        np.testing.assert_allclose(np.stack(looks), FLOATS[f"image{number}"], atol=5e-4)
+        rows = [x for p in pictures for x in model.parts.vision_encoder.encode(p, tiny.SLICES.get(number, 1))]
+        np.testing.assert_allclose(np.stack(rows), FLOATS[f"image{number}"], atol=5e-4)
 
 
 class Recorder:
-    """In the place of token2wav, whose weights are not to be had here: takes codes as it would, and makes ten samples of each."""
+    """A CodeVocoder in place of token2wav, whose weights are not there: records its calls, ten samples a code."""
 
     lookahead = 3
 
@@ -76,20 +76,20 @@ class Recorder:
     def open(self, reference: Any) -> None:
         return None
 
-    def sound(self, state: None, codes: Any, *, last: bool) -> tuple[Any, None]:
+    def decode(self, state: None, codes: Any, *, last: bool) -> tuple[Any, None]:
         self.windows.append([list(codes), last])
         return np.zeros(10 * (len(codes) - (0 if last else self.lookahead)), np.float32), None
 
 
-def converse(model: MiniCpmO, options: NativeOptions, told: Callable[[int, MiniCpmOStream, Any], None]) -> None:
+def converse(model: MiniCpmO, options: NativeOptions, check: Callable[[int, MiniCpmOStream, Any], None]) -> None:
     async def main() -> None:
-        talk = await model.open(options)
+        stream = await model.open(options)
         for number in range(tiny.NUM_UNITS):
             if number in tiny.FORCED:
-                talk.interrupt()
-            await talk.append(unit(number))
-            told(number, talk, await talk.step())
-        talk.close()
+                stream.interrupt()
+            await stream.append(unit(number))
+            check(number, stream, await stream.step())
+        stream.close()
 
     asyncio.run(main())
 
@@ -99,12 +99,12 @@ def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
     model = MiniCpmO(folder, "tiny", weights="fp32", threads=1, window=tiny.WINDOW, vocoder=recorder)
     ids = model.parts.ids
 
-    def compare(number: int, talk: MiniCpmOStream, step: Any) -> None:
+    def compare(number: int, stream: MiniCpmOStream, step: Any) -> None:
         golden = GOLDEN["units"][number]
         closing = [ids.turn_eos] if golden["ids"][0] == ids.turn_eos and number in tiny.FORCED else []
-        assert [*closing, *talk.decider.chosen, ids.unit_end] == golden["ids"], number
+        assert [*closing, *stream.chooser.chosen, ids.unit_end] == golden["ids"], number
         assert isinstance(step, ListenStep) == golden["listen"]
-        assert talk.context_rows == golden["cache"]
+        assert stream.context_rows == golden["cache"]
         assert recorder.windows == golden["windows"]
         if not golden["listen"]:
             assert step.end_of_turn == golden["end_of_turn"]
@@ -115,15 +115,15 @@ def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
     model.close()
 
 
-def test_rounded_weights_converse(folder: Path) -> None:
+def test_when_weights_are_int8_then_it_converses(folder: Path) -> None:
     async def main() -> list[NativeStep]:
         model = MiniCpmO(folder, "tiny", weights="int8", threads=1, window=tiny.WINDOW)
-        talk = await model.open(NativeOptions(tiny.PROMPT, temperature=0.0, listen_only_units=0))
+        stream = await model.open(NativeOptions(tiny.PROMPT, temperature=0.0, listen_only_units=0))
         steps = []
         for number in range(16):
-            await talk.append(Unit(tiny.sound(number)))
-            steps.append(await talk.step())
-        talk.close()
+            await stream.append(Unit(tiny.sound(number)))
+            steps.append(await stream.step())
+        stream.close()
         model.close()
         return steps
 

@@ -1,6 +1,7 @@
-"""A MiniCPM-o 4.5 of tiny dimensions: the released checkpoint's files and names, weights drawn from each name's checksum.
+"""A MiniCPM-o 4.5 of tiny dimensions, with the files and names of the released checkpoint.
 
-The same folder is read by the code under test and was read by the published code when the golden numbers were made.
+Each weight is drawn from the checksum of its name. The same folder is read by the code under test and was read by the
+published code when the golden numbers were made.
 """
 
 from __future__ import annotations
@@ -52,8 +53,14 @@ SPECIAL = [
     "<|tts_pad|>",
 ]
 FIRST_SPECIAL = 256
-# How much likelier than a byte each of these is to be sampled, so that a few units show every decision.
-LOUD = {"<|listen|>": -3.42, "<|speak|>": 2.78, "<|chunk_eos|>": 1.215, "<|turn_eos|>": 2.3, "<|chunk_tts_eos|>": 1.15}
+# Factors on the head's rows of these tokens, so that they are likelier than bytes and a few units show every decision.
+HEAD_FACTORS = {
+    "<|listen|>": -3.42,
+    "<|speak|>": 2.78,
+    "<|chunk_eos|>": 1.215,
+    "<|turn_eos|>": 2.3,
+    "<|chunk_tts_eos|>": 1.15,
+}
 CONFIG = {
     "architectures": ["MiniCPMO"],
     "model_type": "minicpmo",
@@ -132,7 +139,7 @@ CONFIG = {
 
 
 def write(folder: Path) -> Path:
-    """The checkpoint, in a folder that is there."""
+    """Write the checkpoint into a folder that exists, and return the folder."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     _tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
@@ -152,7 +159,7 @@ def write(folder: Path) -> Path:
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32, drawn from the name's checksum: the same everywhere."""
+    """A tensor of the checkpoint, float32, drawn from the checksum of its name: the same on every machine."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
     if "norm" in name or "ln_" in name:
         return (1.0 if name.endswith("weight") else 0.0) + 0.1 * drawn
@@ -166,16 +173,16 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
         out = 1.5 + 0.2 * np.abs(drawn)
     if name == "llm.lm_head.weight":
         out *= 2.0
-        for token, louder in LOUD.items():
-            out[FIRST_SPECIAL + SPECIAL.index(token)] *= louder
+        for token, factor in HEAD_FACTORS.items():
+            out[FIRST_SPECIAL + SPECIAL.index(token)] *= factor
     if name == "tts.head_code.0.parametrizations.weight.original0":
-        # The last code ends the sound.
+        # The last code ends the audio.
         out[-1] *= 1.6
     return np.ascontiguousarray(out, np.float32)
 
 
 def _tokenizer() -> Tokenizer:
-    """Bytes, and the special tokens by name."""
+    """A tokenizer of single bytes and the special tokens."""
     made = Tokenizer(BPE(vocab={c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
@@ -198,7 +205,7 @@ def sound(unit: int) -> np.ndarray:
 
 
 def picture(number: int) -> Image.Image:
-    """A frame with something on it: 400 x 300 pixels, from the 150th on 1000 x 700."""
+    """A frame with waves of colour on it: 400 x 300 pixels, from the 150th on 1000 x 700."""
     rng = np.random.default_rng(number)
     height, width = (300, 400) if number < 150 else (700, 1000)
     y, x = np.mgrid[0:height, 0:width]
@@ -206,7 +213,8 @@ def picture(number: int) -> Image.Image:
     return Image.fromarray(np.stack(planes, -1).astype(np.uint8))
 
 
-# What happens in each unit of the golden run: frames shown, slices a frame may have, and whether the client forces it to listen.
+# The golden run: its units; by unit, the frames shown and the slices a frame may have; the units that the client
+# interrupts; the units at the start that only listen; the window of the context; the instructions.
 NUM_UNITS = 22
 FRAMES = {3: 1, 8: 2, 15: 1}
 SLICES = {15: 4}
@@ -217,5 +225,5 @@ PROMPT = "You are a helpful assistant."
 
 
 def reference() -> np.ndarray:
-    """The voice to speak with: float32 [24000], 16 kHz."""
+    """Audio of the voice to speak with: float32 [24000], 16 kHz, 1.5 s."""
     return np.concatenate([sound(100), sound(101)])[:24000]

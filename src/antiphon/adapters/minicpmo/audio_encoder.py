@@ -1,4 +1,7 @@
-"""Sound to embeddings, second by second: the Whisper encoder of MiniCPM-o with its keys and values kept."""
+"""Audio to embeddings, second by second: the Whisper encoder of MiniCPM-o, whose keys and values are kept.
+
+What a stream has heard is in its AudioEncoderState; the encoder's weights are shared by all streams.
+"""
 
 from __future__ import annotations
 
@@ -14,69 +17,97 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
-HOP, WINDOW = 160, 400
-# One unit of sound, and what is heard of the next before a unit is complete (35 ms, whole frames of it).
+# Samples from one mel frame to the next, and in the window of each.
+HOP_SAMPLES, WINDOW_SAMPLES = 160, 400
+# One unit of audio, and what must have been heard of the next before a unit is complete (35 ms, whole frames of it).
 UNIT_SAMPLES = SAMPLE_RATE_HZ
 LEAD_SAMPLES = int(0.035 * SAMPLE_RATE_HZ)
-# Frames either side of a unit that its convolutions see; of the encoder's positions, half as many.
-BESIDE = 2
-# Log-mel is scaled by the loudest frame of the last seconds, once there are enough of them; older sound is forgotten.
-SCALED_FROM = 5 * SAMPLE_RATE_HZ
-TOO_LONG, FORGOTTEN = 30 * SAMPLE_RATE_HZ, 10 * SAMPLE_RATE_HZ
-RANGE = 8.0
+# Frames either side of a unit that the convolutions see; of the encoder's positions, half as many.
+MARGIN_FRAMES = 2
+# Log-mel is scaled by the loudest frame of the last seconds, once there are so many samples. When MAX_SAMPLES are
+# held, the oldest FORGET_SAMPLES are dropped.
+MIN_SCALED_SAMPLES = 5 * SAMPLE_RATE_HZ
+MAX_SAMPLES, FORGET_SAMPLES = 30 * SAMPLE_RATE_HZ, 10 * SAMPLE_RATE_HZ
+# Decades of power below the loudest frame; what is softer is set to this.
+RANGE_DECADES = 8.0
+
+# Keys and values of each layer: [1, heads, positions, width of a head].
+KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class LogMel:
-    """Log-mel as Whisper's, of one stream: 100 new frames a second with two of each neighbour's."""
+    """Whisper's log-mel spectrogram of one stream: 100 new frames a second, given with two of each neighbour's."""
 
     def __init__(self, filters: torch.Tensor) -> None:
+        """`filters`: float32 [80, 201], the mel filter bank."""
         self._filters = filters
-        self._window = torch.hann_window(WINDOW)
-        self._sound = np.zeros(LEAD_SAMPLES, np.float32)
+        self._window = torch.hann_window(WINDOW_SAMPLES)
+        self._pending = np.zeros(LEAD_SAMPLES, np.float32)
         self._heard = np.zeros(0, np.float32)
-        # Frames given, and the first that is still in what was heard.
-        self._given = self._base = 0
+        # How many frames were returned, and the number of the first frame that `_heard` still holds.
+        self._num_returned = self._first_held = 0
 
-    def take(self, pcm: Pcm) -> torch.Tensor:
-        """One unit: float32 [16000] to frames [80, 102], or [80, 104] after the first."""
-        self._sound = np.concatenate([self._sound, pcm])
-        whole = (UNIT_SAMPLES + LEAD_SAMPLES) // HOP * HOP if not self._given else UNIT_SAMPLES
-        self._heard = np.concatenate([self._heard, self._sound[:whole]])
-        self._sound = self._sound[whole:]
-        if len(self._heard) >= TOO_LONG:
-            self._heard = self._heard[FORGOTTEN:]
-            self._base += FORGOTTEN // HOP
-        frames = self.whole(self._heard, scaled=len(self._heard) >= SCALED_FROM)
-        first, self._given = self._given, self._given + UNIT_SAMPLES // HOP
-        return frames[:, max(0, first - BESIDE - self._base) : self._given + BESIDE - self._base]
+    def feed(self, pcm: Pcm) -> torch.Tensor:
+        """Take the next unit, float32 [16000], and return its frames.
 
-    def whole(self, pcm: Pcm, *, scaled: bool = True) -> torch.Tensor:
-        """Frames [80, num_samples / 160]. `scaled`: nothing is further below the loudest than 80 dB."""
-        spectrum = torch.stft(torch.from_numpy(pcm), WINDOW, HOP, window=self._window, return_complex=True)
+        They are float32 [80, 102], from the second unit on [80, 104], two of each neighbour's among them, and are 35 ms
+        behind the audio. Up to 30 s are held and transformed again each time, because the loudest frame of them scales
+        all.
+        """
+        self._pending = np.concatenate([self._pending, pcm])
+        first_unit = not self._num_returned
+        whole = (UNIT_SAMPLES + LEAD_SAMPLES) // HOP_SAMPLES * HOP_SAMPLES if first_unit else UNIT_SAMPLES
+        self._heard = np.concatenate([self._heard, self._pending[:whole]])
+        self._pending = self._pending[whole:]
+        if len(self._heard) >= MAX_SAMPLES:
+            self._heard = self._heard[FORGET_SAMPLES:]
+            self._first_held += FORGET_SAMPLES // HOP_SAMPLES
+        frames = self.frames(self._heard, scaled=len(self._heard) >= MIN_SCALED_SAMPLES)
+        first, self._num_returned = self._num_returned, self._num_returned + UNIT_SAMPLES // HOP_SAMPLES
+        start = max(0, first - MARGIN_FRAMES - self._first_held)
+        return frames[:, start : self._num_returned + MARGIN_FRAMES - self._first_held]
+
+    def frames(self, pcm: Pcm, *, scaled: bool = True) -> torch.Tensor:
+        """Return the frames of audio by itself: float32 [80, num_samples / 160].
+
+        The stream is neither used nor changed.
+        `scaled`: raise what is more than 80 dB below the loudest frame to that level, as Whisper does.
+        """
+        spectrum = torch.stft(
+            torch.from_numpy(pcm), WINDOW_SAMPLES, HOP_SAMPLES, window=self._window, return_complex=True
+        )
         power = spectrum[:, :-1].abs() ** 2
         log = (self._filters @ power).clamp(min=1e-10).log10()
         if scaled:
-            log = log.maximum(log.max() - RANGE)
+            log = log.maximum(log.max() - RANGE_DECADES)
         return (log + 4.0) / 4.0
 
 
 @dataclass(slots=True)
 class AudioEncoderState:
-    """One stream's state: its sound, and the encoder's keys and values [1, heads, positions, width] of each layer."""
+    """What one stream has heard: its samples for the log-mel spectrogram, and the encoder's keys and values.
+
+    `kv` grows by 50 positions a second and is emptied when the encoder has no more positions.
+    """
 
     mel: LogMel
-    past: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    kv: KeysValues = field(default_factory=list)
 
     @property
-    def length(self) -> int:
-        """Positions kept."""
-        return self.past[0][0].shape[2] if self.past else 0
+    def num_positions(self) -> int:
+        """How many positions of 20 ms are in `kv`, and so which position the next unit begins at."""
+        return self.kv[0][0].shape[2] if self.kv else 0
 
 
 class AudioEncoder(nn.Module):
-    """The encoder, its projection to the decoder's width, and the pooling: 10 embeddings a second. Parameter names are the checkpoint's."""
+    """The encoder, its projection to the decoder's width, and the pooling: 10 embeddings a second.
+
+    Parameter names are the checkpoint's. Its methods run on the parameters' device and in their type, under
+    `inference_mode`, and are called in the engine's thread.
+    """
 
     def __init__(self, config: WhisperConfig, width: int, pool: int, chunk_s: float) -> None:
+        """`width`: the decoder's. `pool`: positions in an embedding. `chunk_s`: of audio that sees itself in a clip."""
         super().__init__()
         self.apm: Any = WhisperEncoder(config)
         self.audio_projection_layer: Any = nn.ModuleDict(
@@ -84,38 +115,44 @@ class AudioEncoder(nn.Module):
         )
         self._pool = nn.AvgPool1d(pool, stride=pool)
         self._pool_step = pool
-        self._chunk = int(chunk_s * 50)
+        self._chunk_positions = int(chunk_s * 50)
         extractor: Any = WhisperFeatureExtractor
         filters = extractor(feature_size=config.num_mel_bins).mel_filters
         self._filters = torch.from_numpy(np.ascontiguousarray(filters.T)).float()
 
     def open(self) -> AudioEncoderState:
-        """A new stream."""
+        """Return the state of a new stream, which has heard 35 ms of silence. It needs no closing."""
         return AudioEncoderState(LogMel(self._filters))
 
     @torch.inference_mode()
-    def take(self, heard: AudioEncoderState, pcm: Pcm) -> torch.Tensor:
-        """The embeddings [10, width] of the stream's next second, float32 [16000]."""
-        frames = heard.mel.take(pcm)
-        first = not heard.length and frames.shape[1] < UNIT_SAMPLES // HOP + 2 * BESIDE
-        if heard.length + (frames.shape[1] + 1) // 2 >= self.apm.embed_positions.num_embeddings:
-            # It has no more positions: it begins anew.
-            heard.past = []
-        seen = self._convolved(frames)[0 if first else BESIDE // 2 : -(BESIDE // 2)]
-        states, heard.past = self._encoded(seen, heard.past, None)
+    def feed(self, state: AudioEncoderState, pcm: Pcm) -> torch.Tensor:
+        """Encode a stream's next second, float32 [16000], into its embeddings, [10, width], and advance the state.
+
+        Each position sees all the stream's earlier ones that are kept. Past the encoder's last position they are
+        forgotten, and positions are counted from zero again.
+        """
+        frames = state.mel.feed(pcm)
+        first = not state.num_positions and frames.shape[1] < UNIT_SAMPLES // HOP_SAMPLES + 2 * MARGIN_FRAMES
+        if state.num_positions + (frames.shape[1] + 1) // 2 >= self.apm.embed_positions.num_embeddings:
+            state.kv = []
+        inner = self._convolved(frames)[0 if first else MARGIN_FRAMES // 2 : -(MARGIN_FRAMES // 2)]
+        states, state.kv = self._encoded(inner, state.kv, None)
         return self._embedded(states, frames.shape[1])
 
     @torch.inference_mode()
-    def whole(self, pcm: Pcm) -> torch.Tensor:
-        """The embeddings of a sample of at most 30 s, by itself. float32 [num_samples] to [n, width]."""
-        padded = np.zeros(TOO_LONG, np.float32)
-        padded[: len(pcm)] = pcm[:TOO_LONG]
-        num_frames = -(-min(len(pcm), TOO_LONG) // HOP)
-        frames = LogMel(self._filters).whole(padded)[:, :num_frames]
-        states = self._convolved(frames)
-        at = torch.arange(len(states), device=states.device) // self._chunk
-        mask = at[None, :] <= at[:, None]
-        return self._embedded(self._encoded(states, [], mask)[0], num_frames)
+    def encode_clip(self, pcm: Pcm) -> torch.Tensor:
+        """Return the embeddings, [n, width], of audio by itself: float32 [num_samples], of which the first 30 s count.
+
+        A position sees its own chunk and those before it, as in the released code for a voice to speak with.
+        """
+        padded = np.zeros(MAX_SAMPLES, np.float32)
+        padded[: len(pcm)] = pcm[:MAX_SAMPLES]
+        num_frames = -(-min(len(pcm), MAX_SAMPLES) // HOP_SAMPLES)
+        frames = LogMel(self._filters).frames(padded)[:, :num_frames]
+        inner = self._convolved(frames)
+        chunk = torch.arange(len(inner), device=inner.device) // self._chunk_positions
+        mask = chunk[None, :] <= chunk[:, None]
+        return self._embedded(self._encoded(inner, [], mask)[0], num_frames)
 
     def _convolved(self, frames: torch.Tensor) -> torch.Tensor:
         """[80, frames] to [positions, width]."""
@@ -123,10 +160,8 @@ class AudioEncoder(nn.Module):
         x = gelu(self.apm.conv1(frames[None].to(like.device, like.dtype)))
         return gelu(self.apm.conv2(x))[0].T
 
-    def _encoded(
-        self, x: torch.Tensor, past: list[tuple[torch.Tensor, torch.Tensor]], mask: torch.Tensor | None
-    ) -> tuple[torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]:
-        """[positions, width] after `past`: every position sees all, or what `mask` says."""
+    def _encoded(self, x: torch.Tensor, past: KeysValues, mask: torch.Tensor | None) -> tuple[torch.Tensor, KeysValues]:
+        """Encode [positions, width] after `past`; a position sees all of both, or what `mask` allows."""
         start = past[0][0].shape[2] if past else 0
         x = (x + self.apm.embed_positions.weight[start : start + len(x)])[None]
         kept = []

@@ -1,4 +1,7 @@
-"""The released checkpoint's files: its parts, each built empty and filled from the tensors of its name."""
+"""Reads the released checkpoint: each part of the model is built empty, then filled from the tensors under its name.
+
+What a part computes is in the module of that part; this one knows config.json and the names of the tensors.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +31,8 @@ from antiphon.adapters.minicpmo.vision_encoder import VisionEncoder
 from antiphon.errors import ModelError
 from antiphon.modeling.tensors import Tensors, fill, own_config
 
-# Of the vision encoder where config.json says nothing.
-VISION = {
+# The vision encoder's configuration where config.json has none.
+DEFAULT_VISION = {
     "hidden_size": 1152,
     "image_size": 980,
     "intermediate_size": 4304,
@@ -37,31 +40,39 @@ VISION = {
     "num_hidden_layers": 27,
     "patch_size": 14,
 }
-CODES = "tts.head_code.0.parametrizations.weight."
+# The code decoder's head is saved as a weight norm: a gain `original0` and a direction `original1` for each code.
+CODE_HEAD = "tts.head_code.0.parametrizations.weight."
 
 
 @dataclass(frozen=True, slots=True)
 class MiniCpmOParts:
-    """The model's parts on one device. `forbidden`: tokens that are never spoken."""
+    """The model's parts on one device, all in one type.
+
+    `forbidden`: tokens that are never spoken. `decoder`: the language model. `text_conditions` and `code_decoder`: the
+    two halves of its voice, up to the codes. `max_slices`: most slices that an image is cut into.
+    """
 
     tokenizer: Tokenizer
     ids: SpecialTokens
     forbidden: tuple[int, ...]
     decoder: Qwen3ForCausalLM
-    hearing: AudioEncoder
-    seeing: VisionEncoder
-    conditions: TextConditions
-    codes: LlamaForCausalLM
+    audio_encoder: AudioEncoder
+    vision_encoder: VisionEncoder
+    text_conditions: TextConditions
+    code_decoder: LlamaForCausalLM
     max_slices: int
 
     @property
     def code_end(self) -> int:
-        """The code that ends a sound."""
-        return int(self.codes.config.vocab_size) - 1
+        """The code that ends a turn's audio: the last of the code decoder's vocabulary, which has no sound itself."""
+        return int(self.code_decoder.config.vocab_size) - 1
 
 
 def read(folder: Path, device: torch.device, dtype: torch.dtype) -> MiniCpmOParts:
-    """Raises ModelError for a folder that is no such checkpoint, or lacks a part."""
+    """Load a checkpoint's folder onto a device, in one type. Waits for seconds to minutes.
+
+    Raises ModelError for a folder that is no MiniCPM-o 4.5 checkpoint, or lacks a part.
+    """
     try:
         return _read(folder, device, dtype)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
@@ -71,17 +82,17 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> MiniCpmOPart
 def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> MiniCpmOParts:
     config = json.loads((folder / "config.json").read_text())
     tokenizer = _tokenizer(folder / "tokenizer.json")
-    about = json.loads((folder / "tokenizer_config.json").read_text())
-    parts = build(config, tokenizer, about.get("bad_token_ids", ()))
+    tokenizer_config = json.loads((folder / "tokenizer_config.json").read_text())
+    parts = build(config, tokenizer, tokenizer_config.get("bad_token_ids", ()))
     with ExitStack() as files:
         tensors = Tensors(folder, files, device, dtype)
         fill(parts.decoder, tensors, {"": "llm."})
-        fill(parts.hearing, tensors, {"": ""})
-        fill(parts.seeing, tensors, {"": ""})
-        fill(parts.conditions, tensors, {"": "tts."})
-        gain, direction = tensors[CODES + "original0"], tensors[CODES + "original1"]
-        made = {"lm_head.weight": gain * torch.nn.functional.normalize(direction.float(), dim=1).to(dtype)}
-        fill(parts.codes, tensors, {"model.embed_tokens.": "tts.emb_code.0.", "": "tts."}, made)
+        fill(parts.audio_encoder, tensors, {"": ""})
+        fill(parts.vision_encoder, tensors, {"": ""})
+        fill(parts.text_conditions, tensors, {"": "tts."})
+        gain, direction = tensors[CODE_HEAD + "original0"], tensors[CODE_HEAD + "original1"]
+        head = {"lm_head.weight": gain * torch.nn.functional.normalize(direction.float(), dim=1).to(dtype)}
+        fill(parts.code_decoder, tensors, {"model.embed_tokens.": "tts.emb_code.0.", "": "tts."}, head)
     return parts
 
 
@@ -89,15 +100,20 @@ def _tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:
-        # The library raises nothing more of a kind.
+        # The library raises nothing more specific than Exception.
         raise ValueError(f"{path.name}: {error}") from None
 
 
 def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int] = ()) -> MiniCpmOParts:
-    """The parts that a config.json describes, on no device yet. Raises ValueError, KeyError for another model's."""
+    """Return the parts that a config.json describes, with parameters on the meta device, which hold nothing yet.
+
+    `forbidden`: tokens that are never spoken, besides those that are so by the released rules. Raises ValueError or
+    KeyError for another model's configuration.
+    """
     if config.get("model_type") != "minicpmo":
         raise ValueError(f"its model_type is {config.get('model_type')!r}")
-    tts, vision, slicing = config["tts_config"], config.get("vision_config") or VISION, config.get("slice_config") or {}
+    tts, vision = config["tts_config"], config.get("vision_config") or DEFAULT_VISION
+    slicing = config.get("slice_config") or {}
     if tts.get("projector_type", "mlp") != "mlp" or tts.get("num_vq", 1) != 1 or tts.get("backbone_model") != "llama":
         raise ValueError("its speech decoder is of another kind")
     ids = SpecialTokens.of(tokenizer.token_to_id)
@@ -105,24 +121,36 @@ def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int]
     audio = WhisperConfig(**own_config(config["audio_config"]))
     with init_empty_weights(include_buffers=False):
         decoder = Qwen3ForCausalLM(Qwen3Config(**own_config(config, "audio_config", "vision_config", "tts_config")))
-        hearing = AudioEncoder(audio, width, config.get("audio_pool_step", 5), config.get("audio_chunk_length", 1.0))
-        seeing = VisionEncoder(
+        audio_encoder = AudioEncoder(
+            audio, width, config.get("audio_pool_step", 5), config.get("audio_chunk_length", 1.0)
+        )
+        vision_encoder = VisionEncoder(
             Idefics2VisionConfig(**own_config(vision)),
             width,
             int(config.get("query_num", 64)),
             int(slicing.get("scale_resolution", 448)),
             drop_last=bool(config.get("drop_vision_last_layer", True)),
         )
-        conditions = TextConditions(
+        text_conditions = TextConditions(
             tts["num_text_tokens"], tts["llm_dim"], tts["hidden_size"], tts["audio_bos_token_id"]
         )
-        codes = LlamaForCausalLM(_codes_config(tts))
+        code_decoder = LlamaForCausalLM(_code_decoder_config(tts))
     never = (ids.tts_pad, *map(int, forbidden), ids.chunk_eos)
     max_slices = int(slicing.get("max_slice_nums", 1))
-    return MiniCpmOParts(tokenizer, ids, never, decoder, hearing, seeing, conditions, codes, max_slices)
+    return MiniCpmOParts(
+        tokenizer,
+        ids,
+        never,
+        decoder,
+        audio_encoder,
+        vision_encoder,
+        text_conditions,
+        code_decoder,
+        max_slices,
+    )
 
 
-def _codes_config(tts: dict[str, Any]) -> LlamaConfig:
+def _code_decoder_config(tts: dict[str, Any]) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=tts["num_audio_tokens"],
         hidden_size=tts["hidden_size"],

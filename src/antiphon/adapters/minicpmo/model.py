@@ -1,4 +1,8 @@
-"""MiniCPM-o 4.5 as a model that converses in units of a second, on the engine: one long-lived KV a conversation."""
+"""MiniCPM-o 4.5 as a native model: conversations in units of a second, each over one long-lived KV on the engine.
+
+A unit is appended as what was seen and heard in it, and answered with a step, in which the model listens or speaks.
+When the context is full, the oldest units leave it. Who takes the floor beside the model is decided elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from PIL import Image
 from antiphon.adapters.minicpmo import token2wav
 from antiphon.adapters.minicpmo.audio_encoder import AudioEncoderState
 from antiphon.adapters.minicpmo.checkpoint import MiniCpmOParts, read
-from antiphon.adapters.minicpmo.sampling import MAX_TOKENS, UnitChooser, UnitSampling
+from antiphon.adapters.minicpmo.sampling import MAX_UNIT_TOKENS, UnitChooser, UnitSampling
 from antiphon.adapters.minicpmo.speech_decoder import SAMPLE_RATE_HZ, CodeStream, CodeVocoder, SpeechDecoder
 from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.engine.api import EngineSettings, Sampling, Token
@@ -28,20 +32,27 @@ from antiphon.vision.images import decode
 
 UNIT_S = 1.0
 MAX_FRAMES = 4
-# Larger images are scaled down to this before they are looked at.
+# Pixels. Larger images are scaled down to this before they are encoded.
 MAX_SIDE = 2048
 # Rows of context that are left for the largest unit when the window is full.
 MARGIN_ROWS = 512
 # Rows of context at which the oldest units leave, and down to which (the released window "basic").
 WINDOW = (8000, 6000)
+# The instructions of a conversation that brings none, as in the released code.
 PROMPT = "Streaming Omni Conversation."
-# Rows a conversation is promised: the system prompt with a voice of 30 s, and two minutes of units.
+# Rows a conversation is promised: the system prompt with a voice of 30 s, and two minutes of units; and in the code
+# decoder's engine, those of a turn.
 RESERVE_ROWS = 2560
-VOICE_RESERVE_ROWS = 512
+CODE_RESERVE_ROWS = 512
 
 
 class MiniCpmO:
-    """The loaded model: `source` is the released checkpoint's folder, or its parts on `device` in the type that `weights` says."""
+    """A NativeModel: the loaded parts, and two engines, one for the language model and one for the code decoder.
+
+    `source` is the released checkpoint's folder, or its parts on `device` in the type that `weights` names. `window`:
+    rows of context at which the oldest units leave, and down to which. `vocoder`: codes to audio; where None, the
+    folder's own token2wav, if there is one. Without it the profile has no voices, and speech comes as text.
+    """
 
     def __init__(
         self,
@@ -56,7 +67,12 @@ class MiniCpmO:
         window: tuple[int, int] = WINDOW,
         vocoder: CodeVocoder | None = None,
     ) -> None:
-        """Raises ModelError for a folder that is no such checkpoint."""
+        """Load the parts and start both engines. Waits for seconds to minutes.
+
+        `weights`: auto, int8 (of the language model only), bf16 or fp32. `threads`: of the CPU's products, 0 for one a
+        core. `observe`: both engines' observer. `settings` hold for each engine by itself. Raises ModelError for a
+        folder that is no such checkpoint.
+        """
         kind, dtype = weights_for(device, weights)
         where = torch.device(device)
         self.parts = load_in_own_thread(
@@ -65,10 +81,11 @@ class MiniCpmO:
         if isinstance(source, Path):
             vocoder = vocoder or token2wav.load(source)
         self.vocoder = vocoder
-        wide = torch.float32 if kind == "int8" else dtype
-        decoder = Runner(self.parts.decoder, where, wide, dtype, rotate_half=True)
+        # Between its int8 products, the decoder computes in float32.
+        compute_dtype = torch.float32 if kind == "int8" else dtype
+        decoder = Runner(self.parts.decoder, where, compute_dtype, dtype, rotate_half=True)
         self.engine = Engine(decoder, settings, observe=observe)
-        self.voices = Engine(Runner(self.parts.codes, where, dtype, dtype), settings, observe=observe)
+        self.code_engine = Engine(Runner(self.parts.code_decoder, where, dtype, dtype), settings, observe=observe)
         context = self.engine.context_rows
         high = min(window[0], max(context - MARGIN_ROWS, context // 2))
         self.profile = NativeProfile(
@@ -83,42 +100,46 @@ class MiniCpmO:
         self._plain = plain_tokenizer(self.parts.tokenizer)
 
     def encode(self, text: str, *, control: bool = False) -> list[int]:
-        """Tokens of a text; without `control` none of them is a control token."""
+        """Return the tokens of a text. Only with `control` can a part of the text become a control token."""
         tokenizer = self.parts.tokenizer if control else self._plain
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     async def open(self, options: NativeOptions) -> MiniCpmOStream:
-        """See NativeModel."""
+        """Open a session in both engines, and append the system prompt with the voice to speak with.
+
+        Waits for the audio encoder where there is a voice; the prompt itself is computed with the first unit. Raises
+        Refused where either engine has no room, ModelError.
+        """
         given = UnitSampling()
-        manner = UnitSampling(
+        params = UnitSampling(
             temperature=given.temperature if options.temperature is None else options.temperature,
             listen_first=given.listen_first if options.listen_only_units is None else options.listen_only_units,
             seed=options.seed,
         )
         session = await self.engine.open(RESERVE_ROWS)
         try:
-            voice = CodeStream(
-                self.voices,
-                await self.voices.open(VOICE_RESERVE_ROWS),
-                self.parts.conditions,
-                manner,
+            codes = CodeStream(
+                self.code_engine,
+                await self.code_engine.open(CODE_RESERVE_ROWS),
+                self.parts.text_conditions,
+                params,
                 self.parts.code_end,
             )
         except BaseException:
             session.close()
             raise
-        talk = MiniCpmOStream(self, session, SpeechDecoder(voice, self.vocoder, options.voice_reference), manner)
+        stream = MiniCpmOStream(self, session, SpeechDecoder(codes, self.vocoder, options.voice_reference), params)
         try:
-            await talk.begin(options)
+            await stream.begin(options)
         except BaseException:
-            talk.close()
+            stream.close()
             raise
-        return talk
+        return stream
 
     def close(self) -> None:
-        """Stop both engines."""
+        """Stop both engines' threads. Conversations that are still open fail."""
         self.engine.close()
-        self.voices.close()
+        self.code_engine.close()
 
 
 def _load(source: Path | MiniCpmOParts, device: torch.device, dtype: torch.dtype, *, rounded: bool) -> MiniCpmOParts:
@@ -129,131 +150,151 @@ def _load(source: Path | MiniCpmOParts, device: torch.device, dtype: torch.dtype
 
 
 class MiniCpmOStream:
-    """One conversation: see NativeTalk."""
+    """A NativeStream: one conversation. `append` and `step` alternate; calls must not overlap.
 
-    def __init__(self, model: MiniCpmO, session: EngineSession, speaker: SpeechDecoder, manner: UnitSampling) -> None:
-        self._model, self._session, self._speaker = model, session, speaker
+    Owns its session in the language model's engine and the speech decoder. `chooser` holds the tokens that the last
+    step chose.
+    """
+
+    def __init__(self, model: MiniCpmO, session: EngineSession, speech: SpeechDecoder, params: UnitSampling) -> None:
+        self._model, self._session, self._speech = model, session, speech
         parts = model.parts
-        self.decider = UnitChooser(
-            parts.ids, manner, parts.forbidden, lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=True)
+        self.chooser = UnitChooser(
+            parts.ids, params, parts.forbidden, lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=True)
         )
-        if manner.seed is None:
-            self.decider.random.seed()
+        if params.seed is None:
+            self.chooser.random.seed()
         else:
-            self.decider.random.manual_seed(manner.seed)
-        self._heard: AudioEncoderState = parts.hearing.open()
-        self._text = Detokenizer(parts.tokenizer)
+            self.chooser.random.manual_seed(params.seed)
+        self._heard: AudioEncoderState = parts.audio_encoder.open()
+        self._detokenizer = Detokenizer(parts.tokenizer)
         # Rows of each unit that is in the context, the oldest first.
-        self._units: deque[int] = deque()
-        self._system = self._started = self._gone = 0
+        self._unit_rows: deque[int] = deque()
+        # Rows of the system prompt; the row that the unit under way begins at; rows that left the context.
+        self._system_rows = self._unit_start = self._rows_gone = 0
         self._interrupted = False
 
     async def begin(self, options: NativeOptions) -> None:
-        """The system prompt, with the voice to speak with."""
+        """Append the system prompt: the instructions, and the audio of the voice to speak with, if there is one.
+
+        Called once, before the first unit. Waits for the audio encoder. Raises ModelError, EngineError.
+        """
         model, session = self._model, self._session
         session.append(model.encode("<|im_start|>system\n", control=True))
         session.append(model.encode(f"{options.instructions or PROMPT}\n"))
         session.append(model.encode("<|audio_start|>", control=True))
         if options.voice_reference is not None:
             pcm = options.voice_reference
-            session.append_embeddings(await model.engine.call(lambda: model.parts.hearing.whole(pcm)))
+            session.append_embeddings(await model.engine.call(lambda: model.parts.audio_encoder.encode_clip(pcm)))
         session.append(model.encode("<|audio_end|><|im_end|>", control=True))
         session.pin()
-        self._system = session.length
+        self._system_rows = session.length
 
     @property
     def context_rows(self) -> int:
-        """Rows in the context now."""
-        return self._system + sum(self._units)
+        """Rows of the system prompt and of the units in the context; a unit counts once its step is done."""
+        return self._system_rows + sum(self._unit_rows)
 
     async def append(self, unit: Unit) -> None:
-        """See NativeTalk."""
+        """Encode a unit's frames and audio and append their rows, frames first. Waits for both encoders.
+
+        Of more frames than the profile's `max_frames` the newest count. Nothing is appended where this raises:
+        MediaError for a frame that is no image, ModelError, EngineError.
+        """
         frames = unit.frames[-self._model.profile.max_frames :]
         images = [Image.fromarray(await asyncio.to_thread(decode, frame, MAX_SIDE)) for frame in frames]
         parts, ids, session = self._model.parts, self._model.parts.ids, self._session
-        seen, heard = await self._model.engine.call(
+        pictures, audio = await self._model.engine.call(
             lambda: (
-                [parts.seeing.look(image, unit.max_slices) for image in images],
-                parts.hearing.take(self._heard, unit.pcm),
+                [parts.vision_encoder.encode(image, unit.max_slices) for image in images],
+                parts.audio_encoder.feed(self._heard, unit.pcm),
             )
         )
-        self._started = session.length
+        self._unit_start = session.length
         session.start_turn()
         session.append([ids.unit])
-        for looks in seen:
-            for i, look in enumerate(looks):
+        for picture in pictures:
+            for i, rows in enumerate(picture):
                 opening, closing = (ids.image, ids.image_end) if i == 0 else (ids.slice, ids.slice_end)
                 session.append([opening])
-                session.append_embeddings(look)
+                session.append_embeddings(rows)
                 session.append([closing])
-        session.append_embeddings(heard)
+        session.append_embeddings(audio)
 
     async def step(self) -> NativeStep:
-        """See NativeTalk."""
-        ids, session, decider = self._model.parts.ids, self._session, self.decider
+        """Let the model listen or speak in the unit that was appended last, and return what it does.
+
+        After `interrupt`, it listens, and a turn that it was speaking is ended in the context first. Waits for both
+        engines and the vocoder; the caller has `unit_s` for it. Raises ModelError, EngineError.
+        """
+        ids, session, chooser = self._model.parts.ids, self._session, self.chooser
         interrupted, self._interrupted = self._interrupted, False
-        if decider.begin(listen=interrupted):
+        if chooser.begin(listen=interrupted):
             session.append([ids.turn_eos])
         if interrupted:
-            self._speaker.end_turn()
-            self._text = Detokenizer(self._model.parts.tokenizer)
+            self._speech.end_turn()
+            self._detokenizer = Detokenizer(self._model.parts.tokenizer)
         tokens: list[Token] = []
-        sampling = Sampling(max_tokens=MAX_TOKENS, stop=ids.terminators, chooser=decider, hidden=True)
+        sampling = Sampling(max_tokens=MAX_UNIT_TOKENS, stop=ids.terminators, chooser=chooser, hidden=True)
         async with aclosing(session.generate(sampling)) as stream:
             async for token in stream:
                 tokens.append(token)
         session.append([ids.unit_end])
-        await self._keep_window()
-        return await self._said(tokens)
+        await self._evict_old_units()
+        return await self._outcome(tokens)
 
-    async def _said(self, tokens: Sequence[Token]) -> NativeStep:
-        """`tokens` of a unit, its terminator last. Each comes with the state it was drawn from: the one its forerunner left."""
+    async def _outcome(self, tokens: Sequence[Token]) -> NativeStep:
+        """Return the step that a unit's tokens stand for, the last of which is its terminator.
+
+        A token's hidden state is the one it was drawn from, which its predecessor left: the words are the tokens from
+        the second on, and the hidden state of each comes with the token after it.
+        """
         ids = self._model.parts.ids
         spoken = [t.id for t in tokens[:-1]]
         if not spoken:
             if tokens[-1].id == ids.listen:
                 return ListenStep()
-            return SpeakStep("", await self._speaker.speak((), (), last=False), end_of_turn=False)
-        over = spoken[-1] == ids.turn_eos
-        words, thoughts = spoken[1:], [t.hidden for t in tokens[2:]]
-        pcm = await self._speaker.speak(words, thoughts, last=over)
-        text = "".join(self._text.feed(token) for token in words)
-        if over:
-            text += self._text.flush()
-            self._text = Detokenizer(self._model.parts.tokenizer)
-        return SpeakStep(text, pcm, over)
+            return SpeakStep("", await self._speech.speak((), (), last=False), end_of_turn=False)
+        ends_turn = spoken[-1] == ids.turn_eos
+        words, hidden = spoken[1:], [t.hidden for t in tokens[2:]]
+        pcm = await self._speech.speak(words, hidden, last=ends_turn)
+        text = "".join(self._detokenizer.feed(token) for token in words)
+        if ends_turn:
+            text += self._detokenizer.flush()
+            self._detokenizer = Detokenizer(self._model.parts.tokenizer)
+        return SpeakStep(text, pcm, ends_turn)
 
-    async def _keep_window(self) -> None:
-        """Let the oldest units leave once there are too many rows: what stays keeps its KV."""
+    async def _evict_old_units(self) -> None:
+        """Let the oldest units leave the context once it has too many rows; the rows that stay keep their KV."""
         high, low = self._model.profile.window
-        self._units.append(self._session.length - self._started)
+        self._unit_rows.append(self._session.length - self._unit_start)
         if self.context_rows <= high:
             return
-        # What stays was computed beside what goes, the last row too.
+        # All rows that stay, the newest too, were computed while those that leave were in the context.
         await self._session.settle(include_newest=True)
-        self._see_cuts()
+        self._count_engine_cuts()
         gone = 0
-        while self.context_rows > low and len(self._units) > 1:
-            gone += self._units.popleft()
+        while self.context_rows > low and len(self._unit_rows) > 1:
+            gone += self._unit_rows.popleft()
         if gone:
-            self._gone += gone
+            self._rows_gone += gone
             self._session.evict(gone)
 
-    def _see_cuts(self) -> None:
-        """Where there was no room the engine has cut the oldest rows by itself: they are in no unit any more."""
-        cut = self._session.context_start - self._system - self._gone
-        self._gone += cut
-        while cut > 0 and self._units:
-            rows = self._units.popleft()
+    def _count_engine_cuts(self) -> None:
+        """Take rows that the engine has cut by itself, for want of room, out of the units they were of."""
+        cut = self._session.context_start - self._system_rows - self._rows_gone
+        self._rows_gone += cut
+        while cut > 0 and self._unit_rows:
+            rows = self._unit_rows.popleft()
             if rows > cut:
-                self._units.appendleft(rows - cut)
+                self._unit_rows.appendleft(rows - cut)
             cut -= rows
 
     def interrupt(self) -> None:
-        """See NativeTalk."""
+        """Have the next step end the turn that is being spoken, and listen. Returns at once; may come at any time."""
         self._interrupted = True
 
     def close(self) -> None:
-        """See NativeTalk."""
+        """Close the sessions in both engines and free their KV. A step under way fails; the model stays open."""
         self._session.close()
-        self._speaker.close()
+        self._speech.close()

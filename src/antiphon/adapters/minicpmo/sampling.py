@@ -1,7 +1,8 @@
-"""What MiniCPM-o does in a unit: listen, or speak a few tokens. The released rules of decoding, over the logits of one conversation.
+"""Which tokens MiniCPM-o chooses in a unit: to listen, or to speak a few words; and which codes its voice chooses.
 
-A unit in the context is `<unit>`, what was seen and heard, the tokens of the decision, and `</unit>`. The decision ends with one of three
-terminators: `listen`, or that the words go on in the next unit (`chunk_eos`, `chunk_tts_eos`).
+These are the released rules of decoding, over the logits of one conversation. A unit in the context is `<unit>`, what
+was seen and heard, the tokens chosen here, and `</unit>`. The last of the chosen tokens is one of three terminators:
+`listen`, or `chunk_eos` or `chunk_tts_eos`, after which the words go on in the next unit.
 """
 
 from __future__ import annotations
@@ -12,17 +13,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-# Tokens a unit may speak, the terminator among them; characters of its text.
-MAX_TOKENS = 20
-MAX_CHARACTERS = 28
-PENALTY_WINDOW = 512
-# From here on down only the likeliest is left.
-COLD = 1e-3
+# Most tokens that are chosen in a unit, the terminator among them; most characters of its text.
+MAX_UNIT_TOKENS = 20
+MAX_UNIT_CHARS = 28
+# The repetition penalty looks back on so many words.
+PENALTY_TOKENS = 512
+# At temperatures up to this, the likeliest token is chosen.
+GREEDY_TEMPERATURE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The special tokens, by the tokenizer's names for them."""
+    """The ids of the special tokens, by the tokenizer's names for them: `listen` is `<|listen|>`."""
 
     unit: int
     unit_end: int
@@ -39,7 +41,7 @@ class SpecialTokens:
 
     @classmethod
     def of(cls, known: Callable[[str], int | None]) -> SpecialTokens:
-        """`known`: a token's id by its text. Raises ValueError for one that is none."""
+        """Look the tokens up with `known`: text to id, or to None. Raises ValueError for a token that is missing."""
         names = {"unit": "<unit>", "unit_end": "</unit>", "image": "<image>", "image_end": "</image>"}
         names |= {"slice": "<slice>", "slice_end": "</slice>"}
         found = {}
@@ -53,14 +55,19 @@ class SpecialTokens:
 
     @property
     def terminators(self) -> frozenset[int]:
-        """They end a unit."""
+        """The three tokens of which one ends the choices in each unit; they are the generation's stop tokens."""
         return frozenset((self.listen, self.chunk_eos, self.chunk_tts_eos))
 
 
 @dataclass(frozen=True, slots=True)
 class UnitSampling:
-    """How tokens are chosen. `temperature` 0: the likeliest. `turn_penalty` above 1 makes turns longer. `listen_first`: units that listen whatever
-    the model would. Defaults are the released ones.
+    """How the tokens and codes of a conversation are drawn. The defaults are the released ones.
+
+    `temperature`: of the tokens; up to GREEDY_TEMPERATURE, the likeliest token and code are chosen. `top_k`, `top_p`: 0
+    leaves all tokens in. `repetition_penalty`: divides the logits of the last PENALTY_TOKENS words. `turn_penalty`:
+    above 1, the end of a turn is less likely, and turns get longer. `listen_first`: so many units at the start only
+    listen, whatever the model would choose. `voice_temperature`, `voice_repetition_penalty`: of the codes. `seed`: None
+    draws one from the system's entropy.
     """
 
     temperature: float = 0.7
@@ -76,29 +83,37 @@ class UnitSampling:
 
 @dataclass(slots=True)
 class UnitChooser:
-    """The chooser of one conversation's units (`Sampling.chooser`). `begin` before each; `text` decodes tokens, for their length."""
+    """Chooses the tokens of one conversation's units: a Chooser for `Sampling.chooser`. Called in the engine's thread.
+
+    `begin` is called before each unit. `ids`: the special tokens. `forbidden`: tokens that are never spoken. `text`:
+    decodes tokens, to count their characters. `random`: seeded by the owner. `in_turn`: a turn is being spoken, and the
+    model cannot listen before it has ended it. `num_units`: units begun. `chosen`: the tokens of the last unit so far.
+    """
 
     ids: SpecialTokens
-    manner: UnitSampling
+    params: UnitSampling
     forbidden: Sequence[int]
     text: Callable[[list[int]], str]
     random: torch.Generator = field(default_factory=torch.Generator)
-    # A turn is being spoken: the model may not listen before it has ended it.
     in_turn: bool = False
-    units: int = 0
+    num_units: int = 0
     chosen: list[int] = field(default_factory=list)
-    _recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_WINDOW))
+    _recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_TOKENS))
     _must_listen: bool = False
 
     def begin(self, *, listen: bool) -> bool:
-        """A unit begins. `listen`: it must. Whether the turn that is being spoken has to be closed first, by a `turn_eos` in the context."""
+        """Begin a unit, in which the model has to listen if `listen`.
+
+        Returns whether this cuts a turn off. The caller then has to append `turn_eos` to the context first: the model
+        expects the end of a turn before it listens.
+        """
         self.chosen = []
-        self._must_listen = listen or self.units < self.manner.listen_first
-        self.units += 1
-        closes = listen and self.in_turn
-        if closes:
+        self._must_listen = listen or self.num_units < self.params.listen_first
+        self.num_units += 1
+        cuts_turn = listen and self.in_turn
+        if cuts_turn:
             self.in_turn = False
-        return closes
+        return cuts_turn
 
     def __call__(self, logits: torch.Tensor) -> int:
         token = self._choose(logits)
@@ -109,39 +124,39 @@ class UnitChooser:
 
     def _choose(self, logits: torch.Tensor) -> int:
         ids = self.ids
-        if len(self.chosen) == MAX_TOKENS - 1:
+        if len(self.chosen) == MAX_UNIT_TOKENS - 1:
             return ids.chunk_eos
         if self._must_listen:
             return ids.listen
-        # That the unit is over is decided by the model as it is; which word comes next, by the rest of the rules.
-        if self._drawn(logits) == ids.chunk_eos:
+        # Whether the unit is over is drawn from the model's own logits; which word comes next, from shaped ones.
+        if self._draw(logits) == ids.chunk_eos:
             return ids.chunk_eos
         token = self._word(logits)
         if token == ids.listen and self.in_turn:
             token = ids.tts_bos
         spoken = [*self.chosen[1:], token]
-        if self.chosen and token not in ids.terminators and len(self.text(spoken)) >= MAX_CHARACTERS:
-            # It is not said in this unit; it may be in the next.
+        if self.chosen and token not in ids.terminators and len(self.text(spoken)) >= MAX_UNIT_CHARS:
+            # The word is not said in this unit; it may be in the next.
             self.in_turn = True
             return ids.chunk_eos
         return token
 
     def _word(self, logits: torch.Tensor) -> int:
-        manner = self.manner
+        params = self.params
         shaped = logits.clone()
         shaped[list(self.forbidden)] = -torch.inf
-        if manner.repetition_penalty != 1.0 and self._recent:
-            shaped[sorted(set(self._recent))] /= manner.repetition_penalty
+        if params.repetition_penalty != 1.0 and self._recent:
+            shaped[sorted(set(self._recent))] /= params.repetition_penalty
         end = self.ids.turn_eos
-        shaped[end] = shaped[end] / manner.turn_penalty if shaped[end] > 0 else shaped[end] * manner.turn_penalty
-        if manner.temperature > COLD:
-            shaped = _filtered(shaped / manner.temperature, manner.top_k, manner.top_p)
-        token = self._drawn(shaped)
+        shaped[end] = shaped[end] / params.turn_penalty if shaped[end] > 0 else shaped[end] * params.turn_penalty
+        if params.temperature > GREEDY_TEMPERATURE:
+            shaped = _filtered(shaped / params.temperature, params.top_k, params.top_p)
+        token = self._draw(shaped)
         self._recent.append(token)
         return token
 
-    def _drawn(self, logits: torch.Tensor) -> int:
-        if self.manner.temperature <= COLD:
+    def _draw(self, logits: torch.Tensor) -> int:
+        if self.params.temperature <= GREEDY_TEMPERATURE:
             return int(logits.argmax())
         return int(torch.multinomial(torch.softmax(logits, -1), 1, generator=self.random))
 
@@ -158,11 +173,15 @@ def _filtered(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
 
 @dataclass(slots=True)
 class CodeChooser:
-    """The chooser of one unit's sound codes. `least`: codes before it may end; the last code of the table ends it."""
+    """Chooses the codes of one unit's audio: a Chooser for `Sampling.chooser`. The vocabulary's last code ends a turn.
+
+    `min_codes`: so many codes come before the end may be chosen. `repetition_penalty`: for each time a code is among
+    the last `window` codes. `greedy`: choose the likeliest code. `codes`: those chosen so far.
+    """
 
     temperature: float
     repetition_penalty: float
-    least: int
+    min_codes: int
     random: torch.Generator
     greedy: bool = False
     window: int = 16
@@ -174,7 +193,7 @@ class CodeChooser:
             counts = torch.bincount(torch.tensor(self.codes[-self.window :]), minlength=len(shaped))
             by = self.repetition_penalty**counts
             shaped = torch.where(shaped < 0, shaped * by, shaped / by)
-        if len(self.codes) < self.least:
+        if len(self.codes) < self.min_codes:
             shaped[-1] = -torch.inf
         drawn = shaped.argmax() if self.greedy else torch.multinomial(shaped.softmax(-1), 1, generator=self.random)
         self.codes.append(int(drawn))

@@ -1,6 +1,7 @@
-"""What is spoken to sound: a Llama decoder makes 25 codes a second of the words and what the model thought saying them; token2wav makes sound.
+"""Words to audio: a Llama decoder makes 25 codes a second of a unit's words, and token2wav makes audio of the codes.
 
-The decoder runs on an engine of its own: its keys and values stay for as long as a turn, and the turns of all sessions share its steps.
+The code decoder is given each word and the hidden state that it was chosen from. It runs on an engine of its own: its
+KV stays for as long as a turn, and the turns of all conversations share its steps.
 """
 
 from __future__ import annotations
@@ -14,158 +15,190 @@ import torch
 from torch import nn
 from torch.nn.functional import normalize
 
-from antiphon.adapters.minicpmo.sampling import COLD, CodeChooser, UnitSampling
+from antiphon.adapters.minicpmo.sampling import GREEDY_TEMPERATURE, CodeChooser, UnitSampling
 from antiphon.audio import Pcm
 from antiphon.engine.api import Sampling
 from antiphon.engine.local.engine import Engine, EngineSession
 
-CODES_A_UNIT = 25
+UNIT_CODES = 25
 SAMPLE_RATE_HZ = 24_000
-# How token2wav is begun: three codes of silence.
-SILENCE = (4218,) * 3
-# Codes it is given at once beside those it looks ahead, and the fewest that are worth it.
-TAKEN, WORTH = 25, 5
+# A turn's codes begin for token2wav with three codes of silence, as in the released code.
+SILENCE_CODES = (4218,) * 3
+# Codes that token2wav is given at once besides those it looks ahead, and the fewest that are worth a call.
+WINDOW_CODES, MIN_WINDOW_CODES = 25, 5
 
 
 class TextConditions(nn.Module):
-    """What the code decoder is told of each word: its embedding and the decoder's thought, of length 1. Parameter names are the checkpoint's."""
+    """Embeds the words for the code decoder: each token's embedding plus its hidden state, projected and of length 1.
 
-    def __init__(self, tokens: int, thought: int, width: int, bos: int) -> None:
+    Parameter names are the checkpoint's.
+    """
+
+    def __init__(self, num_tokens: int, hidden_width: int, width: int, bos: int) -> None:
+        """`hidden_width`: of the language model. `width`: of the code decoder. `bos`: the token that asks for codes."""
         super().__init__()
-        self.emb_text = nn.Embedding(tokens, width)
+        self.emb_text = nn.Embedding(num_tokens, width)
         self.projector_semantic = nn.ModuleDict(
-            {"linear1": nn.Linear(thought, width), "linear2": nn.Linear(width, width)}
+            {"linear1": nn.Linear(hidden_width, width), "linear2": nn.Linear(width, width)}
         )
         self._bos = bos
 
     @torch.inference_mode()
-    def forward(self, words: Sequence[int], thoughts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[words + 1, width]; thoughts [width of the decoder] each. The last row asks for codes."""
+    def forward(self, words: Sequence[int], hidden: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return [num_words + 1, width] of a unit's tokens and the hidden state [hidden_width] of each.
+
+        The last row asks for codes; with no words it is the only one.
+        """
         like = self.emb_text.weight
         rows: torch.Tensor = self.emb_text(torch.tensor([*words, self._bos], device=like.device))
-        if thoughts:
+        if hidden:
             project = self.projector_semantic
-            thought = torch.stack(list(thoughts)).to(like.device, like.dtype)
-            rows[:-1] += normalize(project["linear2"](torch.relu(project["linear1"](thought))), dim=-1)
+            states = torch.stack(list(hidden)).to(like.device, like.dtype)
+            rows[:-1] += normalize(project["linear2"](torch.relu(project["linear1"](states))), dim=-1)
         return rows
 
 
 class CodeStream:
-    """One conversation's voice: the codes of each unit follow those of the turn's earlier ones. `end`: the code that ends a sound."""
+    """Makes one conversation's codes: those of each unit follow those of the turn's earlier units in the KV.
+
+    Owns `session`, a session of the code decoder's engine. `end`: the code that ends a turn's audio.
+    """
 
     def __init__(
-        self, engine: Engine, session: EngineSession, conditions: TextConditions, manner: UnitSampling, end: int
+        self, engine: Engine, session: EngineSession, conditions: TextConditions, params: UnitSampling, end: int
     ) -> None:
         self._engine, self._session, self._conditions = engine, session, conditions
-        self._manner, self._end = manner, end
+        self._params, self._end = params, end
         self._random = torch.Generator()
-        if manner.seed is not None:
-            self._random.manual_seed(manner.seed)
+        if params.seed is not None:
+            self._random.manual_seed(params.seed)
 
-    async def codes(self, words: Sequence[int], thoughts: Sequence[torch.Tensor], *, last: bool) -> list[int]:
-        """The unit's codes: a second of them, fewer where a turn begins or ends. Raises ModelError, EngineError."""
-        session, manner = self._session, self._manner
-        rows = await self._engine.call(lambda: self._conditions(words, thoughts))
-        fresh = session.length == 0
+    async def codes(self, words: Sequence[int], hidden: Sequence[torch.Tensor], *, last: bool) -> list[int]:
+        """Return the codes of a unit's words: 25, a second's worth; fewer in a turn's first and last unit.
+
+        `hidden`: the hidden state that each word was chosen from. `last`: the turn ends with this unit, and the next
+        codes begin another. Waits for the engine. Raises ModelError, EngineError.
+        """
+        session, params = self._session, self._params
+        rows = await self._engine.call(lambda: self._conditions(words, hidden))
+        first = session.length == 0
         session.append_embeddings(rows)
-        least = 0 if last or fresh else CODES_A_UNIT + 1
         chooser = CodeChooser(
-            manner.voice_temperature,
-            manner.voice_repetition_penalty,
-            least,
-            self._random,
-            greedy=manner.temperature <= COLD,
+            params.voice_temperature,
+            params.voice_repetition_penalty,
+            min_codes=0 if last or first else UNIT_CODES + 1,
+            random=self._random,
+            greedy=params.temperature <= GREEDY_TEMPERATURE,
         )
-        sampling = Sampling(max_tokens=CODES_A_UNIT + 1, stop=frozenset((self._end,)), chooser=chooser)
+        sampling = Sampling(max_tokens=UNIT_CODES + 1, stop=frozenset((self._end,)), chooser=chooser)
         codes = [token.id async for token in session.generate(sampling)]
         if last:
             self.end_turn()
         else:
-            # The newest was drawn to see whether the sound ends, and is not of this unit.
+            # The newest code was drawn to see whether the audio ends, and is not of this unit.
             session.rollback(session.length - 1)
         return codes[:-1]
 
     def end_turn(self) -> None:
-        """The next codes are another turn's. Not while codes are being made."""
+        """Take back all of the turn's rows, which costs nothing. Raises EngineError while codes are being made."""
         self._session.rollback(0)
 
     def close(self) -> None:
-        """Give back its memory."""
+        """Close the session of the code decoder and free its KV. The engine, which others share, stays open."""
         self._session.close()
 
 
 class CodeVocoder(Protocol):
-    """token2wav, shared by all sessions: codes to sound with a state that each stream keeps. Called in threads."""
+    """Codes to audio with token2wav, one set of weights for all conversations. Its methods block: called in threads.
+
+    A stream's state is a value that goes in and comes out; it must be passed on, and never used twice.
+    """
 
     @property
     def lookahead(self) -> int:
-        """Codes at the end of what it is given that only help with those before them."""
+        """How many codes at the end of what is given only help with those before them."""
         ...
 
     def open(self, reference: Pcm | None) -> Any:
-        """The state of a new turn, speaking like `reference` (float32 [n], 16 kHz)."""
+        """Return the state of a new turn in the voice of `reference`, float32 [num_samples], 16 kHz; None: its own."""
         ...
 
-    def sound(self, state: Any, codes: Sequence[int], *, last: bool) -> tuple[Pcm, Any]:
-        """float32 at 24 kHz of these codes but for those it looks ahead (`last`: of all), and the new state."""
+    def decode(self, state: Any, codes: Sequence[int], *, last: bool) -> tuple[Pcm, Any]:
+        """Return the audio of these codes, float32 [num_samples], 24 kHz, and the new state.
+
+        The codes that are looked ahead to have no audio yet and must be given again, unless `last`, which ends the
+        turn.
+        """
         ...
 
 
 class CodeBuffer:
-    """Which codes token2wav is given when: as many as there are, with a look ahead; pure."""
+    """Decides which codes token2wav is given when: as many as there are, with those it looks ahead to. Pure."""
 
     def __init__(self, lookahead: int) -> None:
         self._lookahead = lookahead
-        self._codes: list[int] = list(SILENCE)
+        self._codes: list[int] = list(SILENCE_CODES)
 
-    def take(self, codes: Sequence[int], *, last: bool) -> list[tuple[list[int], bool]]:
-        """The windows that a unit's codes fill, and whether each ends the turn."""
+    def feed(self, codes: Sequence[int], *, last: bool) -> list[tuple[list[int], bool]]:
+        """Take a unit's codes and return the windows they fill, in order, each with whether it ends the turn.
+
+        Windows overlap by the codes that are looked ahead to. Codes that fill no window are kept for the next unit;
+        with
+        `last` they are the last window, and the buffer is as new.
+        """
         self._codes += codes
         windows = []
-        while len(self._codes) >= self._lookahead + WORTH:
-            size = min(TAKEN + self._lookahead, len(self._codes))
+        while len(self._codes) >= self._lookahead + MIN_WINDOW_CODES:
+            size = min(WINDOW_CODES + self._lookahead, len(self._codes))
             windows.append((self._codes[:size], False))
             del self._codes[: size - self._lookahead]
         if last:
             if self._codes:
                 windows.append((self._codes, True))
-            self._codes = list(SILENCE)
+            self._codes = list(SILENCE_CODES)
         return windows
 
 
 class SpeechDecoder:
-    """One conversation's sound: its voice's codes through the vocoder. Without one there is no sound."""
+    """One conversation's voice: words to codes to audio. Without a vocoder it makes no audio, and costs nothing.
 
-    def __init__(self, voice: CodeStream, vocoder: CodeVocoder | None, reference: Pcm | None) -> None:
-        self._voice, self._vocoder, self._reference = voice, vocoder, reference
-        self._begin()
+    Owns `codes`. `reference`: the voice to speak with, float32 [num_samples], 16 kHz; None: the vocoder's own.
+    """
 
-    def _begin(self) -> None:
+    def __init__(self, codes: CodeStream, vocoder: CodeVocoder | None, reference: Pcm | None) -> None:
+        self._codes, self._vocoder, self._reference = codes, vocoder, reference
+        self._reset()
+
+    def _reset(self) -> None:
         self._state: Any = None
         if self._vocoder:
             self._buffer = CodeBuffer(self._vocoder.lookahead)
             self._fresh = True
 
-    async def speak(self, words: Sequence[int], thoughts: Sequence[torch.Tensor], *, last: bool) -> Pcm:
-        """float32 [num_samples], 24 kHz. Raises ModelError, EngineError."""
+    async def speak(self, words: Sequence[int], hidden: Sequence[torch.Tensor], *, last: bool) -> Pcm:
+        """Return the audio of a unit's words, float32 [num_samples], 24 kHz: about a second, empty without a vocoder.
+
+        The audio is behind the words by the codes that the vocoder looks ahead to; `last` makes good for it and ends
+        the turn. `hidden`: as for CodeStream.codes. Waits for the engine and a thread. Raises ModelError, EngineError.
+        """
         if not self._vocoder:
             return np.zeros(0, np.float32)
         if self._fresh:
             self._state, self._fresh = await asyncio.to_thread(self._vocoder.open, self._reference), False
-        codes = await self._voice.codes(words, thoughts, last=last)
+        codes = await self._codes.codes(words, hidden, last=last)
         made = []
-        for window, ends in self._buffer.take(codes, last=last):
-            pcm, self._state = await asyncio.to_thread(self._vocoder.sound, self._state, window, last=ends)
+        for window, ends in self._buffer.feed(codes, last=last):
+            pcm, self._state = await asyncio.to_thread(self._vocoder.decode, self._state, window, last=ends)
             made.append(pcm)
         if last:
-            self._begin()
+            self._reset()
         return np.concatenate(made) if made else np.zeros(0, np.float32)
 
     def end_turn(self) -> None:
-        """What was being said is over."""
-        self._voice.end_turn()
-        self._begin()
+        """Cut the turn off: codes that have no audio yet are dropped, and the next words begin another turn."""
+        self._codes.end_turn()
+        self._reset()
 
     def close(self) -> None:
-        """End it."""
-        self._voice.close()
+        """Close the code stream and free its KV. The vocoder, which others share, stays open."""
+        self._codes.close()

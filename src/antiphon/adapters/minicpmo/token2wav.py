@@ -1,7 +1,9 @@
-"""token2wav, the released step from codes to sound: flow matching and a vocoder, from the makers' own package and weights.
+"""token2wav, the released step from codes to audio: flow matching and a vocoder.
 
-Neither is needed: without them MiniCPM-o says what it speaks as text. The package (`minicpmo-utils`, its module `stepaudio2`) wants a GPU and pins an older
-`transformers`, so it is no dependency; docs/models.md says how to put it beside this one.
+Its package and weights are the makers' own, and both are optional: without them MiniCPM-o gives what it speaks as text.
+The package (`minicpmo-utils`, whose module is
+`stepaudio2`) wants a GPU and pins an older `transformers`, so it is no dependency; docs/models.md says how to install
+it beside this one.
 """
 
 from __future__ import annotations
@@ -23,60 +25,77 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
 log = logging.getLogger(__name__)
 
+# In the checkpoint's folder: the weights, and the voice of sessions that bring none.
 WEIGHTS = "assets/token2wav"
-# Whose voice it is where a session brings none.
-VOICE = "assets/HT_ref_audio.wav"
+DEFAULT_VOICE = "assets/HT_ref_audio.wav"
 
 
 def load(folder: Path) -> Token2Wav | None:
-    """token2wav of a checkpoint's folder; None, and a word in the log why, where it cannot be had."""
+    """Load token2wav of a checkpoint's folder. Waits for seconds.
+
+    Returns None, and logs a warning that says why, where the weights or the package are missing or do not load.
+    """
     if not (folder / WEIGHTS).is_dir():
-        log.warning("%s has no %s: what it speaks comes as text", folder, WEIGHTS)
+        log.warning("%s has no %s: speech comes as text only", folder, WEIGHTS)
         return None
     try:
-        made = import_module("stepaudio2").Token2wav(str(folder / WEIGHTS))
+        released = import_module("stepaudio2").Token2wav(str(folder / WEIGHTS))
     except (ImportError, OSError, RuntimeError, AssertionError) as error:
-        log.warning("token2wav does not load (%s): what it speaks comes as text; see docs/models.md", error)
+        log.warning("token2wav does not load (%s): speech comes as text only; see docs/models.md", error)
         return None
-    voice = folder / VOICE
-    return Token2Wav(made, voice if voice.is_file() else None)
+    voice = folder / DEFAULT_VOICE
+    return Token2Wav(released, voice if voice.is_file() else None)
 
 
 class Token2Wav:
-    """See Vocoder. One set of weights; each turn's state is put in and taken out, one call at a time."""
+    """A CodeVocoder over the released class, which keeps the state of one stream in itself.
 
-    def __init__(self, made: Any, voice: Path | None) -> None:
-        self._made, self._voice = made, voice
+    Each call puts a stream's state in and takes it out again under a lock, so that one set of weights serves all
+    streams, one call at a time. A reference voice is written to a temporary folder once, because the released class
+    reads voices from files; the folder goes with the object.
+    """
+
+    def __init__(self, released: Any, voice: Path | None) -> None:
+        """`released`: the package's Token2wav. `voice`: the file of the default voice; None: there is none."""
+        self._released, self._voice = released, voice
         self._lock = threading.Lock()
         self._folder = tempfile.TemporaryDirectory(prefix="antiphon-voices-")
         # The state before the first code, by the file of the voice.
-        self._fresh: dict[str, tuple[Any, Any]] = {}
+        self._first_states: dict[str, tuple[Any, Any]] = {}
 
     @property
     def lookahead(self) -> int:
-        """See Vocoder."""
-        return int(self._made.flow.pre_lookahead_len)
+        """How many codes at the end of what is given have no audio yet, as the flow's configuration says."""
+        return int(self._released.flow.pre_lookahead_len)
 
     def open(self, reference: Pcm | None) -> Any:
-        """See Vocoder. None where there is no voice: nothing is heard then."""
+        """Return a new turn's state. Reading a voice takes long; a voice that was read before is taken from memory.
+
+        Returns None where there is neither a reference nor a default voice: `decode` then gives no audio.
+        """
         path = self._file(reference)
         if path is None:
             return None
         with self._lock:
-            if path not in self._fresh:
-                self._fresh[path] = _cloned(self._made.set_stream_cache(path))
-            return (path, *_cloned(self._fresh[path]))
+            if path not in self._first_states:
+                self._first_states[path] = _cloned(self._released.set_stream_cache(path))
+            return (path, *_cloned(self._first_states[path]))
 
-    def sound(self, state: Any, codes: Sequence[int], *, last: bool) -> tuple[Pcm, Any]:
-        """See Vocoder."""
+    def decode(self, state: Any, codes: Sequence[int], *, last: bool) -> tuple[Pcm, Any]:
+        """Return the audio of the codes, float32 [num_samples], 24 kHz, and the new state.
+
+        The package rounds the samples to 16 bits. Blocks while another stream decodes. Without a voice (`state` None)
+        the audio is empty.
+        """
         if state is None:
             return np.zeros(0, np.float32), None
-        made, path = self._made, state[0]
+        released, path = self._released, state[0]
         with self._lock:
-            made.stream_cache, made.hift_cache_dict = state[1:]
-            made._stream_prompt = path
-            data = made.stream(list(codes), prompt_wav=path, last_chunk=last)
-            state = (path, made.stream_cache, made.hift_cache_dict)
+            released.stream_cache, released.hift_cache_dict = state[1:]
+            # The package has no other way to say whose voice the state is of.
+            released._stream_prompt = path
+            data = released.stream(list(codes), prompt_wav=path, last_chunk=last)
+            state = (path, released.stream_cache, released.hift_cache_dict)
         return np.frombuffer(data, "<i2").astype(np.float32) / 32768.0, state
 
     def _file(self, reference: Pcm | None) -> str | None:
