@@ -39,9 +39,11 @@ AT = ContentPosition("resp_1", "item_1", 0)
 SECOND = np.full(24_000, 0.25, np.float32)
 
 
-def made(kind: type[Bridge], partners: ModelNames | None = ModelNames(("qwen",))) -> Any:  # noqa: B008
+def made(kind: type[Bridge], conversation_models: ModelNames | None = ModelNames(("qwen",))) -> Any:  # noqa: B008
     count = iter(range(10**6))
-    wire = kind(Opening(), partners, ("heart",), lambda prefix: f"{prefix}{next(count)}", 1 << 20, lambda: 0.0)
+    wire = kind(
+        Opening(), conversation_models, ("heart",), lambda prefix: f"{prefix}{next(count)}", 1 << 20, lambda: 0.0
+    )
     wire.open()
     return wire
 
@@ -85,11 +87,11 @@ def test_the_sdks_dialect() -> None:
     assert told(wire)[0]["error"]["code"] == "bad_event"
     say(wire, "session.init", payload={"system_prompt": "Be brief."})
     assert told(wire) == [{"type": "session.created", "session_id": wire.id}]
-    (configured,) = wire.inputs()
+    (configured,) = wire.commands()
     assert isinstance(configured, ConfigureConversation)
     assert configured.config.instructions == "Be brief."
     say(wire, "input.append", input={"audio": f32(), "force_listen": True})
-    asked, appended = wire.inputs()
+    asked, appended = wire.commands()
     assert isinstance(asked, BargeIn)
     assert len(appended.pcm) == 16_000
     wire.send(TranscriptDone(0, "Hi.", "Hi.", (), "en", 1.0, 0, 0))
@@ -135,7 +137,7 @@ def test_each_second_of_sound_gets_one_result() -> None:
     assert (last["is_listen"], last["end_of_turn"], last["kv_cache_length"]) == (False, True, 12)
     assert len(b64decode(last["audio_data"])) == 12_000 * 4
     assert chunk(wire)["is_listen"] is True
-    configured, *rest = wire.inputs()
+    configured, *rest = wire.commands()
     assert [type(i) for i in rest] == [AppendAudio] * 5
     assert isinstance(configured, ConfigureConversation)
     # The voice to speak with, as a file.
@@ -151,12 +153,12 @@ def test_the_demo_pauses_stops_and_interrupts() -> None:
     say(wire, "pause")
     assert told(wire)[-1] == {"type": "paused"}
     chunk(wire)
-    assert [type(i) for i in wire.inputs()] == [ConfigureConversation]
+    assert [type(i) for i in wire.commands()] == [ConfigureConversation]
     say(wire, "resume")
     assert told(wire)[-1] == {"type": "resumed"}
     answer(wire, 3.0)
     assert chunk(wire, force_listen=True)["is_listen"] is False
-    assert isinstance(wire.inputs()[0], BargeIn)
+    assert isinstance(wire.commands()[0], BargeIn)
     wire.send(EpochRaised(1))
     wire.send(ResponseAudioDelta(AT, SECOND, 24_000))
     assert chunk(wire)["is_listen"] is True
@@ -174,7 +176,7 @@ def test_the_simplest_door() -> None:
     say(wire, "session.config", instructions="Be brief.", voice="heart", language="en")
     wire.receive(np.zeros(1600, "<i2").tobytes())
     say(wire, "input.done")
-    configured, appended, committed = wire.inputs()
+    configured, appended, committed = wire.commands()
     assert (configured.config.voice, configured.config.transcription.language) == ("heart", "en")
     assert len(appended.pcm) == 1600
     assert committed == CommitAudio()

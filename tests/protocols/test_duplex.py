@@ -83,7 +83,7 @@ def say(wire: DuplexConnection, type: str, **fields: Any) -> None:
 def opened(**session: Any) -> DuplexConnection:
     wire = connection()
     say(wire, "session.update", session=session)
-    wire.inputs()
+    wire.commands()
     (created,) = told(wire)
     assert created["type"] == "session.created", created
     return wire
@@ -91,14 +91,14 @@ def opened(**session: Any) -> DuplexConnection:
 
 def inputs_of(wire: DuplexConnection, type: str, **fields: Any) -> list[Any]:
     say(wire, type, **fields)
-    out = wire.inputs()
+    out = wire.commands()
     assert not [f for f in told(wire) if f["type"] == "error"]
     return out
 
 
 def error_of(wire: DuplexConnection, type: str, **fields: Any) -> dict[str, Any]:
     say(wire, type, **fields)
-    assert not [i for i in wire.inputs() if not isinstance(i, ConfigureConversation)]
+    assert not [i for i in wire.commands() if not isinstance(i, ConfigureConversation)]
     (frame,) = [f for f in told(wire) if f["type"] == "error"]
     return frame["error"]  # type: ignore[no-any-return]
 
@@ -117,7 +117,7 @@ def test_a_voice_to_speak_with(given: Any) -> None:
     (created,) = told(wire)
     # It is not sent back.
     assert "ref_audio" not in created["session"]
-    (configured,) = wire.inputs()
+    (configured,) = wire.commands()
     assert configured.config.duplex.voice_reference == b"RIFF"
 
 
@@ -133,7 +133,7 @@ def test_a_voice_that_cannot_be(given: Any) -> None:
 def test_nothing_is_said_before_the_first_frame() -> None:
     wire = connection()
     assert told(wire) == []
-    assert wire.inputs() == []
+    assert wire.commands() == []
 
 
 @pytest.mark.parametrize("kind", ["session.update", "session.create"])
@@ -148,7 +148,7 @@ def test_an_update_opens_it_with_what_it_asks(kind: str) -> None:
     assert session["overlap_policy"] == "listen_only"
     assert session["capabilities"]["implementation_level"] == "turn_based_duplex"
     assert session["capabilities"]["supports_session_resume"] is True
-    (configured,) = wire.inputs()
+    (configured,) = wire.commands()
     assert configured.config.duplex.policy == "listen_only"
     assert configured.config.interrupt_response is False
 
@@ -157,7 +157,7 @@ def test_anything_else_opens_a_default_session_and_is_carried_out() -> None:
     wire = connection()
     say(wire, "input_audio_buffer.append", audio=sound())
     assert [f["type"] for f in told(wire)] == ["session.created"]
-    configured, appended = wire.inputs()
+    configured, appended = wire.commands()
     assert isinstance(appended, AppendAudio)
     assert configured.config.duplex.policy == "auto"
     # Nobody said how turns end: by meaning.
@@ -206,7 +206,7 @@ def test_an_update_later_is_told_whole() -> None:
     assert updated["type"] == "session.updated"
     assert updated["session"]["overlap_barge_in_ms"] == 900
     assert updated["session"]["turn_detection"]["min_speech_duration_ms"] == 96
-    (configured,) = wire.inputs()
+    (configured,) = wire.commands()
     assert configured.config.duplex.barge_in_ms == 900
     assert configured.config.transcription.vad.patience_ms is None
 
@@ -356,7 +356,7 @@ def test_what_is_no_event(frame: str, code: str) -> None:
     wire = opened()
     wire.receive(frame)
     assert [f["error"]["code"] for f in told(wire)] == [code]
-    assert wire.inputs() == []
+    assert wire.commands() == []
 
 
 # --- what a client is told --------------------------------------------------------------------------------------------
@@ -483,6 +483,6 @@ def test_no_event_raises(kind: str, fields: dict[str, Any]) -> None:
     wire.send(ResponseCreated(Response("resp_1", True, None, None)))
     say(wire, **(fields | {"type": kind}))
     say(wire, **(fields | {"type": kind}))
-    wire.inputs()
+    wire.commands()
     for frame in told(wire):
         assert frame["type"]

@@ -183,7 +183,7 @@ def test_a_flat_update_with_a_model_is_vllm() -> None:
     frames(connection)
     assert tell(connection, type="session.update", model="whisper-base") == []
     assert connection.dialect == "vllm"
-    assert isinstance(connection.inputs()[0], ConfigureTranscription)
+    assert isinstance(connection.commands()[0], ConfigureTranscription)
 
 
 def test_a_session_object_is_openai() -> None:
@@ -196,10 +196,10 @@ def test_a_session_object_is_openai() -> None:
 def test_sound_before_any_update_is_held_and_then_read_in_the_dialect() -> None:
     connection = connect()
     assert tell(connection, type="input_audio_buffer.append", audio=pcm(3200))[1:] == []
-    assert connection.inputs() == []
+    assert connection.commands() == []
     assert connection.dialect == "undecided"
     tell(connection, type="session.update", model="default")
-    configured, audio = connection.inputs()
+    configured, audio = connection.commands()
     assert isinstance(configured, ConfigureTranscription)
     assert isinstance(audio, AppendAudio)
     assert len(audio.pcm) == 1600
@@ -209,7 +209,7 @@ def test_sound_before_any_update_is_openais_when_the_url_named_the_model() -> No
     connection = connect(model="whisper-base")
     tell(connection, type="input_audio_buffer.append", audio=pcm(48000))
     assert connection.dialect == "openai"
-    configured, audio = connection.inputs()
+    configured, audio = connection.commands()
     assert isinstance(configured, ConfigureTranscription)
     assert configured.config.vad == ServerVad()
     assert isinstance(audio, AppendAudio)
@@ -258,13 +258,13 @@ def test_held_sound_is_bounded() -> None:
 def test_vllm_errors_are_flat_and_change_nothing(event: Any, code: str, message: str | None) -> None:
     connection = connect(dialect="vllm")
     tell(connection, type="session.update", model="default")
-    connection.inputs()
+    connection.commands()
     connection.receive(event if isinstance(event, str) else json.dumps(event))
     (answer,) = frames(connection)
     assert set(answer) == {"type", "error", "code"}
     assert (answer["type"], answer["code"]) == ("error", code)
     assert message is None or answer["error"] == message
-    assert connection.inputs() == []
+    assert connection.commands() == []
 
 
 @pytest.mark.parametrize("kind", ["append", "commit"])
@@ -328,13 +328,13 @@ def audio_input(**fields: Any) -> dict[str, Any]:
 def test_openai_errors_name_code_and_parameter_and_change_nothing(event: Any, code: str, param: str | None) -> None:
     connection = connect(dialect="openai")
     frames(connection)
-    connection.inputs()
+    connection.commands()
     before = connection._openai.session() if connection._openai else None
     connection.receive(event if isinstance(event, str | bytes) else json.dumps(event))
     (answer,) = frames(connection)
     VENDOR.validate_python(answer)
     assert (answer["type"], answer["error"]["code"], answer["error"].get("param")) == ("error", code, param)
-    assert connection.inputs() == []
+    assert connection.commands() == []
     assert connection._openai is not None
     assert connection._openai.session() == before
     if isinstance(event, dict) and "event_id" in event:
@@ -374,7 +374,7 @@ def test_a_clients_own_model_name_is_served_unless_strict(name: str, strict: boo
 def test_an_update_changes_what_it_names_and_echoes_everything() -> None:
     connection = connect(dialect="openai")
     frames(connection)
-    connection.inputs()
+    connection.commands()
     (answer,) = tell(
         connection, **audio_input(turn_detection={"silence_duration_ms": 700}, noise_reduction={"type": "near_field"})
     )
@@ -389,7 +389,7 @@ def test_an_update_changes_what_it_names_and_echoes_everything() -> None:
     )
     assert answer["session"]["audio"]["input"]["turn_detection"] is None
     assert answer["session"]["audio"]["input"]["noise_reduction"] == {"type": "near_field"}
-    *_, last = connection.inputs()
+    *_, last = connection.commands()
     assert isinstance(last, ConfigureTranscription)
     assert last.config.vad is None
     assert last.config.prompt == "Sintra Byron"
@@ -407,19 +407,19 @@ def test_an_update_changes_what_it_names_and_echoes_everything() -> None:
 def test_every_format_arrives_at_the_models_rate(form: dict[str, Any], num_bytes: int, seconds: float) -> None:
     connection = connect(dialect="openai")
     tell(connection, **audio_input(format=form))
-    connection.inputs()
+    connection.commands()
     tell(connection, type="input_audio_buffer.append", audio=pcm(num_bytes))
     tell(connection, type="input_audio_buffer.commit")
-    *sound, last = connection.inputs()
+    *sound, last = connection.commands()
     assert last == CommitAudio()
     assert sum(len(s.pcm) for s in sound if isinstance(s, AppendAudio)) == seconds * 16000
 
 
 def test_clear_reaches_the_session() -> None:
     connection = connect(dialect="openai")
-    connection.inputs()
+    connection.commands()
     tell(connection, type="input_audio_buffer.clear")
-    assert connection.inputs() == [ClearAudio()]
+    assert connection.commands() == [ClearAudio()]
 
 
 def test_items_are_one_a_turn_and_chained() -> None:
@@ -489,6 +489,6 @@ def test_receive_never_raises_and_answers_parse(opening: dict[str, Any], data: l
             assert isinstance(frame["type"], str)
             if connection.dialect == "openai" and not connection._openai.beta:  # type: ignore[union-attr]
                 VENDOR.validate_python(frame)
-        for made in connection.inputs():
+        for made in connection.commands():
             if isinstance(made, AppendAudio):
                 assert made.pcm.dtype == np.float32

@@ -76,7 +76,7 @@ def test_an_update_changes_what_it_names_and_echoes_all() -> None:
         "voice": "marin",
         "speed": 1.5,
     }
-    (item,) = wire.inputs()
+    (item,) = wire.commands()
     assert isinstance(item, ConfigureConversation)
     config = item.config
     assert (config.instructions, config.tool_choice, config.max_tokens, config.voice, config.speed) == (
@@ -91,12 +91,12 @@ def test_an_update_changes_what_it_names_and_echoes_all() -> None:
     again = updated(wire, audio={"input": {"turn_detection": {"type": "server_vad", "create_response": False}}})
     assert again["instructions"] == "Be brief."
     assert again["audio"]["input"]["turn_detection"]["interrupt_response"] is True
-    (item,) = wire.inputs()
+    (item,) = wire.commands()
     assert isinstance(item, ConfigureConversation)
     assert not item.config.create_response
     cleared = updated(wire, instructions="", tools=[], audio={"input": {"turn_detection": None}})
     assert cleared["tools"] == []
-    (item,) = wire.inputs()
+    (item,) = wire.commands()
     assert isinstance(item, ConfigureConversation)
     assert item.config.transcription.vad is None
 
@@ -115,7 +115,7 @@ def test_items_and_responses_are_read() -> None:
     reference = {"type": "item_reference", "id": "mine"}
     wire.receive(json.dumps({"type": "response.create", "response": {
         "conversation": "none", "input": [reference], "output_modalities": ["text"], "metadata": {"a": "b"}, "max_output_tokens": "inf"}}))  # fmt: skip
-    created, asked = wire.inputs()
+    created, asked = wire.commands()
     assert isinstance(created, CreateItem)
     assert (created.item.id, created.after, created.event_id) == ("mine", "root", "e")
     assert [p.kind for p in created.item.parts] == ["input_text", "input_image"]
@@ -142,9 +142,9 @@ def test_sound_in_an_item_is_read_in_the_sessions_format() -> None:
         updated(
             wire, audio={"input": {"format": {"type": form, "rate": 24000} if "pcmu" not in form else {"type": form}}}
         )
-        wire.inputs()
+        wire.commands()
         create(wire, base64.b64encode(encoded).decode(), transcript="A tone.")
-        (created,) = wire.inputs()
+        (created,) = wire.commands()
         assert isinstance(created, CreateItem)
         (part,) = created.item.parts
         assert part.text == "A tone."
@@ -154,7 +154,7 @@ def test_sound_in_an_item_is_read_in_the_sessions_format() -> None:
     wire = dialect()
     for wrong in ("*", base64.b64encode(b"odd").decode()):
         create(wire, wrong)
-        assert not wire.inputs()
+        assert not wire.commands()
         (frame,) = map(json.loads, wire.frames())
         assert (frame["error"]["code"], frame["error"]["param"]) == ("invalid_value", "item.content[0].audio")
 

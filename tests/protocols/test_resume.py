@@ -99,10 +99,10 @@ def test_what_nobody_takes_overflows() -> None:
     it = journal(max_bytes=200)
     for _ in range(3):
         it.push(frame(type="x" * 50))
-    assert not it.check()
+    assert not it.check_overflow()
     for _ in range(3):
         it.push(frame(type="x" * 50))
-    assert it.check()
+    assert it.check_overflow()
     assert len(it) == 0
     with pytest.raises(JournalGap, match="journal_overflow"):
         it.rewind(0)
@@ -157,21 +157,21 @@ def test_tokens() -> None:
     token = ResumeToken()
     first = token.renew()
     assert len(first) >= 43
-    assert token.fits(first)
-    assert not token.fits(first + "x")
-    assert not token.fits("")
+    assert token.matches(first)
+    assert not token.matches(first + "x")
+    assert not token.matches("")
     second = token.renew()
     # Until the client was heard it may not have got the new one.
-    assert token.fits(first)
+    assert token.matches(first)
     third = token.renew()
-    assert not token.fits(second)
-    assert token.fits(third)
+    assert not token.matches(second)
+    assert token.matches(third)
     token.confirm()
-    assert not token.fits(first)
-    assert token.fits(third)
-    assert ResumeToken.stored(token.hash).fits(third)
+    assert not token.matches(first)
+    assert token.matches(third)
+    assert ResumeToken.stored(token.hash).matches(third)
     fourth = token.renew()
     both = ResumeToken.stored(token.hash)
-    assert both.fits(fourth)
-    assert both.fits(third)
+    assert both.matches(fourth)
+    assert both.matches(third)
     assert third.encode() not in token.hash

@@ -55,7 +55,7 @@ def texts(wire: SpeechDialect) -> list[dict[str, Any]]:
 
 
 def configured(**config: Any) -> SpeechConfig:
-    (item,) = stream(**config).inputs()
+    (item,) = stream(**config).commands()
     assert isinstance(item, ConfigureSpeech)
     return item.config
 
@@ -79,7 +79,7 @@ def test_a_voice_that_comes_along() -> None:
         wire = SpeechDialect(cloning)
         wire.receive(json.dumps({"type": "session.config"} | config))
         assert wire.frames() == []
-        (item,) = wire.inputs()
+        (item,) = wire.commands()
         assert isinstance(item, ConfigureSpeech)
         assert item.config.voice is None
         return item.config.sample
@@ -93,7 +93,7 @@ def test_a_voice_that_comes_along() -> None:
     for number in (10**400, float("nan"), float("inf"), 1e7):
         wire = SpeechDialect(cloning)
         wire.receive(json.dumps({"type": "session.config", "speaker_embedding": [0.5, number]}))
-        assert wire.inputs() == []
+        assert wire.commands() == []
         assert texts(wire)
     for wrong in ("https://x.org/a.wav", "not base64!"):
         wire = SpeechDialect(cloning)
@@ -139,13 +139,13 @@ def test_a_voice_that_comes_along() -> None:
 def test_a_configuration_that_is_wrong(config: dict[str, Any], message: str) -> None:
     # In the handshake it ends the connection, later the session lives on the one it had.
     for wire, ends in ((SpeechDialect(facts()), True), (stream(), False)):
-        wire.inputs()
+        wire.commands()
         wire.receive(json.dumps({"type": "session.config"} | config))
         (error,) = texts(wire)
         assert error["type"] == "error"
         assert message in error["message"]
         assert wire.closing is ends
-        assert wire.inputs() == []
+        assert wire.commands() == []
 
 
 def test_hosted_names_are_spoken_by_the_default_voice_unless_strict() -> None:
@@ -177,7 +177,7 @@ def test_the_first_message_is_a_configuration() -> None:
 
 def test_text_flush_cancel_close() -> None:
     wire = stream()
-    wire.inputs()
+    wire.commands()
     for message in (
         {"type": "input.text", "text": "Hi. "},
         {"type": "input.text"},
@@ -185,7 +185,7 @@ def test_text_flush_cancel_close() -> None:
         {"type": "input.cancel"},
     ):
         wire.receive(json.dumps(message))
-    assert wire.inputs() == [AppendText("Hi. "), AppendText(""), FlushText(), CancelSpeech()]
+    assert wire.commands() == [AppendText("Hi. "), AppendText(""), FlushText(), CancelSpeech()]
     wire.receive('{"type":"session.close"}')
     assert wire.closing
     assert wire.frames() == []
@@ -207,11 +207,11 @@ def test_text_flush_cancel_close() -> None:
 )
 def test_a_message_that_is_wrong_is_answered_and_the_session_lives(raw: str | bytes, message: str) -> None:
     wire = stream()
-    wire.inputs()
+    wire.commands()
     wire.receive(raw)
     assert texts(wire) == [{"type": "error", "message": message}]
     assert not wire.closing
-    assert wire.inputs() == []
+    assert wire.commands() == []
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200), st.booleans())

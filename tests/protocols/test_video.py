@@ -32,7 +32,7 @@ IMAGE = b64encode(JPEG + b"...").decode()
 def stream(config: dict[str, Any] | None = None, **options: Any) -> VideoDialect:
     wire = VideoDialect(lambda: 5.0, **options)
     wire.receive(json.dumps({"type": "session.config"} | (config or {})))
-    wire.inputs()
+    wire.commands()
     return wire
 
 
@@ -43,7 +43,7 @@ def said(wire: VideoDialect) -> list[dict[str, Any]]:
 def test_the_defaults() -> None:
     wire = VideoDialect(lambda: 0.0)
     wire.receive('{"type":"session.config"}')
-    assert wire.inputs() == [VideoConfig(True, True, 4, 50, "", "evs", 0.95, True, None, None)]
+    assert wire.commands() == [VideoConfig(True, True, 4, 50, "", "evs", 0.95, True, None, None)]
     assert not wire.frames()
 
 
@@ -55,13 +55,13 @@ def test_all_that_can_be_configured_and_older_names() -> None:
              "use_audio_in_video": False, "sampling_params_list": [{}], "evs_threshold": 0.5, "frame_filter": "blocks", "voice": "v", "max_memory_s": 60}
         )
     )  # fmt: skip
-    assert wire.inputs() == [VideoConfig(False, True, 8, 256, "Be brief.", "blocks", 0.5, False, "v", 60.0)]
+    assert wire.commands() == [VideoConfig(False, True, 8, 256, "Be brief.", "blocks", 0.5, False, "v", 60.0)]
     assert wire.model == "m"
     both = stream({})
     wire = VideoDialect(lambda: 0.0)
     # The canonical name wins, wherever it stands.
     wire.receive('{"type":"session.config","num_frames":3,"num_sample_frames":9,"evs_enabled":false}')
-    (config,) = wire.inputs()
+    (config,) = wire.commands()
     assert isinstance(config, VideoConfig)
     assert (config.num_frames, config.filter) == (3, None)
     assert both.configured
@@ -100,7 +100,7 @@ def test_what_no_session_begins_with(first: str, message: str) -> None:
     wire.receive(first)
     assert said(wire) == [{"type": "error", "message": message}]
     assert wire.closing
-    assert not wire.inputs()
+    assert not wire.commands()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_errors_leave_the_session_as_it_was(text: str, message: str) -> None:
     wire = stream()
     wire.receive(text)
     assert said(wire) == [{"type": "error", "message": message}]
-    assert not wire.inputs()
+    assert not wire.commands()
     assert not wire.closing
 
 
@@ -142,7 +142,7 @@ def test_what_a_client_sends() -> None:
     wire.receive('{"type":"video.query","text":null}')
     wire.receive('{"type":"ping"}')
     wire.receive('{"type":"video.done"}')
-    frame, bare, heard, with_it, asked, nothing, over = wire.inputs()
+    frame, bare, heard, with_it, asked, nothing, over = wire.commands()
     assert frame == AppendFrame(JPEG + b"...", FrameInfo(5.0, "a", 40, 41, 42.5, "low"))
     assert isinstance(bare, AppendFrame)
     assert bare.info == FrameInfo(5.0)

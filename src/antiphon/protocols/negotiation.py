@@ -39,7 +39,7 @@ class RealtimeConnection:
     language_check: Callable[[str], bool] = lambda _: True
     log_alias: Callable[..., None] = lambda *_: None
     # Names of whoever answers, and the voices; None: nobody does.
-    partners: ModelNames | None = None
+    conversation_models: ModelNames | None = None
     voices: tuple[str, ...] = ()
     # What resumes it, if anything does.
     resume_token: str | None = None
@@ -47,7 +47,7 @@ class RealtimeConnection:
     _chosen: VllmDialect | OpenAITranscription | None = None
     _openai: OpenAITranscription | None = None
     _first: list[str] = field(default_factory=list)
-    _inputs: list[TranscriptionCommand | ConversationCommand] = field(default_factory=list)
+    _commands: list[TranscriptionCommand | ConversationCommand] = field(default_factory=list)
     _held: list[str | bytes] = field(default_factory=list)
     _held_bytes: int = 0
     _session_id: str = ""
@@ -61,8 +61,14 @@ class RealtimeConnection:
         named = preset.get("model") if preset else None
         name = self.opening.model or (named if isinstance(named, str) else "") or self.models.loaded[0]
         only_text = self.opening.intent == "transcription" or bool(preset and preset.get("type") == "transcription")
-        answered = bool(self.partners and (self.partners.lenient(name) or self.partners.exact(name))) and not only_text
-        partner = self.partners.exact(name) if self.partners else None
+        answered = (
+            bool(
+                self.conversation_models
+                and (self.conversation_models.lenient(name) or self.conversation_models.exact(name))
+            )
+            and not only_text
+        )
+        partner = self.conversation_models.exact(name) if self.conversation_models else None
         if (self.models.exact(name) or partner if vllm else self.models.lenient(name) or answered) in (None, False):
             raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
         self._session_id = self.new_id("sess-")
@@ -77,7 +83,7 @@ class RealtimeConnection:
             log_alias=self.log_alias,
         )
         openai.begin(name)
-        if self.partners and not vllm and not only_text:
+        if self.conversation_models and not vllm and not only_text:
             self._talk = OpenAIConversation(
                 self.models,
                 self.new_id,
@@ -88,16 +94,21 @@ class RealtimeConnection:
                 language_check=self.language_check,
                 log_alias=self.log_alias,
                 voices=self.voices,
-                plays=self.opening.plays,
+                server_plays=self.opening.server_plays,
             )
-            self._talk.begin(name if self.opening.model or named else self.partners.loaded[0])
+            self._talk.begin(name if self.opening.model or named else self.conversation_models.loaded[0])
         first = self._talk or openai
         if preset is not None:
             if self._talk is None and not only_text:
                 raise RemoteProtocolError("model_not_found", "No language model is loaded.", "session.model")
             first.preset(dict(preset))
-        if self._talk and self.partners and self.opening.model and self.partners.exact(name) is None:
-            self.log_alias(name, self.partners.loaded[0])
+        if (
+            self._talk
+            and self.conversation_models
+            and self.opening.model
+            and self.conversation_models.exact(name) is None
+        ):
+            self.log_alias(name, self.conversation_models.loaded[0])
         elif not self._talk and self.opening.model and not vllm and self.models.exact(name) is None:
             self.log_alias(name)
         self._first.append(
@@ -213,10 +224,10 @@ class RealtimeConnection:
         """The connection ends for a reason the client should know."""
         self._speaking().send(SessionEnding(code, message))
 
-    def inputs(self) -> list[TranscriptionCommand | ConversationCommand]:
+    def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
         """Take the inputs so far."""
-        taken, self._inputs = self._inputs, []
-        return [*taken, *(self._chosen.inputs() if self._chosen else [])]
+        taken, self._commands = self._commands, []
+        return [*taken, *(self._chosen.commands() if self._chosen else [])]
 
     def frames(self) -> list[str]:
         """Take the frames to be sent."""
@@ -266,7 +277,7 @@ class RealtimeConnection:
             self.new_id,
             self.max_append_bytes,
             self._session_id,
-            partners=self.partners,
+            conversation_models=self.conversation_models,
             voices=self.voices,
             language_check=self.language_check,
         )
@@ -280,12 +291,12 @@ class RealtimeConnection:
     def _choose_talk(self) -> None:
         assert self._talk is not None
         self._chosen = self._talk
-        self._inputs.append(self._talk.configured())
+        self._commands.append(self._talk.configured())
 
     def _choose_openai(self) -> None:
         assert self._openai is not None
         self._chosen = self._openai
-        self._inputs.append(self._openai.configured())
+        self._commands.append(self._openai.configured())
 
     def _replay(self) -> None:
         held, self._held, self._held_bytes = self._held, [], 0

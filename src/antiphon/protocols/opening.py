@@ -20,5 +20,5 @@ class Opening:
     intent: str = ""
     beta: bool = False
     session: Mapping[str, Any] | None = None
-    plays: bool = False
+    server_plays: bool = False
     duplex: bool = False

@@ -100,12 +100,12 @@ class Dialect:
     new_id: NewId = random_id
     max_append_bytes: int = 15 << 20
     session_id: str = ""
-    _inputs: list[TranscriptionCommand | ConversationCommand] = field(default_factory=list)
+    _commands: list[TranscriptionCommand | ConversationCommand] = field(default_factory=list)
     _frames: list[str] = field(default_factory=list)
 
-    def inputs(self) -> list[TranscriptionCommand | ConversationCommand]:
+    def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
         """Take the inputs that frames received so far amount to."""
-        taken, self._inputs = self._inputs, []
+        taken, self._commands = self._commands, []
         return taken
 
     def frames(self) -> list[str]:
@@ -113,8 +113,8 @@ class Dialect:
         taken, self._frames = self._frames, []
         return taken
 
-    def _queue(self, *inputs: TranscriptionCommand | ConversationCommand) -> None:
-        self._inputs.extend(inputs)
+    def _queue(self, *commands: TranscriptionCommand | ConversationCommand) -> None:
+        self._commands.extend(commands)
 
     def _say(self, **fields: Any) -> None:
         self._frames.append(frame(**fields))

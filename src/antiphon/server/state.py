@@ -85,7 +85,7 @@ class ServerState:
         return ModelNames((self.models.required_transcriber.profile.id,), strict=self.settings.server.strict_models)
 
     @property
-    def partners(self) -> ModelNames | None:
+    def conversation_models(self) -> ModelNames | None:
         """Names a client may use for whoever answers in a conversation; None where nobody does."""
         partner = self.models.conversation_model if self.models else None
         if partner is None:

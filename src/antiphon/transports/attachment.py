@@ -143,7 +143,7 @@ class Attachment:
     def _fitting(self, token: str) -> ResumeToken:
         if self.over.is_set():
             raise RemoteProtocolError("unknown_session", "The session has just ended.", "session_id")
-        if self.token is None or not self.token.fits(token):
+        if self.token is None or not self.token.matches(token):
             raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
         return self.token
 

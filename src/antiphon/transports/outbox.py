@@ -53,7 +53,7 @@ class Outbox:
         """Wait until an attached client has read enough."""
         while len(self.journal) > self._most and (self._attached or self._waits_detached) and self._end is None:
             await self._changed.wait()
-        if not self._attached and self._end is None and self.journal.check():
+        if not self._attached and self._end is None and self.journal.check_overflow():
             self._overflowed()
 
     async def get(self) -> str | CloseFrame:

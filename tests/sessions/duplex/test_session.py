@@ -70,7 +70,7 @@ class DuplexScene(Scene):
         duplex = DuplexConfig(policy, acks_only=acks_only)  # type: ignore[arg-type]
         config.setdefault("interrupt_response", policy != "listen_only")
         talk = ConversationConfig(
-            TranscriptionConfig(turn=ServerVad()), transcribes=True, weighs_overlap=policy == "auto", duplex=duplex, **config
+            TranscriptionConfig(vad=ServerVad()), reports_transcripts=True, allows_backchannels=policy == "auto", duplex=duplex, **config
         )  # fmt: skip
         make = partial(
             ConversationSession, talk, ScriptedTranscriber(), ScriptedDetector(), self.partner, self.inbox,
@@ -455,7 +455,8 @@ async def schedule(draw: random.Random, steps: int) -> int:
                     scene.clock += draw.random()
                 case 11:
                     # Cut off: it has all up to some frame, and no less than it had before.
-                    has = draw.randint(has, journal.last_seq)
+                    sent = max((event.get("server_event_seq", 0) for event in read), default=0)
+                    has = draw.randint(has, sent)
                     journal.rewind(has)
                 case 12:
                     await scene.inbox.put(ClearAudio())

@@ -50,7 +50,7 @@ class Bridge:
     def __init__(
         self,
         opening: Opening,
-        partners: ModelNames | None,
+        conversation_models: ModelNames | None,
         voices: tuple[str, ...],
         new_id: NewId,
         max_bytes: int,
@@ -60,12 +60,12 @@ class Bridge:
         self.id = new_id("sess-")
         self.new_id = new_id
         self.closing = False
-        self._partners = partners
+        self._conversation_models = conversation_models
         self._voices = voices
         self._max_bytes = max_bytes
         self._now_s = now_s
         self._begun = False
-        self._inputs: list[Any] = []
+        self._commands: list[Any] = []
         self._frames: list[str] = []
         self._resamplers: dict[str, Resampler] = {}
         self._epochs: dict[str, int] = {}
@@ -74,7 +74,7 @@ class Bridge:
 
     def open(self) -> None:
         """Make ready. Raises RemoteProtocolError where nobody answers."""
-        if self._partners is None:
+        if self._conversation_models is None:
             raise RemoteProtocolError("model_not_found", "No language model is loaded.", "model")
 
     def receive(self, data: str | bytes) -> None:
@@ -135,9 +135,9 @@ class Bridge:
     def closed(self) -> None:
         """The client's close was carried out."""
 
-    def inputs(self) -> list[TranscriptionCommand | ConversationCommand]:
+    def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
         """Take the inputs so far."""
-        taken, self._inputs = self._inputs, []
+        taken, self._commands = self._commands, []
         return taken
 
     def frames(self) -> list[str]:
@@ -181,11 +181,11 @@ class Bridge:
             voice=voice if voice in self._voices else None,
             reports_transcripts=True,
             # A partner that takes turns by itself hears who speaks over it.
-            interrupt_response=not (self._partners and self._partners.unit_ms),
+            interrupt_response=not (self._conversation_models and self._conversation_models.unit_ms),
             allows_backchannels=True,
             duplex=DuplexConfig(voice_reference=reference),
         )
-        self._inputs.append(ConfigureConversation(config))
+        self._commands.append(ConfigureConversation(config))
 
     def _need_session(self) -> None:
         if not self._begun:

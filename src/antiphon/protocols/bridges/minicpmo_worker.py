@@ -55,9 +55,9 @@ class MinicpmoWorkerBridge(Bridge):
                 begun = self._now_s()
                 pcm = self._f32(event.get("audio_base64"))
                 if event.get("force_listen") is True:
-                    self._inputs.append(BargeIn("client_force_listen"))
+                    self._commands.append(BargeIn("client_force_listen"))
                 if len(pcm) and not self._paused:
-                    self._inputs.append(AppendAudio(pcm))
+                    self._commands.append(AppendAudio(pcm))
                 self._result(begun)
             case "pause" | "resume":
                 self._need_session()

@@ -41,7 +41,7 @@ class OmniBridge(Bridge):
         if not self._begun:
             self._begin("")
         if data:
-            self._inputs.append(AppendAudio(from_pcm16(data)))
+            self._commands.append(AppendAudio(from_pcm16(data)))
 
     def _event(self, kind: str, event: dict[str, Any]) -> None:
         match kind:
@@ -52,7 +52,7 @@ class OmniBridge(Bridge):
                 self._begin(given.get("instructions", ""), given.get("voice"), given.get("language"))
             case "input.done":
                 self._need_session()
-                self._inputs.append(CommitAudio())
+                self._commands.append(CommitAudio())
             case _:
                 raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
 

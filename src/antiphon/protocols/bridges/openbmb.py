@@ -48,11 +48,11 @@ class OpenbmbBridge(Bridge):
                     raise RemoteProtocolError("bad_event", "input.append needs an input.", "input")
                 pcm = self._f32(sent.get("audio"))
                 if sent.get("video_frames") is not None:
-                    self._inputs.append(AppendFrames(video_frames(sent["video_frames"])))
+                    self._commands.append(AppendFrames(video_frames(sent["video_frames"])))
                 if sent.get("force_listen") is True:
-                    self._inputs.append(BargeIn("client_force_listen"))
+                    self._commands.append(BargeIn("client_force_listen"))
                 if len(pcm):
-                    self._inputs.append(AppendAudio(pcm))
+                    self._commands.append(AppendAudio(pcm))
             case "session.close":
                 self.closing = True
             case _:

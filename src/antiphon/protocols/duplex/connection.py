@@ -26,7 +26,7 @@ class DuplexConnection:
         self,
         opening: Opening,
         models: ModelNames,
-        partners: ModelNames | None,
+        conversation_models: ModelNames | None,
         voices: tuple[str, ...],
         *,
         new_id: NewId,
@@ -39,7 +39,7 @@ class DuplexConnection:
     ) -> None:
         self.opening = opening
         self.new_id = new_id
-        self._partners = partners
+        self._conversation_models = conversation_models
         self._autostart = autostart
         self._opened = False
         self._dialect = DuplexDialect(
@@ -52,19 +52,22 @@ class DuplexConnection:
             log_alias=log_alias,
             voices=voices,
             resume_token=resume_token,
-            unit_ms=partners.unit_ms if partners else 0,
+            unit_ms=conversation_models.unit_ms if conversation_models else 0,
         )
 
     def open(self) -> None:
         """Make ready for the first frame. Raises RemoteProtocolError where nobody answers to the model's name."""
         name = self.opening.model
-        if self._partners is None or not (
-            not name or self._partners.lenient(name) or self._partners.exact(name) or not self._partners.strict
+        if self._conversation_models is None or not (
+            not name
+            or self._conversation_models.lenient(name)
+            or self._conversation_models.exact(name)
+            or not self._conversation_models.strict
         ):
             raise RemoteProtocolError("model_not_found", f"The model `{name or 'default'}` does not exist.", "model")
-        if name and self._partners.exact(name) is None:
-            self._dialect.log_alias(name, self._partners.loaded[0])
-        self._dialect.begin(name or self._partners.loaded[0])
+        if name and self._conversation_models.exact(name) is None:
+            self._dialect.log_alias(name, self._conversation_models.loaded[0])
+        self._dialect.begin(name or self._conversation_models.loaded[0])
         if self.opening.session:
             self._dialect.preset(dict(self.opening.session))
         if self._autostart:
@@ -142,9 +145,9 @@ class DuplexConnection:
         """The client's close was carried out."""
         self._dialect.closed()
 
-    def inputs(self) -> list[TranscriptionCommand | ConversationCommand]:
+    def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
         """Take the inputs so far."""
-        return self._dialect.inputs()
+        return self._dialect.commands()
 
     def frames(self) -> list[str]:
         """Take the frames to be sent."""

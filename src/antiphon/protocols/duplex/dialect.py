@@ -115,7 +115,7 @@ class DuplexDialect(OpenAIConversation):
     def preset(self, session: dict[str, Any]) -> None:
         """Begin with this update, as a short-lived key gives it. Raises RemoteProtocolError."""
         self._take(session)
-        self.inputs()
+        self.commands()
 
     def start(self) -> None:
         """Let the session begin; nothing is said of it."""

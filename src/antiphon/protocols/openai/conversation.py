@@ -111,7 +111,7 @@ class OpenAIConversation(OpenAITranscription):
 
     voices: tuple[str, ...] = ()
     # The server plays the answers itself (WebRTC): their sound is in no event.
-    plays: bool = False
+    server_plays: bool = False
     model: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
     _spoken: bool = False
@@ -251,7 +251,7 @@ class OpenAIConversation(OpenAITranscription):
                         self._event_id,
                     )
                 )
-            case "output_audio_buffer.clear" if self.plays:
+            case "output_audio_buffer.clear" if self.server_plays:
                 self._ask(ClearOutputAudio(self._event_id))
             case "response.cancel":
                 wanted = typed(event.get("response_id"), (str, type(None)), "response_id")
@@ -408,7 +408,7 @@ class OpenAIConversation(OpenAITranscription):
             case ResponseTextDelta(at, text, spoken):
                 name = "output_audio_transcript" if spoken else "output_text"
                 self._tell(f"response.{name}.delta", **where(at), delta=text)
-            case ResponseAudioDelta() if self.plays:
+            case ResponseAudioDelta() if self.server_plays:
                 self._spoken = True
             case PlaybackStarted(response_id):
                 self._tell("output_audio_buffer.started", response_id=response_id)

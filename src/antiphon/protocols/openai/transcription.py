@@ -111,7 +111,7 @@ class OpenAITranscription(Dialect):
         """Begin with this update; nothing is told of it. Raises RemoteProtocolError."""
         self._update(session, old=False)
         self.frames()
-        self.inputs()
+        self.commands()
 
     def configured(self) -> ConfigureTranscription:
         """The configuration in force."""

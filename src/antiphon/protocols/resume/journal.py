@@ -57,11 +57,6 @@ class Journal:
         """Frames that wait to be sent."""
         return len(self._waiting)
 
-    @property
-    def last_seq(self) -> int:
-        """The number of the last frame that was sent."""
-        return self._seq
-
     def push(self, frame: str, *, first: bool = False) -> None:
         """A frame to be sent, behind what waits, or before it."""
         self._waiting_bytes += len(frame)
@@ -137,7 +132,7 @@ class Journal:
         self._waiting = deque([*(m for m in missed if not self._stale(m.frame)), *fresh])
         self._waiting_bytes = sum(len(_frame(w)) for w in self._waiting)
 
-    def check(self) -> bool:
+    def check_overflow(self) -> bool:
         """Nobody is there to be sent anything: True if what waits is too much to go on."""
         if self._waiting_bytes > self.max_bytes or self.overflowed:
             self.overflowed = True
@@ -183,7 +178,7 @@ class ResumeToken:
         self._before, self._hash = self._hash, _digest(value)
         return value
 
-    def fits(self, value: str) -> bool:
+    def matches(self, value: str) -> bool:
         """In constant time."""
         given = _digest(value)
         now, before = hmac.compare_digest(given, self._hash), hmac.compare_digest(given, self._before)

@@ -36,7 +36,7 @@ class SpeechDialect:
     def __init__(self, facts: SpeechCatalog) -> None:
         self._facts = facts
         self._config: SpeechConfig | None = None
-        self._inputs: list[SpeechCommand] = []
+        self._commands: list[SpeechCommand] = []
         self._frames: list[str | bytes] = []
         self._unit: SentenceStarted | None = None
         self._chunk = 0
@@ -48,9 +48,9 @@ class SpeechDialect:
     def configured(self) -> bool:
         return self._config is not None
 
-    def inputs(self) -> list[SpeechCommand]:
+    def commands(self) -> list[SpeechCommand]:
         """Take the inputs that frames received so far amount to."""
-        taken, self._inputs = self._inputs, []
+        taken, self._commands = self._commands, []
         return taken
 
     def frames(self) -> list[str | bytes]:
@@ -90,11 +90,11 @@ class SpeechDialect:
                 text = message.get("text", "")
                 if not isinstance(text, str):
                     raise RemoteProtocolError("invalid_type", "input.text requires a string value")
-                self._inputs.append(AppendText(text))
+                self._commands.append(AppendText(text))
             case "input.done":
-                self._inputs.append(FlushText())
+                self._commands.append(FlushText())
             case "input.cancel":
-                self._inputs.append(CancelSpeech())
+                self._commands.append(CancelSpeech())
             case "session.close":
                 self.closing = True
             case _:
@@ -119,7 +119,7 @@ class SpeechDialect:
                 raise
             raise RemoteProtocolError(error.code, f"Invalid session config: {error.message}") from None
         self._config = asked
-        self._inputs.append(ConfigureSpeech(asked))
+        self._commands.append(ConfigureSpeech(asked))
 
     # --- sending --------------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ class VideoDialect:
         self._now_ms = now_ms
         self._whole = whole
         self._audio = "response.output_audio" if ga else "response.audio"
-        self._inputs: list[VideoCommand | VideoConfig] = []
+        self._commands: list[VideoCommand | VideoConfig] = []
         self._frames: list[str] = []
         self._config: VideoConfig | None = None
         self._sound: list[bytes] = []
@@ -70,9 +70,9 @@ class VideoDialect:
         """The session has begun."""
         return self._config is not None
 
-    def inputs(self) -> list[VideoCommand | VideoConfig]:
+    def commands(self) -> list[VideoCommand | VideoConfig]:
         """Take what frames received so far amount to; the configuration is the first."""
-        taken, self._inputs = self._inputs, []
+        taken, self._commands = self._commands, []
         return taken
 
     def frames(self) -> list[str]:
@@ -110,7 +110,7 @@ class VideoDialect:
         except RemoteProtocolError as error:
             raise _wrong(f"Invalid session config: {error.message}") from None
         self.model = str(message.get("model") or "")
-        self._inputs.append(self._config)
+        self._commands.append(self._config)
 
     def _take(self, data: str | bytes) -> None:
         if len(data) > MAX_MESSAGE_CHARS:
@@ -127,9 +127,9 @@ class VideoDialect:
                 text = message.get("text", "")
                 if message.get("audio_data"):
                     self._hear(message["audio_data"])
-                self._inputs.append(AskQuestion(text if isinstance(text, str) else ""))
+                self._commands.append(AskQuestion(text if isinstance(text, str) else ""))
             case "video.done":
-                self._inputs.append(FinishVideo())
+                self._commands.append(FinishVideo())
             case "ping":
                 self._say(type="pong")
             case kind:
@@ -156,7 +156,7 @@ class VideoDialect:
             _number(message.get("capture_ts_ms")),
             quality if isinstance(quality, str) and len(quality) <= MAX_NAME_CHARS else None,
         )
-        self._inputs.append(AppendFrame(image, facts))
+        self._commands.append(AppendFrame(image, facts))
 
     def _hear(self, data: Any) -> None:
         try:
@@ -165,7 +165,7 @@ class VideoDialect:
             raise _wrong("Invalid audio data") from None
         if len(sound) > MAX_SOUND_BYTES:
             raise _wrong("Audio buffer overflow")
-        self._inputs.append(AppendVideoAudio(from_pcm16(sound[: len(sound) // 2 * 2])))
+        self._commands.append(AppendVideoAudio(from_pcm16(sound[: len(sound) // 2 * 2])))
 
     # --- to the client ----------------------------------------------------------------------------------------------------
 

@@ -55,7 +55,7 @@ class VllmDialect(Dialect):
 
     config: TranscriptionConfig | None = None
     # Who answers, by name, and its voices.
-    partners: ModelNames | None = None
+    conversation_models: ModelNames | None = None
     voices: tuple[str, ...] = ()
     answer: VllmResponses | None = None
     _prompt: str = ""
@@ -124,7 +124,11 @@ class VllmDialect(Dialect):
         if not isinstance(name, str) or not name:
             raise RemoteProtocolError("invalid_event", "Missing required field: model")
         found = self.models.exact(name)
-        partner = self.partners.exact(name) if self.partners and not found and not self.partners.unit_ms else None
+        partner = (
+            self.conversation_models.exact(name)
+            if self.conversation_models and not found and not self.conversation_models.unit_ms
+            else None
+        )
         if not found and not partner:
             raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.")
         if self.config and bool(partner) != bool(self.answer):

@@ -125,7 +125,7 @@ async def _take_up(
     state: ServerState, caller: str, asked: ResumeRequest, socket: WebSocketTransport, row: StoredSession
 ) -> bool:
     token = ResumeToken.stored(row.token)
-    if not token.fits(asked.token):
+    if not token.matches(asked.token):
         raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
     with state.admit(caller):
         wire, items = restored(state, row)

@@ -20,7 +20,7 @@ def duplex_for(
     return DuplexConnection(
         opening,
         state.names,
-        state.partners,
+        state.conversation_models,
         partner.profile.voices if partner else (),
         new_id=random_id,
         expires_at=int(time.time() + (settings.server.session_s or 365 * 86400)),
@@ -44,7 +44,7 @@ def connection_for(state: ServerState, opening: Opening, *, resume_token: str | 
         max_append_bytes=settings.audio.max_append_bytes,
         language_check=models.required_transcriber.profile.languages.__contains__,
         log_alias=state.log_alias,
-        partners=state.partners,
+        conversation_models=state.conversation_models,
         voices=partner.profile.voices if partner else (),
         resume_token=resume_token,
     )

@@ -208,23 +208,23 @@ class LiveRealtime:
         """See line.Session."""
         audio = self._state.settings.audio
         if isinstance(data, AppendAudio):
-            inputs: list[TranscriptionCommand | ConversationCommand] = [*self.wire.inputs(), data]
+            commands: list[TranscriptionCommand | ConversationCommand] = [*self.wire.commands(), data]
         elif len(data) > audio.max_frame_bytes:
             self.wire.too_large(audio.max_frame_bytes)
-            inputs = []
+            commands = []
         else:
             self.wire.receive(data)
-            inputs = self.wire.inputs()
+            commands = self.wire.commands()
         if self._box:
-            inputs = [self._boxed(i) for i in inputs]
+            commands = [self._boxed(i) for i in commands]
             if not isinstance(data, AppendAudio):
                 self._box.event_in(data)
         # Sound is bounded by the backlog, however fast it comes; what brings none is bounded here.
-        num_samples = sum(len(i.pcm) for i in inputs if isinstance(i, AppendAudio))
+        num_samples = sum(len(i.pcm) for i in commands if isinstance(i, AppendAudio))
         if num_samples < MIN_SOUND_SAMPLES and self._too_many():
             self._end("rate_limit_exceeded", f"more than {audio.max_events_per_s} events a second", CLOSE_POLICY)
             return
-        for item in inputs:
+        for item in commands:
             if isinstance(item, ConfigureTranscription | ConfigureConversation) and self._session is None:
                 self._start(item)
                 continue

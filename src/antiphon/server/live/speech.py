@@ -84,7 +84,7 @@ class LiveSpeech(LiveStream):
         self._active_s = time.monotonic()
         self._taken += 1
         self._wire.receive(data)
-        for item in self._wire.inputs():
+        for item in self._wire.commands():
             try:
                 self._session.receive(item)
             except RemoteProtocolError as error:

@@ -84,7 +84,7 @@ class LiveVideo(LiveStream):
         assert not isinstance(data, AppendAudio)
         self._active_s = time.monotonic()
         self._wire.receive(data)
-        for item in self._wire.inputs():
+        for item in self._wire.commands():
             if isinstance(item, VideoConfig):
                 self._session = VideoSession(
                     item, self._watcher, self._emit, new_id=random_id, measure=self._state.metrics.measure

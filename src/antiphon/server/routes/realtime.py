@@ -77,7 +77,7 @@ async def _serve_bridge(state: ServerState, caller: str, websocket: WebSocket, d
     with state.admit(caller):
         opening = Opening(model=websocket.query_params.get("model", ""))
         most = state.settings.audio.max_append_bytes
-        wire = dialect(opening, state.partners, voices, random_id, most, time.monotonic)
+        wire = dialect(opening, state.conversation_models, voices, random_id, most, time.monotonic)
         protocols = websocket.scope.get("subprotocols", [])
         await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in protocols else None)
         try:
