@@ -94,7 +94,7 @@ class RealtimeConnection:
                 language_check=self.language_check,
                 log_alias=self.log_alias,
                 voices=self.voices,
-                server_plays=self.opening.server_plays,
+                server_plays=self.opening.plays,
             )
             self._talk.begin(name if self.opening.model or named else self.conversation_models.loaded[0])
         first = self._talk or openai

@@ -20,5 +20,5 @@ class Opening:
     intent: str = ""
     beta: bool = False
     session: Mapping[str, Any] | None = None
-    server_plays: bool = False
+    plays: bool = False
     duplex: bool = False

@@ -42,7 +42,7 @@ async def calls(request: Request) -> Response:
     opening = Opening(
         model=request.query_params.get("model", ""),
         session=session or (secret.session if secret else {}),
-        server_plays=True,
+        plays=True,
     )
     wire = connection_for(state, opening)
     wire.open()
