@@ -44,8 +44,8 @@ from antiphon.adapters.qwen3_tts.checkpoint import build
 from antiphon.contracts import Urgency, VoiceOptions, Window
 from antiphon.engine.api import Sampling
 from antiphon.loading.loader import prepare, store_of
-from antiphon.loading.selection import chosen
-from antiphon.modeling.codec_talker import MANNER
+from antiphon.loading.selection import selected_models
+from antiphon.modeling.codec_talker import DEFAULT_CODEC_SAMPLING
 from antiphon.modeling.codec_vocoder import VocoderState
 from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.vocabulary import Vocabulary
@@ -84,7 +84,7 @@ STEPS = 12
 def qwen_tokenizer() -> Path:
     """The default language model's tokenizer, which is of the same family."""
     settings = Settings(engine=EngineOptions(language_model="qwen2.5-coder-0.5b-instruct"))
-    return prepare(settings, store_of(settings.models), chosen(settings, ("language",))[0]) / "tokenizer.json"
+    return prepare(settings, store_of(settings.models), selected_models(settings, ("language",))[0]) / "tokenizer.json"
 
 
 def asr(device: str, weights: str) -> Qwen3Asr:
@@ -203,7 +203,7 @@ def tts(device: str, weights: str) -> Qwen3Tts:
         vocabulary = Vocabulary(Path(folder), END)
     sound = {"decoder_config": VOCODER, "decode_upsample_rate": 1920, "output_sample_rate": 24000}
     ids = {f"tts_{n}_token_id": 151671 + i for i, n in enumerate(("pad", "bos", "eos"))}
-    parts = build(TTS_06B | ids, sound, vocabulary, MANNER)
+    parts = build(TTS_06B | ids, sound, vocabulary, DEFAULT_CODEC_SAMPLING)
     for module in (parts.decoder, parts.text, parts.projection, parts.inner):
         filled(module, where, dtype)
     filled(parts.vocoder, where, torch.float32)
@@ -240,12 +240,12 @@ async def tts_section(device: str, weights: str, texts: list[int]) -> dict[str, 
             call()
         return (time.perf_counter() - began) / 3
 
-    shares["vocoder_ms_a_frame"] = await model.engine.ask(
+    shares["vocoder_ms_a_frame"] = await model.engine.call(
         lambda: 1000 * timed(lambda: model.parts.vocoder(frames, past)) / 12
     )
     width = int(model.parts.decoder.config.hidden_size)
     row = torch.zeros(1, width, device=device, dtype=model.parts.text.weight.dtype)
-    shares["predictor_ms_a_frame"] = await model.engine.ask(
+    shares["predictor_ms_a_frame"] = await model.engine.call(
         lambda: 1000 * timed(lambda: model.parts.inner(row, row, [lambda _: 1]))
     )
     model.close()

@@ -20,7 +20,7 @@ from antiphon.adapters.qwen3_asr.checkpoint import NAMES, _config
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3AsrStream
 from antiphon.contracts import FileInfo, FileOptions, Hypothesis, TranscriptSegment, Window
 from antiphon.engine.api import EngineSettings
-from antiphon.engine.local.scheduler import StepLimits
+from antiphon.engine.local.step import StepLimits
 from antiphon.errors import EngineError, ModelError
 from antiphon.modeling.token_words import characters, spread, words
 from tests.adapters import tiny_qwen3_asr as tiny
@@ -100,7 +100,7 @@ def test_every_chunk_of_a_stream_is_decoded_as_published(folder: Path, unguarded
         # Three windows of 8 s were finished, the first of them twice: its floor rose with the sound behind it.
         assert (counts.whole, counts.again) == (3 + 1, 1)
         assert counts.open == counts.decodes == len(GOLDEN[name]["steps"])
-        assert model.engine._runner.stats.rows == rows
+        assert model.engine.runner.stats.rows == rows
         # The published stream computes every row at every chunk.
         assert rows < 0.7 * sum(s["rows"] + len(s["ids"]) - 1 for s in GOLDEN[name]["steps"])
         listening.close()
@@ -182,11 +182,11 @@ def test_tags_are_read_and_never_told(folder: Path) -> None:
             "language None<asr_text>",
             f"{TAG}un<asr_text> deux",
         )
-        assert (text(plain), plain.language, plain.heard) == (" Bonjour, ça va", "fr", True)
+        assert (text(plain), plain.language, plain.is_speech) == (" Bonjour, ça va", "fr", True)
         assert [p.text for p in plain.pieces] == [" Bonjour,", " ça", " va"]
         assert plain.language_probability == pytest.approx(0.904, abs=0.01)
-        assert (text(cut), cut.heard) == ("", False)
-        assert (text(none), none.language, none.heard) == ("", "", False)
+        assert (text(cut), cut.is_speech) == ("", False)
+        assert (text(none), none.language, none.is_speech) == ("", "", False)
         assert text(twice) == " un deux"
         (bare,) = await _decoded(model, "no tag at all")
         assert (text(bare), bare.language) == (" no tag at all", "")
@@ -201,7 +201,7 @@ def test_the_language_that_was_told_is_kept_with_its_prefix(folder: Path) -> Non
         listening, plain = Scripted(model, f"{TAG}Oui", " monsieur", f"{TAG}Non"), model.parts.vocabulary.plain
         first = await listening.decode(Window(SOUND[:16000]))
         second = await listening.decode(Window(SOUND[:16000], prefix=tuple(plain("Oui"))))
-        other = await listening.decode(Window(SOUND[16000:32000], start=16000))
+        other = await listening.decode(Window(SOUND[16000:32000], start_sample=16000))
         assert text(second) == " monsieur"
         return first.prompt_tokens, second.prompt_tokens, second.language, other.prompt_tokens
 
@@ -262,12 +262,12 @@ def test_windows_come_and_go(folder: Path, unguarded: None) -> None:
             Window(SOUND[:160_000], language="en", max_tokens=12),
             Window(SOUND[:100_000], language="en", max_tokens=12),
             Window(SOUND[:300_000], language="en", prompt="Ada", max_tokens=12),
-            Window(SOUND[140_000:300_000], language="en", prompt="Ada", max_tokens=12, start=140_000),
-            Window(SOUND[200_000:300_000], language="en", prompt="Ada", max_tokens=12, start=200_000),
+            Window(SOUND[140_000:300_000], language="en", prompt="Ada", max_tokens=12, start_sample=140_000),
+            Window(SOUND[200_000:300_000], language="en", prompt="Ada", max_tokens=12, start_sample=200_000),
             Window(SOUND[:128_000], language="en", max_tokens=12),
             Window(SOUND[:129_000], language="en", max_tokens=12),
             Window(SOUND[:3000], language="en", max_tokens=12),
-            Window(np.zeros(0, np.float32), language="en", max_tokens=12, start=7),
+            Window(np.zeros(0, np.float32), language="en", max_tokens=12, start_sample=7),
         ]
         for n, one in enumerate(windows):
             found, fresh = await listening.decode(one), await model.open().decode(one)
@@ -283,7 +283,7 @@ def test_a_context_without_room_loses_sound_and_goes_on(folder: Path, unguarded:
         for seconds in range(2, 27, 3):
             found = await listening.decode(Window(SOUND[: seconds * 16000], language="en", max_tokens=12))
             assert found.completion_tokens
-        assert model.engine.scheduler.cuts
+        assert model.engine.scheduler.context_cuts
         # With room again it is as if nothing had been.
         model.engine.scheduler.limits = StepLimits(4096)
         window = Window(SOUND[: 16 * 16000], language="en", max_tokens=12)
@@ -317,7 +317,7 @@ def test_words_behind_a_prefix_lie_behind_its_words(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> Hypothesis:
         prefix = tuple(model.parts.vocabulary.plain("One two three four"))
         listening = Scripted(model, " five six")
-        return await listening.decode(Window(SOUND[:64000], prefix=prefix, language="en", words=True))
+        return await listening.decode(Window(SOUND[:64000], prefix=prefix, language="en", word_times=True))
 
     found = run(folder, act)
     assert [w.text for w in found.words] == ["five", "six"]
@@ -334,7 +334,7 @@ def test_a_hint_is_read_within_bounds(folder: Path) -> None:
 def test_a_file_is_told_in_parts(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> list[Any]:
         sound = np.concatenate((SOUND, np.zeros(16000, np.float32), SOUND))
-        return [part async for part in model.transcribe(sound, FileOptions(language="en", words=True))]
+        return [part async for part in model.transcribe(sound, FileOptions(language="en", word_times=True))]
 
     info, *segments = run(folder, act)
     assert info == FileInfo("en", 55.0)

@@ -40,7 +40,7 @@ from antiphon.contracts import (
 )
 from antiphon.engine.api import EngineSettings
 from antiphon.errors import ModelError, RemoteProtocolError
-from antiphon.modeling.chat import MAX_SPARE
+from antiphon.modeling.chat import MAX_SPARE_PARTS
 from antiphon.modeling.codec_talker import FirstCodeChooser
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID
@@ -60,7 +60,7 @@ def model(folder: Path) -> Iterator[Qwen3Omni]:
     assert loaded.voice
     greedy = loaded.voice.manner
     loaded.voice.manner = replace(
-        greedy, first=replace(greedy.first, temperature=0.0), inner=replace(greedy.inner, temperature=0.0)
+        greedy, first=replace(greedy.first, temperature=0.0), rest=replace(greedy.rest, temperature=0.0)
     )
     yield loaded
     loaded.close()
@@ -250,7 +250,7 @@ def test_a_conversation_goes_on_from_its_kv(model: Qwen3Omni, whole: Whole) -> N
         talk = await model.open()
         try:
             await answer(model, talk, first, whole.stop(first))
-            thinker, talker = model.thinker.engine._runner.stats, model.voice.engine._runner.stats  # type: ignore[union-attr]
+            thinker, talker = model.thinker.engine.runner.stats, model.voice.engine.runner.stats  # type: ignore[union-attr]
             before = thinker.rows, talker.rows
             messages = [*first, Message("assistant", said), second]
             made = await answer(model, talk, messages, whole.stop(messages))
@@ -339,7 +339,7 @@ def test_words_have_places_and_the_end_comes_last(model: Qwen3Omni, whole: Whole
         assert model.voice
         model.thinker.stop_tokens = frozenset((whole.stop(PROMPTS["text"]),))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(model.voice, "manner", replace(model.voice.manner, most=12))
+            patch.setattr(model.voice, "manner", replace(model.voice.manner, max_frames=12))
             async with aclosing(talk.respond(PROMPTS["text"], OPTIONS, VoiceOptions("ethan"))) as parts:
                 out = [p async for p in parts]
         talk.close()
@@ -382,13 +382,13 @@ def test_what_left_the_conversation_is_not_held(model: Qwen3Omni) -> None:
                 async for _ in parts:
                     pass
         # Some are held for when they come back.
-        assert list(talk._chat.sensed)[-1] == PROMPTS["image"][1].parts[1]
+        assert list(talk._chat.media_rows)[-1] == PROMPTS["image"][1].parts[1]
         for number in range(12):
             many = [Message("user", "", parts=(image(number), "?"))]
             async with aclosing(talk.respond(many, OPTIONS, None)) as parts:
                 async for _ in parts:
                     pass
-        assert len(talk._chat.sensed) == MAX_SPARE + 1
+        assert len(talk._chat.media_rows) == MAX_SPARE_PARTS + 1
         talk.close()
 
     asyncio.run(run())
@@ -397,7 +397,7 @@ def test_what_left_the_conversation_is_not_held(model: Qwen3Omni) -> None:
 def test_its_sound_may_end_at_once() -> None:
     logits = torch.zeros(1100)
     logits[50] = 9
-    assert FirstCodeChooser(MANNER.first, 50, 1100, MANNER.least)(logits) == 50
+    assert FirstCodeChooser(MANNER.first, 50, 1100, MANNER.min_frames)(logits) == 50
 
 
 def test_in_the_machines_own_type_it_answers_and_speaks(folder: Path) -> None:
@@ -458,7 +458,7 @@ def test_what_was_never_computed_is_silence_to_the_talker(model: Qwen3Omni, whol
                 out.append(part)
                 if isinstance(part, ResponseAudio):
                     break
-        assert [s for s in talk._chat.sensed.values() if s.hidden is None]
+        assert [s for s in talk._chat.media_rows.values() if s.hidden is None]
         talk.close()
         small.close()
         return out
@@ -471,11 +471,11 @@ def test_a_part_is_taken_in_once_whoever_asks(model: Qwen3Omni) -> None:
 
     class Counted:
         def __init__(self, senses: Any) -> None:
-            self.places, self.taps, self._senses = senses.places, senses.taps, senses
+            self.placeholder_ids, self.has_tap, self._senses = senses.placeholder_ids, senses.has_tap, senses
 
-        async def take(self, part: MediaPart) -> Any:
+        async def encode(self, part: MediaPart) -> Any:
             taken.append(part)
-            return await self._senses.take(part)
+            return await self._senses.encode(part)
 
     # More than the context holds: what a truncation took is not taken in again.
     parts = [image(i) for i in range(120)]
@@ -495,7 +495,7 @@ def test_a_part_is_taken_in_once_whoever_asks(model: Qwen3Omni) -> None:
         talk.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model.thinker, "senses", Counted(model.thinker.senses))
+        patch.setattr(model.thinker, "media_encoder", Counted(model.thinker.media_encoder))
         asyncio.run(run())
     assert sorted(map(parts.index, taken)) == list(range(120))
 

@@ -74,11 +74,11 @@ def test_answers_are_those_to_the_whole(model: Qwen3Omni, whole: Whole, eager: b
 
     async def run() -> tuple[list[str], list[int]]:
         watching = await ConversationVideoModel(model, eager=eager).open("Look well.")
-        stats, texts, rows = model.thinker.engine._runner.stats, [], []
+        stats, texts, rows = model.thinker.engine.runner.stats, [], []
 
         async def see(number: int) -> None:
-            await watching.see(VideoFrame(number, number / 2, frames[number].image))
-            watching.expect(tuple(range(number + 1)))
+            await watching.append_frame(VideoFrame(number, number / 2, frames[number].image))
+            watching.select_frames(tuple(range(number + 1)))
             await watching.settled()
 
         async def ask(text: str, *numbers: int, pcm: bool = False) -> None:
