@@ -5,48 +5,72 @@ BIN    := $(VENV)/bin
 export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 30000
 
-.PHONY: serve test unit fmt lint types clients browser bench peers lock clean
+CODE := src tests bench examples docs
+# Tests that start no server process and load no model.
+PURE := tests/audio tests/events tests/loading tests/pipelines tests/protocols tests/recording tests/sessions tests/store \
+        tests/text tests/traces tests/transports tests/turns tests/vision tests/wire_examples tests/engine/test_lane.py \
+        $(wildcard tests/test_*.py)
 
-serve: $(VENV)/run.stamp
+.PHONY: help serve test quick unit pure fmt lint types docs clients browser bench compare house peers lock clean
+
+help:  ## Say what there is
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+serve: $(VENV)/run.stamp  ## Fetch the models and serve on http://127.0.0.1:8000
 	$(BIN)/antiphon serve
 
-test: lint types unit
+test: lint types docs unit  ## Everything CI runs
+
+quick: $(VENV)/dev.stamp  ## Lint, types and all tests without models or servers; for every save
+	@$(MAKE) --no-print-directory -j2 lint types pure
 
 unit: $(VENV)/dev.stamp
 	$(BIN)/antiphon pull --profile default --language-model smollm2-135m-instruct
 	$(BIN)/python -m pytest
 
-fmt: $(VENV)/dev.stamp
-	$(BIN)/ruff check --fix src tests bench examples
-	$(BIN)/ruff format src tests bench examples
+pure: $(VENV)/dev.stamp
+	$(BIN)/python -m pytest -m "not server" $(wildcard $(PURE))
 
-lint: $(VENV)/dev.stamp
-	$(BIN)/ruff check src tests bench examples
-	$(BIN)/ruff format --check src tests bench examples
+fmt: $(VENV)/dev.stamp  ## Format the code, and mend what the linter can
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
 
-types: $(VENV)/dev.stamp
+lint: $(VENV)/dev.stamp  ## Check style and format
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+
+types: $(VENV)/dev.stamp  ## Check types, strictly
 	$(BIN)/mypy
 
-# Third-party clients in environments of their own (1 GB) against a real server.
-clients: $(VENV)/dev.stamp
+docs: $(VENV)/dev.stamp  ## Build the documentation site; a dead link fails it
+	$(BIN)/sphinx-build -q -n -W --keep-going -c docs -d build/doctrees . build/docs
+	@echo "build/docs/index.html"
+
+clients: $(VENV)/dev.stamp  ## Third-party clients in environments of their own (1 GB) against a real server
 	$(BIN)/python tests/clients/run.py
 
-# The page in headless Chromium, which the system has to have.
-browser: $(VENV)/dev.stamp
+browser: $(VENV)/dev.stamp  ## The page in headless Chromium, which the system has to have
 	$(BIN)/python tests/browser/run.py
 
-bench: $(VENV)/dev.stamp
+bench: $(VENV)/dev.stamp  ## Measure transcription on this machine; `antiphon bench NAME` for the rest
 	$(BIN)/antiphon bench asr
 
-peers:
+compare: $(VENV)/dev.stamp  ## Quick benchmarks of two revisions in turn: make compare BASE=REV [ARGS="--only engine"]
+	$(if $(BASE),,$(error make compare BASE=revision))
+	$(BIN)/python bench/compare.py $(BASE) $(ARGS)
+
+house: $(VENV)/dev.stamp  ## Measure the structure of the code: make house [ARGS="--rev REV"]
+	$(BIN)/python bench/house.py $(ARGS)
+
+peers:  ## Environments of the programs that benchmarks compare with
 	bench/peers/setup.sh realtimestt
 	bench/peers/setup.sh whisperlivekit
 	bench/peers/setup.sh xllamacpp
 	bench/peers/setup.sh piper
 	bench/peers/setup.sh pocketsphinx
 
-# The lock is what `make serve` and `make test` install; `make lock` writes it anew from pyproject.toml.
-lock:
+# The lock is what `make serve` and `make test` install.
+lock:  ## Write requirements.lock anew from pyproject.toml
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip setuptools
@@ -66,5 +90,5 @@ $(VENV)/dev.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml
 	$(BIN)/python -m pip install -q -c requirements.lock -e '.[dev]'
 	touch $@ $(VENV)/run.stamp
 
-clean:
+clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) build dist

@@ -134,3 +134,10 @@ def speaker(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Process:
 def server(serve: Serve) -> Process:
     """The default server most tests talk to."""
     return serve()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that start a server: `make quick` leaves them out."""
+    for item in items:
+        if "serve" in getattr(item, "fixturenames", ()):
+            item.add_marker("server")
