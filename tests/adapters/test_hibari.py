@@ -1,4 +1,4 @@
-"""hibari: chunks are what the whole is, every word has its time, and whatever is written is spoken, skipped or refused."""
+"""hibari: chunks equal the whole, every word has its time, and all that is written is spoken, skipped or refused."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.speech import AppendText, ConfigureSpeech, FlushText, SentenceDone, SpeechConfig
 from antiphon.events.words import Word
 from antiphon.loading.loader import load, prepare, store_of
-from antiphon.loading.selection import HEARING, SPEAKING, chosen
+from antiphon.loading.selection import SPEECH_ROLES, TRANSCRIPTION_ROLES, selected_models
 from antiphon.sessions.speech.session import SpeechSession
 from antiphon.settings import load as load_settings
 
 SHORT = "Hello there, how are you today?"
 LONG = (
-    "When the train finally arrived at the small station in the valley, the passengers, who had been waiting for nearly "
-    "two hours in the cold wind, picked up their bags and walked slowly towards the doors without saying a word."
+    "When the train finally arrived at the small station in the valley, the passengers, who had been waiting for "
+    "nearly two hours in the cold wind, picked up their bags and walked slowly towards the doors without saying a word."
 )
 
 
 @pytest.fixture(scope="module")
 def voice() -> Iterator[Hibari]:
     settings = load_settings({}, os.environ)
-    (source,) = chosen(settings, SPEAKING)
+    (source,) = selected_models(settings, SPEECH_ROLES)
     loaded = Hibari(prepare(settings, store_of(settings.models), source), source.id, workers=2)
     yield loaded
     loaded.lane.close()
@@ -66,8 +66,8 @@ def test_chunks_join_without_a_seam(voice: Hibari, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(hibari, "CHUNK_FRAMES", (10**6,))
     (whole,) = spoken(voice, LONG)
     assert len(pcm) == len(whole.pcm)
-    # Where int8 activations are scaled by the chunk instead of the whole, the sound differs by a little everywhere; a seam would
-    # be a difference that is larger at the cuts.
+    # Where int8 activations are scaled by the chunk instead of the whole, the audio differs by a little everywhere; a
+    # seam would be a difference that is larger at the cuts.
     error = (pcm - whole.pcm) ** 2
     power = float(np.mean(whole.pcm**2))
     assert float(np.mean(error)) < 0.02 * power
@@ -88,8 +88,7 @@ def _steps(pcm: Pcm, cuts: np.ndarray) -> float:
     return float(np.median([_loudness_steps(pcm[c - 480 : c + 480])[1] for c in cuts]))
 
 
-def test_the_parts_of_the_graph_are_the_graph(voice: Hibari) -> None:
-    """The library's own synthesis of the same phonemes: the same loudness over time."""
+def test_the_cut_graph_has_the_loudness_over_time_of_the_librarys_own_synthesis(voice: Hibari) -> None:
     from hibari import Hibari as Library
 
     theirs = Library()(SHORT, seed=1)
@@ -102,7 +101,7 @@ def test_the_parts_of_the_graph_are_the_graph(voice: Hibari) -> None:
     assert 0.03 < np.argmax(loud) / dsp.SR < 0.12
 
 
-def test_what_goes_on_is_not_followed_by_a_pause(voice: Hibari) -> None:
+def test_when_a_text_does_not_end_a_sentence_then_no_pause_follows(voice: Hibari) -> None:
     def silence_s(text: str) -> float:
         sounds = spoken(voice, text)
         return len(joined(sounds)) / dsp.SR - [w for s in sounds for w in s.words][-1].end_s
@@ -112,14 +111,14 @@ def test_what_goes_on_is_not_followed_by_a_pause(voice: Hibari) -> None:
     assert silence_s("The weather is fine.") > 0.2
 
 
-def test_a_seed_repeats_every_sample_and_none_does_not(voice: Hibari) -> None:
+def test_when_a_seed_is_given_then_every_sample_repeats_and_else_none_does(voice: Hibari) -> None:
     assert np.array_equal(joined(spoken(voice, SHORT, seed=7)), joined(spoken(voice, SHORT, seed=7)))
     assert not np.array_equal(joined(spoken(voice, SHORT, seed=7)), joined(spoken(voice, SHORT, seed=8)))
     assert not np.array_equal(joined(spoken(voice, SHORT, seed=None)), joined(spoken(voice, SHORT, seed=None)))
 
 
 @pytest.mark.parametrize("speed", [0.5, 0.75, 1.5, 2.0])
-def test_speed(voice: Hibari, speed: float) -> None:
+def test_the_duration_follows_the_speed(voice: Hibari, speed: float) -> None:
     normal, other = len(joined(spoken(voice, LONG))), len(joined(spoken(voice, LONG, speed)))
     assert other == pytest.approx(normal / speed, rel=0.15)
 
@@ -147,7 +146,7 @@ def test_every_word_has_its_time(voice: Hibari, text: str) -> None:
             assert word.end_s - word.start_s >= 0.049
 
 
-def test_words_come_before_their_sound(voice: Hibari) -> None:
+def test_words_come_before_their_audio(voice: Hibari) -> None:
     have_s, sounds = 0.0, spoken(voice, f"{SHORT} {LONG} {SHORT}")
     assert len([s for s in sounds if s.words]) == 3
     for sound in sounds:
@@ -156,8 +155,7 @@ def test_words_come_before_their_sound(voice: Hibari) -> None:
         have_s += len(sound.pcm) / dsp.SR
 
 
-def test_words_lie_where_the_sound_is(voice: Hibari) -> None:
-    """A pause is made by a comma or a full stop: it lies between two words, not inside one."""
+def test_words_lie_where_the_audio_is_loud_and_pauses_lie_between_words(voice: Hibari) -> None:
     sounds = spoken(voice, "Stop. Wait here, please. Go!")
     pcm, words = joined(sounds), [w for s in sounds for w in s.words]
     loud = np.sqrt((pcm[: len(pcm) // 240 * 240].reshape(-1, 240) ** 2).mean(1))
@@ -170,11 +168,11 @@ def test_words_lie_where_the_sound_is(voice: Hibari) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n ", "😀", "...", "**", "\x00\x01"])
-def test_nothing_to_say_is_no_sound(voice: Hibari, text: str) -> None:
+def test_when_there_is_nothing_to_say_then_there_is_no_audio(voice: Hibari, text: str) -> None:
     assert sum(len(s.pcm) for s in spoken(voice, text)) == 0
 
 
-def test_what_the_voice_cannot_speak(voice: Hibari) -> None:
+def test_when_letters_cannot_be_spoken_then_they_are_skipped_or_the_text_is_refused(voice: Hibari) -> None:
     sounds = spoken(voice, "The word 你好 means hello.")
     assert "".join(s.skipped for s in sounds) == "你好"
     assert len(joined(sounds)) > dsp.SR // 2
@@ -182,7 +180,7 @@ def test_what_the_voice_cannot_speak(voice: Hibari) -> None:
         spoken(voice, "你好。我很好。")
 
 
-def test_a_text_without_an_end_begins_as_soon_as_a_short_one(voice: Hibari) -> None:
+def test_when_a_text_is_very_long_then_its_first_chunk_takes_one_job(voice: Hibari) -> None:
     async def main() -> tuple[int, float]:
         options = VoiceOptions(voice.profile.voices[0])
         jobs = voice.lane.stats.jobs
@@ -195,7 +193,7 @@ def test_a_text_without_an_end_begins_as_soon_as_a_short_one(voice: Hibari) -> N
     assert 0 < seconds < 0.4
 
 
-def test_leaving_ends_the_synthesis_within_a_chunk(voice: Hibari) -> None:
+def test_when_the_caller_cancels_then_synthesis_ends_within_a_chunk(voice: Hibari) -> None:
     async def main() -> int:
         options = VoiceOptions(voice.profile.voices[0])
         stream = voice.speak(LONG * 20, options, lambda: Urgency.FINAL)
@@ -211,7 +209,7 @@ def test_leaving_ends_the_synthesis_within_a_chunk(voice: Hibari) -> None:
     assert asyncio.run(main()) <= 1
 
 
-def test_many_speak_at_once_each_what_it_would_alone(voice: Hibari) -> None:
+def test_texts_synthesized_at_the_same_time_equal_those_synthesized_alone(voice: Hibari) -> None:
     texts = [SHORT, LONG, "Yes.", "The quick brown fox jumps over the lazy dog."]
     alone = [joined(spoken(voice, t)) for t in texts]
 
@@ -226,8 +224,8 @@ def test_many_speak_at_once_each_what_it_would_alone(voice: Hibari) -> None:
         assert np.array_equal(pcm, alone[k % len(texts)])
 
 
-class Mute:
-    """The same voice, which does not say where its words lie."""
+class Timeless:
+    """The same voice without word times."""
 
     def __init__(self, voice: Hibari) -> None:
         self._voice = voice
@@ -241,13 +239,13 @@ class Mute:
                 yield replace(sound, words=())
 
 
-def test_words_of_any_synthesizer_are_found_by_the_transcriber(voice: Hibari) -> None:
+def test_when_a_synthesizer_gives_no_word_times_then_the_transcriber_finds_them(voice: Hibari) -> None:
     settings = load_settings({}, os.environ)
-    hearing = load(settings, store_of(settings.models), roles=HEARING)
+    hearing = load(settings, store_of(settings.models), roles=TRANSCRIPTION_ROLES)
 
     async def main() -> tuple[Word, ...]:
-        session = SpeechSession(Mute(voice), aligner=hearing.transcriber)
-        session.receive(ConfigureSpeech(SpeechConfig(format="pcm", stream=True, words=True, seed=0)))
+        session = SpeechSession(Timeless(voice), aligner=hearing.required_transcriber)
+        session.receive(ConfigureSpeech(SpeechConfig(format="pcm", stream=True, word_times=True, seed=0)))
         session.receive(AppendText(LONG))
         session.receive(FlushText())
         session.close()
@@ -263,13 +261,13 @@ def test_words_of_any_synthesizer_are_found_by_the_transcriber(voice: Hibari) ->
     hearing.close()
     own = [w for s in spoken(voice, LONG) for w in s.words]
     assert [w.text for w in found] == [w.text for w in own] == LONG.split()
-    # Two independent measures of the same: the model's own durations, and attention to the sound.
+    # Two independent measures of the same: the model's own durations, and attention to the audio.
     apart = sorted(abs(a.start_s - b.start_s) for a, b in zip(found, own, strict=True))
     assert apart[len(apart) // 2] < 0.08
     assert apart[-3] < 0.3
 
 
-def test_a_file_that_is_no_voice_does_not_load(tmp_path: object) -> None:
+def test_when_a_file_is_no_voice_then_the_error_names_it(tmp_path: object) -> None:
     from pathlib import Path
 
     folder = Path(str(tmp_path))

@@ -1,4 +1,4 @@
-"""What is said for what is written, and that every written word keeps its place."""
+"""Normalization for speech: what is said for what is written, while every written word keeps its place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.adapters.hibari.normalize import MAX_PART_CHARS, owners, parts
+from antiphon.adapters.hibari.normalize import MAX_PART_CHARS, parts, source_words
 
 
 def said(text: str) -> str:
@@ -33,17 +33,17 @@ def said(text: str) -> str:
         ("5 km at -3°C for $5", "5 km at -3°C for $5"),
     ],
 )
-def test_what_is_said(written: str, spoken: str) -> None:
+def test_written_text_is_made_speakable(written: str, spoken: str) -> None:
     assert said(written) == spoken
 
 
-def test_letters_of_other_scripts_are_left_out_and_told() -> None:
+def test_when_letters_are_of_other_scripts_then_they_are_skipped_and_reported() -> None:
     (part,) = parts("The word 你好 means hello, Привет too")
     assert part.text == "The word means hello, too"
     assert part.skipped == "你好Привет"
 
 
-def test_sentences_and_long_ones_are_parts() -> None:
+def test_parts_are_sentences_and_pieces_of_long_ones() -> None:
     assert [p.text for p in parts("One. Two? Dr. Who.\nThree")] == ["One.", "Two?", "Dr. Who.", "Three"]
     long = "and so it went on, " * 60
     pieces = list(parts(long))
@@ -54,7 +54,7 @@ def test_sentences_and_long_ones_are_parts() -> None:
 
 
 @pytest.mark.parametrize("text", ["[a](" * 30_000, "[" * 100_000, "[a](" + "b" * 100_000, "![" * 50_000, "*" * 100_000])
-def test_no_text_takes_longer_than_its_length(text: str) -> None:
+def test_when_a_text_is_full_of_brackets_then_it_takes_no_longer_than_another(text: str) -> None:
     # Without bounds in the pattern these take minutes: the suite's patience is the limit.
     assert sum(len(p.written) for p in parts(text)) > 0
 
@@ -63,7 +63,7 @@ def test_no_text_takes_longer_than_its_length(text: str) -> None:
 def test_any_text_keeps_its_words_in_order(text: str) -> None:
     pieces = list(parts(text))
     for piece in pieces:
-        assert len(piece.written) == len(piece.said)
+        assert len(piece.written) == len(piece.spoken)
         assert piece.written
     if "](" not in text:
         assert "".join(w for p in pieces for w in p.written) == "".join(text.split())
@@ -80,7 +80,7 @@ def test_any_text_keeps_its_words_in_order(text: str) -> None:
         (["x"], ["y", "z"], [0, 0]),
     ],
 )
-def test_words_of_a_normalized_text_know_whose_they_are(
+def test_words_of_a_normalized_text_have_the_phrase_they_came_from(
     said: list[str], normal: list[str], expected: list[int]
 ) -> None:
-    assert owners(said, normal) == expected
+    assert source_words(said, normal) == expected

@@ -1,1 +1,1 @@
-"""hibari: an English voice whose sound is made in chunks."""
+"""hibari: English voices that are synthesized in chunks, with the time of every word."""

@@ -1,7 +1,8 @@
 """Written text made speakable word by word, so that every spoken word knows the written one it stands for.
 
-What a phonemizer of English is not made for is taken care of here: emoji and control characters are left out, letters of
-scripts the voice does not know are left out and reported, addresses are spelled as people say them, and the marks of Markdown are not read.
+A phonemizer of English is not made for everything that is written. Here emoji and control characters are left out,
+letters of scripts that the voice does not know are left out and reported, addresses are spelled as people say them, and
+the marks of Markdown are not read. Numbers and dates are left to the phonemizer's own normalization.
 """
 
 from __future__ import annotations
@@ -14,83 +15,80 @@ from difflib import SequenceMatcher
 
 from antiphon.text.sentences import SentenceSplitter
 
-# A text longer than this is spoken in several parts: the model reads a part at once, at 0.1 ms a character.
+# A longer text is synthesized in several parts: the model reads a part at once, at 0.1 ms a character.
 MAX_PART_CHARS = 300
 _ADDRESS = re.compile(
     r"^(?P<open>[(\[<\"'“]*)(?:(?P<scheme>[a-z]+)://)?(?P<user>[\w.+-]+@)?"
-    r"(?P<host>(?:[A-Za-z0-9-]+\.)+(?P<top>[A-Za-z]{2,}))(?P<port>:\d+)?(?P<path>/[^\s?#]*?)?(?P<query>[?#]\S*?)?(?P<close>[)\]>\"'”.,;:!?]*)$"
+    r"(?P<host>(?:[A-Za-z0-9-]+\.)+(?P<top>[A-Za-z]{2,}))(?P<port>:\d+)?"
+    r"(?P<path>/[^\s?#]*?)?(?P<query>[?#]\S*?)?(?P<close>[)\]>\"'”.,;:!?]*)$"
 )
 # A bare word with a full stop inside is an address only if it ends in one of these.
-_TOPS = frozenset(
-    [
-        "com",
-        "org",
-        "net",
-        "io",
-        "ai",
-        "dev",
-        "edu",
-        "gov",
-        "app",
-        "info",
-        "uk",
-        "de",
-        "fr",
-        "eu",
-        "nl",
-        "ca",
-        "au",
-        "co",
-        "us",
-        "me",
-        "tv",
-    ]
-)
-_SAID = {".": " dot ", "/": " slash ", "-": " dash ", "_": " underscore ", "@": " at ", "+": " plus ", "~": " tilde "}
+_TOP_LEVEL_DOMAINS = frozenset([
+    "com", "org", "net", "io", "ai", "dev", "edu", "gov", "app", "info", "uk", "de", "fr", "eu", "nl", "ca", "au", "co",
+    "us", "me", "tv",
+])  # fmt: skip
+_SYMBOL_NAMES = {
+    ".": " dot ",
+    "/": " slash ",
+    "-": " dash ",
+    "_": " underscore ",
+    "@": " at ",
+    "+": " plus ",
+    "~": " tilde ",
+}
 _MARKUP = re.compile(r"^[#*_`~|]+$")
 # At a word's edge only: `2*3` and `snake_case` keep theirs.
 _EMPHASIS = re.compile(r"(?<![^\W_])(?:\*{1,3}|_{1,3}|`+|~~)|(?:\*{1,3}|_{1,3}|`+|~~)(?![^\W_])")
 # Bounded, and no two parts of it can match the same character: a text of brackets costs no more than another.
 _LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\(([^()\s]{0,1000})(?: [^()\n]{0,300})?\)")
 _PUNCTUATION = str.maketrans("。！？、，；：（）【】「」『』…", '.!?,,;:()()""""…')
-_CUT = re.compile(r"[,;:—–]\s+")
+_CLAUSE_END = re.compile(r"[,;:—–]\s+")
 
 
 @dataclass(frozen=True, slots=True)
 class SpokenPart:
-    """A part of a text: its written words, and what is said for each (empty: nothing)."""
+    """A part of a text that is synthesized at once.
+
+    `written`: its words, as white space divides them. `spoken`: for each written word what is said for it, which may be
+    several words, or "" for nothing. `skipped`: the letters of the part that the voice cannot speak.
+    """
 
     written: tuple[str, ...]
-    said: tuple[str, ...]
+    spoken: tuple[str, ...]
     skipped: str
 
     @property
     def text(self) -> str:
-        """What is to be said, in a row."""
-        return " ".join(s for s in self.said if s)
+        """What is said for the whole part, words separated by single spaces; "" where nothing of it is said."""
+        return " ".join(s for s in self.spoken if s)
 
 
 def parts(text: str) -> Iterator[SpokenPart]:
-    """The parts of a text in order: sentences, and pieces of those that are too long to be read at once."""
+    """Yield the parts of a text in order: its sentences, and pieces of those longer than MAX_PART_CHARS.
+
+    Each written word of the text is in one part, in its order; a Markdown link is replaced by its text. A text of only
+    emoji yields parts that say nothing; no text raises.
+    """
     for sentence in _sentences(_unlink(text)):
         for piece in _pieces(sentence):
             written = tuple(piece.split())
-            said, skipped = [], []
+            spoken, skipped = [], []
             for word in written:
-                spoken, dropped = _say(word)
-                said.append(spoken)
+                speakable, dropped = _speakable(word)
+                spoken.append(speakable)
                 skipped.append(dropped)
-            yield SpokenPart(written, tuple(said), "".join(skipped))
+            yield SpokenPart(written, tuple(spoken), "".join(skipped))
 
 
-def owners(said: Sequence[str], normal: Sequence[str]) -> list[int]:
-    """For each word of a normalized text the index in `said` of the word it stands for.
+def source_words(spoken: Sequence[str], normalized: Sequence[str]) -> list[int]:
+    """Return, for each word of a normalized text, the index of the phrase in `spoken` that it came from.
 
-    Normalizing rewrites some words ("$5" to "five dollars"): those between two words that stayed share the ones rewritten.
+    Normalizing rewrites some words ("$5" to "five dollars"). The rewritten words between two that stayed the same are
+    shared out evenly among the phrases there, in order; a word that was added belongs to the phrase before it.
     """
     out: list[int] = []
-    flat = [(i, word) for i, phrase in enumerate(said) for word in phrase.split()]
-    for tag, a, b, c, d in SequenceMatcher(None, [w for _, w in flat], normal, autojunk=False).get_opcodes():
+    flat = [(i, word) for i, phrase in enumerate(spoken) for word in phrase.split()]
+    for tag, a, b, c, d in SequenceMatcher(None, [w for _, w in flat], normalized, autojunk=False).get_opcodes():
         if tag == "delete":
             continue
         for k in range(c, d):
@@ -107,10 +105,10 @@ def _sentences(text: str) -> Iterator[str]:
 
 
 def _pieces(sentence: str) -> Iterator[str]:
-    """Cut at the last clause that fits, else at the last white space, else through."""
+    """Cut a sentence at the last clause that fits, else at the last white space, else anywhere."""
     while len(sentence) > MAX_PART_CHARS:
         head = sentence[:MAX_PART_CHARS]
-        clauses = [m.end() for m in _CUT.finditer(head) if m.end() > MAX_PART_CHARS // 4]
+        clauses = [m.end() for m in _CLAUSE_END.finditer(head) if m.end() > MAX_PART_CHARS // 4]
         at = clauses[-1] if clauses else head.rfind(" ") + 1 or MAX_PART_CHARS
         yield sentence[:at]
         sentence = sentence[at:]
@@ -123,11 +121,11 @@ def _unlink(text: str) -> str:
     return _LINK.sub(lambda m: m[0] if re.fullmatch(r"/.+/", m[2]) else m[1], text)
 
 
-def _say(word: str) -> tuple[str, str]:
-    """What is said for one written word, and the letters of it that cannot be."""
+def _speakable(word: str) -> tuple[str, str]:
+    """Return what is said for one written word, and the letters of it that cannot be said."""
     if _MARKUP.match(word):
         return "", ""
-    if (found := _ADDRESS.match(word)) and (found["scheme"] or found["user"] or found["top"] in _TOPS):
+    if (found := _ADDRESS.match(word)) and (found["scheme"] or found["user"] or found["top"] in _TOP_LEVEL_DOMAINS):
         return _address(found), ""
     kept, dropped = [], []
     for char in word.translate(_PUNCTUATION):
@@ -136,12 +134,13 @@ def _say(word: str) -> tuple[str, str]:
             dropped.append(char)
         else:
             kept.append(spoken)
-    said = _EMPHASIS.sub("", "".join(kept)) if not word.startswith("[") else "".join(kept)
-    return said, "".join(dropped)
+    # A word in brackets may carry its pronunciation, whose marks are no emphasis.
+    speakable = "".join(kept) if word.startswith("[") else _EMPHASIS.sub("", "".join(kept))
+    return speakable, "".join(dropped)
 
 
 def _char(char: str) -> str | None:
-    """What stands for a character: itself, nothing, or None for a letter the voice cannot speak."""
+    """Return what stands for a character: itself, "" for nothing, or None for a letter the voice cannot speak."""
     if char.isascii():
         return char if char.isprintable() else ""
     kind = unicodedata.category(char)
@@ -160,13 +159,13 @@ def _char(char: str) -> str | None:
 
 
 def _address(found: re.Match[str]) -> str:
-    """`https://a-b.com/c?d=1` as it is said: "a dash b dot com slash c". Queries and fragments are left out."""
+    """Return an address as it is said: "a dash b dot com slash c" for `https://a-b.com/c?d=1`, without the query."""
     host, top = found["host"], found["top"]
     if len(top) == 2:
         host = host[:-2] + " ".join(top.upper())
     path = (found["path"] or "").rstrip("/")
     port = f" port {found['port'][1:]}" if found["port"] else ""
     close = found["close"]
-    said = "".join(_SAID.get(c, c) for c in (found["user"] or "") + host) + port
-    said += "".join(_SAID.get(c, c if c.isalnum() else " ") for c in path)
-    return " ".join(said.split()) + close
+    spoken = "".join(_SYMBOL_NAMES.get(c, c) for c in (found["user"] or "") + host) + port
+    spoken += "".join(_SYMBOL_NAMES.get(c, c if c.isalnum() else " ") for c in path)
+    return " ".join(spoken.split()) + close

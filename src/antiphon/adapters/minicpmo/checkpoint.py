@@ -110,12 +110,8 @@ def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int]
     `forbidden`: tokens that are never spoken, besides those that are so by the released rules. Raises ValueError or
     KeyError for another model's configuration.
     """
-    if config.get("model_type") != "minicpmo":
-        raise ValueError(f"its model_type is {config.get('model_type')!r}")
-    tts, vision = config["tts_config"], config.get("vision_config") or DEFAULT_VISION
+    tts, vision = _supported_tts(config), config.get("vision_config") or DEFAULT_VISION
     slicing = config.get("slice_config") or {}
-    if tts.get("projector_type", "mlp") != "mlp" or tts.get("num_vq", 1) != 1 or tts.get("backbone_model") != "llama":
-        raise ValueError("its speech decoder is of another kind")
     ids = SpecialTokens.of(tokenizer.token_to_id)
     width = int(config["hidden_size"])
     audio = WhisperConfig(**own_config(config["audio_config"]))
@@ -148,6 +144,16 @@ def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int]
         code_decoder,
         max_slices,
     )
+
+
+def _supported_tts(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration of the voice. Raises ValueError where it, or the whole, is of another kind."""
+    if config.get("model_type") != "minicpmo":
+        raise ValueError(f"its model_type is {config.get('model_type')!r}")
+    tts: dict[str, Any] = config["tts_config"]
+    if tts.get("projector_type", "mlp") != "mlp" or tts.get("num_vq", 1) != 1 or tts.get("backbone_model") != "llama":
+        raise ValueError("its speech decoder is of another kind")
+    return tts
 
 
 def _code_decoder_config(tts: dict[str, Any]) -> LlamaConfig:
