@@ -38,7 +38,7 @@ from antiphon.audio.pcm import to_pcm16
 from antiphon.contracts import FileInfo, FileOptions
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
-from antiphon.loading.selection import HEARING
+from antiphon.loading.selection import TRANSCRIPTION_ROLES
 from antiphon.settings import load as load_settings
 
 WIRE_HZ = 24_000
@@ -225,7 +225,9 @@ async def decode_offline(models: LoadedModels, clips: Sequence[Clip]) -> dict[st
     out = {}
     for clip in clips:
         text, words = "", []
-        async for part in models.transcriber.transcribe(clip.pcm, FileOptions(language=clip.language, words=True)):
+        async for part in models.required_transcriber.transcribe(
+            clip.pcm, FileOptions(language=clip.language, word_times=True)
+        ):
             if not isinstance(part, FileInfo):
                 text += part.text
                 words += [(w.text, w.end_s) for w in part.words]
@@ -565,7 +567,7 @@ def main() -> None:
     document: dict[str, Any] = {"machine": machine(), "profile": args.profile, "data": args.data.name}
     offline: dict[str, Offline] = {}
     if sections & {"quality", "latency", "peers"}:
-        models = load(settings, store, roles=HEARING)
+        models = load(settings, store, roles=TRANSCRIPTION_ROLES)
         wanted = judged if "quality" in sections else some
         offline = asyncio.run(decode_offline(models, wanted + [c for c in some if c not in wanted]))
         models.close()

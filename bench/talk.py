@@ -498,7 +498,7 @@ async def heard(srv: Server, count: int) -> dict[str, Any]:
             await speaker.until("conversation.item.retrieved", since)
             kept = next(e["item"] for _, e in speaker.events[since:] if e["type"] == "conversation.item.retrieved")
             speaker._playing.clear()
-            said = await aligner.transcriber.align(pcm, text.split(), "en")
+            said = await aligner.required_transcriber.align(pcm, text.split(), "en")
             if said:
                 off.append(len(kept["content"][0]["transcript"].split()) - sum(w.end_s * 1000 <= cut_ms for w in said))
     aligner.close()

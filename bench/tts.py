@@ -35,7 +35,7 @@ from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
 from antiphon.contracts import FileOptions, TranscriptSegment, Urgency, VoiceOptions
 from antiphon.loading.loader import load, store_of
-from antiphon.loading.selection import HEARING, SPEAKING
+from antiphon.loading.selection import SPEECH_ROLES, TRANSCRIPTION_ROLES
 from antiphon.settings import load as load_settings
 from antiphon.text.sentences import SentenceSplitter
 
@@ -294,10 +294,10 @@ async def spoken(srv: Server, texts: list[str]) -> list[np.ndarray]:
 
 async def transcripts(paths: list[np.ndarray]) -> list[str]:
     settings = load_settings({}, os.environ)
-    models = load(settings, store_of(settings.models), roles=HEARING)
+    models = load(settings, store_of(settings.models), roles=TRANSCRIPTION_ROLES)
     out = []
     for pcm in paths:
-        parts = [s async for s in models.transcriber.transcribe(pcm, FileOptions("en"))]
+        parts = [s async for s in models.required_transcriber.transcribe(pcm, FileOptions("en"))]
         out.append(" ".join(s.text.strip() for s in parts if isinstance(s, TranscriptSegment)))
     models.close()
     return out
@@ -342,11 +342,11 @@ async def quality(srv: Server, texts: list[str]) -> dict[str, Any]:
 async def word_times(srv: Server, texts: list[str], folder: Path) -> dict[str, Any]:
     """Against PocketSphinx; and the loaded Whisper's alignment, which serves voices that do not tell."""
     settings = load_settings({}, os.environ)
-    models = load(settings, store_of(settings.models), roles=(*HEARING, *SPEAKING))
-    options = VoiceOptions(models.synthesizer.profile.voices[0], 1.0, 0)
+    models = load(settings, store_of(settings.models), roles=(*TRANSCRIPTION_ROLES, *SPEECH_ROLES))
+    options = VoiceOptions(models.required_synthesizer.profile.voices[0], 1.0, 0)
     clips, own, attended = [], [], []
     for k, text in enumerate(texts):
-        sounds = [s async for s in models.synthesizer.speak(text, options, lambda: Urgency.BULK)]
+        sounds = [s async for s in models.required_synthesizer.speak(text, options, lambda: Urgency.BULK)]
         pcm = at_16k(np.concatenate([s.pcm for s in sounds]))
         encoder = Encoder("wav", 16_000, whole=True)
         encoder.feed(pcm)
@@ -354,7 +354,7 @@ async def word_times(srv: Server, texts: list[str], folder: Path) -> dict[str, A
         path.write_bytes(encoder.finish())
         clips.append({"path": str(path), "text": text})
         own.append([w for s in sounds for w in s.words])
-        attended.append(await models.transcriber.align(pcm, text.split(), "en"))
+        attended.append(await models.required_transcriber.align(pcm, text.split(), "en"))
     models.close()
     judged = peer("pocketsphinx", {"clips": clips}, folder)
     out: dict[str, Any] = {}

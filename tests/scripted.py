@@ -94,7 +94,9 @@ class ScriptedTranscriber:
         new = [s for s in whole if s[0] not in window.prefix]
         pieces = tuple(HypothesisWord(f" w{n}", (n,), 1.0) for n, *_ in new)
         words = (
-            tuple(Word(f"w{n}", a / SAMPLE_RATE_HZ, b / SAMPLE_RATE_HZ, 1.0) for n, a, b in new) if window.words else ()
+            tuple(Word(f"w{n}", a / SAMPLE_RATE_HZ, b / SAMPLE_RATE_HZ, 1.0) for n, a, b in new)
+            if window.word_times
+            else ()
         )
         return Hypothesis(pieces, "en", 1.0, True, 4, len(pieces), words)
 

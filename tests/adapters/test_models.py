@@ -12,11 +12,11 @@ import pytest
 
 from antiphon.adapters.silero.detector import SileroDetector
 from antiphon.adapters.whisper.transcriber import SLAB_S, SLAB_SLACK_S, WhisperTranscriber, _repeats
-from antiphon.audio.quiet import slabs
+from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import FileInfo, FileOptions, TranscriptSegment, Window
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
-from antiphon.loading.selection import HEARING
+from antiphon.loading.selection import TRANSCRIPTION_ROLES
 from antiphon.settings import load as load_settings
 from antiphon.store import MODELS
 from tests.conftest import Recording
@@ -25,15 +25,15 @@ from tests.conftest import Recording
 @pytest.fixture(scope="module")
 def models() -> Iterator[LoadedModels]:
     settings = load_settings({}, os.environ)
-    loaded = load(settings, store_of(settings.models), roles=HEARING)
+    loaded = load(settings, store_of(settings.models), roles=TRANSCRIPTION_ROLES)
     yield loaded
     loaded.close()
 
 
 @pytest.fixture(scope="module")
 def whisper(models: LoadedModels) -> WhisperTranscriber:
-    assert isinstance(models.transcriber, WhisperTranscriber)
-    return models.transcriber
+    assert isinstance(models.required_transcriber, WhisperTranscriber)
+    return models.required_transcriber
 
 
 def test_a_prefix_is_continued(whisper: WhisperTranscriber, recordings: dict[str, Recording]) -> None:
@@ -51,7 +51,7 @@ def test_a_prefix_is_continued(whisper: WhisperTranscriber, recordings: dict[str
 
 def test_word_times_rise_and_lie_in_the_sound(whisper: WhisperTranscriber, recordings: dict[str, Recording]) -> None:
     pcm = recordings["jfk"].pcm
-    final = asyncio.run(whisper.decode(Window(pcm, language="en", final=True, words=True)))
+    final = asyncio.run(whisper.decode(Window(pcm, language="en", final=True, word_times=True)))
     assert [w.text for w in final.words] == [p.text.strip() for p in final.pieces]
     times = [t for w in final.words for t in (w.start_s, w.end_s)]
     assert times == sorted(times)
@@ -79,7 +79,7 @@ def test_a_batch_equals_its_windows_alone(recordings: dict[str, Recording]) -> N
     folder = store_of(settings.models).require(MODELS["whisper-base"])
     batched = WhisperTranscriber(folder, "whisper-base", workers=1, max_batch=4)
     windows = [
-        Window(recordings[i].pcm, language="en", final=True, words=True)
+        Window(recordings[i].pcm, language="en", final=True, word_times=True)
         for i in ("lj-LJ001-0008", "lj-LJ001-0002", "lj-LJ001-0013")
     ]
 
@@ -97,13 +97,13 @@ def test_a_batch_equals_its_windows_alone(recordings: dict[str, Recording]) -> N
 def test_noise_is_not_heard(whisper: WhisperTranscriber) -> None:
     sound = np.random.default_rng(0).normal(0, 0.01, 3 * 16000).astype(np.float32)
     final = asyncio.run(whisper.decode(Window(sound, language="en", final=True)))
-    assert not final.heard or not final.pieces
+    assert not final.is_speech or not final.pieces
 
 
 def test_slabs_cover_a_long_file_once() -> None:
     pcm = np.random.default_rng(0).normal(0, 0.1, 500 * 16000).astype(np.float32)
     pcm[110 * 16000 : 110 * 16000 + 3200] = 0
-    parts = list(slabs(pcm, SLAB_S, SLAB_SLACK_S))
+    parts = list(split_at_quiet(pcm, SLAB_S, SLAB_SLACK_S))
     assert parts[0].start == 0
     assert abs(parts[0].stop - 110.05 * 16000) < 3200
     assert all(a.stop == b.start for a, b in pairwise(parts))
@@ -136,7 +136,7 @@ def test_a_long_file_has_rising_times_and_all_its_words(
 def test_speech_is_told_from_noise_whatever_the_chunks_and_the_company(
     models: LoadedModels, recordings: dict[str, Recording]
 ) -> None:
-    detector = models.detector
+    detector = models.required_vad
     assert isinstance(detector, SileroDetector)
     speech, noise = recordings["lj-LJ001-0004"].pcm, recordings["esc10-002-2-101676-A"].pcm
 
@@ -163,7 +163,7 @@ def test_a_soft_voice_is_found_after_a_loud_one(models: LoadedModels, recordings
 
     async def main() -> list[float]:
         # 40 dB softer, as two recordings of one corpus are.
-        return await models.detector.open().feed(np.concatenate((speech, pause, speech * 0.01)))
+        return await models.required_vad.open().feed(np.concatenate((speech, pause, speech * 0.01)))
 
     probabilities = np.array(asyncio.run(main()))
     assert np.mean(probabilities[(len(speech) + len(pause)) // 512 :] > 0.5) > 0.6

@@ -77,7 +77,7 @@ def image(number: int = 0) -> ImagePart:
     file = io.BytesIO()
     rng = np.random.default_rng(number)
     Image.fromarray(rng.integers(0, 255, (48, 80, 3)).astype(np.uint8)).save(file, "PNG")
-    return ImagePart(file.getvalue())
+    return ImagePart(EncodedImage(file.getvalue()))
 
 
 @dataclass
@@ -115,7 +115,7 @@ class Whole:
             lengths = _get_feat_extract_output_lengths(mask.sum(-1))
             rows |= dict(zip(sounds, lengths.tolist(), strict=True))
         if images:
-            opened = [Image.open(io.BytesIO(i.image)).convert("RGB") for i in images]
+            opened = [Image.open(io.BytesIO(i.image.data)).convert("RGB") for i in images]
             out |= dict(self.look(opened, return_tensors="pt"))
             rows |= dict(zip(images, (out["image_grid_thw"].prod(-1) // 4).tolist(), strict=True))
         parts = [[p if isinstance(p, str) else self.place(p, rows[p]) for p in m.parts or (m.text,)] for m in messages]
@@ -519,7 +519,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, folder: Path) -> None:
 def test_what_is_no_image_fails_the_answer_not_the_model(model: Qwen3Omni, whole: Whole) -> None:
     async def run() -> Made:
         talk = await model.open()
-        broken = [Message("user", "", parts=(ImagePart(b"no image"), "What is it?"))]
+        broken = [Message("user", "", parts=(ImagePart(EncodedImage(b"no image")), "What is it?"))]
         with pytest.raises(RemoteProtocolError, match="image"):
             await answer(model, talk, broken, stop)
         made = await answer(model, talk, PROMPTS["text"], stop)

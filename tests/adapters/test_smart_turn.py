@@ -12,7 +12,7 @@ import pytest
 from antiphon.adapters.smart_turn.turn_detector import SmartTurn
 from antiphon.errors import ModelError
 from antiphon.loading.loader import prepare, store_of
-from antiphon.loading.selection import JUDGING, chosen
+from antiphon.loading.selection import TURN_ROLES, selected_models
 from antiphon.settings import load as load_settings
 from tests.conftest import Recording
 
@@ -21,7 +21,7 @@ PAUSE = np.zeros(3200, np.float32)
 
 def test_what_is_said_in_full_is_complete(recordings: dict[str, Recording]) -> None:
     settings = load_settings({}, os.environ)
-    (source,) = chosen(settings, JUDGING)
+    (source,) = selected_models(settings, TURN_ROLES)
     judge = SmartTurn(prepare(settings, store_of(settings.models), source), source.id)
     spoken = [r.pcm for r in recordings.values() if r.text]
     assert len(spoken) >= 9

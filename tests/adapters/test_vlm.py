@@ -134,7 +134,7 @@ def run(folder: Path, act: Any, **options: Any) -> Any:
 
 
 async def show(stream: VisionLanguageStream, number: int, at_s: float, expected: tuple[int, ...] | None = None) -> None:
-    await stream.append_frame(VideoFrame(number, at_s, picture(number)))
+    await stream.append_frame(VideoFrame(number, at_s, EncodedImage(picture(number))))
     stream.select_frames(tuple(range(number + 1)) if expected is None else expected)
 
 
@@ -382,7 +382,7 @@ def test_when_a_checkpoint_or_an_image_is_wrong_then_the_error_says_so_and_the_e
     async def act(model: VisionLanguageModel) -> None:
         stream = await model.open("")
         with pytest.raises(MediaError):
-            await stream.append_frame(VideoFrame(0, 0.0, b"nothing"))
+            await stream.append_frame(VideoFrame(0, 0.0, EncodedImage(b"nothing")))
         # The engine lives.
         await show(stream, 0, 0.0)
         assert (await ask(stream, "What?", (0,)))[1].completion_tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import SettingsError
-from antiphon.loading.selection import LocalModel, chosen, placement
+from antiphon.loading.selection import LocalModel, placement, selected_models
 from antiphon.settings import EngineOptions, ModelSettings, Settings, SpeechSettings
 
 
@@ -31,7 +31,7 @@ def test_models_run_where_they_are_put() -> None:
 @pytest.mark.parametrize("wrong", ["vad=cpu", "partner", "partner=tpu", "partner=cuda:x", "partner=cpu/int3", "=cpu"])
 def test_a_placement_that_cannot_be_is_named_at_the_start(wrong: str) -> None:
     with pytest.raises(SettingsError, match="--placement"):
-        chosen(Settings(models=ModelSettings(placement=wrong)))
+        selected_models(Settings(models=ModelSettings(placement=wrong)))
 
 
 def test_models_of_the_users_own(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_models_of_the_users_own(tmp_path: Path) -> None:
         engine=EngineOptions(partner=own, watcher=own),
         speech=SpeechSettings(synthesizer=own),
     )
-    found = {m.role: m.adapter for m in chosen(settings) if isinstance(m, LocalModel)}
+    found = {m.role: m.adapter for m in selected_models(settings) if isinstance(m, LocalModel)}
     assert found == {
         "transcriber": "qwen3_asr",
         "synthesizer": "qwen3_tts",
@@ -50,10 +50,12 @@ def test_models_of_the_users_own(tmp_path: Path) -> None:
         "watcher": "vlm",
     }
     assert [
-        m.id for m in chosen(Settings(models=ModelSettings(transcriber="whisper-tiny.en"))) if m.role == "transcriber"
+        m.id
+        for m in selected_models(Settings(models=ModelSettings(transcriber="whisper-tiny.en")))
+        if m.role == "transcriber"
     ] == ["whisper-tiny.en"]
     for wrong in (ModelSettings(transcriber="nobody"), ModelSettings(transcriber="hibari-heart")):
         with pytest.raises(SettingsError, match="--transcriber"):
-            chosen(Settings(models=wrong))
+            selected_models(Settings(models=wrong))
     with pytest.raises(SettingsError, match="--voice"):
-        chosen(Settings(speech=SpeechSettings(synthesizer=own, voices=("emma",))))
+        selected_models(Settings(speech=SpeechSettings(synthesizer=own, voices=("emma",))))

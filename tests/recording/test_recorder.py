@@ -13,7 +13,7 @@ from antiphon.cli.replay import compare
 from antiphon.errors import StoreError
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.tape import Tape, TapeEntry, turns
-from antiphon.recording.timeline import picture, write
+from antiphon.recording.timeline import render, write_timeline
 
 ANSWER: list[tuple[float, dict[str, Any]]] = [
     (1.0, {"type": "input_audio_buffer.speech_started", "item_id": "item_1", "audio_start_ms": 0}),
@@ -40,8 +40,8 @@ def test_what_is_recorded_is_read_back(tmp_path: Path) -> None:
     box.event_in('{"type": "session.update"}')
     box.event_in('{"type": "input_audio_buffer.append", "audio": "AAAA"}')
     box.event_in("{not json")
-    heard = box.sound_in(np.array([0.1, -0.5, 2.0], np.float32))
-    box.sound_out("item_1", np.zeros(7, np.float32), 24_000)
+    heard = box.audio_in(np.array([0.1, -0.5, 2.0], np.float32))
+    box.audio_out("item_1", np.zeros(7, np.float32), 24_000)
     box.event_out('{"type": "response.output_audio.delta", "delta": "AAAA"}')
     box.event_out('{"type": "error", "error": {"message": "no"}}')
     box.close()
@@ -51,8 +51,8 @@ def test_what_is_recorded_is_read_back(tmp_path: Path) -> None:
     # That there was an append may be what said which dialect it was.
     assert tape.entries[1].value == {"type": "input_audio_buffer.append", "audio": ""}
     assert tape.entries[3].value == [0, 3]
-    assert np.array_equal(tape.heard, heard)
-    assert (len(tape.said), tape.said_hz) == (7, 24_000)
+    assert np.array_equal(tape.input_pcm, heard)
+    assert (len(tape.output_pcm), tape.output_hz) == (7, 24_000)
     assert "AAAA" not in (box.folder / "events.jsonl").read_text()
 
 
@@ -79,7 +79,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_session(tmp_path: Path) -> N
     box = record(tmp_path)
     box._in.close()
     box._in = Full()  # type: ignore[assignment]
-    assert len(box.sound_in(np.zeros(320, np.float32))) == 320
+    assert len(box.audio_in(np.zeros(320, np.float32))) == 320
     box.event_out('{"type": "x"}')
     box.close()
     assert (box.folder / "events.jsonl").read_text() == ""
@@ -87,7 +87,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_session(tmp_path: Path) -> N
 
 def test_a_killed_recording_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     box = record(tmp_path)
-    box.sound_in(np.zeros(320, np.float32))
+    box.audio_in(np.zeros(320, np.float32))
     with (box.folder / "events.jsonl").open("a") as file:
         file.write('{"t": 1.0, "in": {"ty')
     assert [e.kind for e in Tape.read(box.folder).entries] == ["sound"]
@@ -146,14 +146,14 @@ def test_only_what_matters_is_a_difference(capsys: pytest.CaptureFixture[str]) -
 
 def test_the_picture_holds_everything_and_nothing_from_elsewhere(tmp_path: Path) -> None:
     box = record(tmp_path)
-    box.sound_in(np.full(3200, 0.3, np.float32))
+    box.audio_in(np.full(3200, 0.3, np.float32))
     for _, event in ANSWER:
         box.event_out(json.dumps(event))
     box.event_out('{"type": "conversation.item.truncated", "item_id": "item_2", "audio_end_ms": 750}')
     box.close()
-    write(box.folder, tmp_path / "t.html")
+    write_timeline(box.folder, tmp_path / "t.html")
     page = (tmp_path / "t.html").read_text()
-    assert page == picture(Tape.read(box.folder))
+    assert page == render(Tape.read(box.folder))
     assert "Hello &lt;b&gt;." in page
     assert "cut at 750 ms" in page
     assert "http" not in page

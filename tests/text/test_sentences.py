@@ -83,7 +83,7 @@ def test_the_splitter_starts_anew_after_a_flush_and_a_clear() -> None:
     splitter = SentenceSplitter()
     assert splitter.feed("Half a sent") == []
     splitter.clear()
-    assert splitter.pending == 0
+    assert splitter.num_pending == 0
     assert splitter.feed("Whole. ") + splitter.flush() == ["Whole."]
     assert splitter.flush() == []
 
@@ -91,13 +91,13 @@ def test_the_splitter_starts_anew_after_a_flush_and_a_clear() -> None:
 def test_words_are_taken_whole_and_only_where_no_mark_is_undecided() -> None:
     splitter = SentenceSplitter("clause")
     assert splitter.feed("One two thr") == []
-    assert splitter.words(3, 1) == ""
+    assert splitter.cut_words(3, 1) == ""
     splitter.feed("ee ")
-    assert splitter.words(4, 1) == ""
-    assert splitter.words(3, 100) == ""
-    assert splitter.words(3, 1) == "One two three"
+    assert splitter.cut_words(4, 1) == ""
+    assert splitter.cut_words(3, 100) == ""
+    assert splitter.cut_words(3, 1) == "One two three"
     assert splitter.feed("Dr. No. ") == []
-    assert splitter.words(2, 1) == ""
+    assert splitter.cut_words(2, 1) == ""
     assert splitter.feed("x, y") == ["Dr. No.", "x,"]
     assert splitter.flush() == ["y"]
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.turns.echo import FRAME, EchoGuard
+from antiphon.turns.echo import FRAME_SAMPLES, EchoGuard
 from tests.conftest import Recording
 
 SECONDS = 8.0
@@ -35,11 +35,11 @@ def judged(sent: Pcm, heard: Pcm, guard: EchoGuard | None = None, begin_s: float
     chance = np.random.default_rng(99)
     heard = heard + chance.normal(size=len(heard)).astype(np.float32) * 10 ** (-70 / 20)
     begin, gone, left = int(begin_s * SAMPLE_RATE_HZ), 0, []
-    for at in range(0, len(heard) - FRAME, FRAME):
+    for at in range(0, len(heard) - FRAME_SAMPLES, FRAME_SAMPLES):
         while at >= begin and gone < min(len(sent), (at - begin) * 3 + 8000):
-            guard.played(sent[gone : gone + 4000], at)
+            guard.add_reference(sent[gone : gone + 4000], at)
             gone += 4000
-        left += guard.judge(heard[None, at : at + FRAME], loud(heard[at : at + FRAME]), at)
+        left += guard.judge(heard[None, at : at + FRAME_SAMPLES], loud(heard[at : at + FRAME_SAMPLES]), at)
     return np.array(left) >= 0.5, guard
 
 
@@ -56,7 +56,7 @@ def delayed(sent: Pcm, delay_s: float, gain_db: float, begin_s: float = 1.0) -> 
 
 
 def frames(from_s: float, to_s: float) -> slice:
-    return slice(int(from_s * SAMPLE_RATE_HZ / FRAME), int(to_s * SAMPLE_RATE_HZ / FRAME))
+    return slice(int(from_s * SAMPLE_RATE_HZ / FRAME_SAMPLES), int(to_s * SAMPLE_RATE_HZ / FRAME_SAMPLES))
 
 
 @pytest.mark.parametrize("delay_s", [0.03, 0.06, 0.25, 0.9])
@@ -65,8 +65,8 @@ def test_what_was_sent_is_no_speech_when_it_comes_back(delay_s: float, gain_db: 
     sent = babble(1)
     left, guard = judged(sent, delayed(sent, delay_s, gain_db))
     assert not left[frames(1.2 + delay_s, 1.0 + delay_s + SECONDS)].any()
-    assert guard.delay is not None
-    assert guard.delay * 8 / 1000 == pytest.approx(delay_s, abs=0.05)
+    assert guard.delay_hops is not None
+    assert guard.delay_hops * 8 / 1000 == pytest.approx(delay_s, abs=0.05)
 
 
 def test_another_voice_over_the_echo_is_heard(recordings: dict[str, Recording]) -> None:
@@ -86,20 +86,20 @@ def test_with_headphones_another_voice_waits_a_third_of_a_second_once_and_then_n
     heard[3 * SAMPLE_RATE_HZ : 6 * SAMPLE_RATE_HZ] = other
     guard = EchoGuard()
     left = []
-    for at in range(0, len(heard) - FRAME, FRAME):
-        if at == 2 * FRAME:
-            guard.played(sent, at)
-        frame = heard[at : at + FRAME]
+    for at in range(0, len(heard) - FRAME_SAMPLES, FRAME_SAMPLES):
+        if at == 2 * FRAME_SAMPLES:
+            guard.add_reference(sent, at)
+        frame = heard[at : at + FRAME_SAMPLES]
         left += guard.judge(frame[None], loud(frame), at)
     spoken = np.array(left)[frames(3.0, 6.0)] >= 0.5
     assert spoken[25:].mean() > 0.5
 
 
 def test_silence_and_sound_without_a_reference_pass_untouched() -> None:
-    guard, sound = EchoGuard(), babble(4)[: 200 * FRAME].reshape(-1, FRAME)
+    guard, sound = EchoGuard(), babble(4)[: 200 * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
     given = [0.9, 0.1] * 100
     assert guard.judge(sound, given, 0) == given
-    assert guard.delay is None
+    assert guard.delay_hops is None
 
 
 def test_what_was_silenced_does_not_stand_for_the_next_voice() -> None:
@@ -111,12 +111,12 @@ def test_what_was_silenced_does_not_stand_for_the_next_voice() -> None:
     heard[6 * SAMPLE_RATE_HZ : 8 * SAMPLE_RATE_HZ] = other
     guard = EchoGuard()
     left = []
-    for at in range(0, len(heard) - FRAME, FRAME):
-        if SAMPLE_RATE_HZ <= at < SAMPLE_RATE_HZ + FRAME:
-            guard.played(sent, at)
-        if 5 * SAMPLE_RATE_HZ <= at < 5 * SAMPLE_RATE_HZ + FRAME:
-            guard.silenced(at)
-        frame = heard[at : at + FRAME]
+    for at in range(0, len(heard) - FRAME_SAMPLES, FRAME_SAMPLES):
+        if SAMPLE_RATE_HZ <= at < SAMPLE_RATE_HZ + FRAME_SAMPLES:
+            guard.add_reference(sent, at)
+        if 5 * SAMPLE_RATE_HZ <= at < 5 * SAMPLE_RATE_HZ + FRAME_SAMPLES:
+            guard.cut_reference(at)
+        frame = heard[at : at + FRAME_SAMPLES]
         left += guard.judge(frame[None], loud(frame), at)
     spoken = np.array(left)[frames(6.0, 8.0)] >= 0.5
     assert spoken[:20].any()
@@ -128,8 +128,8 @@ def test_hours_of_answers_hold_no_more() -> None:
     sent = babble(1, 2.0)
     sizes = []
     for k in range(200):
-        guard.played(sent, k * 4 * SAMPLE_RATE_HZ)
-        for at in range(k * 4 * SAMPLE_RATE_HZ, (k + 1) * 4 * SAMPLE_RATE_HZ, 40 * FRAME):
-            guard.judge(np.zeros((1, FRAME), np.float32), [0.0], at)
+        guard.add_reference(sent, k * 4 * SAMPLE_RATE_HZ)
+        for at in range(k * 4 * SAMPLE_RATE_HZ, (k + 1) * 4 * SAMPLE_RATE_HZ, 40 * FRAME_SAMPLES):
+            guard.judge(np.zeros((1, FRAME_SAMPLES), np.float32), [0.0], at)
         sizes.append(len(guard._levels) + len(guard._heard))
     assert max(sizes[100:]) <= max(sizes[:100])

@@ -38,7 +38,7 @@ def about(outputs: list[TranscriptionEvent]) -> list[TranscriptionEvent]:
 
 def whole(*outputs: TranscriptionEvent, overlaps: bool = True) -> list[TranscriptionEvent]:
     overlap = OverlapDecider()
-    return [t for o in outputs for t in overlap.take(o, overlaps=overlaps)]
+    return [t for o in outputs for t in overlap.feed(o, overlaps=overlaps)]
 
 
 def told(*outputs: TranscriptionEvent, overlaps: bool = True) -> list[TranscriptionEvent]:
@@ -80,17 +80,17 @@ def test_who_begins_again_takes_the_floor() -> None:
 def test_after_one_was_held_the_next_is_decided_anew() -> None:
     overlap = OverlapDecider()
     for output in (START, STOP, COMMIT, done("Yeah.")):
-        assert speech(overlap.take(output, overlaps=True)) == []
-    assert overlap.held is None
-    assert overlap.take(SpeechStarted(1, 0), overlaps=False) == [SpeechStarted(1, 0)]
+        assert speech(overlap.feed(output, overlaps=True)) == []
+    assert overlap.undecided_turn is None
+    assert overlap.feed(SpeechStarted(1, 0), overlaps=False) == [SpeechStarted(1, 0)]
 
 
 def test_what_belongs_to_another_turn_is_told_at_once() -> None:
     overlap = OverlapDecider()
-    overlap.take(SpeechStarted(1, 0), overlaps=True)
+    overlap.feed(SpeechStarted(1, 0), overlaps=True)
     for output in (done("Yeah."), done("A question."), TranscriptFailed(0, "no")):
-        assert overlap.take(output, overlaps=True) == [output]
-    assert overlap.held == 1
+        assert overlap.feed(output, overlaps=True) == [output]
+    assert overlap.undecided_turn == 1
 
 
 def test_without_an_answer_nothing_is_held() -> None:
@@ -99,12 +99,12 @@ def test_without_an_answer_nothing_is_held() -> None:
 
 def test_what_goes_on_is_released_and_what_is_cleared_is_gone() -> None:
     overlap = OverlapDecider()
-    overlap.take(START, overlaps=True)
-    assert speech(overlap.release()) == [START]
-    assert overlap.take(STOP, overlaps=True) == [STOP]
-    overlap.take(SpeechStarted(1, 0), overlaps=True)
-    assert overlap.take(TurnCleared(), overlaps=True) == [OverlapDecided(1, False, "cleared"), TurnCleared()]
-    assert overlap.held is None
+    overlap.feed(START, overlaps=True)
+    assert speech(overlap.take_floor()) == [START]
+    assert overlap.feed(STOP, overlaps=True) == [STOP]
+    overlap.feed(SpeechStarted(1, 0), overlaps=True)
+    assert overlap.feed(TurnCleared(), overlaps=True) == [OverlapDecided(1, False, "cleared"), TurnCleared()]
+    assert overlap.undecided_turn is None
 
 
 def test_a_client_that_ducks_is_told_of_each_overlap_and_what_became_of_it() -> None:
@@ -117,43 +117,43 @@ def test_a_client_that_ducks_is_told_of_each_overlap_and_what_became_of_it() -> 
 
 def test_in_time_it_is_decided_by_whether_it_goes_on() -> None:
     overlap = OverlapDecider()
-    overlap.take(START, overlaps=True)
-    assert overlap.late(speaking=True)[0] == OverlapDecided(0, True, "speech_goes_on")
-    assert overlap.held is None
+    overlap.feed(START, overlaps=True)
+    assert overlap.decide(speaking=True)[0] == OverlapDecided(0, True, "speech_goes_on")
+    assert overlap.undecided_turn is None
     # "Yeah, yeah, y..." may go on.
-    overlap.take(START, overlaps=True)
-    overlap.take(TranscriptPartial(0, "Yeah, yeah"), overlaps=True)
-    assert overlap.late(speaking=True) == []
-    assert overlap.held == 0
+    overlap.feed(START, overlaps=True)
+    overlap.feed(TranscriptPartial(0, "Yeah, yeah"), overlaps=True)
+    assert overlap.decide(speaking=True) == []
+    assert overlap.undecided_turn == 0
 
 
 def test_what_was_short_is_let_go_and_its_words_may_still_take_the_floor() -> None:
     overlap = OverlapDecider()
-    overlap.take(START, overlaps=True)
-    overlap.take(STOP, overlaps=True)
-    assert overlap.late(speaking=False) == [OverlapDecided(0, False, "short_ack")]
-    assert overlap.late(speaking=False) == []
-    assert overlap.take(TranscriptGuessed(0, "Stop!"), overlaps=True)[:2] == [OverlapDecided(0, True, "words"), START]
+    overlap.feed(START, overlaps=True)
+    overlap.feed(STOP, overlaps=True)
+    assert overlap.decide(speaking=False) == [OverlapDecided(0, False, "short_ack")]
+    assert overlap.decide(speaking=False) == []
+    assert overlap.feed(TranscriptGuessed(0, "Stop!"), overlaps=True)[:2] == [OverlapDecided(0, True, "words"), START]
     # And what was let go is not told of again where its words are an acknowledgement's.
-    overlap.take(START, overlaps=True)
-    overlap.late(speaking=False)
-    assert overlap.take(done("Yeah."), overlaps=True) == []
+    overlap.feed(START, overlaps=True)
+    overlap.decide(speaking=False)
+    assert overlap.feed(done("Yeah."), overlaps=True) == []
 
 
 def test_what_the_client_dismisses_takes_no_floor_whatever_it_says() -> None:
     overlap = OverlapDecider()
     assert overlap.dismiss("client") == []
-    overlap.take(START, overlaps=True)
+    overlap.feed(START, overlaps=True)
     assert overlap.dismiss("client") == [OverlapDecided(0, False, "client")]
     assert overlap.dismiss("client") == []
-    assert overlap.release() == []
+    assert overlap.take_floor() == []
     for output in (TranscriptPartial(0, "Stop that"), STOP, COMMIT):
-        assert overlap.take(output, overlaps=True) == []
+        assert overlap.feed(output, overlaps=True) == []
     # Another turn begins before the words of the first are known: it is one of its own, and they are nothing.
-    assert overlap.take(SpeechStarted(1, 900), overlaps=True) == [OverlapStarted(1)]
-    assert overlap.take(done("Stop that."), overlaps=True) == []
-    assert overlap.held == 1
-    assert overlap.take(TranscriptPartial(1, "Wait"), overlaps=True)[0] == OverlapDecided(1, True, "words")
+    assert overlap.feed(SpeechStarted(1, 900), overlaps=True) == [OverlapStarted(1)]
+    assert overlap.feed(done("Stop that."), overlaps=True) == []
+    assert overlap.undecided_turn == 1
+    assert overlap.feed(TranscriptPartial(1, "Wait"), overlaps=True)[0] == OverlapDecided(1, True, "words")
 
 
 @pytest.mark.parametrize("text", ["", "Mm-hmm.", "Yeah, yeah.", "Okay.", "I see.", "Of course!", "Uh-huh", "Right, right.", "Ja, genau.", "Got it."])  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from antiphon.vision.frame_filters import BlockFilter, EvsFilter, sample, thumbnail
-from antiphon.vision.scene import look
+from antiphon.vision.frame_filters import BlockFilter, EvsFilter, sample_frames, thumbnail
+from antiphon.vision.scene import describe
 
 
 def scene(ball: tuple[int, int] | None = None, *, light: int = 0, seed: int = 0) -> np.ndarray:
@@ -63,19 +63,19 @@ def test_likeness_is_the_specified_one() -> None:
     [(3, 4, [0, 1, 2]), (4, 4, [0, 1, 2, 3]), (10, 4, [0, 2, 4, 9]), (50, 4, [0, 12, 24, 49]), (9, 1, [8]), (5, 4, [0, 1, 2, 4])],
 )  # fmt: skip
 def test_sampling(count: int, most: int, chosen: list[int]) -> None:
-    assert sample(count, most) == chosen
+    assert sample_frames(count, most) == chosen
 
 
 def test_what_is_said_of_a_frame() -> None:
-    dark, thumb = look(np.full((90, 120, 3), (20, 20, 30), np.uint8), None)
-    assert (dark.light, dark.moves, dark.colours, dark.new_scene) == ("dark", "still", ("black",), False)
+    dark, thumb = describe(np.full((90, 120, 3), (20, 20, 30), np.uint8), None)
+    assert (dark.light_level, dark.motion_level, dark.colours, dark.new_scene) == ("dark", "still", ("black",), False)
     half = np.full((90, 120, 3), (40, 70, 200), np.uint8)
     half[:, 60:] = (240, 240, 240)
-    bright, _ = look(half, thumb)
+    bright, _ = describe(half, thumb)
     assert set(bright.colours) == {"blue", "white"}
     assert bright.new_scene
-    assert bright.moves == "much motion"
-    assert look(half, thumbnail(half))[0].moves == "still"
+    assert bright.motion_level == "much motion"
+    assert describe(half, thumbnail(half))[0].motion_level == "still"
 
 
 @pytest.mark.parametrize(
@@ -85,4 +85,4 @@ def test_what_is_said_of_a_frame() -> None:
      ((110, 75, 45), "brown")],
 )  # fmt: skip
 def test_colours_by_name(rgb: tuple[int, int, int], name: str) -> None:
-    assert look(np.full((30, 30, 3), rgb, np.uint8), None)[0].colours == (name,)
+    assert describe(np.full((30, 30, 3), rgb, np.uint8), None)[0].colours == (name,)

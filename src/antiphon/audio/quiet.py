@@ -9,7 +9,7 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
 
-def slabs(pcm: Pcm, length_s: float, slack_s: float) -> Iterator[slice]:
+def split_at_quiet(pcm: Pcm, length_s: float, slack_s: float) -> Iterator[slice]:
     """Parts of at most `length_s`, each cut at the quietest tenth of a second of its last `slack_s`."""
     start, tenth = 0, SAMPLE_RATE_HZ // 10
     length, slack = int(length_s * SAMPLE_RATE_HZ), int(slack_s * SAMPLE_RATE_HZ)
@@ -22,7 +22,7 @@ def slabs(pcm: Pcm, length_s: float, slack_s: float) -> Iterator[slice]:
     yield slice(start, len(pcm))
 
 
-def quietest(pcm: Pcm, near_s: float) -> float:
+def quietest_near(pcm: Pcm, near_s: float) -> float:
     """The middle of the quietest tenth of a second within a second of a place, in seconds: where a window is cut if nobody knows where its words lie."""
     tenth = SAMPLE_RATE_HZ // 10
     first = max(0, int((near_s - 1.0) * SAMPLE_RATE_HZ))

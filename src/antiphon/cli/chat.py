@@ -11,17 +11,17 @@ import anyio.to_thread
 from antiphon.contracts import LanguageModel, LanguageStream, Message, ReplyDone, ReplyOptions, TextDelta
 from antiphon.errors import SettingsError
 from antiphon.loading.loader import load, store_of
-from antiphon.loading.selection import TALKING
+from antiphon.loading.selection import LANGUAGE_ROLES
 from antiphon.settings import Settings
 
 
 async def chat(settings: Settings, system: str, max_tokens: int | None, temperature: float | None) -> None:
     """Until the input ends. Raises SettingsError where no language model is to be loaded, StoreError, ModelError."""
-    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, TALKING)
-    if models.language is None:
+    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, LANGUAGE_ROLES)
+    if models.language_model is None:
         raise SettingsError("--language-model none: there is nobody to talk to")
     try:
-        await _converse(models.language, system, ReplyOptions(max_tokens=max_tokens, temperature=temperature))
+        await _converse(models.language_model, system, ReplyOptions(max_tokens=max_tokens, temperature=temperature))
     finally:
         models.close()
 

@@ -27,7 +27,7 @@ from antiphon.contracts import (
 )
 from antiphon.errors import AntiphonError
 from antiphon.loading.loader import load, num_workers, store_of
-from antiphon.loading.selection import LocalModel, chosen
+from antiphon.loading.selection import LocalModel, selected_models
 from antiphon.settings import Settings
 
 PACKAGES = (
@@ -64,7 +64,7 @@ async def report(settings: Settings) -> int:
     store = store_of(settings.models)
     print(f"models in {store.home}, profile {settings.models.profile}")
     missing = False
-    for model in chosen(settings):
+    for model in selected_models(settings):
         gaps = () if isinstance(model, LocalModel) else store.missing(model)
         missing = missing or bool(gaps)
         print(f"  {model.id:28} {'missing: ' + ', '.join(f.name for f in gaps) if gaps else 'here, verified'}")
@@ -95,7 +95,7 @@ async def _speed(settings: Settings) -> None:
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models))
     print(f"  loaded in        {time.perf_counter() - started:.1f} s")
     try:
-        hearing = models.transcriber.open()
+        hearing = models.required_transcriber.open()
         sound = np.random.default_rng(0).normal(0, 0.05, 5 * SAMPLE_RATE_HZ).astype(np.float32)
         for label, final in (("partial, 5 s", False), ("final, 5 s", True)):
             times = []
@@ -104,14 +104,14 @@ async def _speed(settings: Settings) -> None:
                 await hearing.decode(Window(sound, language="en", final=final))
                 times.append(time.perf_counter() - started)
             print(f"  {label:16} {sorted(times)[TRIALS // 2] * 1000:.0f} ms (median of {TRIALS})")
-        stream = models.detector.open()
+        stream = models.required_vad.open()
         started = time.perf_counter()
         frames = await stream.feed(sound)
         print(f"  speech detection {(time.perf_counter() - started) / len(frames) * 1e6:.0f} µs a frame of 32 ms")
-        if models.language:
-            await _answers(models.language)
-        if models.speaks:
-            await _speaks(models.speaks)
+        if models.language_model:
+            await _answers(models.language_model)
+        if models.synthesizer:
+            await _speaks(models.synthesizer)
     finally:
         models.close()
 

@@ -190,10 +190,10 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
 
 def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None) -> None:
     from antiphon.loading.loader import prepare, store_of
-    from antiphon.loading.selection import EVERYTHING, LocalModel, chosen
+    from antiphon.loading.selection import ALL_ROLES, LocalModel, selected_models
 
     store = store_of(settings.models)
-    wanted = chosen(settings, EVERYTHING if roles is None else roles)
+    wanted = selected_models(settings, ALL_ROLES if roles is None else roles)
     missing = [m for m in wanted if not isinstance(m, LocalModel) and store.missing(m)]
     if missing:
         _download(store, missing)
@@ -221,13 +221,13 @@ def _download(store: Store, missing: Sequence[Model]) -> None:
 
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.loading.loader import prepare, store_of
-    from antiphon.loading.selection import chosen
+    from antiphon.loading.selection import selected_models
     from antiphon.store.registry import MODELS, PROFILES
 
     store = store_of(settings.models)
     if not args.list:
         _fetch(settings)
-        for wanted in chosen(settings):
+        for wanted in selected_models(settings):
             print(f"{wanted.id:28} {prepare(settings, store, wanted)}")
         return 0
     for model in MODELS.values():
@@ -241,9 +241,9 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
 
 def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.transcribe import OutputStyle, transcribe_file
-    from antiphon.loading.selection import HEARING
+    from antiphon.loading.selection import TRANSCRIPTION_ROLES
 
-    _fetch(settings, HEARING)
+    _fetch(settings, TRANSCRIPTION_ROLES)
     style = OutputStyle.JSON if args.json else OutputStyle.SRT if args.srt else OutputStyle.TEXT
     anyio.run(transcribe_file, settings, args.file, args.language, args.prompt, style)
     return 0
@@ -251,9 +251,9 @@ def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
 
 def _say(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.say import SayRequest, say
-    from antiphon.loading.selection import SPEAKING
+    from antiphon.loading.selection import SPEECH_ROLES
 
-    _fetch(settings, SPEAKING)
+    _fetch(settings, SPEECH_ROLES)
     request = SayRequest(args.text, args.output, args.play, args.speak_as, args.speed, args.seed, args.words)
     anyio.run(say, settings, request)
     return 0
@@ -261,20 +261,20 @@ def _say(settings: Settings, args: argparse.Namespace) -> int:
 
 def _watch(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.watch import WatchRequest, watch
-    from antiphon.loading.selection import TALKING
+    from antiphon.loading.selection import LANGUAGE_ROLES
 
     if args.fps <= 0:
         raise SettingsError("--fps: above 0")
-    _fetch(settings, (*TALKING, "transcriber"))
+    _fetch(settings, (*LANGUAGE_ROLES, "transcriber"))
     anyio.run(watch, settings, WatchRequest(args.source, tuple(args.ask), args.fps, args.seconds))
     return 0
 
 
 def _chat(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.chat import chat
-    from antiphon.loading.selection import TALKING
+    from antiphon.loading.selection import LANGUAGE_ROLES
 
-    _fetch(settings, TALKING)
+    _fetch(settings, LANGUAGE_ROLES)
     anyio.run(chat, settings, args.system, args.max_tokens, args.temperature)
     return 0
 
@@ -286,10 +286,10 @@ def _replay(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _timeline(_: Settings, args: argparse.Namespace) -> int:
-    from antiphon.recording.timeline import write
+    from antiphon.recording.timeline import write_timeline
 
     target = args.output or args.folder / "timeline.html"
-    write(args.folder, target)
+    write_timeline(args.folder, target)
     print(target)
     return 0
 

@@ -55,12 +55,12 @@ class _RecordedClient:
             if entry.kind == "out":
                 _ids(entry.value, self._old_ids)
                 continue
-            await anyio.sleep(max(0.0, self.begun_s + entry.t - time.monotonic()))
+            await anyio.sleep(max(0.0, self.begun_s + entry.at_s - time.monotonic()))
             if entry.kind == "sound":
                 start, count = entry.value
-                return AppendAudio(self.tape.heard[start : start + count])
+                return AppendAudio(self.tape.input_pcm[start : start + count])
             return self._translated(json.dumps(entry.value))
-        await anyio.sleep(max(0.0, self.begun_s + self.tape.seconds + TAIL_S - time.monotonic()))
+        await anyio.sleep(max(0.0, self.begun_s + self.tape.duration_s + TAIL_S - time.monotonic()))
         return None
 
     async def send(self, frame: str) -> None:
@@ -68,7 +68,7 @@ class _RecordedClient:
         _ids(event, self._new_ids)
         self.out.append(TapeEntry(time.monotonic() - self.begun_s, "out", event))
         if event.get("type") == "response.output_audio.delta":
-            self.out[-1] = TapeEntry(self.out[-1].t, "out", {"type": "sound"})
+            self.out[-1] = TapeEntry(self.out[-1].at_s, "out", {"type": "sound"})
 
     async def close(self, code: int, reason: str) -> None:
         return
@@ -108,7 +108,7 @@ async def replay(settings: Settings, folder: Path) -> int:
         wire = connection_for(state, opening)
         wire.open()
         player = _RecordedClient(tape)
-        print(f"playing {tape.seconds:.1f} s of {folder.name} …", file=sys.stderr)
+        print(f"playing {tape.duration_s:.1f} s of {folder.name} …", file=sys.stderr)
         await LiveRealtime(state, "", wire, player).run()
     finally:
         models.close()

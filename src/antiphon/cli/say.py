@@ -22,7 +22,7 @@ from antiphon.contracts import Synthesizer
 from antiphon.errors import RemoteProtocolError, SettingsError
 from antiphon.events.speech import SpeechConfig
 from antiphon.loading.loader import load, store_of
-from antiphon.loading.selection import SPEAKING
+from antiphon.loading.selection import SPEECH_ROLES
 from antiphon.sessions.speech.render import ListenerBuffer, speak
 from antiphon.settings import Settings
 from antiphon.text.sentences import SentenceSplitter
@@ -55,18 +55,18 @@ class SayRequest:
 
 async def say(settings: Settings, request: SayRequest) -> None:
     """Until all is said. Raises SettingsError for a voice or format that is not there, StoreError, ModelError."""
-    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, SPEAKING)
+    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, SPEECH_ROLES)
     try:
-        if models.speaks is None:
+        if models.synthesizer is None:
             raise SettingsError("--synthesizer none: there is nobody to speak")
-        profile = models.speaks.profile
+        profile = models.synthesizer.profile
         if request.voice and request.voice not in profile.voices:
             raise SettingsError(f"--speak-as {request.voice}: there are {', '.join(profile.voices)}")
         if not 0.25 <= request.speed <= 4.0:
             raise SettingsError("--speed: from 0.25 to 4")
         sink = _sink(request, profile.sample_rate_hz)
         try:
-            await _say(models.speaks, request, sink)
+            await _say(models.synthesizer, request, sink)
         finally:
             await anyio.to_thread.run_sync(sink.close)
     finally:
@@ -74,7 +74,9 @@ async def say(settings: Settings, request: SayRequest) -> None:
 
 
 async def _say(synthesizer: Synthesizer, request: SayRequest, sink: _Sink) -> None:
-    config = SpeechConfig(request.voice, "none", "pcm", request.speed, request.seed, stream=True, words=request.words)
+    config = SpeechConfig(
+        request.voice, "none", "pcm", request.speed, request.seed, stream=True, word_times=request.words
+    )
     playback, at_s = ListenerBuffer(), 0.0
     async for unit in _units(request.text):
         begins_s = at_s

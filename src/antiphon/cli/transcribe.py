@@ -26,7 +26,7 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.loading.loader import load, store_of
-from antiphon.loading.selection import HEARING
+from antiphon.loading.selection import TRANSCRIPTION_ROLES
 from antiphon.protocols.rest.transcriptions import srt
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
@@ -114,16 +114,16 @@ async def transcribe_file(settings: Settings, file: str, language: str | None, p
     first = await anyio.to_thread.run_sync(next, chunks, None)
     if first is None:
         raise MediaError("the file holds no sound")
-    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, HEARING)
+    models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, TRANSCRIPTION_ROLES)
     printer = _TranscriptPrinter(style, live=style is OutputStyle.TEXT and sys.stderr.isatty())
     inbox = Inbox(BACKLOG_S)
     config = TranscriptionConfig(
         language=language,
         prompt=prompt,
-        turn=ServerVad(silence_duration_ms=SILENCE_MS),
-        words=style is not OutputStyle.TEXT,
+        vad=ServerVad(silence_duration_ms=SILENCE_MS),
+        word_times=style is not OutputStyle.TEXT,
     )
-    session = TranscriptionSession(config, models.transcriber, models.detector, inbox, printer.emit)
+    session = TranscriptionSession(config, models.required_transcriber, models.required_vad, inbox, printer.emit)
     try:
         async with anyio.create_task_group() as group:
             group.start_soon(_feed, inbox, first, chunks)

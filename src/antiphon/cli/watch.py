@@ -25,7 +25,7 @@ from antiphon.events.video import (
     VideoFailed,
 )
 from antiphon.loading.loader import load, store_of
-from antiphon.loading.selection import SEEING, TALKING
+from antiphon.loading.selection import LANGUAGE_ROLES, VIDEO_ROLES
 from antiphon.sessions.video.session import VideoSession
 from antiphon.settings import Settings
 
@@ -55,15 +55,15 @@ async def watch(settings: Settings, request: WatchRequest) -> None:
 
 async def _watch(settings: Settings, request: WatchRequest) -> None:
     models = await anyio.to_thread.run_sync(
-        load, settings, store_of(settings.models), None, (*TALKING, *SEEING, "transcriber")
+        load, settings, store_of(settings.models), None, (*LANGUAGE_ROLES, *VIDEO_ROLES, "transcriber")
     )
     try:
-        watcher = models.watcher
+        watcher = models.video_model
         if watcher is None:
             raise MediaError("--language-model none: there is nobody to answer")
         told = _AnswerPrinter()
         session = VideoSession(
-            VideoConfig(speaks=False, max_frames=256, filter="blocks"), watcher, told.emit, new_id=lambda p: p
+            VideoConfig(audio_output=False, max_frames=256, filter="blocks"), watcher, told.emit, new_id=lambda p: p
         )
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)

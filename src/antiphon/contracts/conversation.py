@@ -22,7 +22,7 @@ class ConversationProfile:
     id: str
     sample_rate_hz: int
     voices: tuple[str, ...]
-    takes_media: bool = False
+    accepts_media: bool = False
 
 
 @dataclass(frozen=True, slots=True)

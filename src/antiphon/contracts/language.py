@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from antiphon.audio import Pcm
 from antiphon.events.tools import Tool, ToolCall
+from antiphon.vision.images import EncodedImage
 
 MessageRole = Literal["system", "user", "assistant", "tool"]
 
@@ -23,7 +24,7 @@ class AudioPart:
 class ImagePart:
     """An encoded image in a message, the same only as itself."""
 
-    image: bytes
+    image: EncodedImage
 
 
 MediaPart = AudioPart | ImagePart
@@ -167,7 +168,7 @@ class LanguageModel(Protocol):
 class ImageReader(Protocol):
     """Reads the text on images, shared by all sessions."""
 
-    async def read(self, image: bytes) -> tuple[str, ...]:
+    async def read(self, image: EncodedImage) -> tuple[str, ...]:
         """The lines of text on an encoded image, from the top; empty where there is none.
 
         Raises MediaError for what is no image, Refused, ModelError.

@@ -35,8 +35,8 @@ class NativeOptions:
 
     instructions: str = ""
     voice: str | None = None
-    reference: Pcm | None = None
-    listens_first: int | None = None
+    voice_reference: Pcm | None = None
+    listen_only_units: int | None = None
     temperature: float | None = None
     seed: int | None = None
 

@@ -35,8 +35,8 @@ class SynthesizerProfile:
     languages: tuple[str, ...]
     speeds: tuple[float, float]
     word_times: bool
-    clones: bool = False
-    instructed: bool = False
+    clones_voices: bool = False
+    follows_instructions: bool = False
     streams_text: bool = False
     tasks: tuple[str, ...] = ("CustomVoice",)
 

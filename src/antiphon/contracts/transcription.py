@@ -41,15 +41,15 @@ class TranscriberProfile:
     settle_s: float
     context_pause_s: float
     pause_s: float
-    long_s: float
+    long_window_s: float
     long_pause_s: float
     max_window_s: float
     context_tokens: int
     max_tokens: int
     max_prefix_tokens: int
     translates: bool = True
-    binds_final: bool = False
-    places_words: bool = True
+    final_keeps_prefix: bool = False
+    aligns_words: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,9 @@ class Window:
     prompt: str = ""
     language: str | None = None
     final: bool = False
-    words: bool = False
+    word_times: bool = False
     max_tokens: int | None = None
-    start: int = 0
+    start_sample: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Hypothesis:
     pieces: tuple[HypothesisWord, ...]
     language: str
     language_probability: float
-    heard: bool
+    is_speech: bool
     prompt_tokens: int
     completion_tokens: int
     words: tuple[Word, ...] = ()
@@ -122,7 +122,7 @@ class FileOptions:
     prompt: str = ""
     temperature: float = 0.0
     task: TranscriptionTask = "transcribe"
-    words: bool = False
+    word_times: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from antiphon.audio import Pcm
 from antiphon.contracts.conversation import ResponseChunk
 from antiphon.contracts.language import ReplyOptions
 from antiphon.contracts.speech import VoiceOptions
+from antiphon.vision.images import EncodedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,7 @@ class VideoFrame:
 
     number: int
     at_s: float
-    image: bytes
+    image: EncodedImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,15 @@ class VideoStream(Protocol):
         """Its own work, beside the session's, until it is cancelled."""
         ...
 
-    async def see(self, frame: VideoFrame) -> None:
+    async def append_frame(self, frame: VideoFrame) -> None:
         """A frame was kept. Does not wait for what takes long. Raises MediaError where it is no image, or is cut off."""
         ...
 
-    def expect(self, frames: tuple[int, ...]) -> None:
+    def select_frames(self, frames: tuple[int, ...]) -> None:
         """A question asked now would be answered from these, by number. Does not wait."""
         ...
 
-    def lose(self, frame: int) -> None:
+    def drop_frame(self, frame: int) -> None:
         """That frame, by number, is asked about no more. What was answered from it stays said."""
         ...
 

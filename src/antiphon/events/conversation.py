@@ -67,9 +67,9 @@ class ConversationConfig:
     does not end it. `duplex`: the client is told of epochs, overlap and turn states, and acknowledges what was played.
     """
 
-    listening: TranscriptionConfig
+    transcription: TranscriptionConfig
     instructions: str = ""
-    speaks: bool = True
+    audio_output: bool = True
     voice: str | None = None
     speed: float = 1.0
     tools: tuple[Tool, ...] = ()
@@ -77,10 +77,10 @@ class ConversationConfig:
     max_tokens: int | None = None
     create_response: bool = True
     interrupt_response: bool = True
-    transcribes: bool = False
+    reports_transcripts: bool = False
     idle_timeout_ms: int | None = None
     truncation: Literal["auto", "disabled"] | float = "auto"
-    weighs_overlap: bool = False
+    allows_backchannels: bool = False
     duplex: DuplexConfig | None = None
 
 
@@ -133,7 +133,7 @@ class CreateResponse:
     """
 
     instructions: str | None = None
-    speaks: bool | None = None
+    audio_output: bool | None = None
     voice: str | None = None
     tools: tuple[Tool, ...] | None = None
     tool_choice: str | None = None
@@ -244,7 +244,7 @@ class Response:
     """One answer. `reason`, `error` and its `code` say why it is not completed."""
 
     id: str
-    speaks: bool
+    audio_output: bool
     voice: str | None
     max_tokens: int | None
     metadata: Mapping[str, Any] | None = None

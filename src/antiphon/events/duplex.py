@@ -26,9 +26,9 @@ class DuplexConfig:
     short_ack_ms: int = 700
     barge_in_ms: int = 1200
     acks_only: bool = False
-    listens_first: int | None = None
+    listen_only_units: int | None = None
     temperature: float | None = None
-    reference: bytes = b""
+    voice_reference: bytes = b""
 
 
 # --- from the client --------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class PlaybackAcknowledged:
     played_ms: int
     committed_ms: int
     cursors: PlaybackCursors
-    kept: bool
+    history_exact: bool
 
 
 DuplexEvent = EpochRaised | TurnStateChanged | OverlapReported | SpeakStepTaken | ListenStepTaken | PlaybackAcknowledged

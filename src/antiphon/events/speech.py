@@ -15,7 +15,7 @@ Granularity = Literal["sentence", "clause", "none"]
 class VoiceSample:
     """A voice to speak with. `sound`: a sound file, `text` what it says, where that is known; or the voice as numbers, in `embedding`."""
 
-    sound: bytes = b""
+    audio: bytes = b""
     text: str = ""
     embedding: tuple[float, ...] = ()
 
@@ -34,7 +34,7 @@ class SpeechConfig:
     speed: float = 1.0
     seed: int | None = None
     stream: bool = False
-    words: bool = False
+    word_times: bool = False
     language: str | None = None
     instructions: str = ""
     sample: VoiceSample | None = None
@@ -74,7 +74,7 @@ class SentenceStarted:
     """A unit of an utterance begins to be spoken. `rate_hz` is that of its sound. Both are counted from 0."""
 
     utterance: int
-    unit: int
+    sentence: int
     text: str
     config: SpeechConfig
     rate_hz: int
@@ -85,7 +85,7 @@ class SentenceAudio:
     """More of a unit: `data` in its format, which is sound from `start_s` to `end_s` of the unit."""
 
     utterance: int
-    unit: int
+    sentence: int
     data: bytes
     start_s: float
     end_s: float
@@ -99,7 +99,7 @@ class SentenceDone:
     """
 
     utterance: int
-    unit: int
+    sentence: int
     words: tuple[Word, ...] = ()
     skipped: str = ""
     error: str = ""
@@ -110,7 +110,7 @@ class UtteranceDone:
     """Nothing more comes of the utterance: all `units` were spoken, or it was cancelled."""
 
     utterance: int
-    units: int
+    num_sentences: int
     cancelled: bool = False
 
 

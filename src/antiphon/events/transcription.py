@@ -51,10 +51,10 @@ class TranscriptionConfig:
     model: str = "default"
     language: str | None = None
     prompt: str = ""
-    turn: ServerVad | None = None
-    words: bool = False
+    vad: ServerVad | None = None
+    word_times: bool = False
     partials: bool = True
-    answered: bool = False
+    preflight: bool = False
     tuning: StreamTuning = field(default_factory=StreamTuning)
 
 

@@ -18,14 +18,14 @@ class VideoConfig:
     to the next question. `max_memory_s`: what was seen longer ago is forgotten; None: nothing is.
     """
 
-    speaks: bool = True
-    writes: bool = True
+    audio_output: bool = True
+    text_output: bool = True
     num_frames: int = 4
     max_frames: int = 50
     instructions: str = ""
     filter: FrameFilterName | None = "evs"
     threshold: float = 0.95
-    hears: bool = True
+    uses_audio: bool = True
     voice: str | None = None
     max_memory_s: float | None = None
 
@@ -50,7 +50,7 @@ class AppendFrame:
     """An encoded image."""
 
     image: bytes
-    facts: FrameInfo
+    info: FrameInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ VideoCommand = AppendFrame | AppendVideoAudio | AskQuestion | FinishVideo
 class FrameReceived:
     """A frame was kept, or not: `reason`. `dropped`: the facts of one that had to leave for it."""
 
-    facts: FrameInfo
+    info: FrameInfo
     accepted: bool
     buffered: int
     reason: str | None = None
@@ -114,8 +114,8 @@ class AnswerDone:
     """All of it. `counts`: prompt_tokens, cached_tokens, completion_tokens, where the partner knows."""
 
     text: str
-    sounded: bool
-    counts: dict[str, int] = field(default_factory=dict)
+    spoken: bool
+    token_counts: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +124,8 @@ class VideoFailed:
 
     message: str
     detail: str = ""
-    answer: bool = False
-    said: str = ""
+    ends_answer: bool = False
+    partial_text: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,57 +37,59 @@ from antiphon.pipelines.video_partner import ConversationVideoModel
 class LoadedModels:
     """What sessions share: None for a role that was not asked for. `lanes` is for measuring only."""
 
-    hears: Transcriber | None
-    watches: VoiceActivityDetector | None
-    judges: TurnDetector | None
-    language: LanguageModel | None
-    speaks: Synthesizer | None
-    reads: ImageReader | None
-    converses: ConversationModel | None
-    sees: VideoModel | None
+    transcriber: Transcriber | None
+    vad: VoiceActivityDetector | None
+    turn_detector: TurnDetector | None
+    language_model: LanguageModel | None
+    synthesizer: Synthesizer | None
+    image_reader: ImageReader | None
+    partner: ConversationModel | None
+    watcher: VideoModel | None
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
     # A partner that sees takes frames in as they come.
-    looks_ahead: bool = True
+    eager_frames: bool = True
 
     @property
-    def transcriber(self) -> Transcriber:
+    def required_transcriber(self) -> Transcriber:
         """Raises LookupError where none was asked for."""
-        if self.hears is None:
+        if self.transcriber is None:
             raise LookupError("no transcriber is loaded")
-        return self.hears
+        return self.transcriber
 
     @property
-    def detector(self) -> VoiceActivityDetector:
+    def required_vad(self) -> VoiceActivityDetector:
         """Raises LookupError where none was asked for."""
-        if self.watches is None:
+        if self.vad is None:
             raise LookupError("no speech detector is loaded")
-        return self.watches
+        return self.vad
 
     @property
-    def synthesizer(self) -> Synthesizer:
+    def required_synthesizer(self) -> Synthesizer:
         """Raises LookupError where none was asked for."""
-        if self.speaks is None:
+        if self.synthesizer is None:
             raise LookupError("no synthesizer is loaded")
-        return self.speaks
+        return self.synthesizer
 
     @property
-    def partner(self) -> ConversationModel | None:
+    def conversation_model(self) -> ConversationModel | None:
         """Whoever answers in a conversation; None without a language model, or a model that converses by itself."""
-        if self.converses:
-            return self.converses
-        return Cascade(self.language, self.speaks) if self.language else None
+        if self.partner:
+            return self.partner
+        return Cascade(self.language_model, self.synthesizer) if self.language_model else None
 
     @property
-    def watcher(self) -> VideoModel | None:
+    def video_model(self) -> VideoModel | None:
         """Whoever answers questions about what is seen; None without a language model, or a model that sees."""
-        if self.sees:
-            return self.sees
-        if self.converses and self.converses.profile.takes_media:
-            return ConversationVideoModel(self.converses, eager=self.looks_ahead)
-        if self.language is None or self.reads is None:
+        if self.watcher:
+            return self.watcher
+        if self.partner and self.partner.profile.accepts_media:
+            return ConversationVideoModel(self.partner, eager=self.eager_frames)
+        if self.language_model is None or self.image_reader is None:
             return None
-        return Observer(Cascade(self.language, self.speaks), self.reads, self.hears, self.speaks)
+        return Observer(
+            Cascade(self.language_model, self.synthesizer), self.image_reader, self.transcriber, self.synthesizer
+        )
 
     async def warm(self) -> None:
         """One small step of each, side by side: the first is slow (pages come in, kernels are chosen), and no user should wait for it.
@@ -95,23 +97,23 @@ class LoadedModels:
         Raises ModelError for a model that fails at it.
         """
         async with anyio.create_task_group() as group:
-            if self.hears:
-                group.start_soon(_warm_ears, self.hears)
-            if self.judges:
-                group.start_soon(self.judges.complete, np.zeros(SAMPLE_RATE_HZ, np.float32))
-            if self.language:
-                group.start_soon(_warm_language, self.language)
-            if self.speaks:
-                group.start_soon(_warm_voice, self.speaks)
-            if self.converses and self.converses.profile.takes_media:
-                group.start_soon(_warm_partner, self.converses)
+            if self.transcriber:
+                group.start_soon(_warm_ears, self.transcriber)
+            if self.turn_detector:
+                group.start_soon(self.turn_detector.complete, np.zeros(SAMPLE_RATE_HZ, np.float32))
+            if self.language_model:
+                group.start_soon(_warm_language, self.language_model)
+            if self.synthesizer:
+                group.start_soon(_warm_voice, self.synthesizer)
+            if self.partner and self.partner.profile.accepts_media:
+                group.start_soon(_warm_partner, self.partner)
 
     def close(self) -> None:
         """Stop the workers; running steps finish."""
         for lane in self.lanes:
             lane.close()
         # Those that work in an engine are not in a lane.
-        for model in (self.language, self.converses, self.sees, self.hears, self.speaks):
+        for model in (self.language_model, self.partner, self.watcher, self.transcriber, self.synthesizer):
             if close := getattr(model, "close", None):
                 close()
 
@@ -149,5 +151,7 @@ async def _warm_partner(partner: ConversationModel) -> None:
 
 
 async def _warm_voice(voice: Synthesizer) -> None:
-    async for _ in voice.speak("Good morning.", VoiceOptions(voice.profile.voices[0]), lambda: Urgency.BULK):
+    # A few frames: a voice that decides by itself when a text has ended may go on for minutes.
+    options = VoiceOptions(voice.profile.voices[0], max_frames=8)
+    async for _ in voice.speak("Good morning.", options, lambda: Urgency.BULK):
         pass

@@ -15,7 +15,7 @@ from antiphon.engine.api import EngineSettings
 from antiphon.engine.lane import Lane
 from antiphon.errors import StoreError
 from antiphon.loading.loaded import LoadedModels
-from antiphon.loading.selection import ASKED, EVERYTHING, LocalModel, chosen, placement
+from antiphon.loading.selection import ALL_ROLES, RESPONDING_PARTNERS, LocalModel, placement, selected_models
 from antiphon.pipelines.native_partner import NativeConversationModel
 from antiphon.settings import ModelSettings, Settings
 from antiphon.store import Model, Store
@@ -24,7 +24,7 @@ from antiphon.store.registry import ModelRole
 # lane name, priority, seconds waited, seconds of the step
 ObserveLaneStep = Callable[[str, int, float, float], None]
 # Whose work is an engine's, not a lane's.
-STEPPED = ("causal_lm", "minicpmo", "vlm", "qwen3_asr", "qwen3_omni", "qwen3_tts")
+ENGINE_ADAPTERS = ("causal_lm", "minicpmo", "vlm", "qwen3_asr", "qwen3_omni", "qwen3_tts")
 
 
 def store_of(settings: ModelSettings) -> Store:
@@ -53,7 +53,7 @@ def prepare(settings: Settings, store: Store, model: Model | LocalModel) -> Path
 
 
 def load(
-    settings: Settings, store: Store, observe: ObserveLaneStep | None = None, roles: Collection[ModelRole] = EVERYTHING
+    settings: Settings, store: Store, observe: ObserveLaneStep | None = None, roles: Collection[ModelRole] = ALL_ROLES
 ) -> LoadedModels:
     """Load the models of these roles. Raises StoreError for a file that is not there, ModelError for one that does not load."""
 
@@ -63,13 +63,13 @@ def load(
     by_role: dict[str, Any] = {}
     names: list[str] = []
     lanes: list[Lane[Any, Any]] = []
-    wanted = chosen(settings, roles)
+    wanted = selected_models(settings, roles)
     for model in wanted:
         if model.role in by_role:
             # Another voice of the synthesizer that is there.
             continue
         make = _named(_adapter(model.id, model.adapter))
-        stepped = model.adapter in STEPPED
+        stepped = model.adapter in ENGINE_ADAPTERS
         options = _stepped_options(settings, model.role, model.adapter) if stepped else _options(settings, model.role)
         options["observe"] = _engine_steps(observe, model.role) if stepped else watch(model.role)
         if model.adapter == "hibari":
@@ -78,7 +78,7 @@ def load(
             }
         made = make(prepare(settings, store, model), model.id, **options)
         if model.role == "partner":
-            if model.adapter in ASKED:
+            if model.adapter in RESPONDING_PARTNERS:
                 by_role.setdefault("language", made.thinker)
             else:
                 made = NativeConversationModel(made)

@@ -13,17 +13,17 @@ from antiphon.settings import WEIGHTS, Settings
 from antiphon.store import MODELS, Model
 from antiphon.store.registry import ModelRole, profile
 
-HEARING: tuple[ModelRole, ...] = ("transcriber", "vad")
-TALKING: tuple[ModelRole, ...] = ("language",)
-SPEAKING: tuple[ModelRole, ...] = ("synthesizer",)
-JUDGING: tuple[ModelRole, ...] = ("turn",)
-CONVERSING: tuple[ModelRole, ...] = ("partner",)
-SEEING: tuple[ModelRole, ...] = ("watcher",)
-EVERYTHING = HEARING + JUDGING + TALKING + SPEAKING + CONVERSING + SEEING
+TRANSCRIPTION_ROLES: tuple[ModelRole, ...] = ("transcriber", "vad")
+LANGUAGE_ROLES: tuple[ModelRole, ...] = ("language",)
+SPEECH_ROLES: tuple[ModelRole, ...] = ("synthesizer",)
+TURN_ROLES: tuple[ModelRole, ...] = ("turn",)
+PARTNER_ROLES: tuple[ModelRole, ...] = ("partner",)
+VIDEO_ROLES: tuple[ModelRole, ...] = ("watcher",)
+ALL_ROLES = TRANSCRIPTION_ROLES + TURN_ROLES + LANGUAGE_ROLES + SPEECH_ROLES + PARTNER_ROLES + VIDEO_ROLES
 # Roles whose models can be put on a device of their own.
-PLACED = ("transcriber", "language", "synthesizer", "partner", "watcher", "talker")
+PLACEABLE_ROLES = ("transcriber", "language", "synthesizer", "partner", "watcher", "talker")
 # Partners that are asked for answers, and write, hear and see besides; the others take turns by themselves.
-ASKED = ("qwen3_omni",)
+RESPONDING_PARTNERS = ("qwen3_omni",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class LocalModel:
     adapter: str = "causal_lm"
 
 
-def chosen(settings: Settings, roles: Collection[ModelRole] = EVERYTHING) -> tuple[Model | LocalModel, ...]:
+def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> tuple[Model | LocalModel, ...]:
     """The models of these roles that the settings name. Raises SettingsError for a name that is none of its role."""
     placement(settings, "language")
     found: list[Model | LocalModel] = [m for m in profile(settings.models.profile) if m.role in roles]
@@ -55,7 +55,7 @@ def chosen(settings: Settings, roles: Collection[ModelRole] = EVERYTHING) -> tup
         found = [m for m in found if m.role != "transcriber"] + [_transcriber(settings.models.transcriber)]
     if settings.engine.partner and "partner" in roles:
         partner = _partner(settings.engine.partner)
-        if partner.adapter in ASKED and not language:
+        if partner.adapter in RESPONDING_PARTNERS and not language:
             # It writes by itself.
             found = [m for m in found if m.role != "language"]
         found.append(partner)
@@ -119,8 +119,14 @@ def placement(settings: Settings, role: str, like: str = "") -> tuple[str, str]:
         device, _, weights = where.partition("/")
         if name == "talker" and weights:
             raise SettingsError(f"--placement {given}: a talker has its partner's weights")
-        if name not in PLACED or not re.fullmatch(r"cpu|cuda(:\d+)?", device) or (weights and weights not in WEIGHTS):
-            expected = f"ROLE=DEVICE[/WEIGHTS], of {', '.join(PLACED)}; cpu, cuda, cuda:1; {', '.join(WEIGHTS)}"
+        if (
+            name not in PLACEABLE_ROLES
+            or not re.fullmatch(r"cpu|cuda(:\d+)?", device)
+            or (weights and weights not in WEIGHTS)
+        ):
+            expected = (
+                f"ROLE=DEVICE[/WEIGHTS], of {', '.join(PLACEABLE_ROLES)}; cpu, cuda, cuda:1; {', '.join(WEIGHTS)}"
+            )
             raise SettingsError(f"--placement {given}: expected {expected}")
         if name == role:
             found = (device, weights or found[1])

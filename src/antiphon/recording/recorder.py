@@ -63,7 +63,7 @@ class Recorder:
             self._appended, event = True, {"type": "input_audio_buffer.append", "audio": ""}
         self._line("in", event)
 
-    def sound_in(self, pcm: Pcm) -> Pcm:
+    def audio_in(self, pcm: Pcm) -> Pcm:
         """Sound of the client, 16 kHz. Returns what was written, which is what the session should hear: a replay hears no other."""
         data = to_pcm16(pcm)
         self._keep(lambda: self._in.write(data))
@@ -71,7 +71,7 @@ class Recorder:
         self._heard += len(pcm)
         return from_pcm16(data)
 
-    def sound_out(self, item_id: str, pcm: Pcm, rate_hz: int) -> None:
+    def audio_out(self, item_id: str, pcm: Pcm, rate_hz: int) -> None:
         """Sound of an answer, at the voice's rate."""
 
         def keep() -> None:

@@ -22,7 +22,7 @@ VERSION = 1
 class TapeEntry:
     """One line: `kind` is in, sound or out."""
 
-    t: float
+    at_s: float
     kind: str
     value: Any
 
@@ -51,9 +51,9 @@ class Tape:
 
     facts: dict[str, Any]
     entries: list[TapeEntry]
-    heard: Pcm
-    said: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
-    said_hz: int = 24_000
+    input_pcm: Pcm
+    output_pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
+    output_hz: int = 24_000
 
     @classmethod
     def read(cls, folder: Path) -> Tape:
@@ -70,9 +70,9 @@ class Tape:
         return cls(facts, list(_entries(lines)), heard, said, said_hz)
 
     @property
-    def seconds(self) -> float:
+    def duration_s(self) -> float:
         """Its length."""
-        return self.entries[-1].t if self.entries else 0.0
+        return self.entries[-1].at_s if self.entries else 0.0
 
     def outputs(self) -> list[TapeEntry]:
         """What the server said."""
@@ -104,7 +104,7 @@ def turns(outputs: list[TapeEntry]) -> list[RecordedTurn]:
         return found.setdefault(item_id, RecordedTurn(item_id))
 
     for entry in outputs:
-        event, t = entry.value, entry.t
+        event, t = entry.value, entry.at_s
         match event.get("type"):
             case "input_audio_buffer.speech_started":
                 turn(event["item_id"]).started = t

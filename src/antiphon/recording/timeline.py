@@ -29,23 +29,23 @@ COLUMNS = (
 )
 
 
-def picture(tape: Tape) -> str:
+def render(tape: Tape) -> str:
     """The page: lanes over time, and a row a turn."""
     outputs = tape.outputs()
     found = turns(outputs)
-    width = LEFT + int((tape.seconds + 1) * PX_PER_S)
+    width = LEFT + int((tape.duration_s + 1) * PX_PER_S)
     parts = [f'<svg width="{width}" height="{LANE * len(LANES) + 24}" role="img" aria-label="The session over time">']
-    for second in range(int(tape.seconds) + 2):
+    for second in range(int(tape.duration_s) + 2):
         x = LEFT + second * PX_PER_S
         parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{LANE * len(LANES)}"/>')
         parts.append(f'<text x="{x + 2}" y="{LANE * len(LANES) + 14}">{second} s</text>')
     parts += [f'<text x="4" y="{k * LANE + 27}">{name}</text>' for k, name in enumerate(LANES)]
     parts.append(_loudness(tape))
     for turn in found:
-        parts += _spans(turn, outputs, tape.seconds)
+        parts += _spans(turn, outputs, tape.duration_s)
     parts += [_mark(e) for e in outputs if e.value.get("type") in ("conversation.item.truncated", "error")]
     parts.append("</svg>")
-    title = html.escape(f"{tape.facts.get('id', '')}, {tape.seconds:.1f} s")
+    title = html.escape(f"{tape.facts.get('id', '')}, {tape.duration_s:.1f} s")
     rows = "\n".join(_row(k, t) for k, t in enumerate(found, 1))
     heads = "".join(f"<th scope=col>{name}" for name, _ in COLUMNS)
     return (
@@ -73,11 +73,11 @@ def _loudness(tape: Tape) -> str:
         if entry.kind != "sound":
             continue
         start, count = entry.value
-        pcm: Pcm = tape.heard[start : start + count]
+        pcm: Pcm = tape.input_pcm[start : start + count]
         if len(pcm):
             level = float(np.sqrt(np.mean(pcm**2)))
             high = min(1.0, max(0.0, (20 * np.log10(level + 1e-6) + 60) / 60)) * 30
-            x = _x(entry.t - count / SAMPLE_RATE_HZ)
+            x = _x(entry.at_s - count / SAMPLE_RATE_HZ)
             bars.append(f"M{x:.1f} {27 - high / 2:.1f}v{high:.1f}")
     return f'<path d="{"".join(bars)}" fill="none" style="stroke:var(--you)"/>'
 
@@ -100,7 +100,7 @@ def _mark(entry: TapeEntry) -> str:
     # The vLLM dialect's errors are texts.
     message = error.get("message", "") if isinstance(error, dict) else error
     what = f"cut at {entry.value['audio_end_ms']} ms" if kind.endswith("truncated") else str(message)
-    x, y = _x(entry.t), 4 * LANE
+    x, y = _x(entry.at_s), 4 * LANE
     return f'<line class="stop" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{y + 36}"/><text x="{x + 4:.1f}" y="{y + 27}">{html.escape(what)}</text>'
 
 
@@ -115,6 +115,6 @@ def _row(k: int, turn: RecordedTurn) -> str:
     return f"<tr><td>{k}<td class=text>{said}<td class=text>{answer}{''.join(cells)}<td>{html.escape(turn.status)}</tr>"
 
 
-def write(folder: Path, target: Path) -> None:
+def write_timeline(folder: Path, target: Path) -> None:
     """Raises StoreError for a folder that is none of a session."""
-    target.write_text(picture(Tape.read(folder)), encoding="utf-8")
+    target.write_text(render(Tape.read(folder)), encoding="utf-8")

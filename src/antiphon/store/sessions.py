@@ -25,9 +25,9 @@ class StoredSession:
     """One conversation. `who`: a hash of its caller's key. `token`: the hash of what resumes it. `kept`: JSON."""
 
     id: str
-    who: str
+    key_hash: str
     token: bytes
-    kept: bytes
+    snapshot: bytes
 
 
 class SessionStore:
@@ -114,7 +114,7 @@ class SessionStore:
                     else:
                         db.execute(
                             "insert or replace into sessions values (?, ?, ?, ?, ?)",
-                            (state.id, state.who, state.token, state.kept, time.time()),
+                            (state.id, state.key_hash, state.token, state.snapshot, time.time()),
                         )
             except sqlite3.Error as error:
                 # What is kept is not worth more than what is going on.

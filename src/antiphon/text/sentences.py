@@ -76,7 +76,7 @@ class SentenceSplitter:
         self._script = frozenset(_SCRIPT.get(granularity, ""))
 
     @property
-    def pending(self) -> int:
+    def num_pending(self) -> int:
         """Characters that belong to no unit yet."""
         return len(self._text)
 
@@ -92,7 +92,7 @@ class SentenceSplitter:
         self.clear()
         return [*units, rest] if rest else units
 
-    def words(self, count: int, least: int) -> str:
+    def cut_words(self, count: int, least: int) -> str:
         """Take `count` whole words of what belongs to no unit yet, of `least` characters or more; "" where there are none."""
         at, found = 0, 0
         for match in _WORD.finditer(self._text):
@@ -104,7 +104,7 @@ class SentenceSplitter:
             return ""
         return self._cut(at)
 
-    def so_far(self, least: int) -> str:
+    def cut_clause(self, least: int) -> str:
         """Take all whole words of what belongs to no unit yet, up to the last mark among them; "" where that is fewer than `least` words."""
         ends = [m.end() for m in _WORD.finditer(self._text) if m.end() <= self._seen]
         marks = _ASCII["clause"] + _SCRIPT["clause"]

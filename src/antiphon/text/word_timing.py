@@ -7,7 +7,7 @@ import unicodedata
 from antiphon.events.words import Word
 
 # Letters a second of read speech, spaces not counted; an ideograph is said in the time of about three letters.
-PACE, WIDE = 13.0, 3.0
+LETTERS_PER_S, IDEOGRAPH_LETTERS = 13.0, 3.0
 
 
 class WordPacer:
@@ -22,11 +22,11 @@ class WordPacer:
         self._at_s = 0.0
         self._said_s = 0.0
 
-    def write(self, text: str) -> None:
+    def feed(self, text: str) -> None:
         """Text to be spoken, as it is written: words are ended by white space, or by an ideograph."""
         self._text += text
 
-    def sound(self, length_s: float) -> tuple[Word, ...]:
+    def advance(self, length_s: float) -> tuple[Word, ...]:
         """`length_s` more of sound: the words that were said to their end."""
         self._at_s += length_s
         out: list[Word] = []
@@ -42,7 +42,7 @@ class WordPacer:
             self._text, self._said_s = rest, end_s
         return tuple(out)
 
-    def end(self) -> tuple[Word, ...]:
+    def finish(self) -> tuple[Word, ...]:
         """No more sound: the words that are left, up to its end."""
         words = list[str]()
         while word := _first(self._text):
@@ -74,4 +74,4 @@ def _wide(text: str) -> bool:
 
 
 def _length_s(word: str) -> float:
-    return sum(WIDE if _wide(c) else 1.0 for c in word) / PACE
+    return sum(IDEOGRAPH_LETTERS if _wide(c) else 1.0 for c in word) / LETTERS_PER_S

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import unicodedata
 
-MOST_WORDS = 4
-_SAID = (
+MAX_WORDS = 4
+_ACKNOWLEDGEMENTS = (
     "mm mmm mhm mhmm hm hmm uh um huh ah aha ha oh ooh yeah yea yep yup yes ok okay kay right sure really wow nice cool great good true exactly "
     "absolutely indeed alright see i of course got it go on interesting "
     # German, French, Spanish, Italian, Portuguese
     "ja genau stimmt klar ach so oui ouais d'accord bien sûr sí si vale claro sì certo va bene sim pois é"
 )
-WORDS = frozenset(_SAID.split())
+WORDS = frozenset(_ACKNOWLEDGEMENTS.split())
 # These alone are words of a sentence that goes on.
 FRAGMENTS = frozenset(("i", "see", "of", "it", "go", "on", "got", "so", "va", "é", "d'accord", "bien"))
 PHRASES = frozenset(
@@ -35,7 +35,7 @@ PHRASES = frozenset(
 def is_backchannel(text: str) -> bool:
     """Nothing but a few words of acknowledgement, or none at all. "no", "stop" and "wait" are not among them."""
     words = tuple(w for w in (_spoken(w) for w in text.replace("-", " ").split()) if w)
-    if len(words) > MOST_WORDS or any(w not in WORDS for w in words):
+    if len(words) > MAX_WORDS or any(w not in WORDS for w in words):
         return False
     return all(w not in FRAGMENTS for w in words) or words in PHRASES
 

@@ -16,40 +16,40 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
 Levels = npt.NDArray[np.float32]
 
-FRAME, HOP = 512, 128
+FRAME_SAMPLES, HOP_SAMPLES = 512, 128
 MAX_DELAY_S = 1.2
-DELAYS = int(MAX_DELAY_S * SAMPLE_RATE_HZ / HOP)
+MAX_DELAY_HOPS = int(MAX_DELAY_S * SAMPLE_RATE_HZ / HOP_SAMPLES)
 # Frames that are compared (of 32 ms), and the fewest of them with sound that say anything.
-MEMORY, FEWEST = 24, 10
+COMPARED_FRAMES, MIN_COMPARED_FRAMES = 24, 10
 # Correlation of the levels from which it is an echo: of a room's it is 0.9 and more, of another's speech at the best of all delays
 # up to 0.75.
-SAME = 0.83
+ECHO_CORRELATION = 0.83
 # From which it may be one, and is worth waiting to know.
-ALIKE = 0.6
+POSSIBLE_ECHO_CORRELATION = 0.6
 # So many bands that are louder than the echo by this are somebody else. Decibels.
-MARGIN_DB, BANDS = 6.0, 3
+MARGIN_DB, MIN_LOUDER_BANDS = 6.0, 3
 # The reference is silence below this, and an echo that weak is no speech to any detector. Decibels full scale, a band.
 FLOOR_DB = -75.0
 # A room's echo fades by this each hop, and is gone after TAIL of them; a client's clock may be EARLY by so many.
-FADE_DB, TAIL, EARLY = 1.0, 36, 9
+FADE_DB_PER_HOP, TAIL_HOPS, EARLY_HOPS = 1.0, 36, 9
 # Of the last VOTERS frames so many must be somebody else's. The delay is looked for each so many frames.
-VOTERS, VOTES, EACH = 4, 3, 4
+SPEECH_VOTE_FRAMES, MIN_SPEECH_VOTES, DELAY_SEARCH_FRAMES = 4, 3, 4
 # A frame of so little probability is no speech; after so many while the reference sounds, longer than any delay, nothing comes back.
-QUIET, QUIET_FRAMES = 0.3, 48
+MIN_PROBABILITY, MAX_QUIET_FRAMES = 0.3, 48
 # What was sent and is not to be played may sound for so long yet.
-LAST_S = 0.3
+CUT_TAIL_S = 0.3
 # How much of what is learned of the gain is new. The floor of noise in a band rises by this each frame where nothing is lower, decibels.
-PACE, RISE_DB = 0.2, 0.1
-EDGES_HZ = np.geomspace(150, 7000, 13)
+GAIN_UPDATE_SHARE, NOISE_RISE_DB = 0.2, 0.1
+BAND_EDGES_HZ = np.geomspace(150, 7000, 13)
 
 
 class EchoGuard:
     """`played` what is sent, `judge` what is heard."""
 
     def __init__(self) -> None:
-        bins = np.fft.rfftfreq(FRAME, 1 / SAMPLE_RATE_HZ)
-        self._bands = [np.flatnonzero((bins >= a) & (bins < b)) for a, b in itertools.pairwise(EDGES_HZ)]
-        self._window = np.hanning(FRAME).astype(np.float32)
+        bins = np.fft.rfftfreq(FRAME_SAMPLES, 1 / SAMPLE_RATE_HZ)
+        self._bands = [np.flatnonzero((bins >= a) & (bins < b)) for a, b in itertools.pairwise(BAND_EDGES_HZ)]
+        self._window = np.hanning(FRAME_SAMPLES).astype(np.float32)
         # The reference: levels by hop, the first at hop `_start` of the microphone's clock.
         self._levels: Levels = np.full((0, len(self._bands)), FLOOR_DB, np.float32)
         self._start = 0
@@ -58,7 +58,7 @@ class EchoGuard:
         # The microphone's last frames: (hop of its first sample, levels).
         self._heard: list[tuple[int, Levels]] = []
         self._now = 0
-        self.delay: int | None = None
+        self.delay_hops: int | None = None
         self._gain: Levels = np.zeros(len(self._bands), np.float32)
         self._noise: Levels = np.zeros(len(self._bands), np.float32)
         # Frames of sound that were held back because it was not known yet what they are.
@@ -69,11 +69,11 @@ class EchoGuard:
         # Which of the last frames were somebody else's.
         self._own: list[bool] = []
 
-    def played(self, pcm: Pcm, at: int) -> None:
+    def add_reference(self, pcm: Pcm, at: int) -> None:
         """Sound was sent when the microphone had given `at` samples; it sounds behind what was sent before. pcm: float32, 16 kHz."""
         at = max(at, self._ends)
         self._ends = at + len(pcm)
-        hop = at // HOP
+        hop = at // HOP_SAMPLES
         end = self._start + len(self._levels)
         if not len(self._levels) or hop > end + 1:
             self._rest = np.zeros(0, np.float32)
@@ -83,15 +83,15 @@ class EchoGuard:
             else:
                 self._levels = np.concatenate((self._levels, quiet))
         sound = np.concatenate((self._rest, pcm))
-        count = max(0, (len(sound) - FRAME) // HOP + 1)
+        count = max(0, (len(sound) - FRAME_SAMPLES) // HOP_SAMPLES + 1)
         if count:
-            frames = np.lib.stride_tricks.sliding_window_view(sound, FRAME)[::HOP][:count]
+            frames = np.lib.stride_tricks.sliding_window_view(sound, FRAME_SAMPLES)[::HOP_SAMPLES][:count]
             self._levels = np.concatenate((self._levels, self._of(frames)))
-        self._rest = sound[count * HOP :]
+        self._rest = sound[count * HOP_SAMPLES :]
 
-    def silenced(self, at: int) -> None:
+    def cut_reference(self, at: int) -> None:
         """What was sent and not played by sample `at` never will be: what is sent next sounds at once."""
-        keep = max(0, (at + int(LAST_S * SAMPLE_RATE_HZ)) // HOP - self._start)
+        keep = max(0, (at + int(CUT_TAIL_S * SAMPLE_RATE_HZ)) // HOP_SAMPLES - self._start)
         self._levels = self._levels[:keep]
         self._rest, self._ends = self._rest[:0], at
 
@@ -100,10 +100,10 @@ class EchoGuard:
         self._forget(at)
         out = []
         for k, (frame, probability) in enumerate(zip(frames, probabilities, strict=True)):
-            hop = (at + k * FRAME) // HOP
+            hop = (at + k * FRAME_SAMPLES) // HOP_SAMPLES
             levels = self._of(frame[None])[0]
-            self._noise = np.minimum(self._noise + RISE_DB, levels)
-            self._heard = [*self._heard[1 - MEMORY :], (hop, levels)]
+            self._noise = np.minimum(self._noise + NOISE_RISE_DB, levels)
+            self._heard = [*self._heard[1 - COMPARED_FRAMES :], (hop, levels)]
             if not len(self._levels):
                 out.append(probability)
                 continue
@@ -111,37 +111,39 @@ class EchoGuard:
         return out
 
     def _is_echo(self, hop: int, probability: float) -> bool:
-        sounding = self._reference(np.arange(hop - DELAYS, hop + 1)).max() > FLOOR_DB + 10
+        sounding = self._reference(np.arange(hop - MAX_DELAY_HOPS, hop + 1)).max() > FLOOR_DB + 10
         if not sounding:
             self._undecided = 0
             return False
         self._frames += 1
         score = 0.0
-        if self.delay is None or self._frames % EACH == 0:
+        if self.delay_hops is None or self._frames % DELAY_SEARCH_FRAMES == 0:
             score, delay = self._best()
-            if score >= SAME:
-                self._learn(delay, fresh=self.delay is None)
-                self.delay = delay
-        if self.delay is not None:
-            self._own = [*self._own[1 - VOTERS :], not self._explained(hop, self.delay)]
-            return sum(self._own) < VOTES
-        if probability < QUIET:
+            if score >= ECHO_CORRELATION:
+                self._learn(delay, fresh=self.delay_hops is None)
+                self.delay_hops = delay
+        if self.delay_hops is not None:
+            self._own = [*self._own[1 - SPEECH_VOTE_FRAMES :], not self._explained(hop, self.delay_hops)]
+            return sum(self._own) < MIN_SPEECH_VOTES
+        if probability < MIN_PROBABILITY:
             self._quiet += 1
-        if probability < QUIET or self._quiet > QUIET_FRAMES:
+        if probability < MIN_PROBABILITY or self._quiet > MAX_QUIET_FRAMES:
             return False
         # The first sound that ever came back: a third of a second, or two, says what it is.
         self._undecided += 1
-        return self._undecided < (2 * FEWEST if score >= ALIKE else FEWEST)
+        return self._undecided < (
+            2 * MIN_COMPARED_FRAMES if score >= POSSIBLE_ECHO_CORRELATION else MIN_COMPARED_FRAMES
+        )
 
     def _best(self) -> tuple[float, int]:
         """How alike the microphone and the reference are, at the delay where they are most."""
         hops = np.array([h for h, _ in self._heard])
         levels = np.stack([v for _, v in self._heard])
-        if len(hops) < FEWEST:
+        if len(hops) < MIN_COMPARED_FRAMES:
             return 0.0, 0
-        past = self._reference(hops[None, :] - np.arange(DELAYS)[:, None])
+        past = self._reference(hops[None, :] - np.arange(MAX_DELAY_HOPS)[:, None])
         loud = past.max(axis=2) > FLOOR_DB + 10
-        enough = loud.sum(axis=1) >= FEWEST
+        enough = loud.sum(axis=1) >= MIN_COMPARED_FRAMES
         if not enough.any():
             return 0.0, 0
         weight = loud[:, :, None].astype(np.float32)
@@ -161,16 +163,18 @@ class EchoGuard:
             both = (past[:, band] > FLOOR_DB + 10) & (levels[:, band] > FLOOR_DB + 3)
             if both.sum() >= 3:
                 gain = np.median(levels[both, band] - past[both, band])
-                self._gain[band] = gain if fresh else (1 - PACE) * self._gain[band] + PACE * gain
+                self._gain[band] = (
+                    gain if fresh else (1 - GAIN_UPDATE_SHARE) * self._gain[band] + GAIN_UPDATE_SHARE * gain
+                )
 
     def _explained(self, hop: int, delay: int) -> bool:
         """The newest frame is no louder than the echo that is due, a room's tail included."""
-        age = np.arange(TAIL, -EARLY - 1, -1)
-        fading = (np.maximum(age, 0) * FADE_DB).astype(np.float32)[:, None]
+        age = np.arange(TAIL_HOPS, -EARLY_HOPS - 1, -1)
+        fading = (np.maximum(age, 0) * FADE_DB_PER_HOP).astype(np.float32)[:, None]
         due = (self._reference(hop - delay - age) + self._gain - fading).max(axis=0)
         mine = self._heard[-1][1]
         louder = mine > np.maximum(np.maximum(due, self._noise + MARGIN_DB), FLOOR_DB + MARGIN_DB) + MARGIN_DB
-        return int(louder.sum()) < BANDS
+        return int(louder.sum()) < MIN_LOUDER_BANDS
 
     def _reference(self, hops: npt.NDArray[np.int64]) -> Levels:
         """Its levels at these hops, silence where there is none."""
@@ -183,14 +187,20 @@ class EchoGuard:
 
     def _of(self, frames: Pcm) -> Levels:
         """Levels of frames, float32 [n, 512], in bands, decibels, [n, bands]."""
-        power = np.abs(np.fft.rfft(frames * self._window, axis=1)) ** 2 / FRAME
+        power = np.abs(np.fft.rfft(frames * self._window, axis=1)) ** 2 / FRAME_SAMPLES
         bands = np.stack([power[:, b].mean(axis=1) for b in self._bands], axis=1)
         levels: Levels = np.maximum(10 * np.log10(bands + 1e-12), FLOOR_DB).astype(np.float32)
         return levels
 
     def _forget(self, at: int) -> None:
         """Drop what no echo can be of any more."""
-        drop = at // HOP - DELAYS - MEMORY * FRAME // HOP - TAIL - self._start
+        drop = (
+            at // HOP_SAMPLES
+            - MAX_DELAY_HOPS
+            - COMPARED_FRAMES * FRAME_SAMPLES // HOP_SAMPLES
+            - TAIL_HOPS
+            - self._start
+        )
         if drop >= len(self._levels):
             self._levels = self._levels[:0]
         elif drop > 500:

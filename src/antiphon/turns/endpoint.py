@@ -87,7 +87,7 @@ class Endpointer:
         """The pause that has begun is not hastened after all."""
         self._hastened = None
 
-    def retune(self, threshold: float, prefix_padding_ms: int, silence_duration_ms: int) -> None:
+    def apply(self, threshold: float, prefix_padding_ms: int, silence_duration_ms: int) -> None:
         """Take new settings; an open turn goes on under them."""
         self.threshold = threshold
         self._prefix = prefix_padding_ms * SAMPLE_RATE_HZ // 1000

@@ -26,11 +26,11 @@ from antiphon.events.transcription import (
 from antiphon.turns.backchannel import is_backchannel
 
 # An acknowledgement is over by then: speech that goes on is told whatever its words. Seconds since its onset was found.
-LONGEST_S = 0.9
+MAX_BACKCHANNEL_S = 0.9
 # A client that has ducked the answer's sound is told by then, unless the words so far are an acknowledgement's.
-DECIDE_S = 0.4
+DECISION_S = 0.4
 # With less than this left of the answer's sound, what is said is a turn: "yes" to a question just asked.
-LAST_S = 0.4
+RESPONSE_TAIL_S = 0.4
 TurnEvent = (
     SpeechStarted | SpeechStopped | TurnCommitted | TranscriptDelta | TranscriptPartial | TranscriptGuessed | GuessDropped | TranscriptDone | TranscriptFailed
 )  # fmt: skip
@@ -40,7 +40,7 @@ TurnEvent = (
 class OverlapDecider:
     """`take` gives on what may be told now. `held`: the turn that is not decided yet."""
 
-    held: int | None = None
+    undecided_turn: int | None = None
     _waiting: list[TranscriptionEvent] = field(default_factory=list)
     # What was understood of it so far; "" before anything was.
     _text: str = ""
@@ -51,63 +51,65 @@ class OverlapDecider:
     # Turns that were dismissed and whose transcripts are still to come.
     _gone: set[int] = field(default_factory=set)
 
-    def take(self, output: TranscriptionEvent, *, overlaps: bool) -> list[TranscriptionEvent]:
+    def feed(self, output: TranscriptionEvent, *, overlaps: bool) -> list[TranscriptionEvent]:
         """`overlaps`: an answer sounds, and acknowledgements do not end it."""
         if isinstance(output, TurnEvent) and output.turn in self._gone:
             if isinstance(output, TranscriptDone | TranscriptFailed):
                 self._gone.discard(output.turn)
             return []
-        if self._dismissed and self.held is not None and isinstance(output, SpeechStarted):
+        if self._dismissed and self.undecided_turn is not None and isinstance(output, SpeechStarted):
             # Another turn, of which nothing is said yet.
-            self._gone.add(self.held)
-            self.held, self._waiting, self._dismissed = None, [], False
-        if self.held is None:
+            self._gone.add(self.undecided_turn)
+            self.undecided_turn, self._waiting, self._dismissed = None, [], False
+        if self.undecided_turn is None:
             if not (overlaps and isinstance(output, SpeechStarted)):
                 return [output]
-            self.held, self._waiting = output.turn, [output]
+            self.undecided_turn, self._waiting = output.turn, [output]
             self._text, self._yielded, self._dismissed = "", False, False
             return [OverlapStarted(output.turn)]
         if isinstance(output, TurnCleared):
             return [*self._end("cleared"), output]
-        if not isinstance(output, TurnEvent) or (output.turn != self.held and not isinstance(output, SpeechStarted)):
+        if not isinstance(output, TurnEvent) or (
+            output.turn != self.undecided_turn and not isinstance(output, SpeechStarted)
+        ):
             return [output]
         self._waiting.append(output)
         if isinstance(output, SpeechStarted):
             # Somebody who begins again is not done after one word.
-            return self.release("speech_again")
+            return self.take_floor("speech_again")
         if isinstance(output, TranscriptPartial | TranscriptGuessed | TranscriptDone):
             self._text = output.text
             if not is_backchannel(output.text) and not self._dismissed:
-                return self.release("words")
+                return self.take_floor("words")
         if isinstance(output, TranscriptDone | TranscriptFailed):
             return self._end("short_ack_transcript")
         return []
 
-    def late(self, *, speaking: bool) -> list[TranscriptionEvent]:
+    def decide(self, *, speaking: bool) -> list[TranscriptionEvent]:
         """DECIDE_S have passed: say what it seems to be. `speaking`: it goes on."""
-        if self._yielded or self._dismissed or self.held is None:
+        if self._yielded or self._dismissed or self.undecided_turn is None:
             return []
         if speaking:
-            return [] if self._text and is_backchannel(self._text) else self.release("speech_goes_on")
+            return [] if self._text and is_backchannel(self._text) else self.take_floor("speech_goes_on")
         self._yielded = True
-        return [OverlapDecided(self.held, False, "short_ack")]
+        return [OverlapDecided(self.undecided_turn, False, "short_ack")]
 
-    def release(self, reason: str = "speech_goes_on") -> list[TranscriptionEvent]:
+    def take_floor(self, reason: str = "speech_goes_on") -> list[TranscriptionEvent]:
         """It takes the floor: all that was held, in order. Nothing where nothing is held, or it was dismissed."""
-        if self.held is None or self._dismissed:
+        if self.undecided_turn is None or self._dismissed:
             return []
-        out: list[TranscriptionEvent] = [OverlapDecided(self.held, True, reason), *self._waiting]
-        self.held, self._waiting = None, []
+        out: list[TranscriptionEvent] = [OverlapDecided(self.undecided_turn, True, reason), *self._waiting]
+        self.undecided_turn, self._waiting = None, []
         return out
 
     def dismiss(self, reason: str) -> list[TranscriptionEvent]:
         """Whatever it is, it does not take the floor: the client says so."""
-        if self.held is None or self._dismissed:
+        if self.undecided_turn is None or self._dismissed:
             return []
         self._dismissed = True
-        return [] if self._yielded else [OverlapDecided(self.held, False, reason)]
+        return [] if self._yielded else [OverlapDecided(self.undecided_turn, False, reason)]
 
     def _end(self, reason: str) -> list[TranscriptionEvent]:
-        turn, told = self.held, self._yielded or self._dismissed
-        self.held, self._waiting = None, []
+        turn, told = self.undecided_turn, self._yielded or self._dismissed
+        self.undecided_turn, self._waiting = None, []
         return [] if told or turn is None else [OverlapDecided(turn, False, reason)]

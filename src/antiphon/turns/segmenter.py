@@ -18,7 +18,7 @@ from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStoppe
 from antiphon.turns.endpoint import EndpointChange, Endpointer, SpeechBegan, SpeechEnded, SpeechPaused, SpeechResumed
 
 # Sound kept before and after the speech of a window, where there is any.
-MARGIN = SAMPLE_RATE_HZ // 5
+MARGIN_SAMPLES = SAMPLE_RATE_HZ // 5
 INNER_PREFIX_MS = 300
 
 
@@ -117,13 +117,13 @@ class Segmenter:
         """Length of the open window; 0 without one."""
         return (self._now - self.window.start) / SAMPLE_RATE_HZ if self.window else 0.0
 
-    def retune(self, profile: TranscriberProfile, vad: ServerVad | None) -> list[SegmenterEvent]:
+    def apply(self, profile: TranscriberProfile, vad: ServerVad | None) -> list[SegmenterEvent]:
         """Take a changed configuration. Going between server VAD and commits ends an open window."""
         steps: list[SegmenterEvent] = []
         if (vad is None) != (self._vad is None):
             steps = self._end_turn() if self._vad and self._endpoint.speaking else self._end_window()
         self._profile, self._vad = profile, vad
-        self._endpoint.retune(*self._endpoint_settings())
+        self._endpoint.apply(*self._endpoint_settings())
         return steps
 
     def feed(self, pcm: Pcm, probabilities: list[float]) -> list[SegmenterEvent]:
@@ -168,7 +168,7 @@ class Segmenter:
         if self.window and (closed := [s for s in self.window.spans if s.end is not None]):
             end = closed[-1].end or 0
             self.window.spans = closed
-            steps.append(WindowEnded(self.window, self.sound(self.window.start, end + MARGIN), end))
+            steps.append(WindowEnded(self.window, self.audio(self.window.start, end + MARGIN_SAMPLES), end))
             steps += [TurnEnded(s.turn, s.audio_s) for s in closed]
         self._endpoint.flush()
         self.window, self.quiet_since, self._settle_at, self._warm = None, None, None, None
@@ -177,7 +177,7 @@ class Segmenter:
         self._forget()
         return steps
 
-    def sound(self, start: int, end: int | None = None) -> Pcm:
+    def audio(self, start: int, end: int | None = None) -> Pcm:
         """A copy of the tape between two samples (to now without an end)."""
         stop = self._now if end is None else min(end, self._now)
         return self._tape[start - self._tape_start : stop - self._tape_start].copy()
@@ -211,7 +211,7 @@ class Segmenter:
 
     def _started(self, sample: int) -> list[SegmenterEvent]:
         self._settle_at, steps = None, list[SegmenterEvent]()
-        if self.window and self.window_s >= self._profile.long_s:
+        if self.window and self.window_s >= self._profile.long_window_s:
             steps += self._end_window()
         self.quiet_since = None
         if self.window:
@@ -226,12 +226,12 @@ class Segmenter:
         quiet = self.quiet_since
         if self.window is None or quiet is None:
             return []
-        long = quiet - self.window.start >= self._profile.long_s * SAMPLE_RATE_HZ
+        long = quiet - self.window.start >= self._profile.long_window_s * SAMPLE_RATE_HZ
         if not long or sample - quiet < self._profile.long_pause_s * SAMPLE_RATE_HZ:
             self.quiet_since = None
             return []
         steps = self._end_window()
-        self._open(max(quiet + MARGIN // 2, sample - MARGIN))
+        self._open(max(quiet + MARGIN_SAMPLES // 2, sample - MARGIN_SAMPLES))
         return steps
 
     def _stopped(self, sample: int, speech_end: int) -> list[SegmenterEvent]:
@@ -276,7 +276,7 @@ class Segmenter:
             return []
         speech_end = self._now if quiet is None else quiet
         self._warm = (window.id, window.start, speech_end)
-        ended = WindowEnded(window, self.sound(window.start, speech_end + MARGIN), speech_end)
+        ended = WindowEnded(window, self.audio(window.start, speech_end + MARGIN_SAMPLES), speech_end)
         return [ended, *(TurnEnded(s.turn, s.audio_s) for s in window.spans if s.end is not None)]
 
     def _open(self, start: int) -> None:
@@ -285,7 +285,7 @@ class Segmenter:
         if self._warm:
             warm, warm_start, warm_end = self._warm
             soon = start - warm_end < self._profile.context_pause_s * SAMPLE_RATE_HZ
-            if soon and start - warm_start < self._profile.long_s * SAMPLE_RATE_HZ:
+            if soon and start - warm_start < self._profile.long_window_s * SAMPLE_RATE_HZ:
                 begin, after = warm_start, warm
         self._warm = None
         span = TurnSpan(self._turn, start, not self._turn_has_window)
@@ -313,7 +313,7 @@ def _ms(sample: int) -> int:
     return sample * 1000 // SAMPLE_RATE_HZ
 
 
-def owners(window: OpenWindow, hypothesis: Hypothesis) -> list[int]:
+def word_turns(window: OpenWindow, hypothesis: Hypothesis) -> list[int]:
     """The turn of each piece: by the middle of its word where turns share the window."""
     if len(window.spans) == 1 or len(hypothesis.words) != len(hypothesis.pieces):
         return [window.spans[-1].turn] * len(hypothesis.pieces)

@@ -13,9 +13,9 @@ from PIL import Image
 
 from antiphon.vision.images import Pixels
 
-SIDE = 64
+THUMBNAIL_SIDE = 64
 # Blocks a side of BlockFilter, each 4 x 4 of the thumbnail.
-BLOCKS = 16
+BLOCKS_PER_SIDE = 16
 
 
 class FrameFilter(Protocol):
@@ -28,7 +28,7 @@ class FrameFilter(Protocol):
 
 def thumbnail(pixels: Pixels) -> np.ndarray:
     """float32 [64, 64, 3] in 0..255, bilinear."""
-    small = Image.fromarray(pixels).resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    small = Image.fromarray(pixels).resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BILINEAR)
     return np.asarray(small, np.float32)
 
 
@@ -57,12 +57,12 @@ class BlockFilter(EvsFilter):
     def _likeness(self, now: np.ndarray, last: np.ndarray) -> float:
         difference = now - last
         difference = difference - np.median(difference, axis=(0, 1))
-        size = SIDE // BLOCKS
-        blocks = (difference**2).reshape(BLOCKS, size, BLOCKS, size, 3).mean(axis=(1, 3, 4))
+        size = THUMBNAIL_SIDE // BLOCKS_PER_SIDE
+        blocks = (difference**2).reshape(BLOCKS_PER_SIDE, size, BLOCKS_PER_SIDE, size, 3).mean(axis=(1, 3, 4))
         return 1.0 - float(blocks.max()) / 255.0**2
 
 
-def sample(count: int, most: int) -> list[int]:
+def sample_frames(count: int, most: int) -> list[int]:
     """Which of `count` frames a question is answered from: all, or `most` of them, evenly and the last."""
     if count <= most:
         return list(range(count))

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from antiphon.vision.frame_filters import SIDE, thumbnail
+from antiphon.vision.frame_filters import THUMBNAIL_SIDE, thumbnail
 from antiphon.vision.images import Pixels
 
 # A picture is another scene when its thumbnail differs by so much of full scale on average.
-SCENE = 0.18
+NEW_SCENE_DIFFERENCE = 0.18
 # Mean difference to the frame before: much motion from here on, some from there.
-MUCH, SOME = 0.05, 0.012
+MUCH_MOTION, SOME_MOTION = 0.05, 0.012
 # Hues by name, each up to so many degrees; what is less coloured than GREY is no hue.
 HUES = (
     (15, "red"),
@@ -25,10 +25,10 @@ HUES = (
     (340, "pink"),
     (361, "red"),
 )
-NAMES = ("black", "grey", "white", "brown", *dict.fromkeys(name for _, name in HUES))
-GREY, DARK, LIGHT = 0.18, 0.18, 0.78
+COLOUR_NAMES = ("black", "grey", "white", "brown", *dict.fromkeys(name for _, name in HUES))
+GREY_SATURATION, DARK_VALUE, LIGHT_VALUE = 0.18, 0.18, 0.78
 # A colour is told if it covers this much.
-SHARE = 0.12
+MIN_COLOUR_SHARE = 0.12
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +41,24 @@ class SceneFacts:
     new_scene: bool
 
     @property
-    def light(self) -> str:
+    def light_level(self) -> str:
         """In a word."""
         return "dark" if self.brightness < 0.25 else "bright" if self.brightness > 0.65 else "normally lit"
 
     @property
-    def moves(self) -> str:
+    def motion_level(self) -> str:
         """In a word."""
-        return "much motion" if self.motion >= MUCH else "some motion" if self.motion >= SOME else "still"
+        return "much motion" if self.motion >= MUCH_MOTION else "some motion" if self.motion >= SOME_MOTION else "still"
 
 
-def look(pixels: Pixels, before: np.ndarray | None) -> tuple[SceneFacts, np.ndarray]:
+def describe(pixels: Pixels, before: np.ndarray | None) -> tuple[SceneFacts, np.ndarray]:
     """Of a frame and the thumbnail of the one before; and its own thumbnail."""
     now = thumbnail(pixels)
-    shares = np.bincount(_named(now), minlength=len(NAMES)) / SIDE**2
-    colours = tuple(NAMES[i] for i in np.argsort(-shares, kind="stable")[:3] if shares[i] >= SHARE)
+    shares = np.bincount(_named(now), minlength=len(COLOUR_NAMES)) / THUMBNAIL_SIDE**2
+    colours = tuple(COLOUR_NAMES[i] for i in np.argsort(-shares, kind="stable")[:3] if shares[i] >= MIN_COLOUR_SHARE)
     motion = float(np.abs(now - before).mean()) / 255 if before is not None else 0.0
     brightness = float((now @ np.array([0.299, 0.587, 0.114], np.float32)).mean()) / 255
-    return SceneFacts(brightness, colours, motion, before is not None and motion >= SCENE), now
+    return SceneFacts(brightness, colours, motion, before is not None and motion >= NEW_SCENE_DIFFERENCE), now
 
 
 def _named(picture: np.ndarray) -> np.ndarray:
@@ -74,15 +74,15 @@ def _named(picture: np.ndarray) -> np.ndarray:
         np.where(high == green, (blue - red) / safe + 2, (red - green) / safe + 4),
     )
     degrees = hue * 60
-    out = np.full(len(flat), NAMES.index("grey"))
+    out = np.full(len(flat), COLOUR_NAMES.index("grey"))
     for upto, name in reversed(HUES):
-        out[degrees < upto] = NAMES.index(name)
+        out[degrees < upto] = COLOUR_NAMES.index(name)
     warm = (degrees >= 10) & (degrees < 45)
-    out[warm & (high < 0.6)] = NAMES.index("brown")
+    out[warm & (high < 0.6)] = COLOUR_NAMES.index("brown")
     saturation = spread / np.where(high > 0, high, 1.0)
-    out[(saturation < 0.45) & (high > 0.75) & ((degrees < 15) | (degrees >= 300))] = NAMES.index("pink")
-    grey = saturation < GREY
-    out[grey] = NAMES.index("grey")
-    out[grey & (high > LIGHT)] = NAMES.index("white")
-    out[high < DARK] = NAMES.index("black")
+    out[(saturation < 0.45) & (high > 0.75) & ((degrees < 15) | (degrees >= 300))] = COLOUR_NAMES.index("pink")
+    grey = saturation < GREY_SATURATION
+    out[grey] = COLOUR_NAMES.index("grey")
+    out[grey & (high > LIGHT_VALUE)] = COLOUR_NAMES.index("white")
+    out[high < DARK_VALUE] = COLOUR_NAMES.index("black")
     return out

@@ -101,7 +101,9 @@ class Scene:
         duplex = duplex or DuplexConfig()
         # The model itself hears who speaks over it.
         config.setdefault("interrupt_response", False)
-        talk = ConversationConfig(TranscriptionConfig(turn=ServerVad()), transcribes=True, duplex=duplex, **config)
+        talk = ConversationConfig(
+            TranscriptionConfig(vad=ServerVad()), reports_transcripts=True, duplex=duplex, **config
+        )
         make = partial(
             ConversationSession, talk, ScriptedTranscriber(), ScriptedDetector(), NativeConversationModel(native), self.inbox,
             new_id=lambda prefix: f"{prefix}{next(count)}",
@@ -154,12 +156,12 @@ def test_it_speaks_with_the_voice_it_is_given() -> None:
     async def act(scene: Scene) -> None:
         await scene.until(lambda: native.options)
 
-    run(native, act, DuplexConfig(reference=wav_header(16_000, len(data)) + data))
+    run(native, act, DuplexConfig(voice_reference=wav_header(16_000, len(data)) + data))
     assert native.options is not None
-    assert native.options.reference is not None
-    np.testing.assert_allclose(native.options.reference, np.linspace(-0.5, 0.5, 8000), atol=1e-3)
+    assert native.options.voice_reference is not None
+    np.testing.assert_allclose(native.options.voice_reference, np.linspace(-0.5, 0.5, 8000), atol=1e-3)
     with pytest.raises(BaseExceptionGroup) as failed:
-        run(Native(), act, DuplexConfig(reference=b"no sound"))
+        run(Native(), act, DuplexConfig(voice_reference=b"no sound"))
     assert failed.group_contains(ModelError, match="cannot be heard")
 
 
@@ -170,8 +172,8 @@ def test_it_hears_whole_units_in_order_and_listens() -> None:
         await scene.until(lambda: len(scene.listened) == 3)
 
     native = Native()
-    scene = run(native, act, DuplexConfig(listens_first=7, temperature=0.0), instructions="Be kind.")
-    assert native.options == NativeOptions("Be kind.", None, listens_first=7, temperature=0.0)
+    scene = run(native, act, DuplexConfig(listen_only_units=7, temperature=0.0), instructions="Be kind.")
+    assert native.options == NativeOptions("Be kind.", None, listen_only_units=7, temperature=0.0)
     assert [len(u.pcm) for u in native.units] == [UNIT] * 3
     assert all((u.pcm == np.float32(QUIET)).all() for u in native.units)
     assert len(scene.listened) == 3

@@ -119,7 +119,7 @@ class Scene:
 
     def __init__(self, **config: Any) -> None:
         self.partner = Partner(config.pop("fails", False))
-        self.partner.profile = replace(self.partner.profile, takes_media=config.pop("takes_media", False))
+        self.partner.profile = replace(self.partner.profile, accepts_media=config.pop("takes_media", False))
         self.out: list[Any] = []
         self.overlaps: list[Any] = []
         count = itertools.count()
@@ -127,7 +127,7 @@ class Scene:
         vad = config.pop("vad", ServerVad())
         config.setdefault("weighs_overlap", bool(vad and vad.patience_ms))
         transcriber = config.pop("transcriber", None) or ScriptedTranscriber()
-        talk = ConversationConfig(TranscriptionConfig(turn=vad, answered=True), **config)
+        talk = ConversationConfig(TranscriptionConfig(vad=vad, preflight=True), **config)
         self.inbox = Inbox(60)
         self.session = ConversationSession(
             talk, transcriber, ScriptedDetector(), self.partner, self.inbox, self.emit,
@@ -633,7 +633,7 @@ async def _hears_and_sees() -> None:
         shows, says = scene.partner.asked[0]
         assert [type(p) for p in shows.parts] == [str, ImagePart]
         assert isinstance(shows.parts[1], ImagePart)
-        assert shows.parts[1].image == file.getvalue()
+        assert shows.parts[1].image.data == file.getvalue()
         # The turn was from 0 to 100 ms, and 100 ms more are heard; its transcript is for those who read.
         (sound,) = says.parts
         assert isinstance(sound, AudioPart)

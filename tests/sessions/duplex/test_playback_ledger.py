@@ -52,7 +52,7 @@ def test_a_client_that_acknowledges_is_taken_at_its_word() -> None:
     said(ledger, A, 2.0)
     known, again = ledger.acknowledge(AcknowledgePlayback(700, 600))
     assert known.cursors == PlaybackCursors(2000, 2000, 700, 600)
-    assert (known.kept, again) == (False, None)
+    assert (known.history_exact, again) == (False, None)
     clock.now = 9.0
     assert ledger.silence() == [(A, 600)]
 
@@ -64,9 +64,9 @@ def test_cursors_only_move_forward_and_no_further_than_the_sound() -> None:
         known, _ = ledger.acknowledge(AcknowledgePlayback(played, committed, "resp_a"))
         assert (known.played_ms, known.committed_ms) == expected
     # More may come: not yet all of it.
-    assert not known.kept
+    assert not known.history_exact
     ledger.take(ContentPartDone(A, ContentPart("output_audio")))
-    assert ledger.acknowledge(AcknowledgePlayback(2000, 2000, "resp_a"))[0].kept
+    assert ledger.acknowledge(AcknowledgePlayback(2000, 2000, "resp_a"))[0].history_exact
 
 
 def test_what_was_cut_is_cut_anew_where_more_was_heard() -> None:

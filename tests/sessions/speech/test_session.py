@@ -138,7 +138,7 @@ def test_units_and_utterances_in_order() -> None:
         "start 0.0 One.", "sound 0.0", "done 0.0", "start 0.1 Two.", "sound 0.1", "done 0.1",
         "start 0.2 Three", "sound 0.2", "done 0.2", "end 0 of 3", "start 1.0 Four", "sound 1.0", "done 1.0", "end 1 of 1",
     ]  # fmt: skip
-    sound = [o for o in outputs if isinstance(o, SentenceAudio) and (o.utterance, o.unit) == (0, 0)]
+    sound = [o for o in outputs if isinstance(o, SentenceAudio) and (o.utterance, o.sentence) == (0, 0)]
     assert [round(s.start_s, 3) for s in sound] == [0.0, 0.1, 0.2, 0.3]
     assert all(len(s.data) == RATE_HZ // 10 * 2 for s in sound)
     done = next(o for o in outputs if isinstance(o, SentenceDone))
@@ -339,7 +339,7 @@ def test_cancelling_leaves_nothing_to_be_heard_and_the_session_goes_on() -> None
         session.receive(AppendText("One. " + "x" * 400 + ". Three. Fo"))
         running = asyncio.create_task(session.run())
         seen: list[SpeechEvent] = []
-        while not any(isinstance(o, SentenceAudio) and o.unit == 1 for o in seen):
+        while not any(isinstance(o, SentenceAudio) and o.sentence == 1 for o in seen):
             output = await session.next_output()
             assert output
             seen.append(output)

@@ -58,7 +58,7 @@ def play(
 
         inbox = Inbox(3600)
         session = TranscriptionSession(
-            TranscriptionConfig(turn=turn, words=words, answered=answered),
+            TranscriptionConfig(vad=turn, word_times=words, preflight=answered),
             transcriber or ScriptedTranscriber(),
             ScriptedDetector(),
             inbox,
@@ -108,7 +108,7 @@ class Bound(ScriptedTranscriber):
 
     @property
     def profile(self) -> TranscriberProfile:
-        return replace(self._profile, binds_final=True)
+        return replace(self._profile, final_keeps_prefix=True)
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -121,7 +121,7 @@ def test_a_final_may_go_on_from_what_was_sent(answered: bool) -> None:
     # What had been sent is not decoded again, and all windows of the turn begin where it did.
     assert finals
     assert all(len(w.prefix) >= 8 for w in finals)
-    assert len({w.start for w in bound.windows}) == 1
+    assert len({w.start_sample for w in bound.windows}) == 1
     assert (bound.opened, bound.closed) == (1, 1)
     # Where words have their times, all are decoded.
     timed = Bound()
@@ -263,7 +263,7 @@ def test_a_failed_window_fails_its_turn_only() -> None:
 def test_a_changed_configuration_ends_no_session() -> None:
     pcm = speech(1, 6, 30)
     out = play(
-        [*chunks(pcm), ConfigureTranscription(TranscriptionConfig(turn=None)), *chunks(speech(7, 6)), CommitAudio()],
+        [*chunks(pcm), ConfigureTranscription(TranscriptionConfig(vad=None)), *chunks(speech(7, 6)), CommitAudio()],
         VAD,
     )
     assert [o.text for o in done(out)] == [text(1, 6), text(7, 6)]
@@ -279,7 +279,7 @@ def test_hours_cost_the_same_per_second_and_hold_no_more() -> None:
             return
 
         inbox = Inbox(60)
-        session = TranscriptionSession(TranscriptionConfig(turn=VAD), transcriber, ScriptedDetector(), inbox, emit)
+        session = TranscriptionSession(TranscriptionConfig(vad=VAD), transcriber, ScriptedDetector(), inbox, emit)
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)
             for minute in range(120):
@@ -310,7 +310,7 @@ def test_a_client_that_falls_silent_by_sending_nothing_gets_its_transcript() -> 
 
         inbox = Inbox(60)
         session = TranscriptionSession(
-            TranscriptionConfig(turn=VAD), ScriptedTranscriber(), ScriptedDetector(), inbox, emit
+            TranscriptionConfig(vad=VAD), ScriptedTranscriber(), ScriptedDetector(), inbox, emit
         )
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)
@@ -338,7 +338,7 @@ def test_a_client_that_vanishes_mid_word_leaves_nothing() -> None:
             return
 
         inbox = Inbox(60)
-        session = TranscriptionSession(TranscriptionConfig(turn=VAD), transcriber, ScriptedDetector(), inbox, emit)
+        session = TranscriptionSession(TranscriptionConfig(vad=VAD), transcriber, ScriptedDetector(), inbox, emit)
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)
             await inbox.put(AppendAudio(speech(1, 3)))
@@ -410,7 +410,7 @@ def judged(judge: Judge | None, *sounds: Pcm, transcriber: ScriptedTranscriber |
         inbox = Inbox(3600)
         vad = ServerVad(0.5, 0, 320, 2000)
         session = TranscriptionSession(
-            TranscriptionConfig(turn=vad),
+            TranscriptionConfig(vad=vad),
             transcriber or ScriptedTranscriber(),
             ScriptedDetector(),
             inbox,

@@ -74,14 +74,14 @@ class Watcher:
         finally:
             self.running -= 1
 
-    async def see(self, frame: VideoFrame) -> None:
+    async def append_frame(self, frame: VideoFrame) -> None:
         await asyncio.to_thread(decode, frame.image)
         self.seen.append(frame)
 
-    def expect(self, frames: tuple[int, ...]) -> None:
+    def select_frames(self, frames: tuple[int, ...]) -> None:
         self.expected = frames
 
-    def lose(self, frame: int) -> None:
+    def drop_frame(self, frame: int) -> None:
         self.lost = frame
 
     async def settled(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from antiphon.engine.lane import Lane
-from antiphon.vision.images import decode
+from antiphon.vision.images import EncodedImage
 
 # Pixels on the longer side. Screens at their own size are read best; more than this costs time and finds no more.
 MAX_SIDE = 1600
@@ -29,11 +29,11 @@ class RapidOcr:
         observe: Callable[[int, float, float], None] | None = None,
     ) -> None:
         self._engine: Any = None
-        self.lane: Lane[bytes, tuple[str, ...]] = Lane(
+        self.lane: Lane[EncodedImage, tuple[str, ...]] = Lane(
             "reader", self._work, workers=workers, max_queue=max_queue, observe=observe
         )
 
-    async def read(self, image: bytes) -> tuple[str, ...]:
+    async def read(self, image: EncodedImage) -> tuple[str, ...]:
         """Return the lines of text on an encoded image, from the top; an empty tuple where none is certain enough.
 
         Single letters are left out: they are edges of things more often than text. Waits in the lane, the first call
@@ -41,11 +41,11 @@ class RapidOcr:
         """
         return await self.lane.run(image)
 
-    def _work(self, jobs: Sequence[bytes]) -> list[tuple[str, ...]]:
+    def _work(self, jobs: Sequence[EncodedImage]) -> list[tuple[str, ...]]:
         return [self._read(image) for image in jobs]
 
-    def _read(self, image: bytes) -> tuple[str, ...]:
-        pixels = decode(image, MAX_SIDE)
+    def _read(self, image: EncodedImage) -> tuple[str, ...]:
+        pixels = image.pixels(MAX_SIDE)
         if self._engine is None:
             from rapidocr import RapidOCR  # 0.9 s, in the lane's thread
 

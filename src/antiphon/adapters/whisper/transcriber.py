@@ -27,7 +27,7 @@ from faster_whisper import WhisperModel
 from faster_whisper.tokenizer import Tokenizer
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.quiet import slabs
+from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import (
     FileInfo,
     FileOptions,
@@ -167,7 +167,7 @@ class WhisperTranscriber:
     async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
         """A file in slabs of two minutes, each window of a slab one lane job: live sessions get their turn between."""
         language, number, begun = options.language, 0, False
-        for slab in slabs(pcm, SLAB_S, SLAB_SLACK_S):
+        for slab in split_at_quiet(pcm, SLAB_S, SLAB_SLACK_S):
             segments, info = await self.lane.run(self._opener(pcm[slab], options, language), Urgency.BULK)
             language = info.language
             if not begun:
