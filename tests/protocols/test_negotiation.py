@@ -329,14 +329,14 @@ def test_openai_errors_name_code_and_parameter_and_change_nothing(event: Any, co
     connection = connect(dialect="openai")
     frames(connection)
     connection.commands()
-    before = connection._openai.session() if connection._openai else None
+    before = connection._transcription.session() if connection._transcription else None
     connection.receive(event if isinstance(event, str | bytes) else json.dumps(event))
     (answer,) = frames(connection)
     VENDOR.validate_python(answer)
     assert (answer["type"], answer["error"]["code"], answer["error"].get("param")) == ("error", code, param)
     assert connection.commands() == []
-    assert connection._openai is not None
-    assert connection._openai.session() == before
+    assert connection._transcription is not None
+    assert connection._transcription.session() == before
     if isinstance(event, dict) and "event_id" in event:
         assert answer["error"]["event_id"] == "e1"
 
@@ -487,7 +487,7 @@ def test_receive_never_raises_and_answers_parse(opening: dict[str, Any], data: l
         connection.receive(item)
         for frame in frames(connection):
             assert isinstance(frame["type"], str)
-            if connection.dialect == "openai" and not connection._openai.beta:  # type: ignore[union-attr]
+            if connection.dialect == "openai" and not connection._transcription.beta:  # type: ignore[union-attr]
                 VENDOR.validate_python(frame)
         for made in connection.commands():
             if isinstance(made, AppendAudio):

@@ -1,4 +1,8 @@
-"""Checks of the fields a client sends: each returns the value or raises RemoteProtocolError that names the field."""
+"""Checks of what a client sends, field by field.
+
+Each returns the value that it accepts, or raises RemoteProtocolError whose `param` is the path of the field and whose
+message a client can be shown. `typed` and `number` check for themselves; what a dialect allows beyond that it checks.
+"""
 
 from __future__ import annotations
 
@@ -46,14 +50,20 @@ def audio_file(text: str, param: str, max_bytes: int) -> bytes:
 
 
 def require(fields: dict[str, Any], key: str, kinds: type | tuple[type, ...], param: str) -> Any:
-    """`fields[key]` if it is there and of one of `kinds`. Raises RemoteProtocolError."""
+    """`fields[key]`, which has to be there and of one of the types `kinds`; None counts as a value of its own type.
+
+    Raises RemoteProtocolError: `missing_required_parameter`, or `invalid_type` as `typed` does.
+    """
     if key not in fields:
         raise RemoteProtocolError("missing_required_parameter", f"Missing required parameter: '{param}'.", param)
     return typed(fields[key], kinds, param)
 
 
 def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
-    """`value` if it is of one of `kinds` (a bool is no number). Raises RemoteProtocolError."""
+    """`value`, which has to be of one of the types `kinds`. A bool passes for `bool` only, though Python counts it as int.
+
+    Raises RemoteProtocolError (`invalid_type`), whose message names the types as Python does, and NoneType as null.
+    """
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
         names = " or ".join("null" if k is type(None) else k.__name__ for k in allowed)
@@ -62,7 +72,10 @@ def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
 
 
 def known(fields: Iterable[str], allowed: Iterable[str], where: str) -> None:
-    """Raises RemoteProtocolError for the first field that is not allowed."""
+    """Check that an object has no other fields than the `allowed` ones. `where` is its path, empty for the event itself.
+
+    Raises RemoteProtocolError (`unknown_parameter`) for the first field that is not allowed, in the client's order.
+    """
     for name in fields:
         if name not in allowed:
             param = f"{where}.{name}" if where else name
@@ -70,7 +83,10 @@ def known(fields: Iterable[str], allowed: Iterable[str], where: str) -> None:
 
 
 def number(value: Any, param: str, low: float, high: float) -> float:
-    """A number in [low, high]. Raises RemoteProtocolError."""
+    """`value` as a float, which has to be an int or a float in [low, high]; NaN is outside any range.
+
+    Raises RemoteProtocolError: `invalid_type`, or `invalid_value` with the range in its message.
+    """
     typed(value, (int, float), param)
     if not low <= value <= high:
         raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': expected {low:g} to {high:g}.", param)

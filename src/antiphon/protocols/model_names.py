@@ -1,19 +1,21 @@
-"""Which model names clients may use."""
+"""Which model names a client may use, and which loaded model each of them stands for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# What clients ask for when nobody told them a model: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ...
-HOSTED = ("gpt-", "whisper-1", "tts-1")
+# How the hosted service's model names begin: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ... Clients that were
+# written for it send one of them when their user chose no model.
+HOSTED_PREFIXES = ("gpt-", "whisper-1", "tts-1")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """The names a client may use for a model. `loaded`: ids as /v1/models lists them, the first is `default`.
+    """The names that clients may use for the loaded models of one kind.
 
-    In the OpenAI dialects the hosted service's own names are served by the loaded model, unless `strict`. `unit_ms`: it takes turns by itself, once
-    in so many milliseconds; 0: turns are taken for it.
+    `loaded`: the ids as /v1/models lists them; the first is also called `default`. There is at least one.
+    `strict`: the hosted service's names are unknown, instead of standing for the first model.
+    `unit_ms`: how many milliseconds of audio a native model hears at a time; 0 for a model that is told when a turn ends.
     """
 
     loaded: tuple[str, ...]
@@ -21,12 +23,14 @@ class ModelNames:
     unit_ms: int = 0
 
     def exact(self, name: str) -> str | None:
-        """The loaded model of that name (`default` is always one), or None."""
-        return self.loaded[0] if name == "default" else name if name in self.loaded else None
+        """The id of the loaded model of this name; `default` is the first one. None for any other name."""
+        if name == "default":
+            return self.loaded[0]
+        return name if name in self.loaded else None
 
     def lenient(self, name: str) -> str | None:
-        """As `exact`, and the loaded model for a client's own default name."""
+        """As `exact`, and the first model for a name of the hosted service unless names are `strict`; else None."""
         found = self.exact(name)
         if found or self.strict:
             return found
-        return self.loaded[0] if name.startswith(HOSTED) else None
+        return self.loaded[0] if name.startswith(HOSTED_PREFIXES) else None

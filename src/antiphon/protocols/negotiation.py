@@ -43,10 +43,10 @@ class RealtimeConnection:
     voices: tuple[str, ...] = ()
     # What resumes it, if anything does.
     resume_token: str | None = None
-    _talk: OpenAIConversation | None = None
-    _chosen: VllmDialect | OpenAITranscription | None = None
-    _openai: OpenAITranscription | None = None
-    _first: list[str] = field(default_factory=list)
+    _conversation: OpenAIConversation | None = None
+    _dialect: VllmDialect | OpenAITranscription | None = None
+    _transcription: OpenAITranscription | None = None
+    _own_frames: list[str] = field(default_factory=list)
     _commands: list[TranscriptionCommand | ConversationCommand] = field(default_factory=list)
     _held: list[str | bytes] = field(default_factory=list)
     _held_bytes: int = 0
@@ -60,19 +60,21 @@ class RealtimeConnection:
         preset = self.opening.session
         named = preset.get("model") if preset else None
         name = self.opening.model or (named if isinstance(named, str) else "") or self.models.loaded[0]
-        only_text = self.opening.intent == "transcription" or bool(preset and preset.get("type") == "transcription")
+        transcription_only = self.opening.intent == "transcription" or bool(
+            preset and preset.get("type") == "transcription"
+        )
         answered = (
             bool(
                 self.conversation_models
                 and (self.conversation_models.lenient(name) or self.conversation_models.exact(name))
             )
-            and not only_text
+            and not transcription_only
         )
         partner = self.conversation_models.exact(name) if self.conversation_models else None
         if (self.models.exact(name) or partner if vllm else self.models.lenient(name) or answered) in (None, False):
             raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
         self._session_id = self.new_id("sess-")
-        openai = self._openai = OpenAITranscription(
+        openai = self._transcription = OpenAITranscription(
             self.models,
             self.new_id,
             self.max_append_bytes,
@@ -83,8 +85,8 @@ class RealtimeConnection:
             log_alias=self.log_alias,
         )
         openai.begin(name)
-        if self.conversation_models and not vllm and not only_text:
-            self._talk = OpenAIConversation(
+        if self.conversation_models and not vllm and not transcription_only:
+            self._conversation = OpenAIConversation(
                 self.models,
                 self.new_id,
                 self.max_append_bytes,
@@ -96,24 +98,26 @@ class RealtimeConnection:
                 voices=self.voices,
                 server_plays=self.opening.plays,
             )
-            self._talk.begin(name if self.opening.model or named else self.conversation_models.loaded[0])
-        first = self._talk or openai
+            self._conversation.begin(name if self.opening.model or named else self.conversation_models.loaded[0])
+        first = self._conversation or openai
         if preset is not None:
-            if self._talk is None and not only_text:
+            if self._conversation is None and not transcription_only:
                 raise RemoteProtocolError("model_not_found", "No language model is loaded.", "session.model")
             first.preset(dict(preset))
         if (
-            self._talk
+            self._conversation
             and self.conversation_models
             and self.opening.model
             and self.conversation_models.exact(name) is None
         ):
             self.log_alias(name, self.conversation_models.loaded[0])
-        elif not self._talk and self.opening.model and not vllm and self.models.exact(name) is None:
+        elif not self._conversation and self.opening.model and not vllm and self.models.exact(name) is None:
             self.log_alias(name)
-        self._first.append(
+        self._own_frames.append(
             frame(
-                type="transcription_session.created" if self.opening.beta and not self._talk else "session.created",
+                type="transcription_session.created"
+                if self.opening.beta and not self._conversation
+                else "session.created",
                 event_id=self.new_id("event_"),
                 session=first.session(),
                 id=self._session_id,
@@ -123,33 +127,33 @@ class RealtimeConnection:
         )
         if vllm:
             self._choose_vllm()
-        elif self._talk and (self.opening.beta or preset is not None):
-            self._choose_talk()
-        elif not self._talk and (self.opening.dialect == "openai" or only_text or self.opening.beta):
-            self._choose_openai()
+        elif self._conversation and (self.opening.beta or preset is not None):
+            self._choose_conversation()
+        elif not self._conversation and (self.opening.dialect == "openai" or transcription_only or self.opening.beta):
+            self._choose_transcription()
 
     def snapshot(self) -> dict[str, Any] | None:
         """What is kept of a conversation beside its items; None for what is none."""
-        talk = self._chosen
-        if not isinstance(talk, OpenAIConversation):
+        conversation = self._dialect
+        if not isinstance(conversation, OpenAIConversation):
             return None
-        return {"session_id": self.id, "dialect": "realtime", "session": talk.snapshot()}
+        return {"session_id": self.id, "dialect": "realtime", "session": conversation.snapshot()}
 
     def restore(self, kept: dict[str, Any]) -> None:
         """After `open`: the conversation of before a restart."""
-        assert self._talk
-        self._first.clear()
-        self._session_id = self._talk.session_id = kept["session_id"]
-        self._talk.restore(kept["session"])
-        self._choose_talk()
+        assert self._conversation
+        self._own_frames.clear()
+        self._session_id = self._conversation.session_id = kept["session_id"]
+        self._conversation.restore(kept["session"])
+        self._choose_conversation()
 
     # Of its own it has none.
     epoch = 0
 
     def session(self) -> dict[str, Any]:
         """The session as the client is shown it first."""
-        assert self._openai
-        return (self._talk or self._openai).session()
+        assert self._transcription
+        return (self._conversation or self._transcription).session()
 
     @property
     def id(self) -> str:
@@ -159,12 +163,12 @@ class RealtimeConnection:
     @property
     def min_commit_ms(self) -> int:
         """Least new audio a commit must have in the chosen dialect."""
-        return MIN_COMMIT_MS if isinstance(self._chosen, OpenAITranscription) else 0
+        return MIN_COMMIT_MS if isinstance(self._dialect, OpenAITranscription) else 0
 
     @property
     def dialect(self) -> str:
         """`vllm`, `openai` (transcription), `realtime` (conversation), or `undecided`."""
-        match self._chosen:
+        match self._dialect:
             case VllmDialect():
                 return "vllm"
             case OpenAIConversation():
@@ -187,7 +191,7 @@ class RealtimeConnection:
 
     def resumed(self, token: str, **facts: Any) -> str:
         """The first frame after a resume."""
-        shown = self._chosen.session() if isinstance(self._chosen, OpenAITranscription) else self.session()
+        shown = self._dialect.session() if isinstance(self._dialect, OpenAITranscription) else self.session()
         return resumed_frame(self.new_id, self.id, shown, resume_token=token, **facts)
 
     def replaced(self) -> str:
@@ -196,49 +200,49 @@ class RealtimeConnection:
 
     def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
         """Answer what the client did wrong about its connection."""
-        self._first.append(refused_frame(self.new_id, error, event_id if isinstance(event_id, str) else None))
+        self._own_frames.append(refused_frame(self.new_id, error, event_id if isinstance(event_id, str) else None))
 
     def receive(self, data: str | bytes) -> None:
         """One frame from the client. Never raises."""
-        if self._chosen is None and not self._decide(data):
+        if self._dialect is None and not self._decide(data):
             self._hold(data)
             return
-        assert self._chosen is not None
-        self._chosen.receive(data)
+        assert self._dialect is not None
+        self._dialect.receive(data)
         # What was held comes after the update that decided, so that it is read under its format and model.
         if self._held:
             self._replay()
 
     def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """Queue the frames of an output."""
-        if self._chosen is None:
+        if self._dialect is None:
             self._choose_default()
-        assert self._chosen is not None
-        self._chosen.send(output)  # type: ignore[arg-type]
+        assert self._dialect is not None
+        self._dialect.send(output)  # type: ignore[arg-type]
 
     def too_large(self, most: int) -> None:
         """A frame over the server's limit came: the connection ends after this."""
-        self._speaking().too_large(most)
+        self._answering_dialect().too_large(most)
 
     def refuse(self, code: str, message: str) -> None:
         """The connection ends for a reason the client should know."""
-        self._speaking().send(SessionEnding(code, message))
+        self._answering_dialect().send(SessionEnding(code, message))
 
     def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
         """Take the inputs so far."""
         taken, self._commands = self._commands, []
-        return [*taken, *(self._chosen.commands() if self._chosen else [])]
+        return [*taken, *(self._dialect.commands() if self._dialect else [])]
 
     def frames(self) -> list[str]:
         """Take the frames to be sent."""
-        taken, self._first = self._first, []
-        return taken + (self._speaking().frames() if self._openai else [])
+        taken, self._own_frames = self._own_frames, []
+        return taken + (self._answering_dialect().frames() if self._transcription else [])
 
-    def _speaking(self) -> VllmDialect | OpenAITranscription:
-        if self._chosen:
-            return self._chosen
-        assert self._openai is not None
-        return self._talk or self._openai
+    def _answering_dialect(self) -> VllmDialect | OpenAITranscription:
+        if self._dialect:
+            return self._dialect
+        assert self._transcription is not None
+        return self._conversation or self._transcription
 
     def _decide(self, data: str | bytes) -> bool:
         try:
@@ -252,14 +256,14 @@ class RealtimeConnection:
         flat = kind == "session.update" and "session" not in event
         flat = flat and self.opening.dialect != "openai"
         session = event.get("session")
-        only_text = kind == "transcription_session.update" or (
+        transcription_only = kind == "transcription_session.update" or (
             kind == "session.update" and isinstance(session, dict) and session.get("type") == "transcription"
         )
         # Flat and without a model is neither shape: the vLLM dialect says what is missing.
         if flat and ("model" in event or not self.opening.model):
             self._choose_vllm()
-        elif only_text:
-            self._choose_openai()
+        elif transcription_only:
+            self._choose_transcription()
         else:
             self._choose_default()
         return True
@@ -272,7 +276,7 @@ class RealtimeConnection:
             self._replay()
 
     def _choose_vllm(self) -> None:
-        self._chosen = VllmDialect(
+        self._dialect = VllmDialect(
             self.models,
             self.new_id,
             self.max_append_bytes,
@@ -283,23 +287,23 @@ class RealtimeConnection:
         )
 
     def _choose_default(self) -> None:
-        if self._talk:
-            self._choose_talk()
+        if self._conversation:
+            self._choose_conversation()
         else:
-            self._choose_openai()
+            self._choose_transcription()
 
-    def _choose_talk(self) -> None:
-        assert self._talk is not None
-        self._chosen = self._talk
-        self._commands.append(self._talk.configured())
+    def _choose_conversation(self) -> None:
+        assert self._conversation is not None
+        self._dialect = self._conversation
+        self._commands.append(self._conversation.configured())
 
-    def _choose_openai(self) -> None:
-        assert self._openai is not None
-        self._chosen = self._openai
-        self._commands.append(self._openai.configured())
+    def _choose_transcription(self) -> None:
+        assert self._transcription is not None
+        self._dialect = self._transcription
+        self._commands.append(self._transcription.configured())
 
     def _replay(self) -> None:
         held, self._held, self._held_bytes = self._held, [], 0
-        assert self._chosen is not None
+        assert self._dialect is not None
         for data in held:
-            self._chosen.receive(data)
+            self._dialect.receive(data)

@@ -9,16 +9,20 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What the upgrade request said: `?model=`, `?dialect=`, `?intent=`, and whether it asked for the beta names.
+    """What the upgrade request, the client secret or the call asked for, as docs/wire/index.md describes it.
 
-    `session`: the session that it is made with, by its short-lived key or its call, as a `session.update` would give it.
-    `duplex`: the dialect of duplex_connection.py. `plays`: the server plays the answers' sound itself.
+    The fields are stored in recordings by these names.
     """
 
+    # The query parameters `model`, `dialect` and `intent`, unchecked; empty where they are missing.
     model: str = ""
     dialect: str = ""
     intent: str = ""
+    # OpenAI's beta event names, which the header `OpenAI-Beta: realtime=v1` asks for.
     beta: bool = False
+    # The session that a client secret or a call was made with, shaped like the `session` of a `session.update`.
     session: Mapping[str, Any] | None = None
+    # The server plays the audio of responses itself, on a WebRTC track: it is in no event.
     plays: bool = False
+    # The client speaks the full-duplex dialect (protocols/duplex).
     duplex: bool = False

@@ -1,4 +1,8 @@
-"""What the realtime dialects share: ids, JSON frames, base64 sound, and the models a client may name."""
+"""What the realtime dialects share: ids, frames, the decoding of JSON, and the two queues of a dialect.
+
+A frame is one WebSocket message on its way to the client. Most are JSON text; which messages there are is known to the
+dialects alone.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from antiphon.events.conversation import ConversationCommand
 from antiphon.events.transcription import TranscriptionCommand
 from antiphon.protocols.model_names import ModelNames
 
-# prefix -> a fresh id; injected so that golden traces repeat.
+# Makes a fresh id that begins with the prefix it is given. Injected, so that recorded traces repeat.
 NewId = Callable[[str], str]
 # What msgspec raises for text that is not JSON, not UTF-8 or nested too deeply.
 JSON_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
@@ -22,17 +26,17 @@ _encoder = msgspec.json.Encoder()
 
 
 def random_id(prefix: str) -> str:
-    """`prefix` and 20 random characters of [0-9a-f]."""
+    """`prefix` and 20 random characters of [0-9a-f], which are 80 bits: ids of one server do not meet in practice."""
     return prefix + secrets.token_hex(10)
 
 
 class MediaFrame(str):
-    """A frame with an answer's words or sound, which is worth nothing once its epoch has passed."""
+    """A text frame with words or audio of a response. It is not sent any more once its epoch has passed (resume/journal)."""
 
     __slots__ = ("epoch",)
 
     def __new__(cls, text: str, epoch: int) -> MediaFrame:
-        """`text` as it is sent."""
+        """A frame of the text, which is sent unchanged, and the epoch of the response that it belongs to."""
         made = str.__new__(cls, text)
         made.epoch = epoch
         return made
@@ -41,25 +45,28 @@ class MediaFrame(str):
 
 
 class BinaryFrame(MediaFrame):
-    """Bytes that are sent as they are, in the company of text frames: each character is a byte."""
+    """A frame that is sent as binary. It is a string like the other frames in a queue; each character is one byte."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, data: bytes, epoch: int = 0) -> BinaryFrame:
-        """A frame of these bytes."""
+        """A frame of these bytes, which are copied. Its epoch can be set afterwards."""
         made = str.__new__(cls, data.decode("latin-1"))
         made.epoch = epoch
         return made
 
     @property
     def data(self) -> bytes:
-        """Its bytes."""
+        """The bytes to be sent, decoded anew at each call."""
         return self.encode("latin-1")
 
 
 def frame(**fields: Any) -> str:
-    """One JSON text frame."""
+    """One JSON text frame, with the fields in the order in which they are given, and without spaces.
+
+    The journal of resumable sessions relies on both: it recognizes frames by their beginning and adds a field at the end.
+    """
     return _encoder.encode(fields).decode()
 
 
@@ -94,27 +101,32 @@ def decode_event(
 
 @dataclass(slots=True)
 class Dialect:
-    """The two drains every dialect has, and its ids. `max_append_bytes`: most audio one append may carry."""
+    """The two queues of a dialect: commands for the session, and frames for the client. Both are drained by the server.
 
+    The queues have no bound of their own: the server drains them after each frame and each event.
+    """
+
+    # The names that a client may use for a transcriber.
     models: ModelNames
     new_id: NewId = random_id
+    # The most audio that one append may carry, in bytes after base64 is decoded.
     max_append_bytes: int = 15 << 20
     session_id: str = ""
     _commands: list[TranscriptionCommand | ConversationCommand] = field(default_factory=list)
     _frames: list[str] = field(default_factory=list)
 
     def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
-        """Take the inputs that frames received so far amount to."""
+        """Remove and return what the frames received so far ask of the session, in their order."""
         taken, self._commands = self._commands, []
         return taken
 
     def frames(self) -> list[str]:
-        """Take the frames to be sent, in order."""
+        """Remove and return the frames that wait to be sent, oldest first."""
         taken, self._frames = self._frames, []
         return taken
 
-    def _queue(self, *commands: TranscriptionCommand | ConversationCommand) -> None:
+    def _add_commands(self, *commands: TranscriptionCommand | ConversationCommand) -> None:
         self._commands.extend(commands)
 
-    def _say(self, **fields: Any) -> None:
+    def _add_frame(self, **fields: Any) -> None:
         self._frames.append(frame(**fields))

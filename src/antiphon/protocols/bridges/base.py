@@ -89,9 +89,9 @@ class Bridge:
         event = decode_event(data, no_object=untyped)
         if not isinstance(event.get("type"), str):
             raise RemoteProtocolError(*untyped)
-        self._event(event["type"], event)
+        self._handle_event(event["type"], event)
 
-    def _event(self, kind: str, event: dict[str, Any]) -> None:
+    def _handle_event(self, kind: str, event: dict[str, Any]) -> None:
         """One event. Raises RemoteProtocolError."""
         raise NotImplementedError
 
@@ -112,17 +112,17 @@ class Bridge:
                 self.reject(RemoteProtocolError(code, message), None)
             case _:
                 pass
-        self.told(output)
+        self._send(output)
         if isinstance(output, ResponseDone):
             self._epochs.pop(output.response.id, None)
 
-    def told(self, output: TranscriptionEvent | ConversationEvent) -> None:
+    def _send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """What the dialect says of an output."""
         raise NotImplementedError
 
     def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
         """Answer what the client did wrong."""
-        self._say(type="error", error={"code": error.code, "message": error.message})
+        self._add_frame(type="error", error={"code": error.code, "message": error.message})
 
     def too_large(self, most: int) -> None:
         """A frame over the server's limit came."""
@@ -187,11 +187,11 @@ class Bridge:
         )
         self._commands.append(ConfigureConversation(config))
 
-    def _need_session(self) -> None:
+    def _require_session(self) -> None:
         if not self._begun:
             raise RemoteProtocolError("bad_event", "The session has not begun.")
 
-    def _f32(self, text: Any) -> Pcm:
+    def _decode_f32(self, text: Any) -> Pcm:
         """float32 sound of 16 kHz in base64. Raises RemoteProtocolError (bad_audio)."""
         try:
             data = decode_base64(text)
@@ -202,16 +202,16 @@ class Bridge:
             raise RemoteProtocolError("bad_audio", "Sound is too long, or not of finite numbers.", "audio")
         return np.asarray(np.clip(pcm, -1, 1), np.float32)
 
-    def _at_out_hz(self, item_id: str, pcm: Pcm, rate_hz: int) -> Pcm:
+    def _resample(self, item_id: str, pcm: Pcm, rate_hz: int) -> Pcm:
         if item_id not in self._resamplers:
             self._resamplers = {item_id: Resampler(rate_hz, OUT_HZ)}
         return self._resamplers[item_id].feed(pcm)
 
-    def _rest(self, item_id: str) -> Pcm:
+    def _flush_audio(self, item_id: str) -> Pcm:
         resampler = self._resamplers.pop(item_id, None)
         return resampler.flush() if resampler else np.zeros(0, np.float32)
 
-    def _say(self, **fields: Any) -> None:
+    def _add_frame(self, **fields: Any) -> None:
         self._frames.append(frame(**fields))
 
 

@@ -43,7 +43,7 @@ class OmniBridge(Bridge):
         if data:
             self._commands.append(AppendAudio(from_pcm16(data)))
 
-    def _event(self, kind: str, event: dict[str, Any]) -> None:
+    def _handle_event(self, kind: str, event: dict[str, Any]) -> None:
         match kind:
             case "session.config":
                 if self._begun:
@@ -51,46 +51,46 @@ class OmniBridge(Bridge):
                 given = {k: v for k in ("instructions", "voice", "language") if isinstance(v := event.get(k), str)}
                 self._begin(given.get("instructions", ""), given.get("voice"), given.get("language"))
             case "input.done":
-                self._need_session()
+                self._require_session()
                 self._commands.append(CommitAudio())
             case _:
                 raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
 
-    def told(self, output: TranscriptionEvent | ConversationEvent) -> None:
+    def _send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """See Bridge."""
         match output:
             case ResponseCreated():
                 self._text, self._sounding = "", False
-                self._say(type="turn.start")
+                self._add_frame(type="turn.start")
             case ResponseTextDelta(at, text):
                 self._text += text
-                self._media(at, frame(type="transcript.delta", delta=text))
+                self._add_media(at, frame(type="transcript.delta", delta=text))
             case ResponseAudioDelta(at, pcm, rate_hz):
-                self._sound(at, to_pcm16(self._at_out_hz(at.item_id, pcm, rate_hz)))
+                self._add_audio(at, to_pcm16(self._resample(at.item_id, pcm, rate_hz)))
             case ContentPartDone(at):
-                self._sound(at, to_pcm16(self._rest(at.item_id)))
+                self._add_audio(at, to_pcm16(self._flush_audio(at.item_id)))
             case ResponseDone(response):
                 if self._sounding:
-                    self._say(type="audio.done")
+                    self._add_frame(type="audio.done")
                 used = response.usage
                 usage = (
                     {"prompt_tokens": used.prompt_tokens, "completion_tokens": used.completion_tokens} if used else None
                 )
-                self._say(type="turn.done", text=self._text, status=response.status, usage=usage)
+                self._add_frame(type="turn.done", text=self._text, status=response.status, usage=usage)
             case ListenStepTaken(reason) if reason != "model":
-                self._say(type="turn.done", text="", status="listening", usage=None)
+                self._add_frame(type="turn.done", text="", status="listening", usage=None)
             case _:
                 return
 
-    def _sound(self, at: ContentPosition, data: bytes) -> None:
+    def _add_audio(self, at: ContentPosition, data: bytes) -> None:
         if not data:
             return
         if not self._sounding:
             self._sounding = True
-            self._media(at, frame(type="audio.start", format="wav_chunk", sample_rate=OUT_HZ))
-        self._media(at, BinaryFrame.of(wav_header(OUT_HZ, len(data)) + data))
+            self._add_media(at, frame(type="audio.start", format="wav_chunk", sample_rate=OUT_HZ))
+        self._add_media(at, BinaryFrame.of(wav_header(OUT_HZ, len(data)) + data))
 
-    def _media(self, at: ContentPosition, text: str) -> None:
+    def _add_media(self, at: ContentPosition, text: str) -> None:
         epoch = self._epochs.get(at.response_id, self.epoch)
         if epoch == self.epoch:
             made = text if isinstance(text, BinaryFrame) else MediaFrame(text, epoch)

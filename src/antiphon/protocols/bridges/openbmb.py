@@ -31,22 +31,22 @@ class OpenbmbBridge(Bridge):
     def open(self) -> None:
         """See Bridge."""
         Bridge.open(self)
-        self._say(type="session.queue_done")
+        self._add_frame(type="session.queue_done")
 
-    def _event(self, kind: str, event: dict[str, Any]) -> None:
+    def _handle_event(self, kind: str, event: dict[str, Any]) -> None:
         match kind:
             case "session.init":
                 payload = event.get("payload")
                 given = payload if isinstance(payload, dict) else {}
                 prompt = given.get("system_prompt")
                 self._begin(prompt if isinstance(prompt, str) else "")
-                self._say(type="session.created", session_id=self.id)
+                self._add_frame(type="session.created", session_id=self.id)
             case "input.append":
-                self._need_session()
+                self._require_session()
                 sent = event.get("input")
                 if not isinstance(sent, dict):
                     raise RemoteProtocolError("bad_event", "input.append needs an input.", "input")
-                pcm = self._f32(sent.get("audio"))
+                pcm = self._decode_f32(sent.get("audio"))
                 if sent.get("video_frames") is not None:
                     self._commands.append(AppendFrames(video_frames(sent["video_frames"])))
                 if sent.get("force_listen") is True:
@@ -58,25 +58,27 @@ class OpenbmbBridge(Bridge):
             case _:
                 raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
 
-    def told(self, output: TranscriptionEvent | ConversationEvent) -> None:
+    def _send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """See Bridge."""
         match output:
             case ResponseTextDelta(at, text):
-                self._media(at, type="response.output_text.delta", text=text, kind="text", end_of_turn=False)
+                self._add_media(at, type="response.output_text.delta", text=text, kind="text", end_of_turn=False)
             case ResponseAudioDelta(at, pcm, rate_hz):
-                self._sound(at, self._at_out_hz(at.item_id, pcm, rate_hz))
+                self._add_audio(at, self._resample(at.item_id, pcm, rate_hz))
             case ContentPartDone(at):
-                self._sound(at, self._rest(at.item_id))
+                self._add_audio(at, self._flush_audio(at.item_id))
             case ResponseDone(response):
                 used = response.usage
                 counts = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
                 usage = {"input_tokens": counts[0], "output_tokens": counts[1], "total_tokens": sum(counts)}
-                self._say(type="response.done", response={"id": response.id, "status": response.status, "usage": usage})
-                self._say(type="response.listen")
+                self._add_frame(
+                    type="response.done", response={"id": response.id, "status": response.status, "usage": usage}
+                )
+                self._add_frame(type="response.listen")
             case TranscriptDone(_, text) if text.strip():
-                self._say(type="conversation.item.input_audio_transcription.completed", transcript=text)
+                self._add_frame(type="conversation.item.input_audio_transcription.completed", transcript=text)
             case ListenStepTaken():
-                self._say(type="response.listen")
+                self._add_frame(type="response.listen")
             case SessionEnding():
                 self.closed()
             case _:
@@ -84,13 +86,13 @@ class OpenbmbBridge(Bridge):
 
     def closed(self) -> None:
         """See Bridge."""
-        self._say(type="session.closed", reason="closed", session_id=self.id)
+        self._add_frame(type="session.closed", reason="closed", session_id=self.id)
 
-    def _sound(self, at: ContentPosition, pcm: Pcm) -> None:
+    def _add_audio(self, at: ContentPosition, pcm: Pcm) -> None:
         if len(pcm):
-            self._media(at, type="response.output_audio.delta", audio=f32_base64(pcm))
+            self._add_media(at, type="response.output_audio.delta", audio=f32_base64(pcm))
 
-    def _media(self, at: ContentPosition, **fields: Any) -> None:
+    def _add_media(self, at: ContentPosition, **fields: Any) -> None:
         epoch = self._epochs.get(at.response_id, self.epoch)
         if epoch == self.epoch:
             self._frames.append(MediaFrame(frame(**fields), epoch))

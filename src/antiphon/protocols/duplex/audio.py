@@ -14,7 +14,7 @@ from antiphon.audio.encode import wav_header
 from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
 from antiphon.events.words import Word
-from antiphon.protocols.duplex.session_fields import Form
+from antiphon.protocols.duplex.session_fields import AudioFormat
 
 
 @dataclass(slots=True)
@@ -38,7 +38,9 @@ class ResponseAudioTexts:
         """More of its text."""
         self._said.setdefault(item_id, _Said()).text += text
 
-    def sound(self, item_id: str, pcm: Pcm, rate_hz: int, words: Sequence[Word], form: Form) -> dict[str, Any] | None:
+    def sound(
+        self, item_id: str, pcm: Pcm, rate_hz: int, words: Sequence[Word], form: AudioFormat
+    ) -> dict[str, Any] | None:
         """More of its sound, as the fields of a delta; None where it fills no frame yet."""
         said = self._said.setdefault(item_id, _Said())
         said.sound_s += len(pcm) / rate_hz
@@ -50,7 +52,7 @@ class ResponseAudioTexts:
         out = said.resampler.feed(pcm)
         return _delta(said, out, form, last=False) if len(out) else None
 
-    def end(self, item_id: str, form: Form) -> dict[str, Any]:
+    def end(self, item_id: str, form: AudioFormat) -> dict[str, Any]:
         """The last of its sound, which may be empty, as the fields of a delta."""
         said = self._said.pop(item_id, _Said())
         rest = said.resampler.flush() if said.resampler else np.zeros(0, np.float32)
@@ -61,7 +63,7 @@ class ResponseAudioTexts:
         self._said.pop(item_id, None)
 
 
-def decoder(form: Form) -> tuple[Any, int]:
+def decoder(form: AudioFormat) -> tuple[Any, int]:
     """What makes float32 of bytes of this format, and how many bytes a sample has."""
     kinds: dict[str, tuple[Any, int]] = {
         "pcm16": (from_pcm16, 2),
@@ -72,7 +74,7 @@ def decoder(form: Form) -> tuple[Any, int]:
     return kinds[form["type"]]
 
 
-def encoded(pcm: Pcm, form: Form) -> bytes:
+def encoded(pcm: Pcm, form: AudioFormat) -> bytes:
     """float32 at the format's rate to its bytes; a WAV is whole."""
     match form["type"]:
         case "pcm_f32le":
@@ -88,7 +90,7 @@ def encoded(pcm: Pcm, form: Form) -> bytes:
             return to_pcm16(pcm)
 
 
-def _delta(said: _Said, pcm: Pcm, form: Form, *, last: bool) -> dict[str, Any]:
+def _delta(said: _Said, pcm: Pcm, form: AudioFormat, *, last: bool) -> dict[str, Any]:
     marks, said.marks = said.marks, []
     sound_ms = round(said.sound_s * 1000)
     return {

@@ -9,7 +9,7 @@ from antiphon.events.data_uri import decode_base64, split_data_uri
 from antiphon.events.duplex import DuplexConfig
 from antiphon.protocols.fields import audio_file, number, typed
 
-Form = dict[str, Any]
+AudioFormat = dict[str, Any]
 # Other names of events.
 ALIASES = {
     "input.audio.append": "input_audio_buffer.append",
@@ -23,7 +23,7 @@ ALIASES = {
     "session.create": "session.update",
 }
 # What a conversation calls an error, and what it is called here.
-CODES = {
+DUPLEX_CODES = {
     "invalid_type": "bad_event",
     "invalid_value": "bad_event",
     "unknown_parameter": "bad_event",
@@ -38,16 +38,16 @@ CODES = {
 }
 RETRYABLE = frozenset({"resource_exhausted", "input_backpressure"})
 
-POLICIES = ("listen_only", "barge_in_on_speech", "auto")
-COMMITS = ("commit_all_on_done", "ack_only")
-_IN = ("pcm16", "pcm_f32le", "g711_ulaw", "g711_alaw")
-_OUT = (*_IN, "wav")
-_SPELLINGS = {
+OVERLAP_POLICIES = ("listen_only", "barge_in_on_speech", "auto")
+COMMIT_POLICIES = ("commit_all_on_done", "ack_only")
+_INPUT_FORMATS = ("pcm16", "pcm_f32le", "g711_ulaw", "g711_alaw")
+_OUTPUT_FORMATS = (*_INPUT_FORMATS, "wav")
+_FORMAT_ALIASES = {
     "pcm": "pcm16", "pcm_s16le": "pcm16", "s16le": "pcm16", "audio/pcm": "pcm16", "pcm_f32": "pcm_f32le", "f32le": "pcm_f32le",
     "float32": "pcm_f32le", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw", "audio/wav": "wav",
 }  # fmt: skip
-LEAST_HZ, MOST_HZ = 8000, 192_000
-MAX_FRAMES = 2
+MIN_RATE_HZ, MAX_RATE_HZ = 8000, 192_000
+MAX_VIDEO_FRAMES = 2
 CHUNK_PERIOD_MS = 100
 TARGET_BARGE_IN_MS = 300
 # A voice to speak with, as a file.
@@ -90,7 +90,7 @@ def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> dict[str, Any]
 def own_update(session: dict[str, Any]) -> dict[str, Any]:
     """The session's own fields of an update, checked. Raises RemoteProtocolError."""
     out: dict[str, Any] = {}
-    for key, allowed in (("overlap_policy", POLICIES), ("playback_commit_policy", COMMITS)):
+    for key, allowed in (("overlap_policy", OVERLAP_POLICIES), ("playback_commit_policy", COMMIT_POLICIES)):
         if session.get(key) is not None:
             if session[key] not in allowed:
                 raise RemoteProtocolError(
@@ -117,17 +117,17 @@ def own_update(session: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def overlap_of(own: dict[str, Any]) -> DuplexConfig:
+def duplex_config(own_fields: dict[str, Any]) -> DuplexConfig:
     """What of these fields the conversation goes by."""
-    first = own["extra_body"].get("force_listen_count")
+    first = own_fields["extra_body"].get("force_listen_count")
     return DuplexConfig(
-        own["overlap_policy"],
-        int(own["overlap_short_ack_ms"]),
-        int(own["overlap_barge_in_ms"]),
-        acks_only=own["playback_commit_policy"] == "ack_only",
+        own_fields["overlap_policy"],
+        int(own_fields["overlap_short_ack_ms"]),
+        int(own_fields["overlap_barge_in_ms"]),
+        acks_only=own_fields["playback_commit_policy"] == "ack_only",
         listen_only_units=None if first is None else int(first),
-        temperature=own["temperature"],
-        voice_reference=own["ref_audio"] or b"",
+        temperature=own_fields["temperature"],
+        voice_reference=own_fields["ref_audio"] or b"",
     )
 
 
@@ -156,26 +156,28 @@ def conversation_update(session: dict[str, Any]) -> tuple[dict[str, Any], dict[s
     return fields, given, output
 
 
-def input_format(session: dict[str, Any], before: Form) -> Form:
+def input_format(session: dict[str, Any], before: AudioFormat) -> AudioFormat:
     """The sound the client sends, by any of the names it may have in an update."""
     given = _audio(session, "input")
     kind = session.get("input_audio_format", given.get("format"))
     rate = session.get("sample_rate_hz", given.get("sample_rate_hz"))
-    return sound_format(kind, rate, before, _IN, "session.input_audio_format")
+    return audio_format(kind, rate, before, _INPUT_FORMATS, "session.input_audio_format")
 
 
-def output_format(session: dict[str, Any], before: Form) -> Form:
+def output_format(session: dict[str, Any], before: AudioFormat) -> AudioFormat:
     """The sound the client gets."""
     given = _audio(session, "output")
     kind = session.get("output_audio_format", given.get("format"))
-    return sound_format(kind, given.get("sample_rate_hz"), before, _OUT, "session.output_audio_format")
+    return audio_format(kind, given.get("sample_rate_hz"), before, _OUTPUT_FORMATS, "session.output_audio_format")
 
 
-def sound_format(kind: Any, rate: Any, before: Form, allowed: tuple[str, ...] = _IN, param: str = "format") -> Form:
+def audio_format(
+    kind: Any, rate: Any, before: AudioFormat, allowed: tuple[str, ...] = _INPUT_FORMATS, param: str = "format"
+) -> AudioFormat:
     """`{"type", "rate"}`; what is not given is as before. Raises RemoteProtocolError (unsupported_audio_format)."""
     if isinstance(kind, dict):
         kind, rate = kind.get("type"), kind.get("rate", rate)
-    name = before["type"] if kind is None else _SPELLINGS.get(kind, kind) if isinstance(kind, str) else kind
+    name = before["type"] if kind is None else _FORMAT_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
     if name not in allowed:
         raise RemoteProtocolError(
             "unsupported_audio_format",
@@ -185,17 +187,21 @@ def sound_format(kind: Any, rate: Any, before: Form, allowed: tuple[str, ...] = 
     hz = before["rate"] if rate is None else rate
     if name != before["type"] and rate is None and name.startswith("g711"):
         hz = 8000
-    if not isinstance(hz, int) or isinstance(hz, bool) or not LEAST_HZ <= hz <= MOST_HZ:
+    if not isinstance(hz, int) or isinstance(hz, bool) or not MIN_RATE_HZ <= hz <= MAX_RATE_HZ:
         raise RemoteProtocolError(
-            "unsupported_audio_format", f"A sample rate of {hz} is not supported: {LEAST_HZ} to {MOST_HZ} are.", param
+            "unsupported_audio_format",
+            f"A sample rate of {hz} is not supported: {MIN_RATE_HZ} to {MAX_RATE_HZ} are.",
+            param,
         )
     return {"type": name, "rate": hz}
 
 
 def video_frames(value: Any) -> tuple[bytes, ...]:
     """At most two JPEG or PNG images in base64. Raises RemoteProtocolError (invalid_video_frames)."""
-    if not isinstance(value, list) or len(value) > MAX_FRAMES:
-        raise RemoteProtocolError("invalid_video_frames", f"At most {MAX_FRAMES} images in base64.", "video_frames")
+    if not isinstance(value, list) or len(value) > MAX_VIDEO_FRAMES:
+        raise RemoteProtocolError(
+            "invalid_video_frames", f"At most {MAX_VIDEO_FRAMES} images in base64.", "video_frames"
+        )
     frames = []
     for text in value:
         try:

@@ -24,7 +24,6 @@ from antiphon.events.conversation import (
     ContentPartAdded,
     ContentPartDone,
     ContentPosition,
-    ConversationCommand,
     ConversationConfig,
     ConversationEvent,
     CreateItem,
@@ -61,19 +60,25 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.protocols.fields import known, number, require, typed
-from antiphon.protocols.openai.items import at as where
 from antiphon.protocols.openai.items import (
-    choice_from,
+    check_session_field,
     item_from,
-    item_shown,
-    part_shown,
+    item_json,
+    part_json,
+    position_fields,
     response_from,
-    response_shown,
-    session_field,
+    response_json,
+    tool_choice_from,
     tools_from,
     truncation_from,
 )
-from antiphon.protocols.openai.session_fields import flat, flat_shown, is_flat, nested, nested_shown
+from antiphon.protocols.openai.session_fields import (
+    beta_session_json,
+    ga_session_json,
+    read_beta_update,
+    read_ga_update,
+    uses_beta_names,
+)
 from antiphon.protocols.openai.transcription import NO_OBJECT, NOT_JSON, OpenAITranscription, default_input
 from antiphon.protocols.wire import decode_event
 from antiphon.turns.eagerness import EAGERNESS_MS, semantic_vad
@@ -114,9 +119,9 @@ class OpenAIConversation(OpenAITranscription):
     server_plays: bool = False
     model: str = ""
     fields: dict[str, Any] = field(default_factory=dict)
-    _spoken: bool = False
+    _audio_sent: bool = False
     # By item: an answer beside the conversation may be spoken at the same time.
-    _out: dict[str, Resampler] = field(default_factory=dict)
+    _output_resamplers: dict[str, Resampler] = field(default_factory=dict)
 
     def begin(self, model: str) -> None:
         """Set the defaults for the model the URL named (as the client spells it)."""
@@ -146,13 +151,13 @@ class OpenAIConversation(OpenAITranscription):
         most = f["max_output_tokens"]
         return ConfigureConversation(
             ConversationConfig(
-                self._listening(),
+                self._transcription_config(),
                 instructions=f["instructions"],
                 audio_output=f["output_modalities"] == ["audio"],
                 voice=self._loaded_voice(f["output"]["voice"]),
                 speed=f["output"]["speed"],
                 tools=tools_from(f["tools"]),
-                tool_choice=choice_from(f["tool_choice"]),
+                tool_choice=tool_choice_from(f["tool_choice"]),
                 max_tokens=None if most == "inf" else most,
                 create_response=vad.get("create_response") is not False,
                 interrupt_response=vad.get("interrupt_response") is not False,
@@ -170,16 +175,16 @@ class OpenAIConversation(OpenAITranscription):
             "audio": self.audio,
             "fields": self.fields,
             "beta": self.beta,
-            "spoken": self._spoken,
+            "spoken": self._audio_sent,
         }
 
     def restore(self, kept: dict[str, Any]) -> None:
         """Be what a session of before was told to be."""
         self.model, self.audio, self.fields = kept["model"], kept["audio"], kept["fields"]
-        self.beta, self._spoken = kept["beta"], kept["spoken"]
+        self.beta, self._audio_sent = kept["beta"], kept["spoken"]
         self._set_format(self.audio["format"])
 
-    def _listening(self) -> TranscriptionConfig:
+    def _transcription_config(self) -> TranscriptionConfig:
         asked, vad = self.audio["transcription"] or {}, self.audio["turn_detection"]
         turn = None
         if vad and vad["type"] == "semantic_vad":
@@ -203,12 +208,12 @@ class OpenAIConversation(OpenAITranscription):
         """The whole session, in the shape of the names in use."""
         f, head = self.fields, {"id": self.session_id, "object": "realtime.session", "expires_at": self.expires_at}
         if self.beta:
-            return head | flat_shown(self.model, f, self.audio)
-        return head | nested_shown(self.model, f, self.audio)
+            return head | beta_session_json(self.model, f, self.audio)
+        return head | ga_session_json(self.model, f, self.audio)
 
     # --- from the client --------------------------------------------------------------------------------------------------
 
-    def _receive(self, data: str | bytes) -> None:
+    def _receive_event(self, data: str | bytes) -> None:
         event = decode_event(data, NOT_JSON, NO_OBJECT)
         mine = event.get("event_id")
         self._event_id = mine if isinstance(mine, str) else None
@@ -218,73 +223,72 @@ class OpenAIConversation(OpenAITranscription):
             case "input_audio_buffer.append":
                 self._append(require(event, "audio", str, "audio"))
             case "input_audio_buffer.commit":
-                self._flush()
-                self._queue(CommitAudio())
+                self._flush_audio()
+                self._add_commands(CommitAudio())
             case "input_audio_buffer.clear":
                 self._resampler.flush()
-                self._queue(ClearAudio())
+                self._add_commands(ClearAudio())
             case "conversation.item.create":
                 after = typed(event.get("previous_item_id"), (str, type(None)), "previous_item_id")
-                self._ask(
+                self._add_commands(
                     CreateItem(
-                        item_from(require(event, "item", dict, "item"), "item", self.new_id, self._whole),
+                        item_from(require(event, "item", dict, "item"), "item", self.new_id, self._decode_whole),
                         after,
                         self._event_id,
                     )
                 )
             case "conversation.item.retrieve":
-                self._ask(RetrieveItem(require(event, "item_id", str, "item_id"), self._event_id))
+                self._add_commands(RetrieveItem(require(event, "item_id", str, "item_id"), self._event_id))
             case "conversation.item.delete":
-                self._ask(DeleteItem(require(event, "item_id", str, "item_id"), self._event_id))
+                self._add_commands(DeleteItem(require(event, "item_id", str, "item_id"), self._event_id))
             case "conversation.item.truncate":
                 index = require(event, "content_index", int, "content_index")
                 end_ms = require(event, "audio_end_ms", int, "audio_end_ms")
                 number(end_ms, "audio_end_ms", 0, 2**31)
-                self._ask(TruncateItem(require(event, "item_id", str, "item_id"), index, end_ms, self._event_id))
+                self._add_commands(
+                    TruncateItem(require(event, "item_id", str, "item_id"), index, end_ms, self._event_id)
+                )
             case "response.create":
-                self._ask(
+                self._add_commands(
                     response_from(
                         typed(event.get("response"), (dict, type(None)), "response") or {},
                         self.new_id,
                         self._loaded_voice,
-                        self._whole,
+                        self._decode_whole,
                         self._event_id,
                     )
                 )
             case "output_audio_buffer.clear" if self.server_plays:
-                self._ask(ClearOutputAudio(self._event_id))
+                self._add_commands(ClearOutputAudio(self._event_id))
             case "response.cancel":
                 wanted = typed(event.get("response_id"), (str, type(None)), "response_id")
-                self._ask(CancelResponse(wanted, self._event_id))
+                self._add_commands(CancelResponse(wanted, self._event_id))
             case kind:
                 supported = ", ".join(f"'{e}'" for e in EVENTS)
                 raise RemoteProtocolError(
                     "invalid_value", f"Invalid value: '{kind}'. Supported values are: {supported}.", "type"
                 )
 
-    def _ask(self, item: ConversationCommand) -> None:
-        self._queue(item)
-
     def _update(self, session: dict[str, Any], *, old: bool = False) -> None:
         """Check the whole update first; a wrong field refuses all of it."""
-        old_names = self.beta or is_flat(session)
-        fields, given, output = flat(session) if old_names else nested(session)
+        old_names = self.beta or uses_beta_names(session)
+        fields, given, output = read_beta_update(session) if old_names else read_ga_update(session)
         audio = dict(self.audio)
         for key, value in given.items():
-            audio[key] = self._checked(key, value, f"session.audio.input.{key}")
+            audio[key] = self._check_input_field(key, value, f"session.audio.input.{key}")
         merged = dict(self.fields)
         for key, value in fields.items():
-            merged[key] = session_field(key, value, speaks=bool(self.voices))
+            merged[key] = check_session_field(key, value, speaks=bool(self.voices))
         if output:
-            merged["output"] = self._output(output)
+            merged["output"] = self._check_output(output)
         if audio["format"] != self.audio["format"]:
-            self._flush()
+            self._flush_audio()
             self._set_format(audio["format"])
         self.audio, self.fields, self.beta = audio, merged, old_names
-        self._queue(self.configured())
-        self._tell("session.updated", session=self.session())
+        self._add_commands(self.configured())
+        self._add_event("session.updated", session=self.session())
 
-    def _checked(self, key: str, value: Any, param: str) -> Any:
+    def _check_input_field(self, key: str, value: Any, param: str) -> Any:
         if key == "transcription":
             if value is None:
                 return None
@@ -322,7 +326,7 @@ class OpenAIConversation(OpenAITranscription):
             try:
                 if base and base["type"] != "server_vad":
                     self.audio = self.audio | {"turn_detection": None}
-                merged = OpenAITranscription._checked(self, key, value | {"idle_timeout_ms": None}, param)
+                merged = OpenAITranscription._check_input_field(self, key, value | {"idle_timeout_ms": None}, param)
             finally:
                 self.audio = before
             for name in ("create_response", "interrupt_response"):
@@ -331,18 +335,18 @@ class OpenAIConversation(OpenAITranscription):
             if idle_ms is not None:
                 idle_ms = number(idle_ms, f"{param}.idle_timeout_ms", *IDLE_MS)
             return merged | {"idle_timeout_ms": idle_ms}
-        return OpenAITranscription._checked(self, key, value, param)
+        return OpenAITranscription._check_input_field(self, key, value, param)
 
-    def _output(self, given: dict[str, Any]) -> dict[str, Any]:
+    def _check_output(self, given: dict[str, Any]) -> dict[str, Any]:
         merged = dict(self.fields["output"])
         if given.get("format") is not None:
-            merged["format"] = OpenAITranscription._checked(
+            merged["format"] = OpenAITranscription._check_input_field(
                 self, "format", given["format"], "session.audio.output.format"
             )
         if given.get("speed") is not None:
             merged["speed"] = number(given["speed"], "session.audio.output.speed", 0.25, 1.5)
         if given.get("voice") is not None and given["voice"] != merged["voice"]:
-            if self._spoken:
+            if self._audio_sent:
                 raise RemoteProtocolError(
                     "cannot_update_voice",
                     "Cannot update a conversation's voice if assistant audio is present.",
@@ -367,75 +371,88 @@ class OpenAIConversation(OpenAITranscription):
             case UserTurnStarted(turn, item_id):
                 self._items[turn] = item_id
             case UserTurnCommitted(_, item, previous):
-                self._tell("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous)
-                self._tell("conversation.item.added", item=item_shown(item, beta=self.beta), previous_item_id=previous)
-                self._tell("conversation.item.done", item=item_shown(item, beta=self.beta), previous_item_id=previous)
+                self._add_event("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous)
+                self._add_event(
+                    "conversation.item.added", item=item_json(item, beta=self.beta), previous_item_id=previous
+                )
+                self._add_event(
+                    "conversation.item.done", item=item_json(item, beta=self.beta), previous_item_id=previous
+                )
             case CommandRejected(code, message, param, event_id):
                 self._event_id = event_id
                 self._error(code, message, param)
                 self._event_id = None
             case ItemAdded(item, previous):
-                self._tell("conversation.item.added", item=item_shown(item, beta=self.beta), previous_item_id=previous)
+                self._add_event(
+                    "conversation.item.added", item=item_json(item, beta=self.beta), previous_item_id=previous
+                )
             case ItemDone(item, previous):
-                self._tell("conversation.item.done", item=item_shown(item, beta=self.beta), previous_item_id=previous)
+                self._add_event(
+                    "conversation.item.done", item=item_json(item, beta=self.beta), previous_item_id=previous
+                )
             case ItemRetrieved(item):
-                self._tell("conversation.item.retrieved", item=item_shown(item, beta=self.beta))
+                self._add_event("conversation.item.retrieved", item=item_json(item, beta=self.beta))
             case ItemDeleted(item_id):
-                self._tell("conversation.item.deleted", item_id=item_id)
+                self._add_event("conversation.item.deleted", item_id=item_id)
             case ItemTruncated(item_id, index, end_ms):
-                self._tell("conversation.item.truncated", item_id=item_id, content_index=index, audio_end_ms=end_ms)
+                self._add_event(
+                    "conversation.item.truncated", item_id=item_id, content_index=index, audio_end_ms=end_ms
+                )
             case ResponseCreated(response):
-                self._tell("response.created", response=self._shown(response))
+                self._add_event("response.created", response=self._response_json(response))
             case ResponseDone(response):
-                self._tell("response.done", response=self._shown(response))
-                self._tell("rate_limits.updated", rate_limits=[])
+                self._add_event("response.done", response=self._response_json(response))
+                self._add_event("rate_limits.updated", rate_limits=[])
             case OutputItemAdded(response, index, item):
-                self._tell(
+                self._add_event(
                     "response.output_item.added",
                     response_id=response.id,
                     output_index=index,
-                    item=item_shown(item, beta=self.beta),
+                    item=item_json(item, beta=self.beta),
                 )
             case OutputItemDone(response, index, item):
-                self._tell(
+                self._add_event(
                     "response.output_item.done",
                     response_id=response.id,
                     output_index=index,
-                    item=item_shown(item, beta=self.beta),
+                    item=item_json(item, beta=self.beta),
                 )
             case ContentPartAdded(at, part):
-                self._tell("response.content_part.added", **where(at), part=part_shown(part))
+                self._add_event("response.content_part.added", **position_fields(at), part=part_json(part))
             case ResponseTextDelta(at, text, spoken):
                 name = "output_audio_transcript" if spoken else "output_text"
-                self._tell(f"response.{name}.delta", **where(at), delta=text)
+                self._add_event(f"response.{name}.delta", **position_fields(at), delta=text)
             case ResponseAudioDelta() if self.server_plays:
-                self._spoken = True
+                self._audio_sent = True
             case PlaybackStarted(response_id):
-                self._tell("output_audio_buffer.started", response_id=response_id)
+                self._add_event("output_audio_buffer.started", response_id=response_id)
             case PlaybackStopped(response_id):
-                self._tell("output_audio_buffer.stopped", response_id=response_id)
+                self._add_event("output_audio_buffer.stopped", response_id=response_id)
             case PlaybackCleared(response_id):
-                self._tell("output_audio_buffer.cleared", response_id=response_id)
+                self._add_event("output_audio_buffer.cleared", response_id=response_id)
             case IdleTimedOut(item_id, start_ms, end_ms):
-                self._tell(
+                self._add_event(
                     "input_audio_buffer.timeout_triggered",
                     audio_start_ms=start_ms,
                     audio_end_ms=end_ms,
                     item_id=item_id,
                 )
             case ResponseAudioDelta(at, pcm, rate_hz):
-                self._spoken = True
-                self._sound_said(at, self._encoded(at, pcm, rate_hz))
+                self._audio_sent = True
+                self._add_audio_delta(at, self._encode_audio(at, pcm, rate_hz))
             case ContentPartDone(at, part):
                 self._part_done(at, part)
             case ArgumentsDelta(at, call_id, text):
-                self._tell(
-                    "response.function_call_arguments.delta", **where(at, content=False), call_id=call_id, delta=text
+                self._add_event(
+                    "response.function_call_arguments.delta",
+                    **position_fields(at, content=False),
+                    call_id=call_id,
+                    delta=text,
                 )
             case ArgumentsDone(at, call_id, name, arguments):
-                self._tell(
+                self._add_event(
                     "response.function_call_arguments.done",
-                    **where(at, content=False),
+                    **position_fields(at, content=False),
                     call_id=call_id,
                     name=name,
                     arguments=arguments,
@@ -446,33 +463,33 @@ class OpenAIConversation(OpenAITranscription):
 
     def _part_done(self, at: ContentPosition, part: ContentPart) -> None:
         if part.kind == "output_audio":
-            if resampler := self._out.pop(at.item_id, None):
-                self._sound_said(at, self._coded(resampler.flush()))
-            self._tell("response.output_audio.done", **where(at))
-            self._tell("response.output_audio_transcript.done", **where(at), transcript=part.text)
+            if resampler := self._output_resamplers.pop(at.item_id, None):
+                self._add_audio_delta(at, self._to_output_format(resampler.flush()))
+            self._add_event("response.output_audio.done", **position_fields(at))
+            self._add_event("response.output_audio_transcript.done", **position_fields(at), transcript=part.text)
         else:
-            self._tell("response.output_text.done", **where(at), text=part.text)
-        self._tell("response.content_part.done", **where(at), part=part_shown(part))
+            self._add_event("response.output_text.done", **position_fields(at), text=part.text)
+        self._add_event("response.content_part.done", **position_fields(at), part=part_json(part))
 
-    def _sound_said(self, at: ContentPosition, data: bytes) -> None:
+    def _add_audio_delta(self, at: ContentPosition, data: bytes) -> None:
         if data:
-            self._tell("response.output_audio.delta", **where(at), delta=b64encode(data).decode())
+            self._add_event("response.output_audio.delta", **position_fields(at), delta=b64encode(data).decode())
 
-    def _encoded(self, at: ContentPosition, pcm: Pcm, rate_hz: int) -> bytes:
-        if at.item_id not in self._out:
-            self._out[at.item_id] = Resampler(rate_hz, self.fields["output"]["format"].get("rate", 8000))
-        return self._coded(self._out[at.item_id].feed(pcm))
+    def _encode_audio(self, at: ContentPosition, pcm: Pcm, rate_hz: int) -> bytes:
+        if at.item_id not in self._output_resamplers:
+            self._output_resamplers[at.item_id] = Resampler(rate_hz, self.fields["output"]["format"].get("rate", 8000))
+        return self._to_output_format(self._output_resamplers[at.item_id].feed(pcm))
 
-    def _coded(self, pcm: Pcm) -> bytes:
+    def _to_output_format(self, pcm: Pcm) -> bytes:
         kind = self.fields["output"]["format"]["type"]
         return {"audio/pcmu": to_ulaw, "audio/pcma": to_alaw}.get(kind, to_pcm16)(pcm)
 
-    def _tell(self, kind: str, /, **fields: Any) -> None:
+    def _add_event(self, kind: str, /, **fields: Any) -> None:
         if self.beta:
             if kind in _BETA_SILENT:
                 return
             kind = _BETA_EVENTS.get(kind, kind)
-        self._say(type=kind, event_id=self.new_id("event_"), **fields)
+        self._add_frame(type=kind, event_id=self.new_id("event_"), **fields)
 
-    def _shown(self, response: Response) -> dict[str, Any]:
-        return response_shown(response, self.session_id, self.fields["output"], beta=self.beta)
+    def _response_json(self, response: Response) -> dict[str, Any]:
+        return response_json(response, self.session_id, self.fields["output"], beta=self.beta)

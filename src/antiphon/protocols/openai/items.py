@@ -121,7 +121,7 @@ def response_from(
         audio_output=speaks,
         voice=voice_of(voice) if voice else None,
         tools=tools_from(raw["tools"], "response.tools") if raw.get("tools") is not None else None,
-        tool_choice=choice_from(raw["tool_choice"], "response.tool_choice") if raw.get("tool_choice") else None,
+        tool_choice=tool_choice_from(raw["tool_choice"], "response.tool_choice") if raw.get("tool_choice") else None,
         max_tokens=None
         if most in (None, "inf")
         else int(number(typed(most, int, "response.max_output_tokens"), "response.max_output_tokens", 1, 4096)),
@@ -139,7 +139,7 @@ def _input_item(raw: dict[str, Any], index: int, new_id: NewId, decode: Decode) 
     return item_from(raw, f"response.input[{index}]", new_id, decode)
 
 
-def response_shown(response: Response, session_id: str, output: dict[str, Any], *, beta: bool) -> dict[str, Any]:
+def response_json(response: Response, session_id: str, output: dict[str, Any], *, beta: bool) -> dict[str, Any]:
     """A response as the client is shown it. `output`: the session's format and voice."""
     details = None
     if response.status == "failed":
@@ -169,7 +169,7 @@ def response_shown(response: Response, session_id: str, output: dict[str, Any], 
         "object": "realtime.response",
         "status": response.status,
         "status_details": details,
-        "output": [item_shown(i, beta=beta) for i in response.output],
+        "output": [item_json(i, beta=beta) for i in response.output],
         "output_modalities": ["audio"] if response.audio_output else ["text"],
         "max_output_tokens": response.max_tokens or "inf",
         "metadata": response.metadata,
@@ -186,7 +186,7 @@ def response_shown(response: Response, session_id: str, output: dict[str, Any], 
     return shown
 
 
-def item_shown(item: Item, *, beta: bool) -> dict[str, Any]:
+def item_json(item: Item, *, beta: bool) -> dict[str, Any]:
     """An item as the client is shown it."""
     head = {"id": item.id, "object": "realtime.item", "status": item.status}
     match item.kind:
@@ -208,16 +208,16 @@ def item_shown(item: Item, *, beta: bool) -> dict[str, Any]:
             return head | {"type": "function_call_output", "call_id": item.call_id, "output": item.output}
 
 
-def at(place: ContentPosition, *, content: bool = True) -> dict[str, Any]:
+def position_fields(position: ContentPosition, *, content: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "response_id": place.response_id,
-        "item_id": place.item_id,
-        "output_index": place.output_index,
+        "response_id": position.response_id,
+        "item_id": position.item_id,
+        "output_index": position.output_index,
     }
-    return found | {"content_index": place.content_index} if content else found
+    return found | {"content_index": position.content_index} if content else found
 
 
-def part_shown(part: ContentPart) -> dict[str, Any]:
+def part_json(part: ContentPart) -> dict[str, Any]:
     return (
         {"type": "audio", "transcript": part.text}
         if part.kind == "output_audio"
@@ -256,7 +256,7 @@ def tools_from(raw: Any, param: str = "session.tools") -> tuple[Tool, ...]:
     return tuple(tools)
 
 
-def choice_from(raw: Any, param: str = "session.tool_choice") -> str:
+def tool_choice_from(raw: Any, param: str = "session.tool_choice") -> str:
     if raw is None:
         return "auto"
     if isinstance(raw, dict):
@@ -267,7 +267,7 @@ def choice_from(raw: Any, param: str = "session.tool_choice") -> str:
     return str(raw)
 
 
-def session_field(key: str, value: Any, *, speaks: bool) -> Any:
+def check_session_field(key: str, value: Any, *, speaks: bool) -> Any:
     """One field of a conversation's session, checked. Raises RemoteProtocolError."""
     param = f"session.{key}"
     match key:
@@ -283,7 +283,7 @@ def session_field(key: str, value: Any, *, speaks: bool) -> Any:
             tools_from(value, param)
             return value or []
         case "tool_choice":
-            choice_from(value, param)
+            tool_choice_from(value, param)
             return value or "auto"
         case "max_output_tokens":
             if value is None or value == "inf":

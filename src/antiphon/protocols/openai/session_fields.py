@@ -8,7 +8,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import known, typed
 from antiphon.protocols.openai.transcription import BETA_FORMATS
 
-Update = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+SessionUpdate = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
 _GA_KEYS = (
     "type", "object", "id", "model", "output_modalities", "instructions", "audio", "tools", "tool_choice", "max_output_tokens",
@@ -25,12 +25,12 @@ _BETA_AUDIO = ("input_audio_format", "input_audio_transcription", "input_audio_n
 _ECHOED = ("truncation", "tracing", "prompt", "include", "reasoning", "parallel_tool_calls")
 
 
-def is_flat(session: dict[str, Any]) -> bool:
+def uses_beta_names(session: dict[str, Any]) -> bool:
     """It uses names that only the beta has."""
     return any(k in session for k in (*_BETA_AUDIO, "modalities", "voice", "output_audio_format"))
 
 
-def nested(session: dict[str, Any]) -> Update:
+def read_ga_update(session: dict[str, Any]) -> SessionUpdate:
     """The GA names. Raises RemoteProtocolError for a field that is none."""
     known(session, _GA_KEYS, "session")
     if session.get("type", "realtime") != "realtime":
@@ -45,7 +45,7 @@ def nested(session: dict[str, Any]) -> Update:
     return {k: session[k] for k in keep if k in session}, given, output
 
 
-def flat(session: dict[str, Any]) -> Update:
+def read_beta_update(session: dict[str, Any]) -> SessionUpdate:
     """The beta names, as the GA's. Raises RemoteProtocolError for a field that is none."""
     known(
         session,
@@ -77,13 +77,13 @@ def flat(session: dict[str, Any]) -> Update:
     return fields, given, output
 
 
-def nested_shown(model: str, fields: dict[str, Any], audio: dict[str, Any]) -> dict[str, Any]:
+def ga_session_json(model: str, fields: dict[str, Any], audio: dict[str, Any]) -> dict[str, Any]:
     """A session in the GA names."""
     shown = {k: v for k, v in fields.items() if k != "output"}
     return {"type": "realtime", "model": model} | shown | {"audio": {"input": audio, "output": fields["output"]}}
 
 
-def flat_shown(model: str, fields: dict[str, Any], audio: dict[str, Any]) -> dict[str, Any]:
+def beta_session_json(model: str, fields: dict[str, Any], audio: dict[str, Any]) -> dict[str, Any]:
     """A session in the beta names."""
     out = fields["output"]
     old_in, old_out = (

@@ -138,7 +138,7 @@ class OpenAITranscription(Dialect):
         """One frame from the client. Never raises: what is wrong is answered."""
         self._event_id = None
         try:
-            self._receive(data)
+            self._receive_event(data)
         except RemoteProtocolError as error:
             self._error(error.code, error.message, error.param)
 
@@ -147,7 +147,7 @@ class OpenAITranscription(Dialect):
         self._event_id = None
         self._error("invalid_event", f"The event is larger than {most} bytes.")
 
-    def _receive(self, data: str | bytes) -> None:
+    def _receive_event(self, data: str | bytes) -> None:
         event = decode_event(data, NOT_JSON, NO_OBJECT)
         if isinstance(event.get("event_id"), str):
             self._event_id = event["event_id"]
@@ -158,11 +158,11 @@ class OpenAITranscription(Dialect):
             case "input_audio_buffer.append":
                 self._append(require(event, "audio", str, "audio"))
             case "input_audio_buffer.commit":
-                self._flush()
-                self._queue(CommitAudio())
+                self._flush_audio()
+                self._add_commands(CommitAudio())
             case "input_audio_buffer.clear":
                 self._resampler.flush()
-                self._queue(ClearAudio())
+                self._add_commands(ClearAudio())
             case kind:
                 supported = ", ".join(f"'{e}'" for e in EVENTS)
                 raise RemoteProtocolError(
@@ -170,9 +170,9 @@ class OpenAITranscription(Dialect):
                 )
 
     def _append(self, text: str) -> None:
-        self._sound(self._resampler.feed(self._decoded(text, "audio")))
+        self._add_audio(self._resampler.feed(self._decode_audio(text, "audio")))
 
-    def _decoded(self, text: str, param: str) -> Pcm:
+    def _decode_audio(self, text: str, param: str) -> Pcm:
         """Base64 sound in the session's format, at its rate. Raises RemoteProtocolError."""
         try:
             data = decode_base64(text)
@@ -188,17 +188,17 @@ class OpenAITranscription(Dialect):
             raise RemoteProtocolError("invalid_value", "Invalid 'audio': an odd number of bytes is not PCM16.", param)
         return self._decode(data)
 
-    def _whole(self, text: str, param: str) -> Pcm:
+    def _decode_whole(self, text: str, param: str) -> Pcm:
         """Base64 sound in the session's format, at 16 kHz. Raises RemoteProtocolError."""
         resampler = Resampler(self.audio["format"].get("rate", 8000), SAMPLE_RATE_HZ)
-        return np.concatenate((resampler.feed(self._decoded(text, param)), resampler.flush()))
+        return np.concatenate((resampler.feed(self._decode_audio(text, param)), resampler.flush()))
 
-    def _flush(self) -> None:
-        self._sound(self._resampler.flush())
+    def _flush_audio(self) -> None:
+        self._add_audio(self._resampler.flush())
 
-    def _sound(self, pcm: Pcm) -> None:
+    def _add_audio(self, pcm: Pcm) -> None:
         if len(pcm):
-            self._queue(AppendAudio(pcm))
+            self._add_commands(AppendAudio(pcm))
 
     def _update(self, session: dict[str, Any], *, old: bool) -> None:
         """Check the whole update first; a wrong field refuses all of it."""
@@ -209,17 +209,17 @@ class OpenAITranscription(Dialect):
             changes, include = self._ga_changes(session)
         audio = dict(self.audio)
         for key, value in changes.items():
-            audio[key] = self._checked(key, value, _PARAM[beta][key])
+            audio[key] = self._check_input_field(key, value, _PARAM[beta][key])
         config = self._config(audio)
         if audio["format"] != self.audio["format"]:
-            self._flush()
+            self._flush_audio()
             self._set_format(audio["format"])
         self.audio, self.beta = audio, beta
         if include is not None:
             self.include = include
-        self._queue(ConfigureTranscription(config))
+        self._add_commands(ConfigureTranscription(config))
         name = "transcription_session.updated" if beta else "session.updated"
-        self._tell(name, session=self.session())
+        self._add_event(name, session=self.session())
 
     def _ga_changes(self, session: dict[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
         kind = session.get("type", "transcription")
@@ -258,7 +258,7 @@ class OpenAITranscription(Dialect):
                 )
         return values
 
-    def _checked(self, key: str, value: Any, param: str) -> Any:
+    def _check_input_field(self, key: str, value: Any, param: str) -> Any:
         match key:
             case "format":
                 return _format(typed(value, (dict, str), param), param)
@@ -344,13 +344,13 @@ class OpenAITranscription(Dialect):
         """Queue the frames of an output."""
         match output:
             case SpeechStarted(turn, at_ms):
-                self._tell("input_audio_buffer.speech_started", audio_start_ms=at_ms, item_id=self._item(turn))
+                self._add_event("input_audio_buffer.speech_started", audio_start_ms=at_ms, item_id=self._item(turn))
             case SpeechStopped(turn, at_ms):
-                self._tell("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._item(turn))
+                self._add_event("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._item(turn))
             case TurnCommitted(turn):
                 self._committed(self._item(turn))
             case TurnCleared():
-                self._tell("input_audio_buffer.cleared")
+                self._add_event("input_audio_buffer.cleared")
             case CommitRefused(have_ms, minimum_ms):
                 self._event_id = None
                 self._error(
@@ -390,12 +390,12 @@ class OpenAITranscription(Dialect):
             "role": "user",
             "content": [{"type": "input_audio", "transcript": None}],
         }
-        self._tell("input_audio_buffer.committed", item_id=item_id, previous_item_id=previous)
+        self._add_event("input_audio_buffer.committed", item_id=item_id, previous_item_id=previous)
         for name in ("created",) if self.beta else ("added", "done"):
-            self._tell(f"conversation.item.{name}", item=item, previous_item_id=previous)
+            self._add_event(f"conversation.item.{name}", item=item, previous_item_id=previous)
 
     def _transcription_event(self, name: str, turn: int, **fields: Any) -> None:
-        self._tell(
+        self._add_event(
             f"conversation.item.input_audio_transcription.{name}",
             item_id=self._item(turn),
             content_index=0,
@@ -407,8 +407,8 @@ class OpenAITranscription(Dialect):
             self._items[turn] = self.new_id("item_")
         return self._items[turn]
 
-    def _tell(self, kind: str, /, **fields: Any) -> None:
-        self._say(type=kind, event_id=self.new_id("event_"), **fields)
+    def _add_event(self, kind: str, /, **fields: Any) -> None:
+        self._add_frame(type=kind, event_id=self.new_id("event_"), **fields)
 
     def _error(self, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error") -> None:
         error = {"type": kind, "code": code, "message": message}
@@ -416,7 +416,7 @@ class OpenAITranscription(Dialect):
             error["param"] = param
         if self._event_id:
             error["event_id"] = self._event_id
-        self._tell("error", error=error)
+        self._add_event("error", error=error)
 
 
 _PARAM: dict[bool, dict[str, str]] = {

@@ -55,13 +55,13 @@ class SpeechCatalog:
         return ", ".join(self.voices)
 
 
-def config(fields: dict[str, Any], facts: SpeechCatalog, format: SpeechFormat) -> SpeechConfig:
+def config(fields: dict[str, Any], catalog: SpeechCatalog, format: SpeechFormat) -> SpeechConfig:
     """The configuration that `fields` come to; None stands for a field that is not there. Unknown fields are ignored.
 
     Raises RemoteProtocolError: model_not_found, voice_not_found, or what is wrong with which field.
     """
-    _model(fields.get("model"), facts)
-    _check(fields, facts)
+    _model(fields.get("model"), catalog)
+    _check(fields, catalog)
     asked: SpeechFormat = fields.get("response_format") or format
     if asked not in get_args(SpeechFormat):
         raise _invalid("response_format", f"expected one of {', '.join(get_args(SpeechFormat))}")
@@ -75,7 +75,7 @@ def config(fields: dict[str, Any], facts: SpeechCatalog, format: SpeechFormat) -
     words = _flag(fields, "word_timestamps")
     stream = _flag(fields, "stream_audio")
     pace = 1.0 if speed is None else number(speed, "speed", 0.25, 4.0)
-    voice = _voice(fields, facts)
+    voice = _voice(fields, catalog)
     sample = _sample(fields)
     if sample is None and isinstance(voice, VoiceSample):
         sample = voice
@@ -98,18 +98,18 @@ def config(fields: dict[str, Any], facts: SpeechCatalog, format: SpeechFormat) -
     )
 
 
-def _model(name: Any, facts: SpeechCatalog) -> None:
+def _model(name: Any, catalog: SpeechCatalog) -> None:
     if name is None or name == "":
         return
     typed(name, str, "model")
-    if facts.models.exact(name):
+    if catalog.models.exact(name):
         return
-    if len(name) > MAX_NAME_CHARS or not facts.models.lenient(name):
+    if len(name) > MAX_NAME_CHARS or not catalog.models.lenient(name):
         raise RemoteProtocolError("model_not_found", f"The model `{name[:MAX_NAME_CHARS]}` does not exist.", "model")
-    facts.log_alias(name, facts.models.loaded[0])
+    catalog.log_alias(name, catalog.models.loaded[0])
 
 
-def _voice(fields: dict[str, Any], facts: SpeechCatalog) -> str | VoiceSample | None:
+def _voice(fields: dict[str, Any], catalog: SpeechCatalog) -> str | VoiceSample | None:
     given = fields.get("voice")
     asked = fields.get("speaker") if given is None else given
     if isinstance(asked, dict):
@@ -117,23 +117,23 @@ def _voice(fields: dict[str, Any], facts: SpeechCatalog) -> str | VoiceSample | 
     if asked is None or asked == "":
         return None
     name: str = typed(asked, str, "voice")
-    own = next((v for v in facts.voices if v.lower() == name.lower()), None)
+    own = next((v for v in catalog.voices if v.lower() == name.lower()), None)
     if own:
         return own
-    hosted = name.lower() in HOSTED_VOICES and not facts.models.strict
-    if not hosted and len(name) <= MAX_NAME_CHARS and (found := facts.uploaded(name)):
-        if facts.clones:
+    hosted = name.lower() in HOSTED_VOICES and not catalog.models.strict
+    if not hosted and len(name) <= MAX_NAME_CHARS and (found := catalog.uploaded(name)):
+        if catalog.clones:
             return found
         raise RemoteProtocolError(
             "voice_not_supported",
-            f"The loaded model cannot speak with an uploaded voice; its own: {facts.names}.",
+            f"The loaded model cannot speak with an uploaded voice; its own: {catalog.names}.",
             "voice",
         )
     if hosted:
-        facts.log_alias(f"voice {name}", facts.voices[0])
+        catalog.log_alias(f"voice {name}", catalog.voices[0])
         return None
     raise RemoteProtocolError(
-        "voice_not_found", f"The voice `{name[:MAX_NAME_CHARS]}` does not exist; there are: {facts.names}.", "voice"
+        "voice_not_found", f"The voice `{name[:MAX_NAME_CHARS]}` does not exist; there are: {catalog.names}.", "voice"
     )
 
 
@@ -151,7 +151,7 @@ def _sample(fields: dict[str, Any]) -> VoiceSample | None:
     return VoiceSample(sound, "" if fields.get("x_vector_only_mode") else fields.get("ref_text") or "")
 
 
-def _check(fields: dict[str, Any], facts: SpeechCatalog) -> None:
+def _check(fields: dict[str, Any], catalog: SpeechCatalog) -> None:
     """Fields that are checked whether or not this model has a use for them."""
     for name in ("instructions", "language", "ref_audio", "ref_text"):
         typed(fields.get(name), (str, type(None)), name)
@@ -169,18 +169,18 @@ def _check(fields: dict[str, Any], facts: SpeechCatalog) -> None:
     task = fields.get("task_type")
     if task is not None and task not in TASKS:
         raise _invalid("task_type", f"expected one of {', '.join(TASKS)}")
-    wanted = None if facts.clones else next((n for n in _CLONING if fields.get(n)), None)
-    if wanted or (task is not None and task not in facts.tasks):
+    wanted = None if catalog.clones else next((n for n in _CLONING if fields.get(n)), None)
+    if wanted or (task is not None and task not in catalog.tasks):
         raise RemoteProtocolError(
             "not_supported",
             "The loaded model speaks with its own voices only."
-            if not facts.clones
-            else f"The loaded model does {', '.join(facts.tasks)}.",
+            if not catalog.clones
+            else f"The loaded model does {', '.join(catalog.tasks)}.",
             wanted or "task_type",
         )
     language = fields.get("language")
-    if language and _code(language) not in (*facts.languages, "auto"):
-        raise _invalid("language", f"the loaded model speaks {', '.join(facts.languages)}")
+    if language and _code(language) not in (*catalog.languages, "auto"):
+        raise _invalid("language", f"the loaded model speaks {', '.join(catalog.languages)}")
 
 
 def _code(language: str) -> str:

@@ -32,12 +32,12 @@ class SpeechRequest:
     whole: bool = False
 
 
-def parse(body: bytes, facts: SpeechCatalog) -> SpeechRequest:
+def parse(body: bytes, catalog: SpeechCatalog) -> SpeechRequest:
     """The body of a speech request. Raises RemoteProtocolError."""
-    return _request(json_body(body), facts)
+    return _request(json_body(body), catalog)
 
 
-def parse_batch(body: bytes, facts: SpeechCatalog) -> list[SpeechRequest | RemoteProtocolError]:
+def parse_batch(body: bytes, catalog: SpeechCatalog) -> list[SpeechRequest | RemoteProtocolError]:
     """The items of a batch, each with the shared defaults under its own fields; what is wrong with one is its own.
 
     Raises RemoteProtocolError for what is wrong with all.
@@ -51,14 +51,14 @@ def parse_batch(body: bytes, facts: SpeechCatalog) -> list[SpeechRequest | Remot
     for i, item in enumerate(items):
         own = typed(item, dict, f"items[{i}]")
         try:
-            request = _request(shared | own, facts)
+            request = _request(shared | own, catalog)
             out.append(replace(request, sse=False, whole=True, config=replace(request.config, stream=False)))
         except RemoteProtocolError as error:
             out.append(error)
     return out
 
 
-def _request(fields: dict[str, Any], facts: SpeechCatalog) -> SpeechRequest:
+def _request(fields: dict[str, Any], catalog: SpeechCatalog) -> SpeechRequest:
     text: str = require(fields, "input", str, "input")
     if not text.strip():
         raise RemoteProtocolError("invalid_value", "Invalid value for 'input': there is nothing to say.", "input")
@@ -66,7 +66,7 @@ def _request(fields: dict[str, Any], facts: SpeechCatalog) -> SpeechRequest:
         raise RemoteProtocolError(
             "string_above_max_length", f"Invalid value for 'input': at most {MAX_INPUT_CHARS} characters.", "input"
         )
-    asked = speech_fields.config(fields, facts, "mp3")
+    asked = speech_fields.config(fields, catalog, "mp3")
     kind = fields.get("stream_format") or "audio"
     if kind not in ("audio", "sse"):
         raise RemoteProtocolError(
@@ -86,7 +86,7 @@ def delta_event(data: bytes) -> bytes:
 def done_event(num_symbols: int, num_frames: int, words: Sequence[Word] | None, skipped: str) -> bytes:
     """The end: what the model read and made, in its own units, and, where asked for, where each word lies."""
     usage = {"input_tokens": num_symbols, "output_tokens": num_frames, "total_tokens": num_symbols + num_frames}
-    more: dict[str, Any] = {} if words is None else {"words": timed(words)}
+    more: dict[str, Any] = {} if words is None else {"words": words_json(words)}
     if skipped:
         more["skipped"] = skipped
     return _event(type="speech.audio.done", usage=usage, **more)
@@ -101,14 +101,14 @@ def _event(**fields: Any) -> bytes:
     return b"data: " + _encoder.encode(fields) + b"\n\n"
 
 
-def timed(words: Sequence[Word]) -> list[dict[str, Any]]:
+def words_json(words: Sequence[Word]) -> list[dict[str, Any]]:
     """Words with their milliseconds."""
     return [{"word": w.text, "start_ms": round(w.start_s * 1000), "end_ms": round(w.end_s * 1000)} for w in words]
 
 
 def batch_item(index: int, format: str, data: bytes, words: Sequence[Word] | None, skipped: str) -> dict[str, Any]:
     """One result of a batch that was spoken."""
-    more: dict[str, Any] = {} if words is None else {"words": timed(words)}
+    more: dict[str, Any] = {} if words is None else {"words": words_json(words)}
     if skipped:
         more["skipped"] = skipped
     return {"index": index, "status": "success", "audio_data": b64encode(data).decode(), "format": format} | more

@@ -33,12 +33,12 @@ BYTES_A_SAMPLE = 2
 class SpeechDialect:
     """One connection's dialect. `closing` is set when the connection is to be closed after its frames."""
 
-    def __init__(self, facts: SpeechCatalog) -> None:
-        self._facts = facts
+    def __init__(self, catalog: SpeechCatalog) -> None:
+        self._catalog = catalog
         self._config: SpeechConfig | None = None
         self._commands: list[SpeechCommand] = []
         self._frames: list[str | bytes] = []
-        self._unit: SentenceStarted | None = None
+        self._sentence: SentenceStarted | None = None
         self._chunk = 0
         self._bytes = 0
         self._started: dict[int, int] = {}
@@ -61,7 +61,7 @@ class SpeechDialect:
     def receive(self, data: str | bytes) -> None:
         """One message. Never raises; whatever is wrong is answered, and before the first configuration ends the connection."""
         try:
-            self._take(data)
+            self._receive(data)
         except RemoteProtocolError as error:
             self.refuse(error.message)
 
@@ -70,7 +70,7 @@ class SpeechDialect:
         self._frames.append(frame(type="error", message=message))
         self.closing = self.closing or not self.configured
 
-    def _take(self, data: str | bytes) -> None:
+    def _receive(self, data: str | bytes) -> None:
         size = len(data)
         if size > MAX_CONFIG_BYTES:
             raise RemoteProtocolError("too_large", "WebSocket message too large")
@@ -102,7 +102,7 @@ class SpeechDialect:
 
     def _configure(self, message: dict[str, Any]) -> None:
         try:
-            asked = speech_fields.config(message, self._facts, "wav")
+            asked = speech_fields.config(message, self._catalog, "wav")
             if asked.stream and (asked.format != "pcm" or asked.speed != 1.0):
                 what, got = (
                     ("response_format='pcm'", repr(asked.format))
@@ -132,70 +132,75 @@ class SpeechDialect:
                 self._sound(output.data, output.start_s, output.end_s)
             case SentenceDone():
                 self._done(output)
-            case UtteranceDone(utterance, units, cancelled):
-                if cancelled and self._unit:
-                    self._end(self._unit, error=False, cancelled=True)
+            case UtteranceDone(utterance, sentences, cancelled):
+                if cancelled and self._sentence:
+                    self._end(self._sentence, error=False, cancelled=True)
                 fields: dict[str, Any] = {"cancelled": True} if cancelled else {}
                 sent = self._started.pop(utterance, 0)
-                total = sent if cancelled else units
-                self._say(type="session.done", utterance_index=utterance, total_sentences=total, **fields)
+                total = sent if cancelled else sentences
+                self._add_frame(type="session.done", utterance_index=utterance, total_sentences=total, **fields)
 
-    def _start(self, unit: SentenceStarted) -> None:
-        self._unit, self._chunk, self._bytes = unit, 0, 0
-        self._started[unit.utterance] = unit.sentence + 1
+    def _start(self, sentence: SentenceStarted) -> None:
+        self._sentence, self._chunk, self._bytes = sentence, 0, 0
+        self._started[sentence.utterance] = sentence.sentence + 1
         fields: dict[str, Any] = {}
-        if unit.config.stream:
-            fields["sample_rate"] = unit.rate_hz
-        if unit.config.word_times:
+        if sentence.config.stream:
+            fields["sample_rate"] = sentence.rate_hz
+        if sentence.config.word_times:
             fields["word_timestamps"] = True
-        self._say(**self._where(unit, "audio.start"), sentence_text=unit.text, format=unit.config.format, **fields)
+        self._add_frame(
+            **self._sentence_fields(sentence, "audio.start"),
+            sentence_text=sentence.text,
+            format=sentence.config.format,
+            **fields,
+        )
 
     def _sound(self, data: bytes, start_s: float, end_s: float, words: tuple[Word, ...] | None = None) -> None:
-        assert self._unit
+        assert self._sentence
         self._bytes += len(data)
-        if not self._unit.config.word_times:
+        if not self._sentence.config.word_times:
             self._frames.append(data)
             return
-        times = None if words is None else [_times(word) for word in words]
-        self._say(
-            **self._where(self._unit, "audio.chunk"),
+        times = None if words is None else [_word_json(word) for word in words]
+        self._add_frame(
+            **self._sentence_fields(self._sentence, "audio.chunk"),
             chunk_id=self._chunk,
             chunk_start_ms=round(start_s * 1000),
             chunk_end_ms=round(end_s * 1000),
-            sample_rate=self._unit.rate_hz,
+            sample_rate=self._sentence.rate_hz,
             audio_b64=b64encode(data).decode(),
             timestamps=times,
         )
         self._chunk += 1
 
     def _done(self, done: SentenceDone) -> None:
-        unit = self._unit
-        assert unit
+        sentence = self._sentence
+        assert sentence
         if done.error:
-            where = f"utterance {unit.utterance}, sentence {unit.sentence}"
-            self._say(type="error", message=f"Generation failed for {where}: {done.error}")
-        elif unit.config.word_times:
+            where = f"utterance {sentence.utterance}, sentence {sentence.sentence}"
+            self._add_frame(type="error", message=f"Generation failed for {where}: {done.error}")
+        elif sentence.config.word_times:
             # Where every word lies is known only now: a last chunk without sound says it.
-            end_s = self._bytes / BYTES_A_SAMPLE / unit.rate_hz
+            end_s = self._bytes / BYTES_A_SAMPLE / sentence.rate_hz
             self._sound(b"", end_s, end_s, done.words)
-        self._end(unit, error=bool(done.error), skipped=done.skipped)
+        self._end(sentence, error=bool(done.error), skipped=done.skipped)
 
-    def _end(self, unit: SentenceStarted, *, error: bool, cancelled: bool = False, skipped: str = "") -> None:
+    def _end(self, sentence: SentenceStarted, *, error: bool, cancelled: bool = False, skipped: str = "") -> None:
         fields: dict[str, Any] = {"cancelled": True} if cancelled else {}
         if skipped:
             fields["skipped"] = skipped
-        self._say(**self._where(unit, "audio.done"), total_bytes=self._bytes, error=error, **fields)
-        self._unit = None
+        self._add_frame(**self._sentence_fields(sentence, "audio.done"), total_bytes=self._bytes, error=error, **fields)
+        self._sentence = None
 
     @staticmethod
-    def _where(unit: SentenceStarted, kind: str) -> dict[str, Any]:
-        return {"type": kind, "utterance_index": unit.utterance, "sentence_index": unit.sentence}
+    def _sentence_fields(sentence: SentenceStarted, kind: str) -> dict[str, Any]:
+        return {"type": kind, "utterance_index": sentence.utterance, "sentence_index": sentence.sentence}
 
-    def _say(self, **fields: Any) -> None:
+    def _add_frame(self, **fields: Any) -> None:
         self._frames.append(frame(**fields))
 
 
-def _times(word: Word) -> dict[str, Any]:
+def _word_json(word: Word) -> dict[str, Any]:
     return {"word": word.text, "start_ms": round(word.start_s * 1000), "end_ms": round(word.end_s * 1000)}
 
 

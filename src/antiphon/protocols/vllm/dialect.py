@@ -57,34 +57,34 @@ class VllmDialect(Dialect):
     # Who answers, by name, and its voices.
     conversation_models: ModelNames | None = None
     voices: tuple[str, ...] = ()
-    answer: VllmResponses | None = None
+    responses: VllmResponses | None = None
     _prompt: str = ""
     _voice: str | None = None
-    _most: int | None = None
+    _max_tokens: int | None = None
     language_check: Callable[[str], bool] = lambda _: True
 
     def receive(self, data: str | bytes) -> None:
         """One frame from the client. Never raises: what is wrong is answered."""
         try:
-            self._receive(data)
+            self._receive_event(data)
         except RemoteProtocolError as error:
-            self._say(type="error", error=error.message, code=error.code)
+            self._add_frame(type="error", error=error.message, code=error.code)
 
     def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
         """Queue the frames an output is in this dialect; several have none."""
-        if self.answer and not isinstance(output, SessionEnding | TranscriptFailed):
-            for fields in self.answer.frames(output):
-                self._say(**fields)
+        if self.responses and not isinstance(output, SessionEnding | TranscriptFailed):
+            for fields in self.responses.frames(output):
+                self._add_frame(**fields)
             return
         match output:
             case TranscriptDelta(_, text):
-                self._say(type="transcription.delta", delta=text)
+                self._add_frame(type="transcription.delta", delta=text)
             case TranscriptDone():
                 self._done(output)
             case TranscriptFailed(_, message):
-                self._say(type="error", error=message, code="processing_error")
+                self._add_frame(type="error", error=message, code="processing_error")
             case SessionEnding(code, message):
-                self._say(type="error", error=message, code=code)
+                self._add_frame(type="error", error=message, code=code)
             case SpeechStarted() | SpeechStopped() | TurnCommitted() | TurnCleared():
                 pass
             case _:
@@ -92,7 +92,7 @@ class VllmDialect(Dialect):
 
     def too_large(self, most: int) -> None:
         """A frame over the server's limit came: the connection ends after this."""
-        self._say(type="error", error=f"Invalid audio data: over {most} bytes", code="invalid_audio")
+        self._add_frame(type="error", error=f"Invalid audio data: over {most} bytes", code="invalid_audio")
 
     def _done(self, done: TranscriptDone) -> None:
         usage = {
@@ -105,9 +105,9 @@ class VllmDialect(Dialect):
             extra["words"] = [
                 {"word": w.text, "start": round(w.start_s, 3), "end": round(w.end_s, 3)} for w in done.words
             ]
-        self._say(type="transcription.done", text=done.streamed, usage=usage, **extra)
+        self._add_frame(type="transcription.done", text=done.streamed, usage=usage, **extra)
 
-    def _receive(self, data: str | bytes) -> None:
+    def _receive_event(self, data: str | bytes) -> None:
         event = decode_event(data, ("invalid_json", "Invalid JSON"), ("invalid_event", "An event is a JSON object"))
         match event.get("type"):
             case "session.update":
@@ -124,14 +124,14 @@ class VllmDialect(Dialect):
         if not isinstance(name, str) or not name:
             raise RemoteProtocolError("invalid_event", "Missing required field: model")
         found = self.models.exact(name)
-        partner = (
+        conversation_model = (
             self.conversation_models.exact(name)
             if self.conversation_models and not found and not self.conversation_models.unit_ms
             else None
         )
-        if not found and not partner:
+        if not found and not conversation_model:
             raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.")
-        if self.config and bool(partner) != bool(self.answer):
+        if self.config and bool(conversation_model) != bool(self.responses):
             raise RemoteProtocolError("invalid_event", f"The session has begun: its model cannot become `{name}`.")
         base = self.config or TranscriptionConfig()
         language = _text(event, "language", base.language or "") or None
@@ -144,22 +144,24 @@ class VllmDialect(Dialect):
         voice = _text(event, "voice", self._voice or "") or None
         tuning = _tuning(event, base.tuning)
         self._prompt, self._voice = prompt, voice
-        if partner:
+        if conversation_model:
             # The prompt is what the model is told; whoever listens for it is told nothing.
-            self.answer = self.answer or VllmResponses()
+            self.responses = self.responses or VllmResponses()
             self.config = TranscriptionConfig(
                 language=language, vad=None, word_times=words, tuning=tuning, partials=False
             )
-            self._most = tuning.max_tokens if event.get("realtime_max_tokens") is not None else self._most
+            self._max_tokens = tuning.max_tokens if event.get("realtime_max_tokens") is not None else self._max_tokens
             speaks = bool(self.voices)
-            self._queue(
-                ConfigureConversation(ConversationConfig(self.config, prompt, speaks, voice, max_tokens=self._most))
+            self._add_commands(
+                ConfigureConversation(
+                    ConversationConfig(self.config, prompt, speaks, voice, max_tokens=self._max_tokens)
+                )
             )
             return
         self.config = TranscriptionConfig(
             model=found or "", language=language, prompt=prompt, vad=None, word_times=words, tuning=tuning
         )
-        self._queue(ConfigureTranscription(self.config))
+        self._add_commands(ConfigureTranscription(self.config))
 
     def _append(self, event: dict[str, Any]) -> None:
         self._configured()
@@ -173,16 +175,16 @@ class VllmDialect(Dialect):
         if len(data) % 2 or len(data) > self.max_append_bytes:
             raise RemoteProtocolError("invalid_audio", "Invalid audio data")
         if data:
-            self._queue(AppendAudio(from_pcm16(data)))
+            self._add_commands(AppendAudio(from_pcm16(data)))
 
     def _commit(self, event: dict[str, Any]) -> None:
         self._configured()
         final = event.get("final", False)
         if not isinstance(final, bool):
             raise RemoteProtocolError("invalid_event", "Invalid field: final")
-        self._queue(CommitAudio(final=final))
-        if self.answer and final:
-            self._queue(CreateResponse())
+        self._add_commands(CommitAudio(final=final))
+        if self.responses and final:
+            self._add_commands(CreateResponse())
 
     def _configured(self) -> None:
         if self.config is None:
