@@ -2,13 +2,15 @@
 
     antiphon bench qwen3 [--sections asr,tts,omni] [--device cpu|cuda] [--weights auto|int8|bf16] [--streams 1,2,3,4]
 
-`asr`: Qwen3-ASR-0.6B, streams that grow by a second a step as a session grows them: five tokens rolled back and 3.5 a second of speech said anew, the
-prompt cut into tokens by Qwen's own tokenizer. A step alone, a final, steps of several streams at once, and tokens a second.
+`asr`: Qwen3-ASR-0.6B, streams that grow by a second a step as a session grows them: five tokens rolled back and 3.5 a
+second of speech said anew, the prompt cut into tokens by Qwen's own tokenizer. A step alone, a final, steps of several
+streams at once, and tokens a second.
 
-`tts`: Qwen3-TTS-0.6B: first sound, and frames a second (12.5 are real time) of one and several texts at once; what the talker, the code predictor and
-the vocoder take of a frame.
+`tts`: Qwen3-TTS-0.6B: first sound, and frames a second (12.5 are real time) of one and several texts at once; what the
+talker, the code predictor and the vocoder take of a frame.
 
-`omni`: Qwen3-Omni-30B-A3B (qwen3_omni.py): first text and first sound after a spoken question, tokens and frames a second, of one and several at once.
+`omni`: Qwen3-Omni-30B-A3B (qwen3_omni.py): first text and first sound after a spoken question, tokens and frames a
+second, of one and several at once.
 """
 
 from __future__ import annotations
@@ -53,27 +55,72 @@ from antiphon.settings import EngineOptions, Settings
 
 # Qwen/Qwen3-ASR-0.6B, config.json.
 ASR_06B = Qwen3ASRConfig(
-    audio_config={"num_mel_bins": 128, "encoder_layers": 18, "encoder_attention_heads": 14, "encoder_ffn_dim": 3584, "d_model": 896, "output_dim": 1024},
-    text_config={"vocab_size": 152064, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16,
-                 "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 65536, "tie_word_embeddings": True},
-)  # fmt: skip
-# Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice, config.json; the vocoder as the published package (qwen-tts 0.1.1) has it by default.
-DECODER = {"num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 1024, "intermediate_size": 3072,
-           "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 32768}  # fmt: skip
+    audio_config={
+        "num_mel_bins": 128,
+        "encoder_layers": 18,
+        "encoder_attention_heads": 14,
+        "encoder_ffn_dim": 3584,
+        "d_model": 896,
+        "output_dim": 1024,
+    },
+    text_config={
+        "vocab_size": 152064,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 65536,
+        "tie_word_embeddings": True,
+    },
+)
+# Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice, config.json; the vocoder as the published package (qwen-tts 0.1.1) has it by
+# default.
+DECODER = {
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000,
+    "max_position_embeddings": 32768,
+}
 TTS_06B = tiny_tts.config("custom_voice") | {
     "talker_config": tiny_tts.TALKER
     | DECODER
     | {
-        "vocab_size": 3072, "num_code_groups": 16, "text_hidden_size": 2048, "text_vocab_size": 152064, "codec_eos_token_id": 2150, "codec_bos_id": 2149,
-        "codec_pad_id": 2148, "codec_think_id": 2154, "codec_nothink_id": 2155, "codec_think_bos_id": 2156, "codec_think_eos_id": 2157,
+        "vocab_size": 3072,
+        "num_code_groups": 16,
+        "text_hidden_size": 2048,
+        "text_vocab_size": 152064,
+        "codec_eos_token_id": 2150,
+        "codec_bos_id": 2149,
+        "codec_pad_id": 2148,
+        "codec_think_id": 2154,
+        "codec_nothink_id": 2155,
+        "codec_think_bos_id": 2156,
+        "codec_think_eos_id": 2157,
         "code_predictor_config": DECODER | {"num_hidden_layers": 5, "vocab_size": 2048, "num_code_groups": 16},
     },
-}  # fmt: skip
+}
 VOCODER = {
-    "codebook_size": 2048, "codebook_dim": 512, "hidden_size": 1024, "latent_dim": 1024, "num_attention_heads": 16, "num_key_value_heads": 16,
-    "sliding_window": 72, "intermediate_size": 3072, "num_hidden_layers": 8, "num_quantizers": 16, "upsample_rates": [8, 5, 4, 3],
-    "upsampling_ratios": [2, 2], "decoder_dim": 1536,
-}  # fmt: skip
+    "codebook_size": 2048,
+    "codebook_dim": 512,
+    "hidden_size": 1024,
+    "latent_dim": 1024,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "sliding_window": 72,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 8,
+    "num_quantizers": 16,
+    "upsample_rates": [8, 5, 4, 3],
+    "upsampling_ratios": [2, 2],
+    "decoder_dim": 1536,
+}
 TEXT = "Good morning, and welcome back: here is the news of the day, as far as we know it."
 TTS_FRAMES = 40
 TOKENS_A_S = 3.5
@@ -113,7 +160,7 @@ class Stream:
     """One session that grows by a second a step."""
 
     def __init__(self, model: Qwen3Asr, sound: np.ndarray) -> None:
-        self.listening, self._sound = model.open(), sound
+        self.stream, self._sound = model.open(), sound
         self._rng = np.random.default_rng(0)
 
     async def decode(self, seconds: float, *, final: bool = False) -> float:
@@ -123,7 +170,7 @@ class Stream:
         new = ROLLED_BACK + int(TOKENS_A_S) + 1
         began = time.perf_counter()
         window = Window(self._sound[: int(seconds * 16000)], prefix=prefix, language="en", final=final, max_tokens=new)
-        await self.listening.decode(window)
+        await self.stream.decode(window)
         return time.perf_counter() - began
 
 
@@ -138,14 +185,14 @@ async def asr_section(device: str, weights: str, streams: list[int]) -> dict[str
             if step > 2:
                 alone["partial"].append(took)
         alone["final"].append(await one.decode(STEPS + 0.3, final=True))
-        one.listening.close()
+        one.stream.close()
     together = []
     for count in streams:
         those, took = [Stream(model, sound) for _ in range(count)], []
         for step in range(1, STEPS + 1):
             took += await asyncio.gather(*(s.decode(step) for s in those))
         for s in those:
-            s.listening.close()
+            s.stream.close()
         together.append({"streams": count, "p50_s": percentile(took, 50), "p95_s": percentile(took, 95)})
     speeds = []
     for count in (1, 4, 8):

@@ -1,4 +1,7 @@
-"""Qwen3-ASR of tiny random weights: at every chunk of a stream what the published package says, each finished encoder window computed once."""
+"""Qwen3-ASR of tiny random weights: at every chunk of a stream, the tokens are those of the published package.
+
+Each finished encoder window is computed once.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import torch
 from transformers import Qwen3ASRForConditionalGeneration
 
 from antiphon.adapters.qwen3_asr import Qwen3Asr, transcriber
-from antiphon.adapters.qwen3_asr.checkpoint import NAMES, _config
+from antiphon.adapters.qwen3_asr.checkpoint import KEY_MAPPING, released_config
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3AsrStream
 from antiphon.contracts import FileInfo, FileOptions, Hypothesis, TranscriptSegment, Window
 from antiphon.engine.api import EngineSettings
@@ -28,8 +31,8 @@ from tests.adapters import tiny_qwen3_asr as tiny
 GOLDEN = json.loads((tiny.GOLDEN / "qwen3_asr.json").read_text())
 CODES = {"English": "en", "German": "de", None: None}
 SPECIAL = set(range(tiny.FIRST, tiny.FIRST + len(tiny.SPECIAL)))
-SOUND = tiny.sound(27)
-# What is told of a language by the model itself.
+AUDIO = tiny.sound(27)
+# The tag that the model writes before its text.
 TAG = "language French<asr_text>"
 
 
@@ -40,8 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Random weights say the same over and over; what is compared is the decoding, not the guard against that."""
-    monkeypatch.setattr(transcriber, "LOOP_TIMES", 10_000)
+    """Switch the guard against loops off: random weights repeat themselves, and the decoding is compared."""
+    monkeypatch.setattr(transcriber, "LOOP_REPEATS", 10_000)
     return
 
 
@@ -56,12 +59,12 @@ def run(folder: Path, act: Any, **options: Any) -> Any:
     return asyncio.run(main())
 
 
-def said(hypothesis: Hypothesis) -> list[int]:
+def tokens_of(hypothesis: Hypothesis) -> list[int]:
     return [t for p in hypothesis.pieces for t in p.tokens]
 
 
-def told(model: Qwen3Asr, ids: list[int]) -> list[int]:
-    """Of the golden tokens those that are text: no control token, no half a character at the end."""
+def text_tokens(model: Qwen3Asr, ids: list[int]) -> list[int]:
+    """The golden tokens that are text: without control tokens, and without half a character at the end."""
     _, groups = characters([i for i in ids if i not in SPECIAL], model.parts.vocabulary.text)
     return [i for group in groups for i in group]
 
@@ -73,71 +76,78 @@ def window(model: Qwen3Asr, case: dict[str, Any], step: dict[str, Any], **more: 
         "language": CODES[case["language"]],
         "max_tokens": 32,
     }
-    return Window(SOUND[: step["samples"]], **(given | more))
+    return Window(AUDIO[: step["samples"]], **(given | more))
 
 
-async def follow(model: Qwen3Asr, listening: Qwen3AsrStream, name: str) -> int:
-    """The golden stream; returns the rows that were to be computed: all but those of the prompt and of encoder windows that were known."""
+async def follow(model: Qwen3Asr, stream: Qwen3AsrStream, name: str) -> int:
+    """Decode the golden stream, compare every step, and return how many rows had to be computed for it.
+
+    Those are all rows but the prompt's and those of the encoder windows that were in the KV.
+    """
     case, known, rows = GOLDEN[name], 0, 0
     for step in case["steps"]:
-        again = model.counts.again
-        found = await listening.decode(window(model, case, step))
-        assert said(found) == told(model, step["ids"]), (name, step["samples"])
+        recomputed = model.counts.recomputed
+        found = await stream.decode(window(model, case, step))
+        assert tokens_of(found) == text_tokens(model, step["ids"]), (name, step["samples"])
         assert (found.prompt_tokens, found.completion_tokens) == (step["rows"], len(step["ids"]))
         assert found.language == (CODES[case["language"]] or "")
-        reused = listening._head_rows + 104 * (known - (model.counts.again - again)) if rows else 0
+        reused = stream.head_rows + 104 * (known - (model.counts.recomputed - recomputed)) if rows else 0
         rows += step["rows"] - reused + len(step["ids"]) - 1
-        known = len(listening._finished)
+        known = stream.num_encoded_windows
     return rows
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_every_chunk_of_a_stream_is_decoded_as_published(folder: Path, unguarded: None, name: str) -> None:
+def test_every_chunk_of_a_stream_gives_the_published_tokens(folder: Path, unguarded: None, name: str) -> None:
     async def act(model: Qwen3Asr) -> None:
-        listening = model.open()
-        rows = await follow(model, listening, name)
+        stream = model.open()
+        rows = await follow(model, stream, name)
         counts = model.counts
-        # Three windows of 8 s were finished, the first of them twice: its floor rose with the sound behind it.
-        assert (counts.whole, counts.again) == (3 + 1, 1)
+        # Three windows of 8 s were finished, the first of them twice: its floor rose with the audio behind it.
+        assert (counts.finished, counts.recomputed) == (3 + 1, 1)
         assert counts.open == counts.decodes == len(GOLDEN[name]["steps"])
         assert model.engine.runner.stats.rows == rows
         # The published stream computes every row at every chunk.
         assert rows < 0.7 * sum(s["rows"] + len(s["ids"]) - 1 for s in GOLDEN[name]["steps"])
-        listening.close()
+        stream.close()
 
     run(folder, act)
 
 
-def test_sessions_side_by_side_and_cancelled_decodes_change_nothing(folder: Path, unguarded: None) -> None:
+def test_when_sessions_share_the_engine_or_decodes_are_cancelled_then_tokens_are_the_same(
+    folder: Path, unguarded: None
+) -> None:
     async def act(model: Qwen3Asr) -> None:
-        async def nervous() -> None:
-            """Begins and gives up, at other places each time, then does what the others do."""
-            listening, case = model.open(), GOLDEN["forced"]
+        async def cancelling() -> None:
+            """Cancel a decode, after another time at each step, then decode as the other sessions do."""
+            stream, case = model.open(), GOLDEN["forced"]
             for n, step in enumerate(case["steps"]):
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.003 * (n % 5)):
-                        await listening.decode(window(model, case, step, max_tokens=3000))
-                found = await listening.decode(window(model, case, step))
-                assert said(found) == told(model, step["ids"])
+                        await stream.decode(window(model, case, step, max_tokens=3000))
+                found = await stream.decode(window(model, case, step))
+                assert tokens_of(found) == text_tokens(model, step["ids"])
 
         async with asyncio.TaskGroup() as group:
             for name in GOLDEN:
                 group.create_task(follow(model, model.open(), name))
-            group.create_task(nervous())
+            group.create_task(cancelling())
 
     run(folder, act)
 
 
-def test_names_of_transformers_load_too(folder: Path, tmp_path: Path, unguarded: None) -> None:
+def test_when_parameters_have_the_names_of_transformers_then_they_load_too(
+    folder: Path, tmp_path: Path, unguarded: None
+) -> None:
     async def act(model: Qwen3Asr) -> Any:
-        return said(await model.open().decode(Window(SOUND[:64000], language="en", max_tokens=32)))
+        return tokens_of(await model.open().decode(Window(AUDIO[:64000], language="en", max_tokens=32)))
 
     released = run(folder, act)
     whole: Any = Qwen3ASRForConditionalGeneration
-    config = _config(tiny.CONFIG["thinker_config"])
-    # Written by a model that was not read: `transformers` writes what it read under the names it was read from.
+    config = released_config(tiny.CONFIG["thinker_config"])
+    # Saved by a model that was made, not loaded: `transformers` saves a loaded one under the names it was loaded from.
     model = whole(config)
-    model.load_state_dict(whole.from_pretrained(folder, config=config, key_mapping=NAMES).state_dict())
+    model.load_state_dict(whole.from_pretrained(folder, config=config, key_mapping=KEY_MAPPING).state_dict())
     model.save_pretrained(tmp_path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
@@ -145,15 +155,15 @@ def test_names_of_transformers_load_too(folder: Path, tmp_path: Path, unguarded:
     assert run(tmp_path, act) == released
 
 
-def test_rounded_weights_decode(folder: Path) -> None:
+def test_when_weights_are_int8_then_it_decodes(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> Hypothesis:
-        return await model.open().decode(Window(SOUND[:64000], language="en", max_tokens=8))
+        return await model.open().decode(Window(AUDIO[:64000], language="en", max_tokens=8))
 
     assert run(folder, act, weights="int8").completion_tokens
 
 
 class Scripted(Qwen3AsrStream):
-    """What the decoder says is given; all else is as it is."""
+    """A stream whose decoder says the given texts; all else is the model's."""
 
     def __init__(self, model: Qwen3Asr, *texts: str) -> None:
         super().__init__(model)
@@ -165,15 +175,15 @@ class Scripted(Qwen3AsrStream):
 
 
 async def _decoded(model: Qwen3Asr, *texts: str, **more: Any) -> list[Hypothesis]:
-    listening = Scripted(model, *texts)
-    return [await listening.decode(replace(Window(SOUND[:16000]), **more)) for _ in texts]
+    stream = Scripted(model, *texts)
+    return [await stream.decode(replace(Window(AUDIO[:16000]), **more)) for _ in texts]
 
 
 def text(hypothesis: Hypothesis) -> str:
     return "".join(p.text for p in hypothesis.pieces)
 
 
-def test_tags_are_read_and_never_told(folder: Path) -> None:
+def test_language_tags_are_read_and_are_no_text(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> None:
         plain, cut, none, twice = await _decoded(
             model,
@@ -196,12 +206,12 @@ def test_tags_are_read_and_never_told(folder: Path) -> None:
     run(folder, act)
 
 
-def test_the_language_that_was_told_is_kept_with_its_prefix(folder: Path) -> None:
+def test_when_a_window_has_a_prefix_then_the_language_found_before_is_kept(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> tuple[int, int, str, int]:
-        listening, plain = Scripted(model, f"{TAG}Oui", " monsieur", f"{TAG}Non"), model.parts.vocabulary.plain
-        first = await listening.decode(Window(SOUND[:16000]))
-        second = await listening.decode(Window(SOUND[:16000], prefix=tuple(plain("Oui"))))
-        other = await listening.decode(Window(SOUND[16000:32000], start_sample=16000))
+        stream, plain = Scripted(model, f"{TAG}Oui", " monsieur", f"{TAG}Non"), model.parts.vocabulary.plain
+        first = await stream.decode(Window(AUDIO[:16000]))
+        second = await stream.decode(Window(AUDIO[:16000], prefix=tuple(plain("Oui"))))
+        other = await stream.decode(Window(AUDIO[16000:32000], start_sample=16000))
         assert text(second) == " monsieur"
         return first.prompt_tokens, second.prompt_tokens, second.language, other.prompt_tokens
 
@@ -210,7 +220,7 @@ def test_the_language_that_was_told_is_kept_with_its_prefix(folder: Path) -> Non
     assert (second, language, other) == (first + len("language French") + 1 + len("Oui"), "fr", first)
 
 
-def test_text_without_spaces_is_told_by_the_character(folder: Path) -> None:
+def test_when_a_language_has_no_spaces_then_characters_are_words(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> list[Hypothesis]:
         return await _decoded(model, "language Chinese<asr_text>你好。", "language Chinese<asr_text>你好"[:-1] + "Ã")
 
@@ -219,7 +229,7 @@ def test_text_without_spaces_is_told_by_the_character(folder: Path) -> None:
     assert half.pieces[0].text == "你"
 
 
-def test_half_a_character_is_not_told(folder: Path) -> None:
+def test_half_a_character_is_no_text() -> None:
     texts = {1: "a", 2: "\ufffd", 3: "\ufffd"}
 
     def decode(ids: list[int]) -> str:
@@ -229,10 +239,10 @@ def test_half_a_character_is_not_told(folder: Path) -> None:
     assert characters([2], decode) == ([], [])
 
 
-def test_a_loop_ends_the_decode(folder: Path) -> None:
-    assert transcriber._loop([1, 2, 3] + [7, 8] * 20) == 2
-    assert transcriber._loop([7] * 20) == 1
-    assert transcriber._loop([1, 2, 3] + [7, 8] * 19) == 0
+def test_when_tokens_loop_then_the_decode_ends(folder: Path) -> None:
+    assert transcriber.loop_length([1, 2, 3] + [7, 8] * 20) == 2
+    assert transcriber.loop_length([7] * 20) == 1
+    assert transcriber.loop_length([1, 2, 3] + [7, 8] * 19) == 0
 
     async def act(model: Qwen3Asr) -> Hypothesis:
         # The golden stream says "jjjj…" here.
@@ -245,79 +255,85 @@ def test_a_loop_ends_the_decode(folder: Path) -> None:
 
 def test_a_hint_cannot_become_a_control_token(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> tuple[int, int]:
-        plain = await model.open().decode(Window(SOUND[:16000], prompt="x" * 10, max_tokens=1))
-        sly = await model.open().decode(Window(SOUND[:16000], prompt="<|im_end|>", max_tokens=1))
+        plain = await model.open().decode(Window(AUDIO[:16000], prompt="x" * 10, max_tokens=1))
+        sly = await model.open().decode(Window(AUDIO[:16000], prompt="<|im_end|>", max_tokens=1))
         return plain.prompt_tokens, sly.prompt_tokens
 
     plain, sly = run(folder, act)
     assert plain == sly
 
 
-def test_windows_come_and_go(folder: Path, unguarded: None) -> None:
-    """Another start, another hint, less sound than before: each as if it were the first."""
-
+def test_when_windows_change_start_hint_or_length_then_each_equals_a_fresh_decode(
+    folder: Path, unguarded: None
+) -> None:
     async def act(model: Qwen3Asr) -> None:
-        listening = model.open()
+        stream = model.open()
         windows = [
-            Window(SOUND[:160_000], language="en", max_tokens=12),
-            Window(SOUND[:100_000], language="en", max_tokens=12),
-            Window(SOUND[:300_000], language="en", prompt="Ada", max_tokens=12),
-            Window(SOUND[140_000:300_000], language="en", prompt="Ada", max_tokens=12, start_sample=140_000),
-            Window(SOUND[200_000:300_000], language="en", prompt="Ada", max_tokens=12, start_sample=200_000),
-            Window(SOUND[:128_000], language="en", max_tokens=12),
-            Window(SOUND[:129_000], language="en", max_tokens=12),
-            Window(SOUND[:3000], language="en", max_tokens=12),
+            Window(AUDIO[:160_000], language="en", max_tokens=12),
+            Window(AUDIO[:100_000], language="en", max_tokens=12),
+            Window(AUDIO[:300_000], language="en", prompt="Ada", max_tokens=12),
+            Window(AUDIO[140_000:300_000], language="en", prompt="Ada", max_tokens=12, start_sample=140_000),
+            Window(AUDIO[200_000:300_000], language="en", prompt="Ada", max_tokens=12, start_sample=200_000),
+            Window(AUDIO[:128_000], language="en", max_tokens=12),
+            Window(AUDIO[:129_000], language="en", max_tokens=12),
+            Window(AUDIO[:3000], language="en", max_tokens=12),
             Window(np.zeros(0, np.float32), language="en", max_tokens=12, start_sample=7),
         ]
         for n, one in enumerate(windows):
-            found, fresh = await listening.decode(one), await model.open().decode(one)
-            assert said(found) == said(fresh), n
+            found, fresh = await stream.decode(one), await model.open().decode(one)
+            assert tokens_of(found) == tokens_of(fresh), n
             assert found.prompt_tokens == fresh.prompt_tokens
 
     run(folder, act)
 
 
-def test_a_context_without_room_loses_sound_and_goes_on(folder: Path, unguarded: None) -> None:
+def test_when_the_context_is_too_small_then_audio_leaves_it_and_decoding_goes_on(folder: Path, unguarded: None) -> None:
     async def act(model: Qwen3Asr) -> None:
-        listening = model.open()
+        stream = model.open()
         for seconds in range(2, 27, 3):
-            found = await listening.decode(Window(SOUND[: seconds * 16000], language="en", max_tokens=12))
+            found = await stream.decode(Window(AUDIO[: seconds * 16000], language="en", max_tokens=12))
             assert found.completion_tokens
         assert model.engine.scheduler.context_cuts
-        # With room again it is as if nothing had been.
+        # With room again, nothing of it is left.
         model.engine.scheduler.limits = StepLimits(4096)
-        window = Window(SOUND[: 16 * 16000], language="en", max_tokens=12)
-        assert said(await listening.decode(window)) == said(await model.open().decode(window))
+        window = Window(AUDIO[: 16 * 16000], language="en", max_tokens=12)
+        assert tokens_of(await stream.decode(window)) == tokens_of(await model.open().decode(window))
 
     run(folder, act, settings=EngineSettings(context_rows=200))
 
 
-def test_a_session_that_failed_begins_anew(folder: Path, unguarded: None, monkeypatch: pytest.MonkeyPatch) -> None:
+class Failing(Qwen3AsrStream):
+    """A stream whose decoder raises `failure` where one is set."""
+
+    failure: Exception | None = None
+
+    async def _generate(self, session: Any, most: int, temperature: float) -> list[Any]:
+        if self.failure:
+            raise self.failure
+        return await super()._generate(session, most, temperature)
+
+
+def test_when_a_decode_fails_then_the_next_window_is_computed_from_its_start(folder: Path, unguarded: None) -> None:
     async def act(model: Qwen3Asr) -> None:
-        listening, window = model.open(), Window(SOUND[:64000], language="en", max_tokens=12)
-        expected = said(await listening.decode(window))
+        stream, window = Failing(model), Window(AUDIO[:64000], language="en", max_tokens=12)
+        expected = tokens_of(await stream.decode(window))
         for failure in (ModelError("no"), EngineError("no")):
-            kept = listening._generate
-
-            async def fails(*_: Any, failure: Exception = failure) -> Any:
-                raise failure
-
-            monkeypatch.setattr(listening, "_generate", fails)
+            stream.failure = failure
             with pytest.raises(ModelError):
-                await listening.decode(window)
-            monkeypatch.setattr(listening, "_generate", kept)
-            assert said(await listening.decode(window)) == expected
-        listening.close()
+                await stream.decode(window)
+            stream.failure = None
+            assert tokens_of(await stream.decode(window)) == expected
+        stream.close()
         assert (await model.engine.state()).sessions == 0
 
     run(folder, act)
 
 
-def test_words_behind_a_prefix_lie_behind_its_words(folder: Path) -> None:
+def test_words_after_a_prefix_lie_after_its_words(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> Hypothesis:
         prefix = tuple(model.parts.vocabulary.plain("One two three four"))
-        listening = Scripted(model, " five six")
-        return await listening.decode(Window(SOUND[:64000], prefix=prefix, language="en", word_times=True))
+        stream = Scripted(model, " five six")
+        return await stream.decode(Window(AUDIO[:64000], prefix=prefix, language="en", word_times=True))
 
     found = run(folder, act)
     assert [w.text for w in found.words] == ["five", "six"]
@@ -326,14 +342,14 @@ def test_words_behind_a_prefix_lie_behind_its_words(folder: Path) -> None:
 
 def test_a_hint_is_read_within_bounds(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> int:
-        return (await model.open().decode(Window(SOUND[:16000], prompt="x" * 100_000, max_tokens=1))).prompt_tokens
+        return (await model.open().decode(Window(AUDIO[:16000], prompt="x" * 100_000, max_tokens=1))).prompt_tokens
 
     assert run(folder, act) < 600
 
 
-def test_a_file_is_told_in_parts(folder: Path) -> None:
+def test_a_file_is_transcribed_in_parts(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> list[Any]:
-        sound = np.concatenate((SOUND, np.zeros(16000, np.float32), SOUND))
+        sound = np.concatenate((AUDIO, np.zeros(16000, np.float32), AUDIO))
         return [part async for part in model.transcribe(sound, FileOptions(language="en", word_times=True))]
 
     info, *segments = run(folder, act)
@@ -349,7 +365,7 @@ def test_a_file_is_told_in_parts(folder: Path) -> None:
         assert all(s.start_s <= w.start_s <= w.end_s <= s.end_s for w in s.words)
 
 
-def test_times_are_spread_over_what_sounds() -> None:
+def test_word_times_are_spread_over_the_loud_audio() -> None:
     pcm = np.zeros(32000, np.float32)
     pcm[8000:24000] = 0.1
     pieces = words([" ab", " cdef"], [[1], [2]], [1.0, 1.0], "en")
@@ -361,7 +377,7 @@ def test_times_are_spread_over_what_sounds() -> None:
     assert len(spread(pieces, np.zeros(100, np.float32))) == 2
 
 
-def test_what_does_not_load_is_named(tmp_path: Path) -> None:
+def test_when_a_checkpoint_does_not_load_then_the_error_says_why(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not load"):
         Qwen3Asr(tmp_path, "none")
     (tmp_path / "config.json").write_text('{"model_type": "whisper"}')

@@ -1,6 +1,7 @@
-"""A Qwen3-ASR of tiny dimensions: the released checkpoint's files and names, weights drawn from each name's checksum.
+"""A Qwen3-ASR of tiny dimensions, with the files and names of the released checkpoint.
 
-The same folder is read by the code under test and was read by the published package (qwen-asr 0.0.6) when the golden hypotheses were made.
+Each weight is drawn from the checksum of its name. The same folder is read by the code under test and was read by the
+published package (qwen-asr 0.0.6) when the golden hypotheses were made.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ SPECIAL = [
 FIRST = 256
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' %}<|im_start|>system\n{{ m.content }}<|im_end|>\n{% else %}"
-    "<|im_start|>user\n{% for part in m.content %}{% if part.type == 'audio' %}<|audio_start|><|audio_pad|><|audio_end|>{% endif %}{% endfor %}"
+    "<|im_start|>user\n{% for part in m.content %}{% if part.type == 'audio' %}"
+    "<|audio_start|><|audio_pad|><|audio_end|>{% endif %}{% endfor %}"
     "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CONFIG = {
@@ -38,12 +40,14 @@ CONFIG = {
         "audio_token_id": FIRST + 5,
         "audio_start_token_id": FIRST + 3,
         "audio_config": {
-            "num_mel_bins": 128, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64, "d_model": 32, "n_window": 50,
-            "n_window_infer": 800, "output_dim": 64, "downsample_hidden_size": 8, "max_source_positions": 1500, "conv_chunksize": 500,
+            "num_mel_bins": 128, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 64,
+            "d_model": 32, "n_window": 50, "n_window_infer": 800, "output_dim": 64, "downsample_hidden_size": 8,
+            "max_source_positions": 1500, "conv_chunksize": 500,
         },
         "text_config": {
-            "vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-            "head_dim": 16, "max_position_embeddings": 4096, "rope_theta": 1000000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
+            "vocab_size": 264, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096,
+            "rope_theta": 1000000, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
             "rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True},
         },
     },
@@ -51,7 +55,7 @@ CONFIG = {
 
 
 def write(folder: Path) -> Path:
-    """The checkpoint, in a folder that is there."""
+    """Write the checkpoint into a folder that exists, and return the folder."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     made = Tokenizer(BPE(vocab={c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -60,12 +64,12 @@ def write(folder: Path) -> Path:
     made.save(str(folder / "tokenizer.json"))
     named = {"audio_token": "<|audio_pad|>", "audio_bos_token": "<|audio_start|>", "audio_eos_token": "<|audio_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps({
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "chat_template": TEMPLATE,
-        "extra_special_tokens": named, **named,
+        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
+        "chat_template": TEMPLATE, "extra_special_tokens": named, **named,
     }))  # fmt: skip
     (folder / "preprocessor_config.json").write_text(json.dumps({
-        "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400,
-        "chunk_length": 30, "return_attention_mask": True, "padding_value": 0.0,
+        "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128, "sampling_rate": 16000,
+        "hop_length": 160, "n_fft": 400, "chunk_length": 30, "return_attention_mask": True, "padding_value": 0.0,
     }))  # fmt: skip
     names = json.loads((GOLDEN / "qwen3_asr_names.json").read_text())
     save_file({name: weight(name, tuple(shape)) for name, shape in names.items()}, folder / "model.safetensors")
@@ -73,14 +77,14 @@ def write(folder: Path) -> Path:
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32, drawn from the name's checksum: the same everywhere."""
+    """A tensor of the checkpoint, float32, drawn from the checksum of its name: the same on every machine."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
     if "norm" in name or "ln_" in name:
         return (1.0 if name.endswith("weight") else 0.0) + 0.1 * drawn
     if name.endswith("bias"):
         return 0.05 * drawn
     if "embed_tokens" in name or "lm_head" in name:
-        # Mostly letters are said; a few bytes that are half a character; and now and then the end.
+        # Most tokens are letters, a few are bytes that are half a character, and now and then comes the end.
         ids = np.array([sorted(ByteLevel.alphabet()).index(chr(c)) for c in range(0x21, 0x7F)])
         scale = np.full(shape[0], 0.2, np.float32)
         scale[ids] = 1.0

@@ -1,4 +1,7 @@
-"""Qwen3-ASR of tiny random weights behind every door that transcribes. What it says is noise; that it is said, once and without its tags, is not."""
+"""Qwen3-ASR of tiny random weights behind a real server, on the wire and for files.
+
+Its transcripts are noise; what is tested is that they arrive once, whole, and without the model's tags.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ def server(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Process:
     return serve("--transcriber", str(folder), "--weights", "fp32")
 
 
-def test_a_stream_of_the_vllm_dialect(server: Process, recordings: dict[str, Recording]) -> None:
+def test_a_vllm_stream_gives_its_transcript_once_and_without_tags(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
     async def main() -> tuple[str, str, dict[str, int]]:
         async with connect(server.ws) as wire:
             await wire.say("session.update", model="default", language="en")
@@ -39,7 +44,7 @@ def test_a_stream_of_the_vllm_dialect(server: Process, recordings: dict[str, Rec
     assert usage["completion_tokens"] > 0
 
 
-def test_files(server: Process, recordings: dict[str, Recording]) -> None:
+def test_files_are_transcribed_with_times_and_not_translated(server: Process, recordings: dict[str, Recording]) -> None:
     client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     path = recordings["jfk"].path
     answers = [client.audio.transcriptions.create(model="default", file=path, language="en").text for _ in range(2)]

@@ -1,7 +1,9 @@
-"""Qwen3-ASR as a transcriber: a session's windows on one KV. What an encoder window has finished is computed once; the open one, and the text, anew.
+"""Qwen3-ASR as a transcriber: a session's windows over one KV, of which only what is new is computed.
 
-A window's rows: the prompt with the user's hint, the sound, and what the hypothesis must begin with. When it grows, the rows behind its finished
-encoder windows (8 s each) are rolled back. Its makers' stream (qwen-asr 0.0.6, `streaming_transcribe`) computes all of them anew, with the same result.
+A window's rows are the prompt with the user's hint, the audio, and the prefix of the hypothesis. When the window grows,
+the rows behind its finished encoder windows (8 s each) are rolled back, and the open encoder window and the text are
+computed again. The makers' stream (qwen-asr 0.0.6, `streaming_transcribe`) computes all rows anew, with the same
+result.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
-from antiphon.adapters.qwen3_asr.audio_encoder import UNSURE_FRAMES, Features
+from antiphon.adapters.qwen3_asr.audio_encoder import EDGE_FRAMES, Features
 from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts, read
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import split_at_quiet
@@ -38,33 +40,43 @@ from antiphon.errors import EngineError, ModelError
 from antiphon.events.words import Word
 from antiphon.modeling.token_words import UNSPACED, characters, spread, words
 
-CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
+LANGUAGE_CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
 TEXT_MARK = "<asr_text>"
-# Tokens a final may have for each second of sound, and more: fast Chinese has 8.
-TOKENS_PER_S, SPARE_TOKENS = 14.0, 32
-# A phrase of up to so many tokens that comes this often in a row is a loop (qwen-asr 0.0.6 takes out what comes 20 times).
-LOOP_TOKENS, LOOP_TIMES = 20, 20
-# Files are decoded in parts of this length, cut in a quiet place.
-SLAB_S, SLAB_SLACK_S = 24.0, 8.0
-# Of sound that was told to be of no language.
-NOTHING = "none"
-# A session is promised the rows of a window of half a minute; of a user's hint so much is read.
+# Most tokens of a decode for each second of audio, and besides: fast Chinese has 8 a second.
+TOKENS_PER_S, EXTRA_TOKENS = 14.0, 32
+# A phrase of up to so many tokens that comes this often in a row is a loop (qwen-asr 0.0.6 removes what comes 20
+# times).
+LOOP_TOKENS, LOOP_REPEATS = 20, 20
+# Files are decoded in parts of this length, cut at the quietest place of the slack.
+PART_S, PART_SLACK_S = 24.0, 8.0
+# What the model names as the language of audio without speech.
+NO_LANGUAGE = "none"
+# Rows a session is promised: a window of half a minute. Of a user's hint, no more than this is read.
 RESERVE_ROWS = 1024
 MAX_HINT_CHARS, MAX_HINT_TOKENS = 4000, 512
 
 
 @dataclass(slots=True)
 class EncoderCounts:
-    """What was computed: encoder windows that were whole, of these again because the sound grew louder, and open ones; decodes."""
+    """How much of the work was new, over all sessions since the model was loaded.
 
-    whole: int = 0
-    again: int = 0
+    `finished`: encoder windows of 8 s that were computed and stay in the KV. `recomputed`: finished windows that were
+    computed once more, because the audio behind them was louder and moved the floor of their features. `open`: encoder
+    windows that had not ended yet. `decodes`: windows decoded.
+    """
+
+    finished: int = 0
+    recomputed: int = 0
     open: int = 0
     decodes: int = 0
 
 
 class Qwen3Asr:
-    """See Transcriber. `source` is a checkpoint's folder, with its makers' names or those of `transformers`, or its parts on `device`."""
+    """A Transcriber on an engine of its own. It hears 30 languages, and neither translates nor places words in time.
+
+    `source` is a checkpoint's folder, with its makers' names or those of `transformers`, or its parts on `device`.
+    `counts` says how much was computed, and is only ever added to, by all sessions.
+    """
 
     def __init__(
         self,
@@ -77,7 +89,11 @@ class Qwen3Asr:
         threads: int = 0,
         observe: Callable[[int, int, float], None] | None = None,
     ) -> None:
-        """Raises ModelError for a checkpoint that does not load."""
+        """Load the checkpoint and start the engine. Waits for seconds.
+
+        `weights`: auto, int8 (of the decoder only), bf16 or fp32. `threads`: of the CPU's products, 0 for one a core.
+        `observe`: the engine's observer, called after each step. Raises ModelError for a checkpoint that does not load.
+        """
         kind, dtype = weights_for(device, weights)
         with load_errors(model_id, source):
             self.parts = load_in_own_thread(
@@ -86,53 +102,39 @@ class Qwen3Asr:
         runner = Runner(self.parts.decoder, torch.device(device), torch.float32 if kind == "int8" else dtype, dtype)
         self.engine = Engine(runner, settings, observe=observe)
         self.counts = EncoderCounts()
-        self._many = available_cores() if device == "cpu" else 32
-        self._profile = TranscriberProfile(
-            id=model_id,
-            languages=tuple(LANGUAGE_CODE_TO_NAME),
-            step_s=1.0,
-            first_step_s=0.5,
-            agreement_s=0.0,
-            first_agreement_s=0.0,
-            rollback_tokens=5,
-            min_probability=0.0,
-            unfixed_chunks=2,
-            settle_s=0.5,
-            context_pause_s=1.5,
-            pause_s=0.8,
-            long_window_s=14.0,
-            long_pause_s=0.3,
-            max_window_s=30.0,
-            context_tokens=0,
-            max_tokens=32,
-            max_prefix_tokens=384,
-            translates=False,
-            final_keeps_prefix=True,
-            aligns_words=False,
-        )
+        # So many generations at once and more count as busy.
+        self._busy_from = available_cores() if device == "cpu" else 32
+        self._profile = _profile(model_id)
 
     @property
     def profile(self) -> TranscriberProfile:
-        """See Transcriber."""
+        """The facts of the model. Finals go on from the prefix that was sent, and partials come every second."""
         return self._profile
 
     def busy(self) -> bool:
-        """See Transcriber."""
-        return self.engine.last_state.generating >= self._many
+        """Return whether as many sessions generate as the machine serves without delay: one a core, or 32 on a GPU.
+
+        As of the engine's last step; does not wait.
+        """
+        return self.engine.last_state.generating >= self._busy_from
 
     def open(self) -> Qwen3AsrStream:
-        """See Transcriber."""
+        """Return a new session's stream. It takes room in the engine with its first window only."""
         return Qwen3AsrStream(self)
 
     async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
-        """See Transcriber: this model does not know where words lie."""
+        """Return (): this model does not know where words lie, as its profile says."""
         return ()
 
     async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        """See Transcriber. A segment for each part of the file."""
-        listening, language, begun = self.open(), options.language, False
+        """Yield one FileInfo, then a segment for each part of the file, of at most 24 s, in which speech was heard.
+
+        The language that the first part is found to be in holds for the rest. Closing it ends the decode within a step.
+        Raises Refused where the engine has no room, ModelError.
+        """
+        stream, language, begun = self.open(), options.language, False
         try:
-            for number, part in enumerate(split_at_quiet(pcm, SLAB_S, SLAB_SLACK_S)):
+            for number, part in enumerate(split_at_quiet(pcm, PART_S, PART_SLACK_S)):
                 window = Window(
                     pcm[part],
                     prompt=options.prompt,
@@ -141,7 +143,7 @@ class Qwen3Asr:
                     word_times=options.word_times,
                     start_sample=part.start,
                 )
-                found = await listening.decode(window, options.temperature)
+                found = await stream.decode(window, options.temperature)
                 language = language or found.language or None
                 if not begun:
                     begun = True
@@ -149,11 +151,37 @@ class Qwen3Asr:
                 if found.is_speech:
                     yield _segment(number, part.start, len(pcm[part]), found, options.temperature)
         finally:
-            listening.close()
+            stream.close()
 
     def close(self) -> None:
-        """Stop the engine."""
+        """Stop the engine's thread. Streams that are still open fail at their next window."""
         self.engine.close()
+
+
+def _profile(model_id: str) -> TranscriberProfile:
+    return TranscriberProfile(
+        id=model_id,
+        languages=tuple(LANGUAGE_CODE_TO_NAME),
+        step_s=1.0,
+        first_step_s=0.5,
+        agreement_s=0.0,
+        first_agreement_s=0.0,
+        rollback_tokens=5,
+        min_probability=0.0,
+        unfixed_chunks=2,
+        settle_s=0.5,
+        context_pause_s=1.5,
+        pause_s=0.8,
+        long_window_s=14.0,
+        long_pause_s=0.3,
+        max_window_s=30.0,
+        context_tokens=0,
+        max_tokens=32,
+        max_prefix_tokens=384,
+        translates=False,
+        final_keeps_prefix=True,
+        aligns_words=False,
+    )
 
 
 def _load(source: Path | Qwen3AsrParts, device: str, dtype: torch.dtype, *, rounded: bool) -> Qwen3AsrParts:
@@ -164,32 +192,50 @@ def _load(source: Path | Qwen3AsrParts, device: str, dtype: torch.dtype, *, roun
 
 
 @dataclass(slots=True)
-class _Finished:
-    """An encoder window in the KV: what it was made of, and the row behind it."""
+class _EncodedWindow:
+    """A finished encoder window in the KV: the features it was made of, and the row behind it."""
 
     features: Features
     end_row: int
 
 
 class Qwen3AsrStream:
-    """See Hearing."""
+    """A TranscriptionStream: one session's windows, decoded one at a time over one KV.
+
+    A window that begins where the last one began, under the same hint, is computed only from its open encoder window
+    on. Any other window, and one after a failure, is computed from its start.
+    """
 
     def __init__(self, model: Qwen3Asr) -> None:
         self._model = model
         self._session: EngineSession | None = None
-        # The sound that the KV begins with: where in the session, under which prompt.
-        self._of: tuple[int, str] | None = None
+        # What the KV begins with: the sample of the session at which its audio starts, and the hint.
+        self._audio_key: tuple[int, str] | None = None
         self._head_rows = 0
-        self._finished: list[_Finished] = []
-        # What the model last said the language is, in its own words.
+        self._encoded: list[_EncodedWindow] = []
+        # The name of the language that the model wrote last.
         self._language = ""
 
+    @property
+    def head_rows(self) -> int:
+        """How many rows the prompt has, which come before the audio and stay for as long as the hint is the same."""
+        return self._head_rows
+
+    @property
+    def num_encoded_windows(self) -> int:
+        """How many finished encoder windows the KV holds; the next window computes those that follow."""
+        return len(self._encoded)
+
     async def decode(self, window: Window, temperature: float = 0.0) -> Hypothesis:
-        """See Hearing."""
+        """Decode one window, whether it is a partial or a final: the two are decoded in the same way here.
+
+        Tokens are the likeliest ones at `temperature` 0. A decode that loops ends, and keeps the phrase once. A
+        cancelled call leaves the stream usable. Waits for the engine. Raises Refused where it has no room, ModelError.
+        """
         try:
             return await self._decode(window, temperature)
         except (ModelError, EngineError) as error:
-            # Whatever state it is in: the next window begins anew.
+            # Whatever is in the KV now, the next window is computed from its start.
             self.close()
             if isinstance(error, ModelError):
                 raise
@@ -198,60 +244,61 @@ class Qwen3AsrStream:
     async def _decode(self, window: Window, temperature: float) -> Hypothesis:
         model = self._model
         session = self._session = self._session or await model.engine.open(RESERVE_ROWS)
-        self._begin(session, window)
-        await self._hear(session, window.pcm)
+        self._append_head(session, window)
+        await self._append_audio(session, window.pcm)
         vocabulary, name = model.parts.vocabulary, LANGUAGE_CODE_TO_NAME.get(window.language or "", "")
-        said = name or (self._language if window.prefix else "")
+        language = name or (self._language if window.prefix else "")
         session.append(vocabulary.control(f"<|audio_end|>{END}\n<|im_start|>assistant\n"))
-        if said:
-            session.append(vocabulary.control(f"language {said}{TEXT_MARK}"))
+        if language:
+            session.append(vocabulary.control(f"language {language}{TEXT_MARK}"))
         session.append(window.prefix)
-        prompt = session.length
-        tokens = await self._generate(session, _most(window), temperature)
+        num_prompt = session.length
+        tokens = await self._generate(session, _max_tokens(window), temperature)
         model.counts.decodes += 1
-        found = self._read(window, [t for t in tokens if t.id not in vocabulary.stop], said, forced=bool(name))
-        return replace(found, prompt_tokens=prompt, completion_tokens=len(tokens))
+        text = [t for t in tokens if t.id not in vocabulary.stop]
+        found = self._hypothesis(window, text, language, forced=bool(name))
+        return replace(found, prompt_tokens=num_prompt, completion_tokens=len(tokens))
 
-    def _begin(self, session: EngineSession, window: Window) -> None:
-        """Make the session hold just the prompt, and of the sound what it knows already."""
-        of = (window.start_sample, window.prompt)
-        # Where there was no room for all of it, some has left.
-        if self._of != of or session.context_start > self._head_rows:
+    def _append_head(self, session: EngineSession, window: Window) -> None:
+        """Make the KV begin with this window's prompt; where it does already, its encoded audio stays."""
+        key = (window.start_sample, window.prompt)
+        # Where the context had no room for all of the audio, some of it has left.
+        if self._audio_key != key or session.context_start > self._head_rows:
             vocabulary = self._model.parts.vocabulary
             session.rollback(0)
-            if self._of is None or self._of[1] != window.prompt or not window.prefix:
+            if self._audio_key is None or self._audio_key[1] != window.prompt or not window.prefix:
                 self._language = ""
             session.append(vocabulary.control("<|im_start|>system\n"))
             session.append(vocabulary.plain(window.prompt.strip()[:MAX_HINT_CHARS])[:MAX_HINT_TOKENS])
             session.append(vocabulary.control(f"{END}\n<|im_start|>user\n<|audio_start|>"))
             session.pin()
-            self._of, self._head_rows, self._finished = of, session.length, []
+            self._audio_key, self._head_rows, self._encoded = key, session.length, []
 
-    async def _hear(self, session: EngineSession, pcm: Pcm) -> None:
-        """The sound's rows: those of finished encoder windows stay while they are made of the same features."""
-        engine, ears, counts = self._model.engine, self._model.parts.ears, self._model.counts
-        size = ears.window_frames
+    async def _append_audio(self, session: EngineSession, pcm: Pcm) -> None:
+        """Append the audio's rows; those of finished encoder windows stay while their features are the same."""
+        engine, encoder, counts = self._model.engine, self._model.parts.audio_encoder, self._model.counts
+        size = encoder.window_frames
 
         def encode() -> tuple[int, list[tuple[Features, torch.Tensor]]]:
-            features = ears.features(pcm)
+            features = encoder.features(pcm)
             parts = [features[:, at : at + size] for at in range(0, features.shape[1], size)]
             same = 0
-            while same < min(len(parts), len(self._finished)) and np.array_equal(
-                parts[same], self._finished[same].features
+            while same < min(len(parts), len(self._encoded)) and np.array_equal(
+                parts[same], self._encoded[same].features
             ):
                 same += 1
-            return same, [(part, ears.encode(part)) for part in parts[same:]]
+            return same, [(part, encoder.encode(part)) for part in parts[same:]]
 
         same, made = await engine.call_model(encode)
-        counts.again += max(0, len(self._finished) - same)
-        del self._finished[same:]
-        session.rollback(self._finished[-1].end_row if self._finished else self._head_rows)
+        counts.recomputed += max(0, len(self._encoded) - same)
+        del self._encoded[same:]
+        session.rollback(self._encoded[-1].end_row if self._encoded else self._head_rows)
         frames = same * size + sum(part.shape[1] for part, _ in made)
         for number, (part, rows) in enumerate(made, same):
             session.append_embeddings(rows)
-            if (number + 1) * size + UNSURE_FRAMES <= frames:
-                self._finished.append(_Finished(part.copy(), session.length))
-                counts.whole += 1
+            if (number + 1) * size + EDGE_FRAMES <= frames:
+                self._encoded.append(_EncodedWindow(part.copy(), session.length))
+                counts.finished += 1
             else:
                 counts.open += 1
 
@@ -263,75 +310,83 @@ class Qwen3AsrStream:
         async with aclosing(session.generate(sampling)) as tokens:
             async for token in tokens:
                 out.append(token)
-                if loop := _loop([t.id for t in out]):
-                    del out[-loop * (LOOP_TIMES - 1) :]
+                if loop := loop_length([t.id for t in out]):
+                    del out[-loop * (LOOP_REPEATS - 1) :]
                     break
         return out
 
-    def _read(self, window: Window, tokens: Sequence[Token], said: str, *, forced: bool) -> Hypothesis:
-        """What the tokens say: `language X<asr_text>`, where that was not given, and the text."""
+    def _hypothesis(self, window: Window, tokens: Sequence[Token], language: str, *, forced: bool) -> Hypothesis:
+        """Read the tokens: `language X<asr_text>`, where `language` is "", and the text behind it."""
         vocabulary = self._model.parts.vocabulary
         decode = vocabulary.text
-        mark, sureness = vocabulary.tokenizer.token_to_id(TEXT_MARK), 1.0
+        mark, certainty = vocabulary.tokenizer.token_to_id(TEXT_MARK), 1.0
         at = next((i for i, t in enumerate(tokens) if t.id == mark), None)
-        if said:
+        if language:
             # A second tag would be the model's mistake: what follows it is text.
             tokens = [t for t in tokens if t.id != mark]
         elif at is not None:
             tag = decode([t.id for t in tokens[:at]]).strip()
-            said = tag.splitlines()[0].strip().removeprefix("language").strip() if tag else ""
-            sureness = _likely(tokens[:at])
+            language = tag.splitlines()[0].strip().removeprefix("language").strip() if tag else ""
+            certainty = _least_probability(tokens[:at])
             tokens = tokens[at + 1 :]
         elif decode([t.id for t in tokens]).lstrip().startswith("language"):
-            # Cut inside the tag: it is no text.
+            # The decode was cut inside the tag: there is no text.
             tokens = []
         if not forced:
-            self._language = said
-        language = "" if said.lower() == NOTHING else CODES.get(said, said.lower())
+            self._language = language
+        code = "" if language.lower() == NO_LANGUAGE else LANGUAGE_CODES.get(language, language.lower())
+        pieces = self._words(tokens, code, first=not window.prefix)
+        times = self._times(window, pieces, code) if window.word_times else ()
+        return Hypothesis(tuple(pieces), code, certainty, bool(pieces), 0, 0, tuple(times))
+
+    def _words(self, tokens: Sequence[Token], code: str, *, first: bool) -> list[HypothesisWord]:
+        """Return the words of text tokens. `first`: they begin the window."""
+        vocabulary = self._model.parts.vocabulary
         plain = [t for t in tokens if t.id not in vocabulary.special]
-        texts, groups = characters([t.id for t in plain], decode)
-        likely = [math.exp(t.logprob or 0.0) for t in plain]
-        pieces = words(texts, groups, likely, language)
-        if pieces and not window.prefix and language not in UNSPACED and not pieces[0].text.startswith(" "):
-            # As all others: what one window said is followed by what the next does.
+        texts, groups = characters([t.id for t in plain], vocabulary.text)
+        pieces = words(texts, groups, [math.exp(t.logprob or 0.0) for t in plain], code)
+        if pieces and first and code not in UNSPACED and not pieces[0].text.startswith(" "):
+            # Other models begin with a space too: what one window said is followed by what the next does.
             pieces[0] = replace(pieces[0], text=" " + pieces[0].text)
-        times = self._times(window, pieces, language) if window.word_times else ()
-        return Hypothesis(tuple(pieces), language, sureness, bool(pieces), 0, 0, tuple(times))
+        return pieces
 
     def _times(self, window: Window, pieces: Sequence[HypothesisWord], language: str) -> list[Word]:
-        """Where the words of a decode lie, those that it went on from before them."""
+        """Guess where the words lie: those of the prefix and these are spread over the window, where it is loud."""
         texts, groups = characters(window.prefix, self._model.parts.vocabulary.text)
         known = words(texts, groups, [1.0] * len(window.prefix), language)
         return spread([*known, *pieces], window.pcm)[len(known) :]
 
     def close(self) -> None:
-        """See Hearing."""
-        session, self._session, self._of, self._finished = self._session, None, None, []
+        """Close the session in the engine, if there is one, and free its KV. The next window would open another."""
+        session, self._session, self._audio_key, self._encoded = self._session, None, None, []
         if session:
             session.close()
 
 
-def _most(window: Window) -> int:
-    most = int(len(window.pcm) / SAMPLE_RATE_HZ * TOKENS_PER_S) + SPARE_TOKENS
-    return max(1, min(most, window.max_tokens or most))
+def _max_tokens(window: Window) -> int:
+    by_length = int(len(window.pcm) / SAMPLE_RATE_HZ * TOKENS_PER_S) + EXTRA_TOKENS
+    return max(1, min(by_length, window.max_tokens or by_length))
 
 
-def _loop(ids: Sequence[int]) -> int:
-    """The length of the phrase that has come LOOP_TIMES in a row at the end of these tokens; 0: none."""
-    for size in range(1, min(LOOP_TOKENS, len(ids) // LOOP_TIMES) + 1):
-        tail = list(ids[-size * LOOP_TIMES :])
-        if tail == tail[:size] * LOOP_TIMES:
+def loop_length(ids: Sequence[int]) -> int:
+    """Return the length of the phrase that these tokens end with LOOP_REPEATS times in a row; 0 where there is none.
+
+    The shortest such phrase counts, of at most LOOP_TOKENS tokens.
+    """
+    for size in range(1, min(LOOP_TOKENS, len(ids) // LOOP_REPEATS) + 1):
+        tail = list(ids[-size * LOOP_REPEATS :])
+        if tail == tail[:size] * LOOP_REPEATS:
             return size
     return 0
 
 
-def _likely(tokens: Sequence[Token]) -> float:
+def _least_probability(tokens: Sequence[Token]) -> float:
     return math.exp(min((t.logprob or 0.0 for t in tokens), default=0.0))
 
 
 def _segment(number: int, start: int, samples: int, found: Hypothesis, temperature: float) -> TranscriptSegment:
     shift_s = start / SAMPLE_RATE_HZ
-    likely = [max(p.probability, 1e-9) for p in found.pieces]
+    probabilities = [max(p.probability, 1e-9) for p in found.pieces]
     return TranscriptSegment(
         id=number,
         seek=start // (SAMPLE_RATE_HZ // 100),
@@ -340,7 +395,7 @@ def _segment(number: int, start: int, samples: int, found: Hypothesis, temperatu
         text="".join(p.text for p in found.pieces),
         tokens=tuple(t for p in found.pieces for t in p.tokens),
         temperature=temperature,
-        avg_logprob=sum(math.log(p) for p in likely) / max(1, len(likely)),
+        avg_logprob=sum(math.log(p) for p in probabilities) / max(1, len(probabilities)),
         compression_ratio=1.0,
         no_speech_prob=0.0,
         words=tuple(Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability) for w in found.words),
