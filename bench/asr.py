@@ -2,8 +2,9 @@
 
     antiphon bench asr [--data DIR] [--sections quality,latency,load,long,quiet,peers] [--clips N] [--profile NAME]
 
-Words and times are those a client sees: speech is played in real time over the OpenAI transcription session (24 kHz), and
-the clock runs from the first sample. `speech_start` and `speech_end` of the manifest are the true bounds of the speech.
+Words and times are those a client sees: speech is played in real time over the OpenAI transcription session (24 kHz),
+and the clock runs from the first sample. `speech_start` and `speech_end` of the manifest are the true bounds of the
+speech.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Clip:
 
 @dataclass(slots=True)
 class Heard:
-    """What came back for one clip; times in seconds since its first sample. `from_ms`: its place in the session's audio."""
+    """What came back for one clip;
+    times in seconds since its first sample. `from_ms`: its place in the session's audio.
+    """
 
     zero: float = 0.0
     from_ms: float = 0.0
@@ -111,7 +114,7 @@ def loaded(clips: Iterable[Clip]) -> list[Clip]:
     return out
 
 
-# --- a client ----------------------------------------------------------------------------------------------------------
+# --- a client -------------------------------------------------------------------------------------
 
 
 class Client:
@@ -193,7 +196,7 @@ async def play_clips(url: str, clips: Sequence[Clip], **options: Any) -> dict[st
     return out
 
 
-# --- figures -----------------------------------------------------------------------------------------------------------
+# --- figures --------------------------------------------------------------------------------------
 
 
 def rate(pairs: Iterable[tuple[Clip, str]]) -> float:
@@ -256,7 +259,7 @@ def latency_row(clips: Sequence[Clip], heard: dict[str, Heard], offline: dict[st
     }
 
 
-# --- sections ----------------------------------------------------------------------------------------------------------
+# --- sections -------------------------------------------------------------------------------------
 
 
 async def latency(srv: Server, clips: list[Clip], offline: dict[str, Offline]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""Full duplex: how soon a voice falls silent, what acknowledgements and pauses do, whether turns are taken, and that nothing old is sent.
+"""Full duplex: how soon a voice falls silent, what acknowledgements and pauses do, whether turns are taken, and that
+nothing old is sent.
 
     antiphon bench duplex [--data DIR] [--sections bargein,backchannels,pauses,turns,schedules] [--turns N]
 
-A real server with the default models, real recordings played in real time over /v1/realtime?duplex=1. The client plays what it gets by its own
-clock, acknowledges it, falls silent when it is told to duck and drops what an older epoch said. Scores as Full-Duplex-Bench has them: takeover
-(the share in which the partner begins to speak) in pauses and after acknowledgements is bad, after turns good.
+A real server with the default models, real recordings played in real time over /v1/realtime?duplex=1. The client plays
+what it gets by its own clock, acknowledges it, falls silent when it is told to duck and drops what an older epoch said.
+Scores as Full-Duplex-Bench has them: takeover (the share in which the partner begins to speak) in pauses and after
+acknowledgements is bad, after turns good.
 """
 
 from __future__ import annotations
@@ -294,7 +296,9 @@ async def turns(srv: Server, clips: list[Clip], count: int) -> dict[str, Any]:
 
 
 async def schedules(count: int) -> dict[str, Any]:
-    """Random speech, answers, cuts and acknowledgements on a virtual clock: frames of an old epoch among what a client gets."""
+    """Random speech, answers, cuts and acknowledgements on a virtual clock:
+    frames of an old epoch among what a client gets.
+    """
     from tests.sessions.duplex.test_session import schedule
 
     frames, broken = 0, 0

@@ -1,6 +1,7 @@
 """Qwen3-Omni-30B-A3B's dimensions with random weights, for bench/qwen3.py.
 
-On a CPU its 35 billion parameters have no room: there all layers of a decoder share the experts of one. What a step reads and multiplies is the same.
+On a CPU its 35 billion parameters have no room: there all layers of a decoder share the experts of one. What a step
+reads and multiplies is the same.
 """
 
 from __future__ import annotations
@@ -40,26 +41,60 @@ def dimensions(ids: dict[str, int]) -> Any:
     """Qwen/Qwen3-Omni-30B-A3B-Instruct, config.json; `ids` of the control tokens are the tokenizer's here."""
     places = {n: ids[f"<|{n[:5]}_pad|>"] for n in ("audio_token_id", "image_token_id", "video_token_id")}
     starts = {"vision_start_token_id": ids["<|vision_start|>"], "audio_start_token_id": ids["<|audio_start|>"]}
-    thinker = {
-        "text_config": {
-            "vocab_size": 152064, "hidden_size": 2048, "intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32,
-            "num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 65536, "rope_parameters": SECTIONS, "num_experts": 128,
-            "num_experts_per_tok": 8, "moe_intermediate_size": 768,
-        },
-        "audio_config": {"output_dim": 2048},
-        "vision_config": {"out_hidden_size": 2048},
-        "user_token_id": ids["user"],
-    } | places | starts  # fmt: skip
-    talker = {
-        "text_config": {
-            "vocab_size": 3072, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 20, "num_attention_heads": 16,
-            "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 65536, "rope_parameters": SECTIONS, "num_experts": 128,
-            "num_experts_per_tok": 6, "moe_intermediate_size": 384, "shared_expert_intermediate_size": 768,
-        },
-        "code_predictor_config": {"num_code_groups": 16, "rope_parameters": ROPE},
-        "num_code_groups": 16, "codec_eos_token_id": 2150, "codec_nothink_id": 2155, "codec_think_bos_id": 2156, "codec_think_eos_id": 2157,
-        "codec_pad_id": 2148, "codec_bos_id": 2149, "speaker_id": {"ethan": 2302}, "spatial_merge_size": 2,
-    } | places | starts  # fmt: skip
+    thinker = (
+        {
+            "text_config": {
+                "vocab_size": 152064,
+                "hidden_size": 2048,
+                "intermediate_size": 768,
+                "num_hidden_layers": 48,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 4,
+                "head_dim": 128,
+                "max_position_embeddings": 65536,
+                "rope_parameters": SECTIONS,
+                "num_experts": 128,
+                "num_experts_per_tok": 8,
+                "moe_intermediate_size": 768,
+            },
+            "audio_config": {"output_dim": 2048},
+            "vision_config": {"out_hidden_size": 2048},
+            "user_token_id": ids["user"],
+        }
+        | places
+        | starts
+    )
+    talker = (
+        {
+            "text_config": {
+                "vocab_size": 3072,
+                "hidden_size": 1024,
+                "intermediate_size": 2048,
+                "num_hidden_layers": 20,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 2,
+                "head_dim": 128,
+                "max_position_embeddings": 65536,
+                "rope_parameters": SECTIONS,
+                "num_experts": 128,
+                "num_experts_per_tok": 6,
+                "moe_intermediate_size": 384,
+                "shared_expert_intermediate_size": 768,
+            },
+            "code_predictor_config": {"num_code_groups": 16, "rope_parameters": ROPE},
+            "num_code_groups": 16,
+            "codec_eos_token_id": 2150,
+            "codec_nothink_id": 2155,
+            "codec_think_bos_id": 2156,
+            "codec_think_eos_id": 2157,
+            "codec_pad_id": 2148,
+            "codec_bos_id": 2149,
+            "speaker_id": {"ethan": 2302},
+            "spatial_merge_size": 2,
+        }
+        | places
+        | starts
+    )
     named = {"im_start": "<|im_start|>", "im_end": "<|im_end|>", "tts_pad": "<tts_pad>", "tts_bos": "<tts_text_bos>"}
     named |= {"tts_eos": "<tts_text_eod>", "system": "system", "user": "user", "assistant": "assistant"}
     more = {f"{name}_token_id": ids[text] for name, text in named.items()}
@@ -102,7 +137,9 @@ def shared(layers: list[Any], where: torch.device, dtype: torch.dtype) -> None:
 
 
 async def omni_section(device: str, weights: str, words: Path, talks: list[int]) -> dict[str, Any]:
-    """A spoken question of HEARD_S seconds: first text, first sound, tokens and frames a second, of one and several at once."""
+    """A spoken question of HEARD_S seconds:
+    first text, first sound, tokens and frames a second, of one and several at once.
+    """
     model = omni(device, weights, words)
     options = ReplyOptions(max_tokens=TOKENS, temperature=0.0)
 
@@ -141,8 +178,9 @@ async def omni_section(device: str, weights: str, words: Path, talks: list[int])
             }
         )
     model.close()
+    shared = ", layers sharing experts" if device == "cpu" else ""
     table(
-        f"Qwen3-Omni-30B-A3B dimensions, random weights{', layers sharing experts' if device == 'cpu' else ''}, {weights}, {device}",
+        f"Qwen3-Omni-30B-A3B dimensions, random weights{shared}, {weights}, {device}",
         ["talks at once", "first text", "first sound", "tokens a second", "frames a second (12.5 are real time)"],
         [
             [

@@ -1,8 +1,11 @@
-"""A conversation's delays: from the true end of speech to the first sound of the answer, stage by stage, and interruptions.
+"""A conversation's delays: from the true end of speech to the first sound of the answer, stage by stage, and
+interruptions.
 
-    antiphon bench talk [--data DIR] [--sections latency,interrupt,cancel,pauses,backchannels,echo,heard] [--turns N] [--conversations 1,4]
+    antiphon bench talk [--data DIR] [--sections latency,interrupt,cancel,pauses,backchannels,echo,heard] [--turns N]
+    [--conversations 1,4]
 
-A real server with the default models, real recordings played in real time over the OpenAI Realtime API, server and clients on the same cores.
+A real server with the default models, real recordings played in real time over the OpenAI Realtime API, server and
+clients on the same cores.
 """
 
 from __future__ import annotations
@@ -57,8 +60,8 @@ class Turn:
 class Speaker:
     """A client that always sends (a recording, or silence) and plays what comes, both in real time.
 
-    It falls silent when it is told of speech, and says how much it has played, as clients do. `echo`: its microphone hears what it plays,
-    so many decibels lower, after so many seconds.
+    It falls silent when it is told of speech, and says how much it has played, as clients do. `echo`: its microphone
+    hears what it plays, so many decibels lower, after so many seconds.
     """
 
     def __init__(self, url: str, vad: dict[str, Any], echo: tuple[float, float] | None = None) -> None:
@@ -265,7 +268,9 @@ async def shared(items: list[Any], at_once: int, play: Any) -> list[Any]:
 
 
 async def interrupt(srv: Server, clips: list[Clip], trials: int) -> dict[str, Any]:
-    """A long answer, cut by speech: from the speech's onset to the last sound sent, to the client's silence and to response.done."""
+    """A long answer, cut by speech:
+    from the speech's onset to the last sound sent, to the client's silence and to response.done.
+    """
     out: dict[str, Any] = {}
     for name, vad in (("server_vad", server_vad(500)), ("semantic_vad medium", MEDIUM)):
         last, told, done, missed, stale = [], [], [], [], 0
@@ -466,7 +471,9 @@ async def loopback(srv: Server, seconds: float) -> dict[str, Any]:
 
 
 async def heard(srv: Server, count: int) -> dict[str, Any]:
-    """Answers cut at random: what is kept against the words whose sound ended before the cut, by a forced alignment of the sound."""
+    """Answers cut at random:
+    what is kept against the words whose sound ended before the cut, by a forced alignment of the sound.
+    """
     aligner = load(Settings(), store_of(Settings().models), None, ("transcriber",))
     chance, off = random.Random(7), []
     topics = (
@@ -521,7 +528,8 @@ def whole_turns(data: Path) -> list[Clip]:
         and c.text
         and c.kind.startswith("asr_")
         and 2 < c.seconds < 7
-        # The bounds of speech are by energy, with a floor at -62 dBFS: of a recording near it they are wrong by half a second.
+        # The bounds of speech are by energy, with a floor at -62 dBFS: of a recording near it they are wrong by half a
+        # second.
         and c.active_dbfs > QUIETEST_DBFS
     ]
     return loaded(sorted(clips, key=lambda c: c.id)[:: max(1, len(clips) // 40)])

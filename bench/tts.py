@@ -2,8 +2,9 @@
 
     antiphon bench tts [--data DIR] [--sections first,clients,gaps,cancel,quality,words,peers] [--clients N,N…]
 
-A real server process and real sockets; clients and server share the machine's cores. A client plays what it gets in real time: it asks
-for its next sentence when the last has been heard. `words` and `peers` need `make peers` (PocketSphinx aligns, Piper is compared).
+A real server process and real sockets; clients and server share the machine's cores. A client plays what it gets in
+real time: it asks for its next sentence when the last has been heard. `words` and `peers` need `make peers`
+(PocketSphinx aligns, Piper is compared).
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ CONFIG = {"type": "session.config", "response_format": "pcm", "stream_audio": Tr
 
 
 def sentences(data: Path, count: int) -> list[str]:
-    """English sentences of 4 to 30 words, each once: those of sentences.txt and from the transcripts of the recordings."""
+    """English sentences of 4 to 30 words, each once:
+    those of sentences.txt and from the transcripts of the recordings.
+    """
     found: dict[str, None] = dict.fromkeys((HERE / "sentences.txt").read_text(encoding="utf-8").splitlines())
     for line in (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -79,8 +82,8 @@ class Heard:
 
 
 async def utter(socket: Any, text: str, *, tokens: bool = False) -> Heard:
-    """Send one utterance, play what comes in real time. `late_s`: how long the player had nothing to play, by chunk; `slack_s`: how
-    much of the last sentence was still to be heard when the next one's first chunk came."""
+    """Send one utterance, play what comes in real time. `late_s`: how long the player had nothing to play, by chunk;
+    `slack_s`: how much of the last sentence was still to be heard when the next one's first chunk came."""
     heard, began = Heard(), time.perf_counter()
     if tokens:
         for word in text.split():

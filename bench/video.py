@@ -1,4 +1,5 @@
-"""Video sessions: what is read and answered without a model that sees, how soon, which frames the filters keep, and half an hour of frames.
+"""Video sessions: what is read and answered without a model that sees, how soon, which frames the filters keep, and
+half an hour of frames.
 
     antiphon bench video [--data DIR] [--sections filters,seeing,answers,intake,long] [--minutes N]
 
@@ -35,6 +36,7 @@ from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import selected_models
 from antiphon.settings import EngineOptions, Settings
 from antiphon.vision.frame_filters import BlockFilter, EvsFilter
+from antiphon.vision.images import EncodedImage
 
 FRAMES_A_S = 2.0
 # Questions that the text on the pictures answers.
@@ -128,10 +130,13 @@ class Client:
 
 
 def filters(all_clips: list[Clip]) -> list[dict[str, Any]]:
-    """Fraction kept and events missed: an event, or a cut, is seen if a frame after the first is kept within its tolerance."""
+    """Fraction kept and events missed:
+    an event, or a cut, is seen if a frame after the first is kept within its tolerance.
+    """
     rows = []
     for name, kind, threshold in (
-        ("evs", EvsFilter, 0.95), ("evs", EvsFilter, 0.99), ("blocks", BlockFilter, 0.9), ("blocks", BlockFilter, 0.95), ("blocks", BlockFilter, 0.99),
+        ("evs", EvsFilter, 0.95), ("evs", EvsFilter, 0.99),
+        ("blocks", BlockFilter, 0.9), ("blocks", BlockFilter, 0.95), ("blocks", BlockFilter, 0.99),
     ):  # fmt: skip
         kept = total = events = missed = 0
         static_kept = static = 0
@@ -150,9 +155,15 @@ def filters(all_clips: list[Clip]) -> list[dict[str, Any]]:
                 static += len(still)
                 static_kept += sum(at in times for at in still)
         rows.append(
-            {"filter": name, "threshold": threshold, "kept": kept / total, "missed": missed, "events": events,
-             "static_kept": static_kept / static}
-        )  # fmt: skip
+            {
+                "filter": name,
+                "threshold": threshold,
+                "kept": kept / total,
+                "missed": missed,
+                "events": events,
+                "static_kept": static_kept / static,
+            }
+        )
     table(
         "Filters, all clips at 2 frames a second",
         ["filter", "threshold", "kept", "events missed", "kept between events"],
@@ -272,7 +283,9 @@ async def long(srv: Server, all_clips: list[Clip], minutes: float) -> dict[str, 
 
 
 async def seeing(questions: int = 20) -> dict[str, Any]:
-    """SmolVLM-256M's dimensions, random weights: first token of each question, two frames between questions, against everything given anew."""
+    """SmolVLM-256M's dimensions, random weights:
+    first token of each question, two frames between questions, against everything given anew.
+    """
     # SmolVLM's text is SmolLM2's: what a question costs depends on how it is cut into tokens.
     settings = Settings(engine=EngineOptions(language_model="smollm2-135m-instruct"))
     store = store_of(settings.models)
@@ -283,10 +296,24 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
         tiny_pictures.write(
             Path(folder),
             tokenizer=words,
-            text={"vocab_size": 49280, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
-                  "num_key_value_heads": 3, "max_position_embeddings": 8192},
-            vision={"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12, "image_size": 512, "patch_size": 16},
-        )  # fmt: skip
+            text={
+                "vocab_size": 49280,
+                "hidden_size": 576,
+                "intermediate_size": 1536,
+                "num_hidden_layers": 30,
+                "num_attention_heads": 9,
+                "num_key_value_heads": 3,
+                "max_position_embeddings": 8192,
+            },
+            vision={
+                "hidden_size": 768,
+                "intermediate_size": 3072,
+                "num_hidden_layers": 12,
+                "num_attention_heads": 12,
+                "image_size": 512,
+                "patch_size": 16,
+            },
+        )
         model = VisionLanguageModel(Path(folder), "smolvlm-256m", weights="bf16")
     rng = np.random.default_rng(0)
     frames = [base64.b64decode(jpeg(rng.integers(0, 255, (360, 640, 3)).astype(np.uint8))) for _ in range(8)]
@@ -296,7 +323,7 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
     async def show(watching: Any, first: int, stop: int) -> float:
         began = time.perf_counter()
         for k in range(first, stop):
-            await watching.append_frame(VideoFrame(k, k / 2, frames[k % 8]))
+            await watching.append_frame(VideoFrame(k, k / 2, EncodedImage(frames[k % 8])))
             watching.select_frames(ever)
         await watching.session.settle()
         return (time.perf_counter() - began) / (stop - first)
@@ -317,7 +344,8 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
             frame_s.append(await show(watching, 2 * number, 2 * number + 2))
             shown = stats.rows
             took_s.append(await first_s(watching))
-            # What was computed is what was new, and the row a generation had left; of the first question, the system turn too.
+            # What was computed is what was new, and the row a generation had left; of the first question, the system
+            # turn too.
             new = watching._session.length - (length if number else 0)
             assert stats.rows - began <= new + 1, (stats.rows - began, new)
             rows.append(stats.rows - shown)
@@ -350,7 +378,8 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
     )
     for prefill in ("eager", "query"):
         print(
-            f"{prefill}: first token of question {questions} to that of question 2: {found[prefill]['ratio_20_to_2']:.2f}; "
+            f"{prefill}: first token of question {questions} to that of question 2: "
+            f"{found[prefill]['ratio_20_to_2']:.2f}; "
             f"a frame takes {found[prefill]['frame_s']:.2f} s when it comes"
         )
     return found

@@ -4,7 +4,8 @@
     python examples/ask_what_is_seen.py clip.mp4 --ask "What does the sign say?" --ask "What did it say 5 seconds ago?"
     python examples/ask_what_is_seen.py /dev/video0          # then type questions
 
-Frames go out at --fps, in real time for a camera and at once for a file. A question may come at any time; a new one interrupts the answer before.
+Frames go out at --fps, in real time for a camera and at once for a file. A question may come at any time; a new one
+interrupts the answer before.
 """
 
 from __future__ import annotations

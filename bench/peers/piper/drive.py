@@ -1,4 +1,7 @@
-"""Piper (piper-tts, en_US-joe-medium) on the speech benchmark's sentences, in this process: first chunk, speed, sound."""
+"""Piper (piper-tts, en_US-joe-medium) on the speech benchmark's sentences, in this process:
+
+first chunk, speed, sound.
+"""
 
 import argparse
 import importlib.util

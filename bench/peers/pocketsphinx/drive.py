@@ -1,4 +1,7 @@
-"""Forced alignment of known words by PocketSphinx (HMM, 10 ms frames): where each word lies, by a judge of another kind."""
+"""Forced alignment of known words by PocketSphinx (HMM, 10 ms frames):
+
+where each word lies, by a judge of another kind.
+"""
 
 import argparse
 import json

@@ -1,4 +1,7 @@
-"""llama.cpp (xllamacpp's prebuilt wheel) on the engine benchmark's prompts: its server, in this process, by its own timings."""
+"""llama.cpp (xllamacpp's prebuilt wheel) on the engine benchmark's prompts:
+
+its server, in this process, by its own timings.
+"""
 
 import argparse
 import json
