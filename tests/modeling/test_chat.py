@@ -203,7 +203,7 @@ def test_a_required_call_fits_its_schema(model: CausalLm) -> None:
         parts, done = await call(tool_choice="required", temperature=0.0)
         assert isinstance(parts[0], ToolCallStarted)
         assert parts[0].name in ("add", "get_weather")
-        # None: the tools are not told, and no call is made.
+        # With "none" the model is not shown the tools, and makes no call.
         parts, _ = await call(tool_choice="none", temperature=0.0, max_tokens=20)
         assert all(isinstance(p, TextDelta) for p in parts)
 

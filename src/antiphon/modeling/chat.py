@@ -257,8 +257,7 @@ class ChatStream:
             raise
         for part in itertools.chain(reader.feed(detokenizer.flush()), reader.flush()):
             yield part
-        at_limit = session.finish is Finish.LENGTH
-        reason = "length" if at_limit else "tool_calls" if reader.calls else "stop"
+        reason = "length" if session.finish is Finish.LENGTH else "tool_calls" if reader.calls else "stop"
         yield ReplyDone(reason, len(ids), max(held, session.cached), count)  # type: ignore[arg-type]
 
     def close(self, *, keep: bool = False) -> None:
@@ -343,7 +342,7 @@ class ChatStream:
                 encoding = self._encoding.get(part)
                 if encoding is None:
                     encoding = self._encoding[part] = asyncio.ensure_future(encoder.encode(part))
-                    # An error that nobody waits for any more counts as retrieved.
+                    # Retrieves an error that no request waits for any more, so that asyncio does not report it.
                     encoding.add_done_callback(lambda done: done.cancelled() or done.exception())
                 try:
                     rows = await asyncio.shield(encoding)

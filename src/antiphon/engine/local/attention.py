@@ -199,7 +199,7 @@ def attend(
     if not segments:
         raise RuntimeError("this attention works inside an engine's step only")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    heads, rows, width = query.shape[1:]
+    heads, rows = query.shape[1:3]
     groups = heads // key.shape[1]
     queries, keys, values = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     if segments[0].keys[layer].dtype != query.dtype:
@@ -207,22 +207,34 @@ def attend(
         queries = queries.to(segments[0].keys[layer].dtype)
     out = query.new_empty(rows, heads, value.shape[-1])
     for segment in segments:
-        first, last = segment.first, segment.last
-        segment.new_keys[layer].copy_(keys[first:last])
-        segment.new_values[layer].copy_(values[first:last])
-        k, v = segment.keys[layer], segment.values[layer]
-        q = queries[first:last]
-        # The heads of a group are rows of one query, so that a group's keys are read once: with 7 heads a group, 15
-        # rows and 3,000 keys take half as long as head by head.
-        count, mask = last - first, None
-        q = q.reshape(count, -1, groups, width).permute(1, 2, 0, 3).reshape(1, -1, groups * count, width)
-        if count > 1:
-            mask = segment.mask(sliding_window or 0, groups, q)
-        elif sliding_window:
-            k, v = k[:, :, -sliding_window:], v[:, :, -sliding_window:]
-        attended = _weighted_values(q, k, v, mask, scaling, softcap)[0]
-        out[first:last] = attended.view(-1, groups, count, attended.shape[-1]).permute(2, 0, 1, 3).flatten(1, 2)
+        own = slice(segment.first, segment.last)
+        segment.new_keys[layer].copy_(keys[own])
+        segment.new_values[layer].copy_(values[own])
+        out[own] = _attend_segment(segment, layer, queries[own], groups, sliding_window or 0, scaling, softcap)
     return out[None], None
+
+
+def _attend_segment(
+    segment: AttentionSegment,
+    layer: int,
+    query: torch.Tensor,
+    groups: int,
+    window: int,
+    scaling: float | None,
+    softcap: float | None,
+) -> torch.Tensor:
+    """The output [count, heads, head_dim] of one session's rows: query [count, heads, head_dim] to its own keys."""
+    count, width, mask = len(query), query.shape[-1], None
+    k, v = segment.keys[layer], segment.values[layer]
+    # The heads of a group are rows of one query, so that a group's keys are read once: with 7 heads a group, 15 rows
+    # and 3,000 keys take half as long as head by head.
+    q = query.reshape(count, -1, groups, width).permute(1, 2, 0, 3).reshape(1, -1, groups * count, width)
+    if count > 1:
+        mask = segment.mask(window, groups, q)
+    elif window:
+        k, v = k[:, :, -window:], v[:, :, -window:]
+    attended = _weighted_values(q, k, v, mask, scaling, softcap)[0]
+    return attended.view(-1, groups, count, attended.shape[-1]).permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def _weighted_values(

@@ -49,7 +49,7 @@ class Engine:
     """Steps one model in a thread of its own, from its construction until `close`.
 
     `runner`: the model; it may be used by the engine's thread only. `observe`: called after each step, in that thread.
-    `clock`: monotonic seconds. `last_state`: how full the engine was after its last step, for those who must not wait.
+    `clock`: monotonic seconds. `last_state`: how full the engine was after its last step, read without waiting.
     `scheduler`: to be called through `call` only, since it belongs to the engine's thread.
     """
 
@@ -186,7 +186,7 @@ class Engine:
     def close(self, timeout_s: float = 10.0) -> None:
         """End the engine's thread after the step under way, and block until it ended or `timeout_s` passed.
 
-        Generations and those who wait for rows get an EngineError; later calls of sessions raise Refused.
+        Generations and calls that wait for rows get an EngineError; later calls of sessions raise Refused.
         """
         with self._changed:
             self._closed = True
@@ -396,25 +396,18 @@ class EngineSession:
         self._require_idle()
         loop = asyncio.get_running_loop()
         # Bound: the engine goes no further than MAX_UNREAD_TOKENS ahead of the reader.
-        queue: deque[Token | Finish | Exception] = deque()
-        arrived = asyncio.Event()
+        queue: asyncio.Queue[Token | Finish | Exception] = asyncio.Queue()
 
-        def receive(item: Token | Finish | Exception) -> None:
-            queue.append(item)
-            arrived.set()
+        def deliver(item: Token | Finish | Exception) -> None:
+            self._engine.deliver(loop, lambda: queue.put_nowait(item))
 
-        generation = Generation(
-            params, lambda item: self._engine.deliver(loop, lambda: receive(item)), start=self._length
-        )
+        generation = Generation(params, deliver, start=self._length)
         self._generating, self.finish = True, None
         ended = False
         try:
             self._engine.post(lambda: self._begin(generation))
             while True:
-                while not queue:
-                    arrived.clear()
-                    await arrived.wait()
-                match queue.popleft():
+                match await queue.get():
                     case Token() as token:
                         self._consume(generation)
                         yield token

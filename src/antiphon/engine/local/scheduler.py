@@ -144,7 +144,7 @@ class Scheduler:
             session.on_settled.append(on_settled)
 
     def close(self, session: ScheduledSession, keep: bool) -> None:
-        """Remove the session; a generation and those who wait for it get an EngineError. Again is a no-op.
+        """Remove the session; its generation and its callbacks get an EngineError. Again is a no-op.
 
         `keep`: its tokens up to the first embedding stay for sessions that begin with them, while there is room.
         """
@@ -212,7 +212,7 @@ class Scheduler:
                 self._produce(session, chunk.sampled, result)
 
     def fail_all(self, error: Exception) -> None:
-        """Fail every open session for good: generations and those who wait get `error`. Sessions stay to be closed."""
+        """Fail every open session for good: their generations and callbacks get `error`. They stay open."""
         for session in self.sessions:
             session.failure = session.failure or error
             _report_settled(session, error)

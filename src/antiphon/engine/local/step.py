@@ -26,7 +26,7 @@ class ScheduledSession:
 
     `last_step`: the number of the step that last took rows of it; sessions that waited longest go first.
     `cached`: rows at its head whose KV it took over from another session.
-    `on_settled`: callbacks of those who wait until nothing is pending.
+    `on_settled`: called once nothing is pending.
     `failure`: why nothing more is done for it. `stalled`: its last step failed, and would fail again; it waits for its
     rows to be rolled back, or for the next generation.
     """
