@@ -27,7 +27,7 @@ def json_body(data: str | bytes, name: str = "body", param: str | None = None) -
 
 
 def audio_file(text: str, param: str, max_bytes: int) -> bytes:
-    """The bytes of an audio file that a field carries, in base64 or a `data:` URI of any media type. Nothing is fetched.
+    """The bytes of an audio file in a field, which is base64 or a `data:` URI of any media type. Nothing is fetched.
 
     Raises RemoteProtocolError (`invalid_value`) that names `param`, also for a file of more than `max_bytes`. Whether
     the bytes are audio is not checked.
@@ -60,7 +60,7 @@ def require(fields: dict[str, Any], key: str, kinds: type | tuple[type, ...], pa
 
 
 def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
-    """`value`, which has to be of one of the types `kinds`. A bool passes for `bool` only, though Python counts it as int.
+    """`value`, which has to be of one of the types `kinds`. A bool is no int here, unlike in Python.
 
     Raises RemoteProtocolError (`invalid_type`), whose message names the types as Python does, and NoneType as null.
     """
@@ -72,7 +72,7 @@ def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
 
 
 def known(fields: Iterable[str], allowed: Iterable[str], where: str) -> None:
-    """Check that an object has no other fields than the `allowed` ones. `where` is its path, empty for the event itself.
+    """Check that an object has none but the `allowed` fields. `where` is its path, empty for the event itself.
 
     Raises RemoteProtocolError (`unknown_parameter`) for the first field that is not allowed, in the client's order.
     """

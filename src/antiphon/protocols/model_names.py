@@ -15,7 +15,7 @@ class ModelNames:
 
     `loaded`: the ids as /v1/models lists them; the first is also called `default`. There is at least one.
     `strict`: the hosted service's names are unknown, instead of standing for the first model.
-    `unit_ms`: how many milliseconds of audio a native model hears at a time; 0 for a model that is told when a turn ends.
+    `unit_ms`: the milliseconds of audio in a unit of a native model; 0 for a model whose turns the server finds.
     """
 
     loaded: tuple[str, ...]

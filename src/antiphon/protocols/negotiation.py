@@ -1,8 +1,12 @@
-"""/v1/realtime before its dialect is known. The server speaks first: one `session.created` that every client reads.
+"""A connection to /v1/realtime whose dialect is still open: docs/wire/index.md, "Which dialect a connection speaks".
 
-The first `session.update` decides: a top-level `model` and no `session` object is the vLLM dialect, a `session` of type
-`transcription` OpenAI's transcription, anything else OpenAI's conversation, or its transcription where nobody is loaded who answers.
-`?dialect=`, `?intent=transcription` and a `model` in the URL decide earlier; what comes before is held.
+The server speaks first, with one `session.created` that the clients of all three dialects can read. The first
+`session.update` decides: with a top-level `model` and no `session` object it is the vLLM dialect, with a `session` of
+type `transcription` OpenAI's transcription, otherwise OpenAI's conversation, or its transcription where no conversation
+model is loaded. `?dialect=`, `?intent=transcription` and a `model` in the URL decide earlier. Audio that comes before
+the decision is held.
+
+Full duplex and the bridges are not negotiated: their URLs name them (duplex/connection.py, bridges/base.py).
 """
 
 from __future__ import annotations
@@ -22,26 +26,37 @@ from antiphon.protocols.resume.control import control, refused_frame, replaced_f
 from antiphon.protocols.vllm.dialect import VllmDialect
 from antiphon.protocols.wire import NewId, decode_event, frame, random_id
 
-# Sound that may come before the dialect is known, in bytes of frames; more ends the connection.
+# How much may be held until the dialect is known, in bytes of frames: 98 s of PCM16 at 16 kHz in base64. With more, the
+# default dialect is chosen.
 MAX_HELD_BYTES = 4 << 20
+YEAR_S = 365 * 86400
 
 
 @dataclass(slots=True)
 class RealtimeConnection:
-    """One connection of /v1/realtime: negotiates, then hands every frame to the dialect."""
+    """One connection to /v1/realtime: it chooses a dialect and from then on hands everything to it.
+
+    Call `open` first; then the interface is that of a dialect. Nothing here waits.
+    """
 
     opening: Opening
+    # The names of the transcriber.
     models: ModelNames
+    # Unix seconds.
     now_s: Callable[[], float]
+    # How long a session lasts, in seconds, for its `expires_at`; 0 for no limit, which is shown as a year.
     session_s: float = 3600.0
     new_id: NewId = random_id
+    # The most audio of one append, in bytes after base64 is decoded.
     max_append_bytes: int = 15 << 20
+    # Whether the transcriber knows a language.
     language_check: Callable[[str], bool] = lambda _: True
+    # Called with a name that is not loaded and, unless it is the transcriber, with what serves it instead.
     log_alias: Callable[..., None] = lambda *_: None
-    # Names of whoever answers, and the voices; None: nobody does.
+    # The names of the conversation model, None where none is loaded, and its voices; the first is the default.
     conversation_models: ModelNames | None = None
     voices: tuple[str, ...] = ()
-    # What resumes it, if anything does.
+    # The first resume token of a session that can be resumed; it is sent in `session.created`.
     resume_token: str | None = None
     _conversation: OpenAIConversation | None = None
     _dialect: VllmDialect | OpenAITranscription | None = None
@@ -53,121 +68,151 @@ class RealtimeConnection:
     _session_id: str = ""
 
     def open(self) -> None:
-        """Queue the first frame. Raises RemoteProtocolError if the URL, or its key's session, asks for what is not there."""
-        if self.opening.dialect not in ("", "vllm", "openai"):
-            raise RemoteProtocolError("invalid_value", f"Unknown dialect: {self.opening.dialect}", "dialect")
-        vllm = self.opening.dialect == "vllm"
-        preset = self.opening.session
-        named = preset.get("model") if preset else None
-        name = self.opening.model or (named if isinstance(named, str) else "") or self.models.loaded[0]
-        transcription_only = self.opening.intent == "transcription" or bool(
-            preset and preset.get("type") == "transcription"
-        )
-        answered = (
-            bool(
-                self.conversation_models
-                and (self.conversation_models.lenient(name) or self.conversation_models.exact(name))
-            )
-            and not transcription_only
-        )
-        partner = self.conversation_models.exact(name) if self.conversation_models else None
-        if (self.models.exact(name) or partner if vllm else self.models.lenient(name) or answered) in (None, False):
-            raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
+        """Queue the `session.created`, and choose the dialect where the URL or a client secret does.
+
+        Raises RemoteProtocolError if the URL, or the session of a client secret, names an unknown dialect, a model that
+        is not loaded or a field that is wrong; nothing is queued then.
+        """
+        opening = self.opening
+        if opening.dialect not in ("", "vllm", "openai"):
+            raise RemoteProtocolError("invalid_value", f"Unknown dialect: {opening.dialect}", "dialect")
+        vllm = opening.dialect == "vllm"
+        preset = opening.session
+        preset_model = preset.get("model") if preset else None
+        named = opening.model or (preset_model if isinstance(preset_model, str) else "")
+        transcription_only = opening.intent == "transcription" or bool(preset and preset.get("type") == "transcription")
+        name = named or self.models.loaded[0]
+        self._check_model(name, vllm=vllm, transcription_only=transcription_only)
         self._session_id = self.new_id("sess-")
-        openai = self._transcription = OpenAITranscription(
-            self.models,
-            self.new_id,
-            self.max_append_bytes,
-            self._session_id,
-            expires_at=int(self.now_s() + (self.session_s or 365 * 86400)),
-            beta=self.opening.beta,
-            language_check=self.language_check,
-            log_alias=self.log_alias,
-        )
-        openai.begin(name)
+        self._transcription = self._new_transcription(name)
         if self.conversation_models and not vllm and not transcription_only:
-            self._conversation = OpenAIConversation(
-                self.models,
-                self.new_id,
-                self.max_append_bytes,
-                self._session_id,
-                expires_at=openai.expires_at,
-                beta=self.opening.beta,
-                language_check=self.language_check,
-                log_alias=self.log_alias,
-                voices=self.voices,
-                server_plays=self.opening.plays,
-            )
-            self._conversation.begin(name if self.opening.model or named else self.conversation_models.loaded[0])
-        first = self._conversation or openai
+            begins_with = name if opening.model or preset_model else self.conversation_models.loaded[0]
+            self._conversation = self._new_conversation(begins_with, self._transcription.expires_at)
+        first = self._conversation or self._transcription
         if preset is not None:
             if self._conversation is None and not transcription_only:
                 raise RemoteProtocolError("model_not_found", "No language model is loaded.", "session.model")
             first.preset(dict(preset))
-        if (
-            self._conversation
-            and self.conversation_models
-            and self.opening.model
-            and self.conversation_models.exact(name) is None
-        ):
-            self.log_alias(name, self.conversation_models.loaded[0])
-        elif not self._conversation and self.opening.model and not vllm and self.models.exact(name) is None:
-            self.log_alias(name)
-        self._own_frames.append(
-            frame(
-                type="transcription_session.created"
-                if self.opening.beta and not self._conversation
-                else "session.created",
-                event_id=self.new_id("event_"),
-                session=first.session(),
-                id=self._session_id,
-                created=int(self.now_s()),
-                **({"resume_token": self.resume_token} if self.resume_token else {}),
-            )
-        )
+        if not vllm:
+            self._log_model_alias()
+        self._add_created(first.session())
         if vllm:
             self._choose_vllm()
-        elif self._conversation and (self.opening.beta or preset is not None):
+        elif self._conversation and (opening.beta or preset is not None):
             self._choose_conversation()
-        elif not self._conversation and (self.opening.dialect == "openai" or transcription_only or self.opening.beta):
+        elif not self._conversation and (opening.dialect == "openai" or transcription_only or opening.beta):
             self._choose_transcription()
 
+    def _check_model(self, name: str, *, vllm: bool, transcription_only: bool) -> None:
+        """Raises RemoteProtocolError (`model_not_found`) unless some model of this name can serve the connection."""
+        answers = self.conversation_models
+        if vllm:
+            # vLLM's clients name models exactly.
+            known = self.models.exact(name) or (answers.exact(name) if answers else None)
+        else:
+            known = self.models.lenient(name)
+            if answers and not transcription_only:
+                known = known or answers.lenient(name)
+        if not known:
+            raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
+
+    def _new_transcription(self, name: str) -> OpenAITranscription:
+        transcription = OpenAITranscription(
+            self.models,
+            self.new_id,
+            self.max_append_bytes,
+            self._session_id,
+            expires_at=int(self.now_s() + (self.session_s or YEAR_S)),
+            beta=self.opening.beta,
+            language_check=self.language_check,
+            log_alias=self.log_alias,
+        )
+        transcription.begin(name)
+        return transcription
+
+    def _new_conversation(self, name: str, expires_at: int) -> OpenAIConversation:
+        conversation = OpenAIConversation(
+            self.models,
+            self.new_id,
+            self.max_append_bytes,
+            self._session_id,
+            expires_at=expires_at,
+            beta=self.opening.beta,
+            language_check=self.language_check,
+            log_alias=self.log_alias,
+            voices=self.voices,
+            server_plays=self.opening.plays,
+        )
+        conversation.begin(name)
+        return conversation
+
+    def _log_model_alias(self) -> None:
+        """Log a hosted name in the URL together with the loaded model that serves it."""
+        name = self.opening.model
+        if not name:
+            return
+        if self._conversation and self.conversation_models:
+            if self.conversation_models.exact(name) is None:
+                self.log_alias(name, self.conversation_models.loaded[0])
+        elif self.models.exact(name) is None:
+            self.log_alias(name)
+
+    def _add_created(self, session: dict[str, Any]) -> None:
+        beta_transcription = self.opening.beta and not self._conversation
+        fields: dict[str, Any] = {"resume_token": self.resume_token} if self.resume_token else {}
+        self._own_frames.append(
+            frame(
+                type="transcription_session.created" if beta_transcription else "session.created",
+                event_id=self.new_id("event_"),
+                session=session,
+                id=self._session_id,
+                created=int(self.now_s()),
+                **fields,
+            )
+        )
+
     def snapshot(self) -> dict[str, Any] | None:
-        """What is kept of a conversation beside its items; None for what is none."""
+        """What is stored of a conversation besides its items, as JSON values. None for a transcription: it is not stored."""
         conversation = self._dialect
         if not isinstance(conversation, OpenAIConversation):
             return None
         return {"session_id": self.id, "dialect": "realtime", "session": conversation.snapshot()}
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """After `open`: the conversation of before a restart."""
+        """Continue a conversation from before a restart, of which `kept` is the snapshot. To be called after `open`.
+
+        The `session.created` is not sent: the client gets `session.resumed` instead.
+        """
         assert self._conversation
         self._own_frames.clear()
         self._session_id = self._conversation.session_id = kept["session_id"]
         self._conversation.restore(kept["session"])
         self._choose_conversation()
 
-    # Of its own it has none.
+    # These dialects have no epochs.
     epoch = 0
 
     def session(self) -> dict[str, Any]:
-        """The session as the client is shown it first."""
+        """The session's fields as `session.created` has them, JSON values. To be called after `open`."""
         assert self._transcription
         return (self._conversation or self._transcription).session()
 
     @property
     def id(self) -> str:
-        """The session's id, as the client was told."""
+        """The session's id as the client knows it; empty before `open`."""
         return self._session_id
 
     @property
     def min_commit_ms(self) -> int:
-        """Least new audio a commit must have in the chosen dialect."""
+        """How many milliseconds of audio a commit must at least have: 100 in OpenAI's dialects, 0 in vLLM's."""
         return MIN_COMMIT_MS if isinstance(self._dialect, OpenAITranscription) else 0
 
     @property
     def dialect(self) -> str:
-        """`vllm`, `openai` (transcription), `realtime` (conversation), or `undecided`."""
+        """The chosen dialect as metrics name it.
+
+        One of `vllm`, `openai` (a transcription), `realtime` (a conversation) and `undecided`.
+        """
         match self._dialect:
             case VllmDialect():
                 return "vllm"
@@ -178,63 +223,72 @@ class RealtimeConnection:
             case None:
                 return "undecided"
 
-    # A connection of these dialects is as long as its session, and its client leaves by leaving.
+    # These dialects have no idle time, and no message with which a client ends its session: it closes the connection.
     idle_s = None
     closing = False
 
     def closed(self) -> None:
-        """Nobody asks for it in these dialects."""
+        """Do nothing: these dialects have no message for the end of a session that the client has asked for."""
 
     def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """See resuming.control."""
+        """The fields of a frame about the connection itself, or None: resume/control.py."""
         return control(data)
 
     def resumed(self, token: str, **facts: Any) -> str:
-        """The first frame after a resume."""
+        """The `session.resumed` frame with a new token; `facts` are its further fields. It is not queued, but sent first."""
         shown = self._dialect.session() if isinstance(self._dialect, OpenAITranscription) else self.session()
         return resumed_frame(self.new_id, self.id, shown, resume_token=token, **facts)
 
     def replaced(self) -> str:
-        """The last frame of a connection that was replaced."""
+        """The `session.replaced` frame, the last one to a connection whose session another has resumed. Not queued."""
         return replaced_frame(self.new_id, self.id)
 
     def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """Answer what the client did wrong about its connection."""
+        """Queue an error about the connection itself, such as a wrong acknowledgement. The session goes on.
+
+        `event_id` is whatever the client's message had there; it is repeated if it is text.
+        """
         self._own_frames.append(refused_frame(self.new_id, error, event_id if isinstance(event_id, str) else None))
 
     def receive(self, data: str | bytes) -> None:
-        """One frame from the client. Never raises."""
+        """Read one frame from the client: commands, or an error for the client, are queued. Never raises.
+
+        Until the dialect is known, appends and commits of audio are held and read after the frame that decides.
+        """
         if self._dialect is None and not self._decide(data):
             self._hold(data)
             return
         assert self._dialect is not None
         self._dialect.receive(data)
-        # What was held comes after the update that decided, so that it is read under its format and model.
+        # Held audio comes after the update that decided, so that it is read in the format that the update sets.
         if self._held:
             self._replay()
 
     def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the frames of an output."""
+        """Queue the frames of an event; the default dialect is chosen if none is yet.
+
+        Raises LocalProtocolError for an event that the dialect has no frame for.
+        """
         if self._dialect is None:
             self._choose_default()
         assert self._dialect is not None
         self._dialect.send(output)  # type: ignore[arg-type]
 
     def too_large(self, most: int) -> None:
-        """A frame over the server's limit came: the connection ends after this."""
+        """Queue an error: a frame of the client was larger than `most` bytes and is not read. The session goes on."""
         self._answering_dialect().too_large(most)
 
     def refuse(self, code: str, message: str) -> None:
-        """The connection ends for a reason the client should know."""
+        """Queue an error with which the server then ends the connection."""
         self._answering_dialect().send(SessionEnding(code, message))
 
     def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
-        """Take the inputs so far."""
+        """Remove and return what the frames so far ask of the session, the configuration of a chosen dialect first."""
         taken, self._commands = self._commands, []
         return [*taken, *(self._dialect.commands() if self._dialect else [])]
 
     def frames(self) -> list[str]:
-        """Take the frames to be sent."""
+        """Remove and return the frames that wait to be sent, oldest first."""
         taken, self._own_frames = self._own_frames, []
         return taken + (self._answering_dialect().frames() if self._transcription else [])
 
@@ -248,7 +302,7 @@ class RealtimeConnection:
         try:
             event = decode_event(data)
         except RemoteProtocolError:
-            # The dialect says what is wrong.
+            # Broken JSON decides for the default dialect, which says what is wrong.
             event = {}
         kind = event.get("type")
         if kind in ("input_audio_buffer.append", "input_audio_buffer.commit") and not self.opening.model:
@@ -259,7 +313,7 @@ class RealtimeConnection:
         transcription_only = kind == "transcription_session.update" or (
             kind == "session.update" and isinstance(session, dict) and session.get("type") == "transcription"
         )
-        # Flat and without a model is neither shape: the vLLM dialect says what is missing.
+        # Without `session` and `model` it has the shape of neither dialect: the vLLM dialect says what is missing.
         if flat and ("model" in event or not self.opening.model):
             self._choose_vllm()
         elif transcription_only:

@@ -11,7 +11,7 @@ from typing import Any
 class Opening:
     """What the upgrade request, the client secret or the call asked for, as docs/wire/index.md describes it.
 
-    The fields are stored in recordings by these names.
+    Recordings and the state of sessions that outlive a restart store the fields by these names.
     """
 
     # The query parameters `model`, `dialect` and `intent`, unchecked; empty where they are missing.

@@ -31,7 +31,7 @@ def random_id(prefix: str) -> str:
 
 
 class MediaFrame(str):
-    """A text frame with words or audio of a response. It is not sent any more once its epoch has passed (resume/journal)."""
+    """A text frame with words or audio of a response. Once its epoch has passed it is not sent any more."""
 
     __slots__ = ("epoch",)
 
@@ -65,7 +65,7 @@ class BinaryFrame(MediaFrame):
 def frame(**fields: Any) -> str:
     """One JSON text frame, with the fields in the order in which they are given, and without spaces.
 
-    The journal of resumable sessions relies on both: it recognizes frames by their beginning and adds a field at the end.
+    The journal of resumable sessions relies on both: it recognizes frames by their beginning and appends a field.
     """
     return _encoder.encode(fields).decode()
 

@@ -28,7 +28,7 @@ from antiphon.events.conversation import (
     ConversationEvent,
     CreateItem,
     DeleteItem,
-    IdleTimedOut,
+    IdleTimeoutReached,
     ItemAdded,
     ItemDeleted,
     ItemDone,
@@ -430,7 +430,7 @@ class OpenAIConversation(OpenAITranscription):
                 self._add_event("output_audio_buffer.stopped", response_id=response_id)
             case PlaybackCleared(response_id):
                 self._add_event("output_audio_buffer.cleared", response_id=response_id)
-            case IdleTimedOut(item_id, start_ms, end_ms):
+            case IdleTimeoutReached(item_id, start_ms, end_ms):
                 self._add_event(
                     "input_audio_buffer.timeout_triggered",
                     audio_start_ms=start_ms,

@@ -1,1 +1,1 @@
-"""What resuming needs on the wire: the journal of sent frames, and its control messages."""
+"""Resuming a session on a new connection: the journal of sent frames, the resume token and the messages about it."""

@@ -1,4 +1,8 @@
-"""Events about a connection and not its session: what a client that lost its connection says, and is told. Sans-IO."""
+"""Messages about a connection rather than its session: acknowledging frames, resuming, being replaced.
+
+docs/wire/index.md describes them under "Resume". All dialects that can be resumed share them; the server reads them
+before a frame reaches the dialect.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,17 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import require
 from antiphon.protocols.wire import NewId, decode_event, frame
 
-# Nothing about a connection is longer.
-MAX_BYTES = 4096
-CONTROLS = ("session.event_ack", "session.resume")
+# A longer frame is not searched for one: these messages have a few short fields, appends of audio are long.
+MAX_CONTROL_BYTES = 4096
+CONTROL_TYPES = ("session.event_ack", "session.resume")
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """What a client shows to take its session up again. `last_received`: the number of the last event it has."""
+    """A `session.resume` whose fields have the right types; neither the session nor the token has been looked up.
+
+    `last_received` is the `server_event_seq` of the last event that the client has, 0 if it has none.
+    """
 
     session_id: str
     token: str
@@ -24,21 +31,24 @@ class ResumeRequest:
 
 
 def control(data: str | bytes) -> dict[str, Any] | None:
-    """The event, if it is about the connection."""
-    if len(data) > MAX_BYTES:
+    """The fields of a `session.resume` or `session.event_ack`; None for every other frame, whatever is wrong with it.
+
+    Frames without either name in their text are not decoded, which is nearly all of them.
+    """
+    if len(data) > MAX_CONTROL_BYTES:
         return None
     text = data if isinstance(data, str) else data.decode(errors="replace")
-    if not any(name in text for name in CONTROLS):
+    if not any(name in text for name in CONTROL_TYPES):
         return None
     try:
         event = decode_event(data)
     except RemoteProtocolError:
         return None
-    return event if event.get("type") in CONTROLS else None
+    return event if event.get("type") in CONTROL_TYPES else None
 
 
 def resume_from(event: dict[str, Any]) -> ResumeRequest:
-    """A `session.resume`. Raises RemoteProtocolError (bad_event)."""
+    """Read the fields of a `session.resume`. Raises RemoteProtocolError (`bad_event`) that names the field."""
     try:
         last = event.get("last_received_server_event_seq", 0)
         if not isinstance(last, int) or isinstance(last, bool) or last < 0:
@@ -51,22 +61,28 @@ def resume_from(event: dict[str, Any]) -> ResumeRequest:
 
 
 def resumed_frame(new_id: NewId, session_id: str, session: dict[str, Any], **facts: Any) -> str:
-    """The first frame after a resume. `facts`: the new token, and what the server has of the client's."""
+    """The first frame to a client that resumed: `session` is the session as it is now.
+
+    `facts` are the further fields: the new token, and how many messages and how much audio the server has received.
+    """
     return frame(type="session.resumed", event_id=new_id("event_"), session_id=session_id, session=session, **facts)
 
 
 def replaced_frame(new_id: NewId, session_id: str) -> str:
-    """The last frame of a connection whose session goes on in another."""
+    """The last frame to a connection whose session another connection has resumed."""
     return frame(type="session.replaced", event_id=new_id("event_"), session_id=session_id)
 
 
 def resync_frame(new_id: NewId, session_id: str, reason: str) -> str:
-    """What the client lacks is gone: it has to begin anew."""
+    """The answer to a resume that came too late, with the `reason` of a JournalGap: the client has to begin anew."""
     return frame(type="session.resync_required", event_id=new_id("event_"), session_id=session_id, reason=reason)
 
 
 def refused_frame(new_id: NewId, error: RemoteProtocolError, event_id: str | None = None, **more: Any) -> str:
-    """An error of a connection that has no session."""
+    """An error about the connection, in OpenAI's shape. `more` are further fields of the error object.
+
+    `event_id` is that of the client's message at fault, if it had one.
+    """
     body: dict[str, Any] = {"type": "invalid_request_error", "code": error.code, "message": error.message} | more
     body |= {"param": error.param} if error.param else {}
     body |= {"event_id": event_id} if event_id else {}

@@ -1,4 +1,8 @@
-"""Frames on their way to a client that may lose its connection: numbered as they are sent, kept until acknowledged, sent again. Sans-IO."""
+"""The journal of a session that can be resumed, and its resume token: docs/wire/index.md, "Resume".
+
+The journal is a queue of frames. It numbers them as they are sent, keeps them until the client acknowledges them, and
+sends them again to a new connection. It knows no socket and does not wait: an Outbox pushes, takes and waits.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,17 @@ from dataclasses import dataclass, field
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.wire import BinaryFrame, MediaFrame
 
-# Frames of the connection itself are not numbered: who has missed one has a new one, and a number would make those after it look old.
+# Frames about the connection itself have no number. A client that missed one has got another on its new connection, and
+# their number would be higher than those of the missed frames that follow.
 UNNUMBERED = ('{"type":"session.created"', '{"type":"session.resumed"', '{"type":"session.replaced"')
 
 
 class JournalGap(Exception):
-    """What the client lacks is not here any more. `reason`: journal_gap or journal_overflow."""
+    """Frames that the client lacks are not kept any more, so that the session cannot be resumed.
+
+    `reason` is as the client is told it: `journal_gap` (older than what is kept) or `journal_overflow` (more was sent
+    while no client was connected than is kept).
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -33,32 +42,36 @@ class _Sent:
 
 @dataclass(slots=True)
 class Journal:
-    """`numbered`: frames get their `server_event_seq` and can be sent again; else they are a plain queue.
+    """A queue of frames to one client; `len()` is how many wait to be sent.
 
-    Bound of what was sent: `max_bytes` and `max_s`, the oldest go. What waits is bounded by whoever pushes while a client is there, and by
-    `max_bytes` while none is (`overflow`).
+    Frames that were sent are kept up to `max_bytes` and `max_s`; beyond that the oldest are dropped. Frames that wait
+    are bounded by the caller, who stops pushing while a slow client is attached, and by `max_bytes` while none is
+    (`check_overflow`). Sizes are in characters, which are bytes for nearly all frames.
     """
 
+    # Monotonic seconds.
     now_s: Callable[[], float]
+    # Frames get a `server_event_seq` and can be sent again. Otherwise this is a plain queue that keeps nothing.
     numbered: bool = False
     max_bytes: int = 8 << 20
     max_s: float = 60.0
+    # More waited for an absent client than `max_bytes`. All frames are gone, and it stays so.
     overflowed: bool = False
     _waiting: deque[str | _Sent] = field(default_factory=deque)
     _waiting_bytes: int = 0
     _sent: deque[_Sent] = field(default_factory=deque)
     _sent_bytes: int = 0
     _seq: int = 0
-    # Up to here the client has all, or what it has not is gone.
+    # Frames up to this number are acknowledged or dropped: they cannot be sent again.
     _floor: int = 0
     _epoch: int = 0
 
     def __len__(self) -> int:
-        """Frames that wait to be sent."""
+        """How many frames wait to be sent, those to be sent again included."""
         return len(self._waiting)
 
     def push(self, frame: str, *, first: bool = False) -> None:
-        """A frame to be sent, behind what waits, or before it."""
+        """Add a frame behind those that wait, or before them if it is the `first` of a connection."""
         self._waiting_bytes += len(frame)
         if first:
             self._waiting.appendleft(frame)
@@ -66,7 +79,10 @@ class Journal:
             self._waiting.append(frame)
 
     def raise_epoch(self, epoch: int) -> int:
-        """Throw away what an older epoch has said and was not sent; how many frames that were."""
+        """Drop the waiting words and audio of older epochs, and return how many frames that were.
+
+        Other frames stay. From now on `rewind` skips media frames of older epochs too; their numbers stay used.
+        """
         self._epoch = epoch
         before = len(self._waiting)
         kept = [w for w in self._waiting if not self._stale(_frame(w))]
@@ -75,7 +91,7 @@ class Journal:
         return before - len(kept)
 
     def next(self) -> str | None:
-        """The next frame to send, as it is sent; None where none waits."""
+        """Remove and return the next frame as it goes out, numbered where frames are; None where none waits."""
         if not self._waiting:
             return None
         waiting = self._waiting.popleft()
@@ -87,7 +103,7 @@ class Journal:
             return waiting
         self._seq += 1
         if isinstance(waiting, BinaryFrame):
-            # It has no room for its number: its place among the frames is it.
+            # Binary audio has no field for its number: the client counts it.
             self._keep(_Sent(self._seq, waiting, self.now_s()))
             return waiting
         numbered: str = f'{waiting[:-1]},"server_event_seq":{self._seq}}}'
@@ -97,7 +113,10 @@ class Journal:
         return numbered
 
     def acknowledge(self, seq: int) -> None:
-        """The client has all up to this number. Raises RemoteProtocolError (invalid_event_ack)."""
+        """Drop what is kept up to this number, which the client has received. A lower number changes nothing.
+
+        Raises RemoteProtocolError (`invalid_event_ack`) for a number that was never sent.
+        """
         if not 0 <= seq <= self._seq:
             raise RemoteProtocolError(
                 "invalid_event_ack", f"No event {seq} was sent; the last was {self._seq}.", "server_event_seq"
@@ -107,7 +126,7 @@ class Journal:
             self._sent_bytes -= len(self._sent.popleft().frame)
 
     def check_rewind(self, last_received: int) -> None:
-        """Whether `rewind` would do. Raises as it does."""
+        """Raise what `rewind` would raise, and change nothing."""
         if self.overflowed:
             raise JournalGap("journal_overflow")
         if not 0 <= last_received <= self._seq:
@@ -120,10 +139,14 @@ class Journal:
             raise JournalGap("journal_gap")
 
     def rewind(self, last_received: int) -> None:
-        """Send again what came after this number, before what waits. Raises JournalGap, RemoteProtocolError (invalid_event_ack)."""
+        """Put the frames after this number, which were sent and did not arrive, before those that wait.
+
+        They keep their numbers; words and audio of an older epoch are left out. Raises JournalGap where a frame is no
+        longer kept, and RemoteProtocolError (`invalid_event_ack`) for a number that was never sent.
+        """
         self.check_rewind(last_received)
         self._floor = last_received
-        # What was to be sent again and was not yet is among what waits.
+        # A connection that broke during an earlier rewind leaves frames that were to be sent again among the waiting.
         again = [w for w in self._waiting if isinstance(w, _Sent)]
         missed = sorted((s for s in (*self._sent, *again) if s.seq > last_received), key=lambda s: s.seq)
         fresh = [w for w in self._waiting if not isinstance(w, _Sent)]
@@ -133,7 +156,10 @@ class Journal:
         self._waiting_bytes = sum(len(_frame(w)) for w in self._waiting)
 
     def check_overflow(self) -> bool:
-        """Nobody is there to be sent anything: True if what waits is too much to go on."""
+        """Whether too much waits for the session to go on; to be called while no client is attached.
+
+        Once it is True, all frames are dropped and the session can no longer be resumed.
+        """
         if self._waiting_bytes > self.max_bytes or self.overflowed:
             self.overflowed = True
             self._sent.clear()
@@ -142,7 +168,7 @@ class Journal:
         return self.overflowed
 
     def continue_from(self, seq: int) -> None:
-        """Number what follows from here on: the session was restored, and its client has seen as many."""
+        """Number the next frame `seq` + 1: the session was restored, and its client has that many frames."""
         self._seq = self._floor = seq
 
     def _keep(self, sent: _Sent) -> None:
@@ -163,43 +189,48 @@ def _frame(waiting: str | _Sent) -> str:
 
 @dataclass(slots=True)
 class ResumeToken:
-    """What a client shows to take its session up again: 32 random bytes, kept as a hash, another after each use.
+    """What a client presents to resume its session: 32 random bytes as base64, of which only the SHA-256 is kept.
 
-    The one before stays good until the client is heard after its resume: what told it the new one may have been lost.
+    Each resume makes a new token. The previous one stays valid until the client is heard on its new connection, because
+    the message with the new token may have been lost.
     """
 
+    # Takes a number of bytes and returns URL-safe text; injected by tests.
     random: Callable[[int], str] = secrets.token_urlsafe
     _hash: bytes = b""
-    _before: bytes = b""
+    _previous_hash: bytes = b""
 
     def renew(self) -> str:
-        """A new token."""
+        """Make and return a new token. The one before it stays valid until `confirm`, the one before that ends."""
         value = self.random(32)
-        self._before, self._hash = self._hash, _digest(value)
+        self._previous_hash, self._hash = self._hash, _digest(value)
         return value
 
     def matches(self, value: str) -> bool:
-        """In constant time."""
+        """Whether this is the token or the previous one while that is valid. Compares in constant time.
+
+        A match of the previous token makes it the current one again: the client never saw the newer.
+        """
         given = _digest(value)
-        now, before = hmac.compare_digest(given, self._hash), hmac.compare_digest(given, self._before)
-        if before and not now:
-            # The new one was never seen.
-            self._hash = self._before
-        return now or before
+        is_current = hmac.compare_digest(given, self._hash)
+        is_previous = hmac.compare_digest(given, self._previous_hash)
+        if is_previous and not is_current:
+            self._hash = self._previous_hash
+        return is_current or is_previous
 
     def confirm(self) -> None:
-        """The client has the token."""
-        self._before = b""
+        """End the previous token: the client was heard on its new connection, so it has the current one."""
+        self._previous_hash = b""
 
     @property
     def hash(self) -> bytes:
-        """As it is stored: the hash, and that of the one before while it is good."""
-        return self._hash + self._before
+        """What is stored of the token: its SHA-256 (32 bytes), then that of the previous one while it is valid."""
+        return self._hash + self._previous_hash
 
     @classmethod
     def stored(cls, hash: bytes) -> ResumeToken:
-        """One from before a restart."""
-        return cls(_hash=hash[:32], _before=hash[32:])
+        """The token of a session from before a restart, from what `hash` was then. It cannot tell the token's text."""
+        return cls(_hash=hash[:32], _previous_hash=hash[32:])
 
 
 def _digest(value: str) -> bytes:
