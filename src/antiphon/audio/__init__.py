@@ -1,6 +1,7 @@
-"""Sound as arrays: PCM, resampling, G.711, containers. Stateful and pure; no sockets, no models.
+"""Audio as arrays: PCM, resampling, G.711, containers and encoders. No sockets and no models.
 
-Inside antiphon sound is mono float32 in [-1, 1] at SAMPLE_RATE_HZ; wire rates and codecs end at the protocol.
+Inside the server audio is mono float32 in [-1, 1] at `SAMPLE_RATE_HZ`; other rates and codecs end at the protocol.
+Where a codec keeps state between chunks, one object holds the state of one stream and belongs to one caller.
 """
 
 from typing import Literal

@@ -1,4 +1,6 @@
-"""Mono float32 into the formats speech is asked for, chunk by chunk: raw PCM, WAV, and what PyAV encodes."""
+"""Encodes mono float32 chunk by chunk into the formats that speech can be requested in: raw PCM, WAV, and what PyAV
+encodes.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import numpy as np
 from antiphon.audio import Pcm, SpeechFormat
 from antiphon.audio.pcm import Resampler, to_pcm16
 
-# format -> container, codec, the codec's sample format, its rate (None: the sound's own), bits a second
+# format -> container, codec, the codec's sample format, its rate in Hz (None: the audio's own), bits a second
 _CODECS: dict[str, tuple[str, str, str, int | None, int | None]] = {
     "flac": ("flac", "flac", "s16", None, None),
     "mp3": ("mp3", "libmp3lame", "fltp", None, 64_000),
@@ -30,7 +32,10 @@ UNKNOWN_SIZE = 0xFFFFFFFF
 
 
 def wav_header(rate_hz: int, num_bytes: int = UNKNOWN_SIZE) -> bytes:
-    """The 44 bytes before PCM16 mono. Without `num_bytes` both sizes are 0xFFFFFFFF, as of a file that is still growing."""
+    """The 44 bytes that go before PCM16 mono data of `num_bytes` bytes at `rate_hz`.
+
+    Without `num_bytes` both sizes are 0xFFFFFFFF, as in a stream whose length is not known yet; players accept that.
+    """
     riff = UNKNOWN_SIZE if num_bytes == UNKNOWN_SIZE else num_bytes + 36
     return struct.pack(
         "<4sI4s4sIHHIIHH4sI", b"RIFF", riff, b"WAVE", b"fmt ", 16, 1, 1, rate_hz, rate_hz * 2, 2, 16, b"data", num_bytes
@@ -38,9 +43,10 @@ def wav_header(rate_hz: int, num_bytes: int = UNKNOWN_SIZE) -> bytes:
 
 
 class Encoder:
-    """One file of one format. Joined, what `feed` and `finish` give is the file.
+    """Encodes one file of one format; joined, what `feed` and `finish` return is the file.
 
-    A WAV grows: its header has no sizes. `whole` gives it them, and all of the file in one piece, at `finish`.
+    The header of a WAV carries no sizes, because the file grows while it is sent. With `whole`, everything is returned
+    at once by `finish`, and a WAV's header carries its sizes. An encoder is not safe to share between threads.
     """
 
     def __init__(self, format: SpeechFormat, rate_hz: int, *, whole: bool = False) -> None:
@@ -48,26 +54,32 @@ class Encoder:
         self._held: list[bytes] | None = [] if whole else None
         self._wav = format == "wav"
         self._codec = _Codec(format, rate_hz) if format in _CODECS else None
-        self._begun = False
+        self._header_sent = False
 
     def feed(self, pcm: Pcm) -> bytes:
-        """float32 [num_samples] in; the bytes it completes, which may be none."""
+        """Encode float32 [num_samples], mono, at the encoder's rate, and return the bytes that became complete.
+
+        The result may be empty: codecs hold samples back until a frame of theirs is full. What exceeds [-1, 1] is
+        clipped.
+        """
         data = self._codec.feed(pcm) if self._codec else to_pcm16(pcm)
         if self._held is not None:
             self._held.append(data)
             return b""
-        if self._wav and not self._begun:
+        if self._wav and not self._header_sent:
             data = wav_header(self._rate_hz) + data
-        self._begun = True
+        self._header_sent = True
         return data
 
     def finish(self) -> bytes:
-        """The rest of the file."""
+        """Return the rest of the file: what the codec still holds, its trailer, and with `whole` all of it. To be
+        called once, after which nothing more may be fed. A file without any audio is still a valid file of its format.
+        """
         data = self._codec.finish() if self._codec else b""
         if self._held is not None:
             data = b"".join([*self._held, data])
             return wav_header(self._rate_hz, len(data)) + data if self._wav else data
-        return wav_header(self._rate_hz) + data if self._wav and not self._begun else data
+        return wav_header(self._rate_hz) + data if self._wav and not self._header_sent else data
 
 
 class _Codec:
@@ -76,8 +88,8 @@ class _Codec:
         self._rate_hz = codec_hz or rate_hz
         self._resampler = Resampler(rate_hz, self._rate_hz)
         self._out = io.BytesIO()
-        # A file that only grows: nothing is written back into it.
-        self._container = av.open(_Growing(self._out), mode="w", format=container)
+        # A file without `seek`: the muxer then writes nothing back into what was already sent.
+        self._container = av.open(_AppendOnlyFile(self._out), mode="w", format=container)
         stream = self._container.add_stream(codec, rate=self._rate_hz)
         assert isinstance(stream, av.AudioStream)
         self._stream: av.AudioStream = stream
@@ -85,17 +97,17 @@ class _Codec:
         self._stream.codec_context.format = self._layout_format
         if bits:
             self._stream.bit_rate = bits
-        self._samples = 0
+        self._num_samples = 0
 
     def feed(self, pcm: Pcm) -> bytes:
         self._encode(self._resampler.feed(pcm))
-        return self._taken()
+        return self._drain()
 
     def finish(self) -> bytes:
         self._encode(self._resampler.flush())
         self._container.mux(self._stream.encode(None))
         self._container.close()
-        return self._taken()
+        return self._drain()
 
     def _encode(self, pcm: Pcm) -> None:
         if not len(pcm):
@@ -106,18 +118,19 @@ class _Codec:
         else:
             frame = av.AudioFrame.from_ndarray(planar, self._layout_format, "mono")
         frame.sample_rate = self._rate_hz
-        frame.pts = self._samples
-        self._samples += len(pcm)
+        frame.pts = self._num_samples
+        self._num_samples += len(pcm)
         self._container.mux(self._stream.encode(frame))
 
-    def _taken(self) -> bytes:
+    def _drain(self) -> bytes:
+        """What the container has written since the last call."""
         data = self._out.getvalue()
         self._out.seek(0)
         self._out.truncate()
         return data
 
 
-class _Growing:
+class _AppendOnlyFile:
     """A file for PyAV with `write` and no `seek`."""
 
     def __init__(self, out: io.BytesIO) -> None:

@@ -1,4 +1,6 @@
-"""G.711 µ-law and A-law (ITU-T G.711) by table."""
+"""G.711 µ-law and A-law (ITU-T G.711), by tables of all 256 codes. A code's bytes carry no rate: it is 8 kHz on the
+wire.
+"""
 
 from __future__ import annotations
 
@@ -23,33 +25,33 @@ def _alaw_table() -> Pcm:
 _ULAW, _ALAW = _ulaw_table(), _alaw_table()
 
 
-def _codes(table: Pcm) -> tuple[Pcm, np.ndarray]:
-    """The borders between neighbouring values, and the code of each value between them."""
+def _nearest(table: Pcm) -> tuple[Pcm, np.ndarray]:
+    """The borders halfway between neighbouring values, and the code of each value between them."""
     order = np.argsort(table, kind="stable")
     values = table[order]
     return ((values[1:] + values[:-1]) / 2).astype(np.float32), order.astype(np.uint8)
 
 
-_TO_ULAW, _TO_ALAW = _codes(_ULAW), _codes(_ALAW)
+_TO_ULAW, _TO_ALAW = _nearest(_ULAW), _nearest(_ALAW)
 
 
 def to_ulaw(pcm: Pcm) -> bytes:
-    """float32 in [-1, 1] to the nearest µ-law codes, one byte a sample."""
+    """Encode float32 in [-1, 1] to the nearest µ-law codes, one byte a sample. What is louder gets the loudest code."""
     borders, codes = _TO_ULAW
     return codes[np.searchsorted(borders, pcm)].tobytes()
 
 
 def to_alaw(pcm: Pcm) -> bytes:
-    """float32 in [-1, 1] to the nearest A-law codes, one byte a sample."""
+    """Encode float32 in [-1, 1] to the nearest A-law codes, one byte a sample. What is louder gets the loudest code."""
     borders, codes = _TO_ALAW
     return codes[np.searchsorted(borders, pcm)].tobytes()
 
 
 def from_ulaw(data: bytes) -> Pcm:
-    """µ-law bytes to float32 in (-1, 1), one sample a byte."""
+    """Decode µ-law bytes to float32 in (-1, 1), one sample a byte. Every byte is a valid code, so nothing is raised."""
     return _ULAW[np.frombuffer(data, np.uint8)]
 
 
 def from_alaw(data: bytes) -> Pcm:
-    """A-law bytes to float32 in (-1, 1), one sample a byte."""
+    """Decode A-law bytes to float32 in (-1, 1), one sample a byte. Every byte is a valid code, so nothing is raised."""
     return _ALAW[np.frombuffer(data, np.uint8)]

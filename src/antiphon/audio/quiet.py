@@ -1,4 +1,4 @@
-"""Long files in parts, each cut in a quiet place."""
+"""Finds quiet places in which long audio can be cut, where nobody knows where its words lie."""
 
 from __future__ import annotations
 
@@ -10,7 +10,12 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
 
 def split_at_quiet(pcm: Pcm, length_s: float, slack_s: float) -> Iterator[slice]:
-    """Parts of at most `length_s`, each cut at the quietest tenth of a second of its last `slack_s`."""
+    """Split audio into parts of at most `length_s` seconds and yield their slices, which join up and cover all of it.
+
+    Each cut lies in the quietest tenth of a second of the last `slack_s` seconds that the part may have, so that it
+    hits a pause rather than a word. The last part may be longer than `length_s` by `slack_s`. pcm: float32
+    [num_samples], 16 kHz.
+    """
     start, tenth = 0, SAMPLE_RATE_HZ // 10
     length, slack = int(length_s * SAMPLE_RATE_HZ), int(slack_s * SAMPLE_RATE_HZ)
     while len(pcm) - start > length + slack:
@@ -23,7 +28,12 @@ def split_at_quiet(pcm: Pcm, length_s: float, slack_s: float) -> Iterator[slice]
 
 
 def quietest_near(pcm: Pcm, near_s: float) -> float:
-    """The middle of the quietest tenth of a second within a second of a place, in seconds: where a window is cut if nobody knows where its words lie."""
+    """The middle of the quietest tenth of a second within one second of `near_s`, in seconds from the beginning of
+    `pcm`.
+
+    A window is cut there when no word times say where its words lie. Returns `near_s` where there is no audio around
+    it. pcm: float32 [num_samples], 16 kHz.
+    """
     tenth = SAMPLE_RATE_HZ // 10
     first = max(0, int((near_s - 1.0) * SAMPLE_RATE_HZ))
     near = pcm[first : first + 2 * SAMPLE_RATE_HZ]

@@ -1,4 +1,4 @@
-"""A change of tempo that keeps the pitch (FFmpeg's atempo: WSOLA), chunk by chunk."""
+"""Changes the tempo of speech and keeps its pitch (FFmpeg's atempo filter, which is WSOLA), chunk by chunk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from antiphon.audio import Pcm
 
 
 class Stretch:
-    """Mono float32 at `rate_hz`, `tempo` times as fast (0.5 to 100)."""
+    """Plays mono float32 at `rate_hz` at `tempo` times its speed, for tempos from 0.5 to 100. One object serves one
+    stream and holds a filter graph, whose output lags behind the input by a fraction of a second.
+    """
 
     def __init__(self, rate_hz: int, tempo: float) -> None:
         self._rate_hz = rate_hz
@@ -21,25 +23,28 @@ class Stretch:
         source.link_to(atempo)
         atempo.link_to(sink)
         self._graph.configure()
-        self._samples = 0
+        self._num_samples = 0
 
     def feed(self, pcm: Pcm) -> Pcm:
-        """float32 [num_samples] in; the output it completes, which may be empty."""
+        """Return the output that `pcm` completes, float32 [num_samples] at the same rate. It may be empty, as the
+        filter works in windows of its own.
+        """
         if not len(pcm):
             return np.zeros(0, np.float32)
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(pcm, np.float32).reshape(1, -1), "flt", "mono")
         frame.sample_rate = self._rate_hz
-        frame.pts = self._samples
-        self._samples += len(pcm)
+        frame.pts = self._num_samples
+        self._num_samples += len(pcm)
         self._graph.push(frame)
-        return self._pulled()
+        return self._drain()
 
     def flush(self) -> Pcm:
-        """What is still inside. Nothing may be fed after it."""
+        """Return what the filter still holds, as float32 [num_samples]. Nothing may be fed afterwards."""
         self._graph.push(None)
-        return self._pulled()
+        return self._drain()
 
-    def _pulled(self) -> Pcm:
+    def _drain(self) -> Pcm:
+        """All output that the filter has ready."""
         out = []
         while True:
             try:

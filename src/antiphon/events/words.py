@@ -1,15 +1,27 @@
-"""A spoken word and its place in the sound."""
+"""A spoken word and its place in the audio, and the form in which words are compared."""
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word with its place in the session's audio, in seconds, and the model's probability in [0, 1]."""
+    """One spoken word: its text without the spaces around it, its start and end in seconds, and the model's probability
+    of it in [0, 1]. Times count from the start of what the word is reported with: a session's audio, a window, a file,
+    a sentence or a content part; whoever passes it on shifts it. A word whose place was only guessed has the
+    probability 1.
+    """
 
     text: str
     start_s: float
     end_s: float
     probability: float
+
+
+def bare_word(text: str) -> str:
+    """A word stripped to what words are compared by: its letters, marks, digits and apostrophes, with case folded and
+    compatibility forms (full-width letters, ligatures) unified. Empty for punctuation and white space."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return "".join(c for c in folded if c == "'" or unicodedata.category(c)[0] in "LNM")

@@ -1,1 +1,1 @@
-"""Text on its way to a voice: sentences, and the times of words. Pure."""
+"""Text on its way to a voice: splitting it into sentences, and estimating the times of its words. Pure."""

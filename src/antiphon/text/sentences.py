@@ -1,8 +1,9 @@
-"""Text that arrives in pieces of any size, cut into units that can be spoken: sentences, clauses, or all of it.
+"""Splits text that arrives in chunks of any size into sentences, clauses or whole utterances that can be synthesized.
 
-An ASCII terminator ends a unit only before white space, as `3.14` and `e.g.` have it inside; one of another script as soon as the
-next character is known. What stands at the end of the text so far is undecided until more comes or `flush` is called, so the
-units do not depend on how the text was cut. Time is linear in the text.
+An ASCII terminator ends a sentence only before white space, because `3.14` and `e.g.` have it inside; a terminator of
+another script ends one as soon as the next character is known. What stands at the end of the text so far is undecided
+until more text comes or `flush` is called, so the sentences do not depend on how the text was cut. Time is linear in
+the text.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import re
 
 from antiphon.events.speech import Granularity
 
-# A word that is known to be complete: white space follows.
+# A word that is complete: white space follows it.
 _WORD = re.compile(r"\S+(?=\s)")
 
 _ASCII = {"sentence": ".!?", "clause": ".!?,;"}
 _SCRIPT = {"sentence": "。！？…।॥؟", "clause": "。！？…।॥؟，；،؛"}
 _CLOSERS = "\"'”’»)]}」』）】》"
 _OPENERS = "\"'“‘«([{「『（【《"
-# A full stop after one of these ends nothing. `No.` does so only before a number.
-# `No.` and more white space than this is not the number of anything.
-MAX_SPACE = 64
+# `No.` is an abbreviation only before a number, and not across more white space than this. Bounded, so that a long
+# run of white space is not looked through again with each chunk.
+MAX_NUMBER_GAP = 64
+# A full stop after one of these ends nothing.
 _ABBREVIATIONS = frozenset(
     [
         "Dr",
@@ -56,17 +58,22 @@ _ABBREVIATIONS = frozenset(
 
 
 class SentenceSplitter:
-    """Feed text, take units. Each unit is stripped and not empty; joined they are the text but for white space at the seams."""
+    """Splits one stream of text into sentences. Each sentence is stripped of white space and not empty; joined, they
+    are the text but for the white space at the seams. An abbreviation's full stop ends nothing, nor does a single
+    capital's.
+    """
 
     def __init__(self, granularity: Granularity = "sentence") -> None:
         self.granularity = granularity
         self._text = ""
-        # Where to go on: before it nothing ends a unit; up to `_run` stands a run of marks that is undecided.
-        self._seen = self._run = 0
+        # Up to `_scanned` nothing ends a sentence. From there to `_run_end` stands a run of marks that is undecided.
+        self._scanned = self._run_end = 0
 
     @property
     def granularity(self) -> Granularity:
-        """What ends a unit. It may be changed between pieces of text: what was passed over stays so."""
+        """What ends a sentence: a sentence's mark, also a clause's (comma, semicolon), or with "none" only `flush`. It
+        may be set between two calls of `feed`; marks that were already passed over stay passed over.
+        """
         return self._granularity
 
     @granularity.setter
@@ -77,74 +84,85 @@ class SentenceSplitter:
 
     @property
     def num_pending(self) -> int:
-        """Characters that belong to no unit yet."""
+        """The number of characters that were fed and are not part of any sentence that was returned."""
         return len(self._text)
 
     def feed(self, text: str) -> list[str]:
-        """The units that `text` completes."""
+        """Add text, and return the sentences that it completes, in order. A sentence is held back until the character
+        behind its mark is known, and for ASCII marks until that is white space.
+        """
         self._text += text
-        return self._take(final=False)
+        return self._split(final=False)
 
     def flush(self) -> list[str]:
-        """What is left, as the last units. The splitter starts anew."""
-        units = self._take(final=True)
+        """Return all that is left as the last sentences, also where no mark ends it. The splitter is then as new, with
+        its granularity kept.
+        """
+        sentences = self._split(final=True)
         rest = self._text.strip()
         self.clear()
-        return [*units, rest] if rest else units
+        return [*sentences, rest] if rest else sentences
 
-    def cut_words(self, count: int, least: int) -> str:
-        """Take `count` whole words of what belongs to no unit yet, of `least` characters or more; "" where there are none."""
+    def cut_words(self, count: int, min_chars: int) -> str:
+        """Remove the first words that are not part of a sentence yet, and return them as text: at least `count` whole
+        words of together at least `min_chars` characters. Returns "" where there are fewer, or where a mark among them
+        may still end a sentence. A voice begins with them before the sentence is complete.
+        """
         at, found = 0, 0
         for match in _WORD.finditer(self._text):
             found, at = found + 1, match.end()
-            if found >= count and at >= least:
+            if found >= count and at >= min_chars:
                 break
-        if found < count or at < least or at > self._seen:
-            # The last word may go on, and a mark that is undecided may end a unit.
+        if found < count or at < min_chars or at > self._scanned:
+            # The last word may go on, and a mark that is undecided may end a sentence.
             return ""
         return self._cut(at)
 
-    def cut_clause(self, least: int) -> str:
-        """Take all whole words of what belongs to no unit yet, up to the last mark among them; "" where that is fewer than `least` words."""
-        ends = [m.end() for m in _WORD.finditer(self._text) if m.end() <= self._seen]
+    def cut_clause(self, min_words: int) -> str:
+        """Remove and return all whole words that are not part of a sentence yet, up to the last mark of a clause among
+        them if that leaves `min_words` or more, otherwise all of them. Returns "" where there are fewer than
+        `min_words`.
+        """
+        ends = [m.end() for m in _WORD.finditer(self._text) if m.end() <= self._scanned]
         marks = _ASCII["clause"] + _SCRIPT["clause"]
         best = next((k for k in range(len(ends), 0, -1) if self._text[ends[k - 1] - 1] in marks), 0)
-        best = best if best >= least else len(ends)
-        return self._cut(ends[best - 1]) if best >= least else ""
+        best = best if best >= min_words else len(ends)
+        return self._cut(ends[best - 1]) if best >= min_words else ""
 
     def _cut(self, at: int) -> str:
         head, self._text = self._text[:at].strip(), self._text[at:]
-        self._seen, self._run = self._seen - at, max(0, self._run - at)
+        self._scanned, self._run_end = self._scanned - at, max(0, self._run_end - at)
         return head
 
     def clear(self) -> None:
-        """Forget what is left."""
-        self._text, self._seen, self._run = "", 0, 0
+        """Drop the text that is not part of any sentence yet; nothing of it is returned later. The granularity stays."""
+        self._text, self._scanned, self._run_end = "", 0, 0
 
-    def _take(self, *, final: bool) -> list[str]:
-        text, start, at = self._text, 0, self._seen
-        units = []
+    def _split(self, *, final: bool) -> list[str]:
+        """Remove the complete sentences from the text. `final`: no more text comes, so every mark can be decided."""
+        text, start, at = self._text, 0, self._scanned
+        sentences = []
         while at < len(text):
             if text[at] not in self._ascii and text[at] not in self._script:
                 at += 1
                 continue
-            end = max(at + 1, self._run)
+            end = max(at + 1, self._run_end)
             while end < len(text) and (text[end] in self._ascii or text[end] in self._script or text[end] in _CLOSERS):
                 end += 1
             closes = self._closes(text, start, at, end, final)
             if closes is None:
-                self._run = end
+                self._run_end = end
                 break
-            self._run = 0
+            self._run_end = 0
             if closes:
-                units.append(text[start:end].strip())
+                sentences.append(text[start:end].strip())
                 start = end
             at = end
-        self._text, self._seen, self._run = text[start:], at - start, max(0, self._run - start)
-        return units
+        self._text, self._scanned, self._run_end = text[start:], at - start, max(0, self._run_end - start)
+        return sentences
 
     def _closes(self, text: str, start: int, at: int, end: int, final: bool) -> bool | None:
-        """Whether the run text[at:end] ends a unit; None while what follows it is not known."""
+        """Whether the run of marks text[at:end] ends a sentence; None while what follows it is not known."""
         if end == len(text) and not final:
             return None
         if any(c in self._script for c in text[at:end]):
@@ -160,8 +178,8 @@ class SentenceSplitter:
 
     @staticmethod
     def _no_number(text: str, end: int, final: bool) -> bool | None:
-        """`No.` ends a unit unless a number follows; None while that is not known."""
-        far = end + MAX_SPACE
+        """Whether `No.` ends a sentence, which it does unless a number follows; None while that is not known."""
+        far = end + MAX_NUMBER_GAP
         while end < min(len(text), far) and text[end].isspace():
             end += 1
         if end == len(text) and end < far:
@@ -169,10 +187,10 @@ class SentenceSplitter:
         return end == far or not text[end].isdigit()
 
 
-def _word_before(text: str, unit: int, at: int) -> str:
-    """The word that ends at `at`, of the unit that begins at `unit`."""
+def _word_before(text: str, sentence_start: int, at: int) -> str:
+    """The word that ends at `at`, within the sentence that begins at `sentence_start`."""
     # The longest abbreviation is far shorter than 12: bounded, so that a long word costs no more than a short one.
     start = at
-    while start > max(unit, at - 12) and not text[start - 1].isspace():
+    while start > max(sentence_start, at - 12) and not text[start - 1].isspace():
         start -= 1
     return text[start:at].lstrip(_OPENERS)

@@ -1,77 +1,96 @@
-"""Where words lie in the sound of a voice that does not say: guessed from the pace of speech."""
+"""Estimates where words lie in the audio of a voice that does not say, from the pace of speech and the words' letters."""
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Callable, Sequence
 
 from antiphon.events.words import Word
 
-# Letters a second of read speech, spaces not counted; an ideograph is said in the time of about three letters.
+# Letters a second of read speech, spaces not counted. An ideograph is spoken in the time of about three letters.
 LETTERS_PER_S, IDEOGRAPH_LETTERS = 13.0, 3.0
 
 
 class WordPacer:
-    """One spoken text's words, handed out as its sound comes.
+    """Estimates the times of one spoken text's words while its audio is generated.
 
-    Text may come before its sound, or while there is some. A word is said when as much was spoken as its letters
-    and all before them take; what is left at the end ends with the sound. An ideograph is a word of its own.
+    Text may come before its audio or while there is some. A word is returned once as much audio came as its letters and
+    all letters before it take at LETTERS_PER_S; what is left at the end shares the rest of the audio. An ideograph is a
+    word of its own.
     """
 
     def __init__(self) -> None:
+        # The text whose words have no times yet.
         self._text = ""
-        self._at_s = 0.0
-        self._said_s = 0.0
+        # Seconds of audio so far, and the end of the last word that got its time.
+        self._audio_s = 0.0
+        self._timed_s = 0.0
 
     def feed(self, text: str) -> None:
-        """Text to be spoken, as it is written: words are ended by white space, or by an ideograph."""
+        """Add text to be spoken. A word is complete when white space or an ideograph follows it, so that a text may
+        arrive in chunks that end within a word.
+        """
         self._text += text
 
     def advance(self, length_s: float) -> tuple[Word, ...]:
-        """`length_s` more of sound: the words that were said to their end."""
-        self._at_s += length_s
+        """Add `length_s` seconds of audio, and return the words that end within the audio so far, in order, each once.
+        Times are seconds from the start of the audio.
+        """
+        self._audio_s += length_s
         out: list[Word] = []
-        while word := _first(self._text):
+        while word := _first_word(self._text):
             rest = self._text[self._text.index(word) + len(word) :]
-            # The last word may still be written on.
-            if not rest and not _wide(word):
+            # The last word may not be complete yet.
+            if not rest and not _is_ideograph(word):
                 break
-            end_s = self._said_s + _length_s(word)
-            if end_s > self._at_s:
+            end_s = self._timed_s + _length_s(word)
+            if end_s > self._audio_s:
                 break
-            out.append(Word(word, self._said_s, end_s, 1.0))
-            self._text, self._said_s = rest, end_s
+            out.append(Word(word, self._timed_s, end_s, 1.0))
+            self._text, self._timed_s = rest, end_s
         return tuple(out)
 
     def finish(self) -> tuple[Word, ...]:
-        """No more sound: the words that are left, up to its end."""
+        """Return the words that are left, stretched or squeezed over the audio that no word has yet: the last one ends
+        with the audio. The pacer may then be fed the next text, whose times go on from there.
+        """
         words = list[str]()
-        while word := _first(self._text):
+        while word := _first_word(self._text):
             words.append(word)
             self._text = self._text[self._text.index(word) + len(word) :]
-        each = sum(map(_length_s, words))
-        out = []
-        start_s = min(self._said_s, self._at_s)
-        for word in words:
-            end_s = start_s + (self._at_s - min(self._said_s, self._at_s)) * _length_s(word) / each
-            out.append(Word(word, start_s, end_s, 1.0))
-            start_s = end_s
-        self._text, self._said_s = "", self._at_s
+        start_s = min(self._timed_s, self._audio_s)
+        out = spread_words(words, start_s, self._audio_s - start_s, _length_s)
+        self._text, self._timed_s = "", self._audio_s
         return tuple(out)
 
 
-def _first(text: str) -> str:
+def spread_words(
+    words: Sequence[str], start_s: float, length_s: float, weight: Callable[[str], float] = len
+) -> list[Word]:
+    """Give `words` times that share `length_s` seconds of audio from `start_s` on in proportion to their weights, which
+    by default are their letters. They follow each other without gaps; each gets the probability 1."""
+    whole, at_s = sum(map(weight, words)), start_s
+    out = list[Word]()
+    for word in words:
+        end_s = at_s + length_s * weight(word) / whole
+        out.append(Word(word, at_s, end_s, 1.0))
+        at_s = end_s
+    return out
+
+
+def _first_word(text: str) -> str:
     """The first word; empty where there is none."""
     text = text.lstrip()
-    if _wide(text):
+    if _is_ideograph(text):
         return text[0]
-    end = next((i for i, c in enumerate(text) if c.isspace() or _wide(c)), len(text))
+    end = next((i for i, c in enumerate(text) if c.isspace() or _is_ideograph(c)), len(text))
     return text[:end]
 
 
-def _wide(text: str) -> bool:
-    """It begins with an ideograph."""
+def _is_ideograph(text: str) -> bool:
+    """Whether the text begins with an ideograph (or another wide or full-width character)."""
     return bool(text) and unicodedata.east_asian_width(text[0]) in "WF"
 
 
 def _length_s(word: str) -> float:
-    return sum(IDEOGRAPH_LETTERS if _wide(c) else 1.0 for c in word) / LETTERS_PER_S
+    return sum(IDEOGRAPH_LETTERS if _is_ideograph(c) else 1.0 for c in word) / LETTERS_PER_S

@@ -6,7 +6,7 @@ languages that have them written alike or nearly so.
 
 from __future__ import annotations
 
-import unicodedata
+from antiphon.events.words import bare_word
 
 MAX_WORDS = 4
 _ACKNOWLEDGEMENTS = (
@@ -34,12 +34,9 @@ PHRASES = frozenset(
 
 def is_backchannel(text: str) -> bool:
     """Nothing but a few words of acknowledgement, or none at all. "no", "stop" and "wait" are not among them."""
-    words = tuple(w for w in (_spoken(w) for w in text.replace("-", " ").split()) if w)
+    # "Mm-hmm" is two words, and typographic apostrophes are as good as plain ones; quotation marks are not apostrophes.
+    plain = text.replace("-", " ").replace("\u2019", "'")
+    words = tuple(w for w in (bare_word(w).strip("'") for w in plain.split()) if w)
     if len(words) > MAX_WORDS or any(w not in WORDS for w in words):
         return False
     return all(w not in FRAGMENTS for w in words) or words in PHRASES
-
-
-def _spoken(word: str) -> str:
-    folded = unicodedata.normalize("NFKC", word).casefold().replace("\u2019", "'")
-    return "".join(c for c in folded if c == "'" or unicodedata.category(c)[0] in "LNM").strip("'")

@@ -1,7 +1,7 @@
-"""Which frames of a stream are worth keeping, and what can be said of one without a model. Pure: pixels in, numbers and words out.
+"""Decides which frames of a stream are worth keeping, and which of them a question is answered from.
 
-EVS is the filter other servers have: the mean square difference of thumbnails. It is blind to what is small: a ball in the air changes a hundredth
-of the picture. `BlockFilter` looks at the block that changed most.
+`EvsFilter` is the filter that other servers have: the mean square difference of thumbnails. It is blind to what is
+small: a ball in the air changes a hundredth of the picture. `BlockFilter` compares the block that changed most.
 """
 
 from __future__ import annotations
@@ -14,33 +14,41 @@ from PIL import Image
 from antiphon.vision.images import Pixels
 
 THUMBNAIL_SIDE = 64
-# Blocks a side of BlockFilter, each 4 x 4 of the thumbnail.
+# BlockFilter divides each side of the thumbnail into so many blocks of 4 x 4 pixels.
 BLOCKS_PER_SIDE = 16
 
 
 class FrameFilter(Protocol):
-    """Decides, frame by frame."""
+    """Decides frame by frame whether a frame is kept. A filter holds the state of one stream."""
 
     def keeps(self, pixels: Pixels) -> bool:
-        """Whether this frame is to be kept; one that is, is what the next is compared with. pixels: uint8 [height, width, 3]."""
+        """Whether this frame is to be kept. A frame that is kept becomes the one that the next frames are compared
+        with, so a slow drift is noticed in the end. pixels: uint8 [height, width, 3], RGB, of any size.
+        """
         ...
 
 
 def thumbnail(pixels: Pixels) -> np.ndarray:
-    """float32 [64, 64, 3] in 0..255, bilinear."""
+    """Scale an RGB image, uint8 [height, width, 3], to float32 [64, 64, 3] in 0..255, bilinear. Its aspect ratio is
+    lost, which does not matter to a comparison of frames of one stream.
+    """
     small = Image.fromarray(pixels).resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BILINEAR)
     return np.asarray(small, np.float32)
 
 
 class EvsFilter:
-    """Likeness 1 - MSE / 255² of thumbnails; a frame at or above `threshold` is dropped. The first is kept."""
+    """Drops a frame whose likeness to the last kept frame is at least `threshold`. The first frame is kept.
+
+    The likeness is 1 - MSE / 255² of their thumbnails: 1 for equal frames, about 0.96 where all values differ by a
+    fifth of full scale.
+    """
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
         self._last: np.ndarray | None = None
 
     def keeps(self, pixels: Pixels) -> bool:
-        """See FrameFilter."""
+        """Compares thumbnails of 64 x 64 pixels, and keeps the one of the last frame that was kept: 48 kB a stream."""
         now = thumbnail(pixels)
         if self._last is not None and self._likeness(now, self._last) >= self._threshold:
             return False
@@ -52,7 +60,10 @@ class EvsFilter:
 
 
 class BlockFilter(EvsFilter):
-    """The same of the block that differs most, after what changed everywhere alike (the camera's own exposure) is taken out."""
+    """Compares as `EvsFilter` does, but only the block of 4 x 4 thumbnail pixels that differs most.
+
+    What changed everywhere alike is taken out before: the camera's own exposure is no event.
+    """
 
     def _likeness(self, now: np.ndarray, last: np.ndarray) -> float:
         difference = now - last
@@ -62,9 +73,11 @@ class BlockFilter(EvsFilter):
         return 1.0 - float(blocks.max()) / 255.0**2
 
 
-def sample_frames(count: int, most: int) -> list[int]:
-    """Which of `count` frames a question is answered from: all, or `most` of them, evenly and the last."""
-    if count <= most:
+def sample_frames(count: int, max_frames: int) -> list[int]:
+    """The indices, in order, of the frames that a question is answered from: all `count` of them where they are at most
+    `max_frames`, otherwise `max_frames` of them at an even stride, the last frame included.
+    """
+    if count <= max_frames:
         return list(range(count))
-    stride = max(1, count // most)
-    return [i * stride for i in range(most - 1)] + [count - 1]
+    stride = max(1, count // max_frames)
+    return [i * stride for i in range(max_frames - 1)] + [count - 1]

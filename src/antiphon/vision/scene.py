@@ -1,4 +1,4 @@
-"""What a frame shows without a model: its light, its main colours, and whether the scene changed. Pure."""
+"""Describes a frame without a model: its light, its main colours, its motion, and whether the scene changed. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from antiphon.vision.frame_filters import THUMBNAIL_SIDE, thumbnail
 from antiphon.vision.images import Pixels
 
-# A picture is another scene when its thumbnail differs by so much of full scale on average.
+# A frame shows another scene when its thumbnail differs from the last by this share of full scale on average.
 NEW_SCENE_DIFFERENCE = 0.18
-# Mean difference to the frame before: much motion from here on, some from there.
+# The mean difference from the frame before, as a share of full scale, from which there is much or some motion.
 MUCH_MOTION, SOME_MOTION = 0.05, 0.012
-# Hues by name, each up to so many degrees; what is less coloured than GREY is no hue.
+# Hues by name, each up to so many degrees. A pixel of less saturation than GREY_SATURATION has no hue.
 HUES = (
     (15, "red"),
     (40, "orange"),
@@ -27,13 +27,19 @@ HUES = (
 )
 COLOUR_NAMES = ("black", "grey", "white", "brown", *dict.fromkeys(name for _, name in HUES))
 GREY_SATURATION, DARK_VALUE, LIGHT_VALUE = 0.18, 0.18, 0.78
-# A colour is told if it covers this much.
+# A colour is named if it covers at least this share of the frame.
 MIN_COLOUR_SHARE = 0.12
 
 
 @dataclass(frozen=True, slots=True)
 class SceneFacts:
-    """What can be said of a frame: `brightness` in [0, 1]; `colours`, the commonest first; `motion`: mean difference to the frame before, in [0, 1]."""
+    """What can be said of one frame.
+
+    - `brightness`: mean luma, from 0 (black) to 1 (white).
+    - `colours`: names out of COLOUR_NAMES, at most three, the most common first.
+    - `motion`: mean difference from the frame before, from 0 to 1; 0 for the first frame.
+    - `new_scene`: the frame differs from the one before so much that it shows another scene.
+    """
 
     brightness: float
     colours: tuple[str, ...]
@@ -42,28 +48,34 @@ class SceneFacts:
 
     @property
     def light_level(self) -> str:
-        """In a word."""
+        """The brightness in words for a prompt: "dark" below 0.25, "bright" above 0.65, otherwise "normally lit"."""
         return "dark" if self.brightness < 0.25 else "bright" if self.brightness > 0.65 else "normally lit"
 
     @property
     def motion_level(self) -> str:
-        """In a word."""
+        """The motion in words for a prompt: "much motion", "some motion" or "still", by the thresholds MUCH_MOTION and
+        SOME_MOTION.
+        """
         return "much motion" if self.motion >= MUCH_MOTION else "some motion" if self.motion >= SOME_MOTION else "still"
 
 
 def describe(pixels: Pixels, before: np.ndarray | None) -> tuple[SceneFacts, np.ndarray]:
-    """Of a frame and the thumbnail of the one before; and its own thumbnail."""
+    """Describe a frame, and return its thumbnail for the description of the next frame of the stream.
+
+    pixels: uint8 [height, width, 3], RGB. before: the thumbnail of the frame before, None for the first. Takes about a
+    millisecond for a frame of 256 pixels.
+    """
     now = thumbnail(pixels)
-    shares = np.bincount(_named(now), minlength=len(COLOUR_NAMES)) / THUMBNAIL_SIDE**2
+    shares = np.bincount(_colour_indices(now), minlength=len(COLOUR_NAMES)) / THUMBNAIL_SIDE**2
     colours = tuple(COLOUR_NAMES[i] for i in np.argsort(-shares, kind="stable")[:3] if shares[i] >= MIN_COLOUR_SHARE)
     motion = float(np.abs(now - before).mean()) / 255 if before is not None else 0.0
     brightness = float((now @ np.array([0.299, 0.587, 0.114], np.float32)).mean()) / 255
     return SceneFacts(brightness, colours, motion, before is not None and motion >= NEW_SCENE_DIFFERENCE), now
 
 
-def _named(picture: np.ndarray) -> np.ndarray:
-    """The place in NAMES of each pixel's colour: int [pixels]."""
-    flat = picture.reshape(-1, 3) / 255.0
+def _colour_indices(image: np.ndarray) -> np.ndarray:
+    """The index in COLOUR_NAMES of each pixel's colour: int [num_pixels]. image: float32 [height, width, 3]."""
+    flat = image.reshape(-1, 3) / 255.0
     high, low = flat.max(1), flat.min(1)
     spread = high - low
     red, green, blue = flat.T

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.transcription import StreamTuning
-from antiphon.sessions.transcription.stable_words import WindowText, goes_on, spoken, tuned
+from antiphon.events.words import bare_word
+from antiphon.sessions.transcription.stable_words import WindowText, goes_on, tuned
 
 PROFILE = TranscriberProfile(
     id="t",
@@ -144,8 +145,8 @@ def test_turns_that_share_a_window_get_their_own_words() -> None:
 
 
 def test_words_are_compared_by_letters() -> None:
-    assert spoken(" Don't,") == "don't"
-    assert spoken("ＡＢＣ！") == "abc"
+    assert bare_word(" Don't,") == "don't"
+    assert bare_word("ＡＢＣ！") == "abc"
 
 
 words = st.lists(st.sampled_from(["a", "bee", "sea", "dee", "eat", "eff", "Gee,"]), max_size=8)

@@ -32,8 +32,8 @@ from antiphon.contracts import (
 from antiphon.errors import MediaError, ModelError
 from antiphon.events.conversation import CommandRejected, ConversationConfig, ConversationEvent
 from antiphon.events.duplex import DuplexConfig, ListenStepTaken
-from antiphon.events.words import Word
 from antiphon.signals import Signal
+from antiphon.text.word_timing import spread_words
 
 # Bounds: units of sound that wait for the model, before whoever hears is held back; parts of a turn that nobody has taken.
 MAX_WAITING_UNITS = 4
@@ -234,7 +234,8 @@ class NativeTurns:
                     await turn.put(TextDelta(text))
                 if len(pcm):
                     length_s = len(pcm) / self._model.profile.sample_rate_hz
-                    await turn.put(ResponseAudio(pcm, tuple(_spread(text, turn.sound_s, length_s))))
+                    # The model does not say where its words lie in the unit's audio: by their letters.
+                    await turn.put(ResponseAudio(pcm, tuple(spread_words(text.split(), turn.sound_s, length_s))))
                     turn.sound_s += length_s
                 if end_of_turn:
                     await turn.put(ReplyDone("stop", 0, 0, turn.num_units))
@@ -244,14 +245,3 @@ class NativeTurns:
         if self._turn:
             self._turn.end()
             self._turn = None
-
-
-def _spread(text: str, start_s: float, length_s: float) -> list[Word]:
-    """The words of a unit's text, spread over its sound by their letters: the model does not say where they lie."""
-    words, whole, at = text.split(), max(1, len("".join(text.split()))), start_s
-    out = []
-    for word in words:
-        end = at + length_s * len(word) / whole
-        out.append(Word(word, at, end, 1.0))
-        at = end
-    return out

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import difflib
 import math
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.transcription import StreamTuning
+from antiphon.events.words import bare_word
 
 # A language guessed from a second of sound is not to be trusted with words that cannot be taken back.
 MIN_LANGUAGE_PROBABILITY = 0.5
@@ -36,18 +36,12 @@ def tuned(profile: TranscriberProfile, tuning: StreamTuning) -> TranscriberProfi
         changes["unfixed_chunks"] = tuning.unfixed_chunks
     if tuning.max_audio_s is not None:
         changes["max_window_s"] = min(profile.max_window_s, tuning.max_audio_s)
-        changes["long_s"] = min(profile.long_window_s, tuning.max_audio_s)
+        changes["long_window_s"] = min(profile.long_window_s, tuning.max_audio_s)
     if tuning.max_prefix_tokens is not None:
         changes["max_prefix_tokens"] = min(profile.max_prefix_tokens, tuning.max_prefix_tokens)
     if tuning.max_tokens is not None:
         changes["max_tokens"] = min(profile.max_tokens, tuning.max_tokens)
     return replace(profile, **changes)  # type: ignore[arg-type]
-
-
-def spoken(text: str) -> str:
-    """A word as it is compared: letters, digits and apostrophes, case folded."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
-    return "".join(c for c in folded if c == "'" or unicodedata.category(c)[0] in "LNM")
 
 
 def goes_on(text: str) -> bool:
@@ -127,7 +121,7 @@ class WindowText:
         return [(turn, "".join(p.text for _, p in group)) for turn, group in groupby(pieces, key=lambda x: x[0])]
 
     def _stand(self, pieces: Sequence[HypothesisWord], audio_s: float) -> None:
-        words = [spoken(p.text) for p in pieces]
+        words = [bare_word(p.text) for p in pieces]
         same = 0
         while same < min(len(words), len(self._candidates)) and words[same] == self._candidates[same].word:
             same += 1
@@ -161,7 +155,7 @@ class WindowText:
 
 def end_of(sent: Sequence[HypothesisWord], final: Sequence[HypothesisWord]) -> int:
     """Where in `final`, another reading of the same sound and more, the words behind the last of `sent` begin."""
-    mine, theirs = [spoken(p.text) for p in sent], [spoken(p.text) for p in final]
+    mine, theirs = [bare_word(p.text) for p in sent], [bare_word(p.text) for p in final]
     if mine == theirs[: len(mine)]:
         return len(mine)
     end = 0
