@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store": {"errors"},
     "events": {"audio"},
     "text": {"events"},
-    "contracts": {"audio", "events"},
+    "contracts": {"audio", "events", "vision"},
     "turns": {"audio", "contracts", "events"},
     "modeling": {"audio", "contracts", "engine", "errors", "events", "vision"},
     "pipelines": BELOW_MODELS | {"signals"},

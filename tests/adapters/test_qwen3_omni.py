@@ -42,6 +42,7 @@ from antiphon.engine.api import EngineSettings
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.modeling.chat import MAX_SPARE_PARTS
 from antiphon.modeling.codec_talker import FirstCodeChooser
+from antiphon.vision.images import EncodedImage
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID
 

@@ -8,6 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from antiphon.adapters.rapid_ocr.reader import RapidOcr
 from antiphon.errors import MediaError
+from antiphon.vision.images import EncodedImage
 from tests.vision.test_images import RED, encoded
 
 
@@ -24,13 +25,11 @@ def test_it_reads_lines_from_the_top() -> None:
     async def read() -> None:
         reader = RapidOcr()
         try:
-            assert await reader.read(page("Platform 9 at 10:45", "Total: 42 EUR")) == (
-                "Platform 9 at 10:45",
-                "Total: 42 EUR",
-            )
-            assert await reader.read(encoded(RED)) == ()
+            signs = EncodedImage(page("Platform 9 at 10:45", "Total: 42 EUR"))
+            assert await reader.read(signs) == ("Platform 9 at 10:45", "Total: 42 EUR")
+            assert await reader.read(EncodedImage(encoded(RED))) == ()
             with pytest.raises(MediaError):
-                await reader.read(b"no image")
+                await reader.read(EncodedImage(b"no image"))
         finally:
             reader.lane.close()
 

@@ -25,6 +25,7 @@ from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageStream
 from antiphon.contracts import ReplyDone, ReplyOptions, TextDelta, VideoFrame, VideoQuestion
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.vocabulary import Vocabulary
+from antiphon.vision.images import EncodedImage
 from tests.adapters import tiny_vlm
 from tests.adapters.tiny_vlm import FAMILIES, FIRST, ROWS, SIDE
 

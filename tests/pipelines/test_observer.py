@@ -29,6 +29,7 @@ from antiphon.contracts import (
 from antiphon.errors import MediaError, ModelError
 from antiphon.events.tools import Tool
 from antiphon.pipelines.observer import MAX_UNREAD, Observer, ObserverStream, time_of
+from antiphon.vision.images import EncodedImage
 
 
 class Partner:
@@ -74,8 +75,8 @@ class Reader:
         self.read_levels: list[int] = []
         self.held, self.go = held, asyncio.Semaphore(0)
 
-    async def read(self, image: bytes) -> tuple[str, ...]:
-        level = int(np.asarray(Image.open(io.BytesIO(image)))[0, 0, 0])
+    async def read(self, image: EncodedImage) -> tuple[str, ...]:
+        level = int(image.pixels(64)[0, 0, 0])
         self.read_levels.append(level)
         if self.held:
             await self.go.acquire()
@@ -114,7 +115,7 @@ def run(act: Callable[[ObserverStream], Any], partner: Partner | None = None, re
 
 async def see(watching: ObserverStream, *levels: int, first: int = 0, read: bool = True) -> None:
     for i, level in enumerate(levels, first):
-        await watching.see(VideoFrame(i, float(i), png(level)))
+        await watching.append_frame(VideoFrame(i, float(i), EncodedImage(png(level))))
     while read and any(m.reading.lines is None for m in watching._moments):  # noqa: ASYNC110
         await asyncio.sleep(0.001)
 
@@ -286,7 +287,7 @@ def test_a_frame_that_comes_while_notes_are_taken_in_is_read() -> None:
 def test_what_is_no_image_is_refused() -> None:
     async def act(watching: ObserverStream) -> None:
         with pytest.raises(MediaError):
-            await watching.see(VideoFrame(0, 0.0, b"nothing"))
+            await watching.append_frame(VideoFrame(0, 0.0, EncodedImage(b"nothing")))
 
     run(act)
 

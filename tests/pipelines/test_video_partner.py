@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
 
+import anyio
 import pytest
 
 from antiphon.adapters.qwen3_omni import Qwen3Omni
@@ -21,6 +21,7 @@ from antiphon.contracts import (
     VideoQuestion,
 )
 from antiphon.engine.api import EngineSettings
+from antiphon.engine.local.engine import Engine
 from antiphon.pipelines.video_partner import (
     LEFT_FRAMES,
     MOST_FRAMES,
@@ -28,6 +29,7 @@ from antiphon.pipelines.video_partner import (
     ConversationVideoModel,
     ConversationVideoStream,
 )
+from antiphon.vision.images import EncodedImage
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.test_qwen3_omni import TOKENS, Whole, image, sound
 
@@ -53,9 +55,22 @@ def whole(folder: Path) -> Whole:
     return Whole(folder)
 
 
-async def asked(watching: ConversationVideoStream, question: VideoQuestion, most: int = 1000) -> str:
+async def computed(engine: Engine) -> None:
+    """Wait until all rows that sessions were given are in the KV.
+
+    A call runs between two steps, so a step lies between one call and the next for as long as there is work.
+    """
+    rows = -1
+    while rows != engine.runner.stats.rows:
+        rows = engine.runner.stats.rows
+        for _ in range(2):
+            await engine.call(lambda: None)
+
+
+async def answered(stream: ConversationVideoStream, question: VideoQuestion, most: int = 1000) -> str:
+    """The text of an answer, which is broken off after `most` chunks."""
     out: list[ResponseChunk] = []
-    async with aclosing(watching.answer(question, GREEDY, None)) as answers:
+    async with aclosing(stream.answer(question, GREEDY, None)) as answers:
         async for answer in answers:
             out.append(answer)
             if len(out) == most:
@@ -73,34 +88,36 @@ def test_answers_are_those_to_the_whole(model: Qwen3Omni, whole: Whole, eager: b
     heard = sound(1.3, 7)
 
     async def run() -> tuple[list[str], list[int]]:
-        watching = await ConversationVideoModel(model, eager=eager).open("Look well.")
-        stats, texts, rows = model.thinker.engine.runner.stats, [], []
+        stream = await ConversationVideoModel(model, eager=eager).open("Look well.")
+        engine, texts, rows = model.thinker.engine, list[str](), list[int]()
 
-        async def see(number: int) -> None:
-            await watching.append_frame(VideoFrame(number, number / 2, frames[number].image))
-            watching.select_frames(tuple(range(number + 1)))
-            await watching.settled()
+        async def append(number: int) -> None:
+            await stream.append_frame(VideoFrame(number, number / 2, frames[number].image))
+            stream.select_frames(tuple(range(number + 1)))
+            await stream.settled()
 
         async def ask(text: str, *numbers: int, pcm: bool = False) -> None:
-            # What was taken in ahead is computed.
-            await watching._talk._chat._session.settle()  # type: ignore[attr-defined]
-            before = stats.rows
-            texts.append(await asked(watching, VideoQuestion(text, 9.0, numbers, heard.pcm if pcm else None)))
-            rows.append(stats.rows - before)
+            await computed(engine)
+            before = engine.runner.stats.rows
+            texts.append(await answered(stream, VideoQuestion(text, 9.0, numbers, heard.pcm if pcm else None)))
+            rows.append(engine.runner.stats.rows - before)
 
-        await see(0)
-        await see(1)
-        await ask("What is it?", 0, 1)
-        await see(2)
-        # Broken off: neither question nor answer stay, what was seen does.
-        await asked(watching, VideoQuestion("Never mind.", 9.0, (0, 1, 2)), most=2)
-        await see(3)
-        await ask("And this?", 0, 1, 2, 3, pcm=True)
-        await ask("Why?", 0, 1, 2, 3)
-        watching.close()
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream.run)
+            await append(0)
+            await append(1)
+            await ask("What is it?", 0, 1)
+            await append(2)
+            # An answer that is broken off: neither it nor its question stay, the frames do.
+            await answered(stream, VideoQuestion("Never mind.", 9.0, (0, 1, 2)), most=2)
+            await append(3)
+            await ask("And this?", 0, 1, 2, 3, pcm=True)
+            await ask("Why?", 0, 1, 2, 3)
+            group.cancel_scope.cancel()
+        stream.close()
         return texts, rows
 
-    texts, rows = asyncio.run(run())
+    texts, rows = anyio.run(run)
     system = Message("system", f"{SYSTEM} Look well.")
     first = turn("<0.0 seconds>", frames[0], "<0.5 seconds>", frames[1], "What is it?")
     second = turn("<1.0 seconds>", frames[2], "<1.5 seconds>", frames[3], heard, "And this?")
@@ -120,7 +137,10 @@ def test_answers_are_those_to_the_whole(model: Qwen3Omni, whole: Whole, eager: b
 def test_what_is_remembered_is_bounded() -> None:
     watching = ConversationVideoStream(None, "", eager=False)  # type: ignore[arg-type]
     for number in range(MOST_FRAMES // 2 + 1):
-        watching._past += [turn(ImagePart(b""), ImagePart(b""), str(number)), Message("assistant", "Yes.")]
+        watching._past += [
+            turn(ImagePart(EncodedImage(b"")), ImagePart(EncodedImage(b"")), str(number)),
+            Message("assistant", "Yes."),
+        ]
         watching._trim()
     left = [m.parts[2] for m in watching._past if m.parts]
     assert len(left) == LEFT_FRAMES // 2

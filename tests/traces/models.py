@@ -43,6 +43,7 @@ from antiphon.contracts import (
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.events.words import Word
+from antiphon.vision.images import EncodedImage
 
 HEARD_HZ, SPOKEN_HZ = 16_000, 24_000
 VOCABULARY = (
@@ -277,9 +278,9 @@ class Voice:
 class Reader:
     """Reads on every image how many bytes it has."""
 
-    async def read(self, image: bytes) -> tuple[str, ...]:
+    async def read(self, image: EncodedImage) -> tuple[str, ...]:
         await asyncio.sleep(0.0531)
-        return (f"{len(image)} bytes",)
+        return (f"{len(image.data)} bytes",)
 
 
 class Native:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from antiphon.errors import MediaError
-from antiphon.vision.images import MAX_PIXELS, decode
+from antiphon.vision.images import MAX_HELD_SIDE, MAX_PIXELS, OVERVIEW_SIDE, EncodedImage, decode
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
@@ -71,3 +71,86 @@ def test_what_is_cut_off_or_damaged_is_refused(form: str) -> None:
     for broken in (b"", b"GIF89a", b"no image", data[:20], data[: len(data) // 2]):
         with pytest.raises(MediaError):
             decode(broken)
+
+
+# --- EncodedImage -----------------------------------------------------------------------------------------------------
+
+
+def gradient(width: int, height: int, mode: str = "RGB") -> Image.Image:
+    """A picture of which no two parts are alike."""
+    x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
+    pixels = np.stack((x, y, (x + y) % 256, 255 - x / 2), axis=-1).astype(np.uint8)
+    return Image.fromarray(pixels, "RGBA").convert(mode)
+
+
+SIDEWAYS = Image.Exif()
+SIDEWAYS[0x0112] = 6
+FILES = {
+    "jpeg": encoded(gradient(640, 360), "JPEG"),
+    "sideways jpeg": encoded(gradient(640, 360), "JPEG", exif=SIDEWAYS),
+    "grey jpeg": encoded(gradient(300, 200, "L"), "JPEG"),
+    "png": encoded(gradient(640, 360)),
+    "transparent png": encoded(gradient(640, 360, "RGBA")),
+    "palette gif": encoded(gradient(640, 360, "P"), "GIF"),
+    "small png": encoded(RED),
+}
+LARGE_JPEG = encoded(gradient(1280, 720), "JPEG")
+LARGE_PNG = encoded(gradient(MAX_HELD_SIDE + 1, 200))
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """Grows by one with each file that Pillow opens, and so with each decode."""
+    count: list[None] = []
+    real = Image.open
+
+    def counted(*args: Any, **options: Any) -> Any:
+        count.append(None)
+        return real(*args, **options)
+
+    monkeypatch.setattr(Image, "open", counted)
+    return count
+
+
+@pytest.mark.parametrize("data", [*FILES.values(), LARGE_JPEG, LARGE_PNG], ids=[*FILES, "large jpeg", "large png"])
+def test_both_sizes_have_the_pixels_that_decode_returns(data: bytes) -> None:
+    image = EncodedImage(data)
+    assert np.array_equal(image.overview(), decode(data, OVERVIEW_SIDE))
+    for _ in range(2):
+        assert np.array_equal(image.pixels(1600), decode(data, 1600))
+    assert np.array_equal(EncodedImage(data).pixels(100), decode(data, 100))
+
+
+@pytest.mark.parametrize("data", FILES.values(), ids=FILES)
+def test_a_picture_that_is_read_in_both_sizes_is_decoded_once(data: bytes, opened: list[None]) -> None:
+    image = EncodedImage(data)
+    image.overview()
+    image.overview()
+    image.pixels(1600)
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize("data", [LARGE_JPEG, LARGE_PNG])
+def test_a_picture_whose_full_size_is_not_held_is_decoded_once_for_each_size(data: bytes, opened: list[None]) -> None:
+    image = EncodedImage(data)
+    image.overview()
+    image.overview()
+    assert len(opened) == 1
+    image.pixels(1600)
+    assert len(opened) == 2
+
+
+def test_after_release_a_picture_is_decoded_anew(opened: list[None]) -> None:
+    image = EncodedImage(FILES["jpeg"])
+    small = image.overview()
+    image.release()
+    assert np.array_equal(image.overview(), small)
+    image.release()
+    assert image.pixels(1600).shape == (360, 640, 3)
+    assert len(opened) == 3
+
+
+@pytest.mark.parametrize("data", [FILES["jpeg"], LARGE_JPEG, FILES["png"]])
+def test_the_overview_tells_that_a_file_is_cut_off(data: bytes) -> None:
+    with pytest.raises(MediaError):
+        EncodedImage(data[: len(data) * 3 // 4]).overview()

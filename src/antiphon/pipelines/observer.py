@@ -6,13 +6,14 @@ what is new since the last one, with its times, so that its KV is appended to; q
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+import anyio
+import anyio.to_thread
 import numpy as np
 
 from antiphon.contracts import (
@@ -39,13 +40,11 @@ from antiphon.errors import EngineError, MediaError, ModelError, Refused
 from antiphon.pipelines.grounding import Grounding
 from antiphon.signals import Signal
 from antiphon.vision.frame_filters import EvsFilter
-from antiphon.vision.images import decode
+from antiphon.vision.images import EncodedImage
 from antiphon.vision.scene import SceneFacts, describe
 
 log = logging.getLogger(__name__)
 
-# Frames are looked at at this size; text is read at the image's own.
-LOOK_SIDE = 256
 # A frame as like as this to one that was read says the same.
 SAME = 0.999
 # A question waits so long for the frames it is to be answered from to be read; they are read before all others.
@@ -158,7 +157,7 @@ class ObserverStream:
         self._messages: list[Message] = [Message("system", system)]
         self._moments: list[ObservedFrame] = []
         self._told = -1
-        self._unread: list[tuple[FrameReading, bytes]] = []
+        self._unread: list[tuple[FrameReading, EncodedImage]] = []
         self._changed = Signal()
         self._thumbnail: np.ndarray | None = None
         self._alike = EvsFilter(SAME)
@@ -201,12 +200,15 @@ class ObserverStream:
 
     async def append_frame(self, frame: VideoFrame) -> None:
         """See Watching."""
-        pixels = await asyncio.to_thread(decode, frame.image, LOOK_SIDE)
+        pixels = await anyio.to_thread.run_sync(frame.image.overview)
         seen, self._thumbnail = describe(pixels, self._thumbnail)
         if self._alike.keeps(pixels):
             self._reading = FrameReading()
+            # The newest is read first and soon, from the pixels that are there; those that wait keep only their files.
+            for _, image in self._unread:
+                image.release()
             self._unread.append((self._reading, frame.image))
-            while len(self._unread) > MAX_UNREAD or sum(len(i) for _, i in self._unread) > MAX_UNREAD_BYTES:
+            while len(self._unread) > MAX_UNREAD or sum(len(i.data) for _, i in self._unread) > MAX_UNREAD_BYTES:
                 self._unread.pop(0)[0].lines = ()
         self._moments.append(ObservedFrame(frame.number, frame.at_s, seen, self._reading))
         del self._moments[:-MAX_MOMENTS]
@@ -313,12 +315,9 @@ class ObserverStream:
             wanted = sorted(near, key=lambda m: abs(m.at_s - asked_s))[:2]
         first = {id(m.reading) for m in wanted}
         self._unread.sort(key=lambda unread: id(unread[0]) in first)
-        try:
-            async with asyncio.timeout(READING_S):
-                while any(m.reading.lines is None for m in wanted):
-                    await self._changed.wait()
-        except TimeoutError:
-            return
+        with anyio.move_on_after(READING_S):
+            while any(m.reading.lines is None for m in wanted):
+                await self._changed.wait()
 
     def _notes(self, question: VideoQuestion, asked_s: float | None, heard: str) -> str:
         """What is new since the last question, and the question."""

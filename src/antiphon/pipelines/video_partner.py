@@ -5,11 +5,12 @@ Frames are taken in as they come (`eager`) or when somebody asks; the rows of a 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+
+import anyio.to_thread
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import (
@@ -29,12 +30,10 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.errors import EngineError, MediaError, ModelError, Refused, RemoteProtocolError
-from antiphon.vision.images import decode
+from antiphon.signals import Signal
 
 log = logging.getLogger(__name__)
 
-# A frame is looked at this large, to tell whether it is an image.
-MAX_SIDE = 2048
 SYSTEM = "You answer questions about what a camera or a screen shows and what is heard, in one or two sentences."
 MAX_TOKENS = 256
 # So many frames are taken in ahead at once, at most: where the sampling shifts with every frame, most would be taken in again.
@@ -77,21 +76,32 @@ class ConversationVideoStream:
         self._new: dict[int, tuple[float, ImagePart]] = {}
         self._expected: tuple[int, ...] = ()
         self._shown: list[int] = []
-        self._answering = self._closed = False
-        self._ahead: asyncio.Task[None] | None = None
+        self._answering = self._closed = self._prefill_due = False
+        self._changed = Signal()
 
     async def run(self) -> None:
-        """Nothing is left for later."""
-        await asyncio.Event().wait()
+        """Prefill the selected frames as they change, until cancelled. Does nothing where the stream is not eager."""
+        while True:
+            while not self._prefill_due:
+                await self._changed.wait()
+            try:
+                await self._prefill()
+            finally:
+                self._prefill_due = False
+                self._changed.notify()
 
     async def settled(self) -> None:
-        """See Watching."""
-        if self._ahead:
-            await asyncio.wait([self._ahead])
+        """Wait until the selected frames are prefilled. `run` has to be running."""
+        while self._prefill_due:
+            await self._changed.wait()
 
     async def append_frame(self, frame: VideoFrame) -> None:
-        """See Watching."""
-        await asyncio.to_thread(decode, frame.image, MAX_SIDE)
+        """Keep a frame for the next question, as a file. Raises MediaError for what is no image, or is cut off."""
+        await anyio.to_thread.run_sync(frame.image.overview)
+        # The model's encoder soon reads the newest frame, from the pixels that are there; those that wait keep only
+        # their files.
+        for _, waiting in self._new.values():
+            waiting.image.release()
         self._new[frame.number] = (frame.at_s, ImagePart(frame.image))
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
@@ -103,16 +113,16 @@ class ConversationVideoStream:
         free = self._eager and not self._answering and not self._closed
         if free and wanted and len(wanted) - kept <= MAX_AHEAD:
             self._shown = wanted
-            if self._ahead is None or self._ahead.done():
-                self._ahead = asyncio.create_task(self._take_in())
+            self._prefill_due = True
+            self._changed.notify()
 
-    async def _take_in(self) -> None:
-        """What is wanted, until it is there: what came while it was taken in comes with the next."""
-        taken: list[int] | None = None
-        while taken is not self._shown and not self._answering:
-            taken = self._shown
+    async def _prefill(self) -> None:
+        """Prefill the frames that a question would be answered from, again as long as they changed meanwhile."""
+        prefilled: list[int] | None = None
+        while prefilled is not self._shown and not self._answering:
+            prefilled = self._shown
             try:
-                await self._talk.prefill((*self._asked_so_far(), self._user(self._wanted(taken))))
+                await self._talk.prefill((*self._asked_so_far(), self._user(self._wanted(prefilled))))
             except (ModelError, EngineError, Refused, MediaError, RemoteProtocolError) as error:
                 # The question to come says it, if it is not for now only.
                 log.warning("a frame was not taken in ahead: %s", error)
@@ -181,6 +191,4 @@ class ConversationVideoStream:
     def close(self) -> None:
         """See Watching."""
         self._closed = True
-        if self._ahead:
-            self._ahead.cancel()
         self._talk.close()

@@ -37,7 +37,7 @@ from antiphon.events.conversation import (
     ConversationConfig,
     CreateItem,
     CreateResponse,
-    IdleTimedOut,
+    IdleTimeoutReached,
     Item,
     ItemTruncated,
     OutputItemAdded,
@@ -70,6 +70,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.inbox import Inbox
+from antiphon.vision.images import EncodedImage
 from tests.scripted import ScriptedDetector, ScriptedTranscriber, heard, speech, text
 
 RATE_HZ = 24_000
@@ -532,7 +533,7 @@ def test_nobody_speaks_for_a_while_and_the_partner_speaks_again() -> None:
         return scene
 
     scene = play(main())
-    idle = next(o for o in scene.out if isinstance(o, IdleTimedOut))
+    idle = next(o for o in scene.out if isinstance(o, IdleTimeoutReached))
     assert any(isinstance(o, UserTurnCommitted) and o.item.id == idle.item_id for o in scene.out)
     assert scene.responses()[:2] == ["completed", "completed"]
 
@@ -572,9 +573,9 @@ class Reader:
     def __init__(self) -> None:
         self.go = asyncio.Event()
 
-    async def read(self, image: bytes) -> tuple[str, ...]:
+    async def read(self, image: EncodedImage) -> tuple[str, ...]:
         await self.go.wait()
-        if image != b"abc":
+        if image.data != b"abc":
             raise MediaError("the image cannot be read")
         return ("Gate 7", "11:20")
 

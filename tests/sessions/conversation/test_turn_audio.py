@@ -20,6 +20,7 @@ from antiphon.sessions.conversation.turn_audio import (
     TurnAudio,
     bound,
 )
+from antiphon.vision.images import EncodedImage
 
 
 def feed(sounds: TurnAudio, seconds: float) -> None:
@@ -116,7 +117,10 @@ def test_the_oldest_turns_sound_goes_in_one_sweep() -> None:
 
 
 def test_the_oldest_images_go_too() -> None:
-    items = [Item(str(i), parts=[ContentPart("input_image", media=ImagePart(EncodedImage(b"")))]) for i in range(MOST_IMAGES + 1)]
+    items = [
+        Item(str(i), parts=[ContentPart("input_image", media=ImagePart(EncodedImage(b"")))])
+        for i in range(MOST_IMAGES + 1)
+    ]
     bound(items[:-1])
     assert all(i.parts[0].media for i in items)
     bound(items)

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+import anyio.to_thread
 import numpy as np
 import pytest
 from PIL import Image
@@ -40,8 +41,10 @@ from antiphon.events.video import (
     VideoEnded,
     VideoFailed,
 )
+from antiphon.pipelines.observer import Observer
 from antiphon.sessions.video.session import MAX_SOUND_SAMPLES, MAX_WAITING_BYTES, VideoSession
 from antiphon.vision.images import decode
+from tests.pipelines.test_observer import Partner, Reader
 
 
 def png(value: int, side: int = 64) -> bytes:
@@ -75,7 +78,7 @@ class Watcher:
             self.running -= 1
 
     async def append_frame(self, frame: VideoFrame) -> None:
-        await asyncio.to_thread(decode, frame.image)
+        await anyio.to_thread.run_sync(frame.image.overview)
         self.seen.append(frame)
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
@@ -185,8 +188,8 @@ def test_a_question_is_answered_from_the_sampled_frames_in_text_and_sound() -> N
     assert "".join(o.text for o in scene.of(AnswerTextDelta)) == "What is this?And now?"
     assert len(scene.of(AnswerAudioDelta)) == 5
     done = scene.of(AnswerDone)[0]
-    assert (done.text, done.sounded) == ("What is this?", True)
-    assert done.counts == {"prompt_tokens": 5, "cached_tokens": 4, "completion_tokens": 3}
+    assert (done.text, done.spoken) == ("What is this?", True)
+    assert done.token_counts == {"prompt_tokens": 5, "cached_tokens": 4, "completion_tokens": 3}
     assert (watcher.closed, watcher.running) == (1, 0)
 
 
@@ -195,14 +198,14 @@ def test_what_an_answer_is_made_of() -> None:
         await scene.frame("a")
         await scene.ask("One two")
 
-    silent = run(Watcher(), act, speaks=False)
+    silent = run(Watcher(), act, audio_output=False)
     assert not silent.of(AnswerAudioDelta)
     assert len(silent.of(AnswerTextDelta)) == 2
-    spoken = run(Watcher(), act, writes=False)
+    spoken = run(Watcher(), act, text_output=False)
     assert not spoken.of(AnswerTextDelta)
     assert spoken.of(AnswerDone)[0].text == "One two"
     voiceless = run(Watcher(voice=False), act)
-    assert not voiceless.of(AnswerDone)[0].sounded
+    assert not voiceless.of(AnswerDone)[0].spoken
 
 
 def test_a_question_interrupts_the_answer_before() -> None:
@@ -261,7 +264,7 @@ def test_frames_are_filtered_and_the_oldest_leaves() -> None:
     watcher = Watcher()
     scene = run(watcher, act, filter="evs", max_frames=2)
     taken = scene.of(FrameReceived)
-    assert [(t.facts.id, t.accepted, t.buffered, t.reason) for t in taken] == [
+    assert [(t.info.id, t.accepted, t.buffered, t.reason) for t in taken] == [
         ("a", True, 1, None), ("b", False, 1, "filtered"), ("c", True, 2, None), ("d", True, 2, None), ("e", True, 2, None),
     ]  # fmt: skip
     assert [t.dropped.id if t.dropped else None for t in taken] == [None, None, None, "a", "c"]
@@ -346,7 +349,7 @@ def test_what_is_no_image_is_named_and_the_rest_goes_on(filtered: Any) -> None:
     assert [w.message for w in wrong] == ["No frames buffered", "Frame decode failed", "Frame decode failed"]
     assert "million" in wrong[2].detail
     assert scene.of(AnswerDone)[0].text == "And now?"
-    assert [t.facts.id for t in scene.of(FrameReceived)] == ["good"]
+    assert [t.info.id for t in scene.of(FrameReceived)] == ["good"]
 
 
 def _bomb() -> bytes:
@@ -380,7 +383,7 @@ def test_sound_is_not_for_who_does_not_want_it() -> None:
         await scene.ask("Heard?")
 
     watcher = Watcher()
-    run(watcher, act, hears=False)
+    run(watcher, act, uses_audio=False)
     assert watcher.asked[0].pcm is None
 
 
@@ -395,7 +398,7 @@ def test_a_failed_answer_is_named_and_the_session_goes_on(error: Exception) -> N
     watcher = Watcher(fails=error)
     scene = run(watcher, act)
     (wrong,) = scene.of(VideoFailed)
-    assert (wrong.message, wrong.answer, wrong.said) == ("Query processing failed", True, "one")
+    assert (wrong.message, wrong.ends_answer, wrong.partial_text) == ("Query processing failed", True, "one")
     assert scene.of(AnswerDone)[0].text == "three four"
 
 
@@ -409,6 +412,29 @@ def test_a_watcher_without_room_is_the_sessions_end() -> None:
             await Scene(Full()).session.run()
 
     asyncio.run(main())
+
+
+def test_a_frame_that_is_filtered_observed_and_read_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = 0
+    real = Image.open
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal opened
+        opened += 1
+        return real(*args, **options)
+
+    async def act(scene: Scene) -> None:
+        for number, value in enumerate((0, 1, 90, 180)):
+            await scene.frame(str(number), value)
+            await scene.session.settled()
+
+    monkeypatch.setattr(Image, "open", counted)
+    reader = Reader()
+    scene = run(Observer(Partner(), reader, None), act, filter="evs")  # type: ignore[arg-type]
+    # The second is as good as the first: the filter drops it, and nobody else looks at it.
+    assert [o.accepted for o in scene.of(FrameReceived)] == [True, False, True, True]
+    assert reader.read_levels == [0, 90, 180]
+    assert opened == 4
 
 
 def test_frames_are_bounded_before_they_are_decoded() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
+import anyio.to_thread
 import numpy as np
 import torch
 from transformers import WhisperFeatureExtractor
@@ -17,7 +17,6 @@ from antiphon.engine.local.engine import Engine
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.media_rows import MediaRows
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
-from antiphon.vision.images import decode
 
 # Larger pictures are scaled down to this before anything else: the encoder sees no more of them.
 MAX_SIDE = 2048
@@ -40,7 +39,7 @@ class OmniMediaEncoder:
     async def encode(self, part: MediaPart) -> MediaRows:
         """See Senses."""
         try:
-            prepared = await asyncio.to_thread(self._prepared, part)
+            prepared = await anyio.to_thread.run_sync(self._prepared, part)
         except MediaError:
             raise
         except Exception as error:
@@ -54,7 +53,7 @@ class OmniMediaEncoder:
     def _prepared(self, part: MediaPart) -> Any:
         """As its encoder wants it. No work of torch."""
         if isinstance(part, ImagePart):
-            return self._eyes.prepare(decode(part.image, MAX_SIDE))
+            return self._eyes.prepare(part.image.pixels(MAX_SIDE))
         return self._features(part)
 
     def _features(self, part: AudioPart) -> Pcm:

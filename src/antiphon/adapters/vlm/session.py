@@ -11,13 +11,14 @@ What is in the KV when a question is answered is the same either way.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Literal
 
+import anyio
+import anyio.to_thread
 import torch
 
 from antiphon.adapters.vlm.family import FamilyPart, VisionFamily
@@ -48,7 +49,7 @@ from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.pipelines.cascade import spoken
 from antiphon.pipelines.observer import words_of
-from antiphon.vision.images import decode
+from antiphon.vision.images import EncodedImage
 
 SYSTEM = "You answer questions about what a camera or a screen shows, in one or two sentences."
 MAX_TOKENS = 256
@@ -115,13 +116,13 @@ class VisionLanguageModel:
             self._id, "pictures", voice.sample_rate_hz if voice else DEFAULT_RATE_HZ, voice.voices if voice else ()
         )
 
-    async def encode_image(self, image: bytes) -> PictureRows:
-        """Return an image file's rows, as the decoder sees them.
+    async def encode_image(self, image: EncodedImage) -> PictureRows:
+        """Return an image's rows, as the decoder sees them.
 
         Decoding and scaling run in a thread; the encoder runs in the engine's, between two steps, so this waits for the
         step under way. Raises MediaError for what is no image, ModelError where the encoder fails.
         """
-        prepared = await asyncio.to_thread(lambda: self.family.prepare(decode(image, MAX_SIDE)))
+        prepared = await anyio.to_thread.run_sync(lambda: self.family.prepare(image.pixels(MAX_SIDE)))
         return await self.engine.call_model(lambda: self.family.encode(prepared))
 
     async def open(self, instructions: str) -> VisionLanguageStream:
@@ -200,7 +201,7 @@ class VisionLanguageStream:
 
     async def run(self) -> None:
         """Wait until cancelled. This stream has no work of its own: frames are encoded when they are appended."""
-        await asyncio.Event().wait()
+        await anyio.sleep_forever()
 
     async def settled(self) -> None:
         """Return at once: a frame is known when `append_frame` returns."""

@@ -13,12 +13,10 @@ from antiphon.events.conversation import CommandRejected, ContentPart, Item
 from antiphon.events.data_uri import decode_image_uri
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.response import FAILURES, EmitConversation
-from antiphon.vision.images import decode
+from antiphon.vision.images import EncodedImage
 
 # Characters of data URIs that one conversation may hold.
 MAX_IMAGES = 64 << 20
-# An image is looked at this large, to tell whether it is one.
-MAX_SIDE = 2048
 
 
 class ItemMediaResolver:
@@ -82,11 +80,14 @@ class ItemMediaResolver:
 
     async def _see(self, part: ContentPart) -> None:
         try:
-            image = decode_image_uri(part.image)
+            image = EncodedImage(decode_image_uri(part.image))
         except ValueError as error:
             raise MediaError(str(error)) from None
         if self._takes_media:
-            await anyio.to_thread.run_sync(decode, image, MAX_SIDE)
+            # Decoding tells whether it is one. An item may wait for its answer for as long as the session lives, so
+            # only the file is kept.
+            await anyio.to_thread.run_sync(image.overview)
+            image.release()
             part.media = ImagePart(image)
         elif self._reader:
             part.text = ConversationHistory.image_said(await self._reader.read(image))

@@ -5,7 +5,6 @@ One task takes what comes, in order; an answer is a task of its own.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 
 import anyio
 import anyio.abc
+import anyio.to_thread
 import numpy as np
 
 from antiphon.audio import Pcm
@@ -49,7 +49,7 @@ from antiphon.events.video import (
 )
 from antiphon.signals import Signal
 from antiphon.vision.frame_filters import BlockFilter, EvsFilter, FrameFilter, sample_frames
-from antiphon.vision.images import decode
+from antiphon.vision.images import EncodedImage
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,6 @@ log = logging.getLogger(__name__)
 MAX_WAITING, MAX_WAITING_BYTES = 32, 16 << 20
 # Sound that may wait for a question: 4 MiB of PCM16.
 MAX_SOUND_SAMPLES = (4 << 20) // 2
-# What the filter looks at.
-FILTER_SIDE = 256
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
 EmitVideo = Callable[[VideoEvent], Awaitable[None]]
 
@@ -182,14 +180,15 @@ class VideoSession:
 
     # --- frames and sound -------------------------------------------------------------------------------------------------
 
-    async def _see(self, image: bytes, facts: FrameInfo) -> None:
+    async def _see(self, file: bytes, facts: FrameInfo) -> None:
         assert self._watching
+        image = EncodedImage(file)
         self.num_frames += 1
         at_s = self._place(facts)
         self._forget()
         try:
             if self._filter:
-                pixels = await asyncio.to_thread(decode, image, FILTER_SIDE)
+                pixels = await anyio.to_thread.run_sync(image.overview)
                 if not self._filter.keeps(pixels):
                     await self._emit(FrameReceived(facts, False, len(self._kept), "filtered"))
                     return
