@@ -251,7 +251,7 @@ def tts(device: str, weights: str) -> Qwen3Tts:
     sound = {"decoder_config": VOCODER, "decode_upsample_rate": 1920, "output_sample_rate": 24000}
     ids = {f"tts_{n}_token_id": 151671 + i for i, n in enumerate(("pad", "bos", "eos"))}
     parts = build(TTS_06B | ids, sound, vocabulary, DEFAULT_CODEC_SAMPLING)
-    for module in (parts.decoder, parts.text, parts.projection, parts.inner):
+    for module in (parts.decoder, parts.text_embedding, parts.text_projection, parts.code_predictor):
         filled(module, where, dtype)
     filled(parts.vocoder, where, torch.float32)
     return Qwen3Tts(parts, "qwen3-tts-0.6b", device=device, weights=weights)
@@ -291,9 +291,9 @@ async def tts_section(device: str, weights: str, texts: list[int]) -> dict[str, 
         lambda: 1000 * timed(lambda: model.parts.vocoder(frames, past)) / 12
     )
     width = int(model.parts.decoder.config.hidden_size)
-    row = torch.zeros(1, width, device=device, dtype=model.parts.text.weight.dtype)
+    row = torch.zeros(1, width, device=device, dtype=model.parts.text_embedding.weight.dtype)
     shares["predictor_ms_a_frame"] = await model.engine.call(
-        lambda: 1000 * timed(lambda: model.parts.inner(row, row, [lambda _: 1]))
+        lambda: 1000 * timed(lambda: model.parts.code_predictor(row, row, [lambda _: 1]))
     )
     model.close()
     table(

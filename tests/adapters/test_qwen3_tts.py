@@ -1,4 +1,4 @@
-"""Qwen3-TTS of tiny random weights: codes and sound are the published package's, frame for frame, however they are asked for."""
+"""Qwen3-TTS of tiny random weights: codes and audio equal those of the published package, frame for frame."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.adapters.qwen3_tts import Qwen3Tts
-from antiphon.adapters.qwen3_tts.synthesizer import TalkerPrompt, _in_parts, _words
+from antiphon.adapters.qwen3_tts import Qwen3Tts, synthesizer
+from antiphon.adapters.qwen3_tts.prompt import TalkerPrompt
+from antiphon.adapters.qwen3_tts.text_pieces import long_text_parts, tokens_of_words
 from antiphon.adapters.qwen3_tts.voice_cloning import ClonedVoice
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
@@ -30,7 +31,7 @@ GOLDEN = json.loads((tiny.GOLDEN / "qwen3_tts.json").read_text())
 CASES = GOLDEN["cases"]
 LANGUAGES = {"English": "en", "German": "de", "Auto": None}
 # The golden codes end here where the model does not end them.
-MOST = 39
+MAX_FRAMES = 39
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def run(folder: Path, act: Any, **options: Any) -> Any:
     return asyncio.run(main())
 
 
-async def reading(model: Qwen3Tts, case: dict[str, Any]) -> TalkerPrompt:
+async def prompt_of(model: Qwen3Tts, case: dict[str, Any]) -> TalkerPrompt:
     sample = None
     if case.get("clone"):
         sample = await model.listen(tiny.reference())
@@ -62,7 +63,7 @@ async def reading(model: Qwen3Tts, case: dict[str, Any]) -> TalkerPrompt:
 
 
 async def codes(model: Qwen3Tts, case: dict[str, Any], words: bool = False) -> list[list[int]]:
-    """Of a golden case; `words`: its text comes word by word."""
+    """The codes of a golden case's frames. `words`: its text comes letter by letter."""
     ids, more = model.parts.vocabulary.plain(case["text"]), None
     if words:
 
@@ -71,13 +72,13 @@ async def codes(model: Qwen3Tts, case: dict[str, Any], words: bool = False) -> l
                 await asyncio.sleep(0)
                 yield letter
 
-        more = _words(slowly(), model.parts.vocabulary.plain)
+        more = tokens_of_words(slowly(), model.parts.vocabulary.plain)
         ids = await anext(more)
     out = []
-    async with aclosing(model.frames(ids, more, await reading(model, case), model.parts.manner)) as frames:
+    async with aclosing(model.frames(ids, more, await prompt_of(model, case), model.parts.sampling)) as frames:
         async for frame in frames:
             out.append(frame)
-            if len(out) == MOST:
+            if len(out) == MAX_FRAMES:
                 break
     return out
 
@@ -95,7 +96,7 @@ def test_greedy_codes_are_the_published_ones(folders: dict[str, Path], kind: str
     run(folders[kind], act)
 
 
-def test_a_text_that_comes_word_by_word_is_spoken_the_same(folders: dict[str, Path]) -> None:
+def test_when_a_text_comes_word_by_word_then_its_codes_are_the_same(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> None:
         for case in (c for c in of("custom_voice") if not c["non"]):
             assert await codes(model, case, words=True) == case["codes"]
@@ -104,13 +105,13 @@ def test_a_text_that_comes_word_by_word_is_spoken_the_same(folders: dict[str, Pa
 
 
 @pytest.mark.parametrize("kind", ["custom_voice", "base"])
-def test_texts_spoken_at_once_are_spoken_as_alone(folders: dict[str, Path], kind: str) -> None:
-    """All cases together, some of them broken off: the others' codes do not change."""
-
+def test_when_texts_are_spoken_together_and_some_broken_off_then_codes_do_not_change(
+    folders: dict[str, Path], kind: str
+) -> None:
     async def act(model: Qwen3Tts) -> None:
         async def broken(case: dict[str, Any], count: int) -> None:
             ids = model.parts.vocabulary.plain(case["text"])
-            async with aclosing(model.frames(ids, None, await reading(model, case), model.parts.manner)) as frames:
+            async with aclosing(model.frames(ids, None, await prompt_of(model, case), model.parts.sampling)) as frames:
                 async for _ in frames:
                     count -= 1
                     if count < 0:
@@ -128,7 +129,7 @@ def test_texts_spoken_at_once_are_spoken_as_alone(folders: dict[str, Path], kind
     run(folders[kind], act)
 
 
-def test_the_sound_is_the_published_one_however_it_is_cut(folders: dict[str, Path]) -> None:
+def test_when_frames_are_vocoded_in_chunks_then_the_audio_is_the_published_one(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> None:
         vocoder = model.parts.vocoder
         for number, case in enumerate(CASES):
@@ -150,14 +151,14 @@ def test_the_sound_is_the_published_one_however_it_is_cut(folders: dict[str, Pat
     run(folders["custom_voice"], act)
 
 
-def test_who_speaks_is_heard_as_published(folders: dict[str, Path]) -> None:
+def test_the_speakers_vector_is_the_published_one(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> torch.Tensor:
         return (await model.listen(tiny.reference())).speaker
 
     np.testing.assert_allclose(run(folders["base"], act).numpy(), GOLDEN["speaker"], atol=1e-3)
 
 
-def test_what_a_sample_says_is_heard_as_published(folders: dict[str, Path]) -> None:
+def test_the_codes_of_a_sample_are_the_published_ones(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> ClonedVoice:
         return await model.listen(tiny.reference(), "Hi you.")
 
@@ -174,7 +175,7 @@ async def sound(model: Qwen3Tts, text: str, **options: Any) -> np.ndarray:
     return np.concatenate(made)
 
 
-def test_a_text_is_spoken_in_chunks(folders: dict[str, Path]) -> None:
+def test_audio_comes_in_growing_chunks(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> None:
         case = of("custom_voice")[0]
         parts = [s async for s in model.speak(case["text"], VoiceOptions("ada", language="en"), lambda: Urgency.FINAL)]
@@ -186,12 +187,12 @@ def test_a_text_is_spoken_in_chunks(folders: dict[str, Path]) -> None:
     run(folders["custom_voice"], act)
 
 
-def test_chance_is_the_seeds(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_when_seeds_are_equal_then_the_audio_is_equal(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = tiny.write(tmp_path, "custom_voice")
     (folder / "generation_config.json").unlink()
 
     async def act(model: Qwen3Tts) -> None:
-        assert model.parts.manner.first.temperature == 0.9
+        assert model.parts.sampling.first.temperature == 0.9
         one, same, other = [await sound(model, "Hi there.", seed=seed) for seed in (1, 1, 2)]
         assert np.array_equal(one, same)
         assert not np.array_equal(one[: len(other)], other[: len(one)])
@@ -199,7 +200,7 @@ def test_chance_is_the_seeds(folders: dict[str, Path], tmp_path: Path) -> None:
     run(folder, act)
 
 
-def test_live_text_begins_before_it_is_complete(folders: dict[str, Path]) -> None:
+def test_when_text_is_live_then_audio_comes_before_it_is_complete(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> None:
         gate, begun = asyncio.Event(), asyncio.Event()
 
@@ -214,7 +215,7 @@ def test_live_text_begins_before_it_is_complete(folders: dict[str, Path]) -> Non
             async for part in sounds:
                 made.append(part.pcm)
                 if not begun.is_set():
-                    # Sound is there, and the text is not.
+                    # There is audio before the text is complete.
                     assert not gate.is_set()
                     begun.set()
                     gate.set()
@@ -224,24 +225,24 @@ def test_live_text_begins_before_it_is_complete(folders: dict[str, Path]) -> Non
     run(folders["custom_voice"], act)
 
 
-def test_live_text_in_a_cloned_voice_ends_when_it_ends(folders: dict[str, Path]) -> None:
+def test_when_text_is_live_in_a_cloned_voice_then_its_end_mark_is_not_in_the_prompt(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> None:
-        marks, plain = model.parts.marks, model.parts.vocabulary.plain
-        sample = (await reading(model, of("base")[2])).sample
-        told = TalkerPrompt("", "en", "", sample, whole=False)
+        special, plain = model.parts.special_ids, model.parts.vocabulary.plain
+        sample = (await prompt_of(model, of("base")[2])).sample
+        prompt = TalkerPrompt("", "en", "", sample, whole=False)
         for first in ("a", "Many words that are more than the sample has frames."):
-            rows, left = model._rows(plain(first), told, live=True)
-            # More is to come: the mark of the end is not among these.
+            rows, left = await model.prompt_rows(plain(first), prompt, live=True)
+            # More tokens are to come: the end mark is not among these.
             assert left is not None
-            assert marks.text_eos not in left
-            whole, rest = model._rows(plain(first), told)
+            assert special.text_eos not in left
+            whole, rest = await model.prompt_rows(plain(first), prompt)
             assert len(whole) == len(rows)
-            assert (rest or [marks.text_eos])[-1] == marks.text_eos
+            assert (rest or [special.text_eos])[-1] == special.text_eos
 
     run(folders["base"], act)
 
 
-def test_a_sample_is_heard_within_bounds(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_is_encoded_once_and_within_bounds(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def file(samples: int) -> bytes:
         data = to_pcm16(np.resize(tiny.reference(), samples))
         return wav_header(24000, len(data)) + data
@@ -258,7 +259,7 @@ def test_a_sample_is_heard_within_bounds(folders: dict[str, Path], monkeypatch: 
         monkeypatch.setattr(synthesizer, "MAX_SAMPLE_S", 3)
         long = VoiceSample(file(4 * 24000), "Hi.")
         one = await sound(model, "Hi.", sample=long, max_frames=3)
-        # Heard once, and not all of it.
+        # It is encoded once, and only its first 3 s.
         assert np.array_equal(one, await sound(model, "Hi.", sample=long, max_frames=3))
         assert asked == [3 * 24000]
         with pytest.raises(RemoteProtocolError, match="a voice needs"):
@@ -269,11 +270,9 @@ def test_a_sample_is_heard_within_bounds(folders: dict[str, Path], monkeypatch: 
     run(folders["base"], act)
 
 
-def test_a_chunk_is_never_so_long_that_others_wait(folders: dict[str, Path]) -> None:
+def test_when_a_long_first_chunk_is_asked_for_then_it_has_25_frames(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> list[int]:
-        options = VoiceOptions(
-            "ada", first_frames=2000, max_frames=120, language="de", instructions="Whisper it."
-        )
+        options = VoiceOptions("ada", first_frames=2000, max_frames=120, language="de", instructions="Whisper it.")
         return [p.num_frames async for p in model.speak("Guten Tag", options, lambda: Urgency.FINAL)]
 
     sizes = run(folders["custom_voice"], act)
@@ -281,15 +280,15 @@ def test_a_chunk_is_never_so_long_that_others_wait(folders: dict[str, Path]) -> 
     assert max(sizes) == 25
 
 
-def test_a_choice_that_fails_fails_its_own_text(folders: dict[str, Path]) -> None:
+def test_when_a_chooser_fails_then_only_its_own_text_fails(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> None:
         def wrong(_: torch.Tensor) -> int:
             raise ModelError("no number")
 
         thought = torch.zeros(64)
-        good = model.inners.codes(thought, 5, lambda row: int(row.argmax()))
-        bad = model.inners.codes(thought, 5, wrong)
-        alone, _ = await model.inners.codes(thought, 5, lambda row: int(row.argmax()))
+        good = model.code_predictors.codes(thought, 5, lambda row: int(row.argmax()))
+        bad = model.code_predictors.codes(thought, 5, wrong)
+        alone, _ = await model.code_predictors.codes(thought, 5, lambda row: int(row.argmax()))
         done = await asyncio.gather(good, bad, return_exceptions=True)
         assert isinstance(done[0], tuple)
         assert done[0][0] == alone
@@ -298,7 +297,7 @@ def test_a_choice_that_fails_fails_its_own_text(folders: dict[str, Path]) -> Non
     run(folders["custom_voice"], act)
 
 
-def test_live_text_without_words_says_nothing(folders: dict[str, Path]) -> None:
+def test_when_live_text_has_no_words_then_there_is_no_audio(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> list[Any]:
         async def texts() -> AsyncIterator[str]:
             yield "  "
@@ -309,14 +308,14 @@ def test_live_text_without_words_says_nothing(folders: dict[str, Path]) -> None:
     assert run(folders["custom_voice"], act) == []
 
 
-def test_words_are_cut_where_the_whole_text_would_be() -> None:
+def test_live_text_is_cut_only_where_no_token_lies_across() -> None:
     async def pieces(text: str, cuts: list[int]) -> list[str]:
         async def texts() -> AsyncIterator[str]:
             for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True):
                 yield text[a:b]
 
-        # A tokenizer that keeps what it is given.
-        return ["".join(map(chr, ids)) async for ids in _words(texts(), lambda t: [ord(c) for c in t])]
+        # The tokenizer has a token for each character.
+        return ["".join(map(chr, ids)) async for ids in tokens_of_words(texts(), lambda t: [ord(c) for c in t])]
 
     for text, most in (
         (" Well,  said she:\nno, or yes. ", [" Well,  said", " she:\nno,", " or", " yes. "]),
@@ -325,7 +324,7 @@ def test_words_are_cut_where_the_whole_text_would_be() -> None:
         for cuts in ([], [3], list(range(1, len(text))), [5, 6]):
             found = asyncio.run(pieces(text, cuts))
             assert "".join(found) == text
-            # Never within what letter by letter would be one piece.
+            # The cuts are among those that letter by letter would make.
             ends = {len("".join(most[:n])) for n in range(len(most) + 1)}
             assert {len("".join(found[:n])) for n in range(len(found) + 1)} <= ends
         assert asyncio.run(pieces(text, list(range(1, len(text))))) == most
@@ -333,18 +332,20 @@ def test_words_are_cut_where_the_whole_text_would_be() -> None:
 
 def test_long_texts_are_spoken_in_parts() -> None:
     text = " ".join(f"This is sentence number {n}, no more." for n in range(60))
-    parts = list(_in_parts(text))
+    parts = list(long_text_parts(text))
     assert " ".join(parts) == text
     assert len(parts) > 2
     assert max(map(len, parts)) <= 600
-    # What is short is spoken as it stands.
-    assert list(_in_parts("你好。世界\n很大。")) == ["你好。世界\n很大。"]
-    unmarked = list(_in_parts("word " * 400))
+    # A short text is spoken as it stands.
+    assert list(long_text_parts("你好。世界\n很大。")) == ["你好。世界\n很大。"]
+    unmarked = list(long_text_parts("word " * 400))
     assert len(unmarked) > 2
     assert max(map(len, unmarked)) <= 600
 
 
-def test_what_cannot_be_is_named(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_when_a_request_or_a_checkpoint_is_wrong_then_the_error_says_why(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
     with pytest.raises(ModelError, match="does not load"):
         Qwen3Tts(tmp_path, "none")
 
@@ -360,10 +361,12 @@ def test_what_cannot_be_is_named(folders: dict[str, Path], tmp_path: Path) -> No
     run(folders["custom_voice"], act)
 
 
-def test_a_failure_inside_fails_who_asked(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_the_code_predictor_fails_then_the_text_fails_and_the_engine_lives(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(model: Qwen3Tts) -> None:
         case = of("custom_voice")[0]
-        heads = model.parts.inner.lm_head
+        heads = model.parts.code_predictor.lm_head
         kept, heads[0] = heads[0], torch.nn.Linear(3, 3)
         with pytest.raises(ModelError, match="RuntimeError"):
             await codes(model, case)
@@ -374,7 +377,7 @@ def test_a_failure_inside_fails_who_asked(folders: dict[str, Path], monkeypatch:
     run(folders["custom_voice"], act)
 
 
-def test_rounded_weights_speak(folders: dict[str, Path]) -> None:
+def test_when_weights_are_int8_then_it_speaks(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> int:
         case = replace(VoiceOptions("ada"), seed=1)
         async for part in model.speak("Hi.", case, lambda: Urgency.FINAL):

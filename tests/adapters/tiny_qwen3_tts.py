@@ -1,6 +1,7 @@
-"""A Qwen3-TTS of tiny dimensions: the released checkpoint's files and names, weights drawn from each name's checksum.
+"""A Qwen3-TTS of tiny dimensions, with the files and names of the released checkpoint.
 
-The same folder is read by the code under test and was read by the published package (qwen-tts 0.1.1) when the golden codes and sounds were made.
+Each weight is drawn from the checksum of its name. The same folder is read by the code under test and was read by the
+published package (qwen-tts 0.1.1) when the golden codes and sounds were made.
 """
 
 from __future__ import annotations
@@ -23,50 +24,124 @@ WORDS = ["assistant", "user"]
 FIRST = 256
 CODES, GROUPS = 128, 4
 VOCODER = {
-    "codebook_size": CODES, "codebook_dim": 16, "hidden_size": 32, "latent_dim": 24, "max_position_embeddings": 800, "rope_theta": 10000,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 6, "intermediate_size": 48, "num_hidden_layers": 2,
-    "num_quantizers": GROUPS, "upsample_rates": [4, 2], "upsampling_ratios": [2, 2], "decoder_dim": 16, "head_dim": 8, "rms_norm_eps": 1e-5,
-    "attention_bias": False, "hidden_act": "silu", "layer_scale_initial_scale": 0.01,
-}  # fmt: skip
+    "codebook_size": CODES,
+    "codebook_dim": 16,
+    "hidden_size": 32,
+    "latent_dim": 24,
+    "max_position_embeddings": 800,
+    "rope_theta": 10000,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "sliding_window": 6,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_quantizers": GROUPS,
+    "upsample_rates": [4, 2],
+    "upsampling_ratios": [2, 2],
+    "decoder_dim": 16,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "layer_scale_initial_scale": 0.01,
+}
 FRAME_SAMPLES = 32
 TALKER = {
-    "vocab_size": CODES + 1024, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": 16, "max_position_embeddings": 4096, "rope_theta": 1000000, "rms_norm_eps": 1e-6, "num_code_groups": GROUPS, "text_hidden_size": 48,
-    "text_vocab_size": 272, "rope_scaling": {"rope_type": "default", "interleaved": True, "mrope_section": [4, 2, 2]},
-    "codec_bos_id": 140, "codec_pad_id": 141, "codec_eos_token_id": 142, "codec_think_id": 143, "codec_nothink_id": 144, "codec_think_bos_id": 145,
-    "codec_think_eos_id": 146, "codec_language_id": {"english": 210, "chinese": 211, "german": 212, "sichuan_dialect": 213},
-    "spk_id": {"ada": 200, "eric": 201}, "spk_is_dialect": {"ada": False, "eric": "sichuan_dialect"},
+    "vocab_size": CODES + 1024,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "rope_theta": 1000000,
+    "rms_norm_eps": 1e-6,
+    "num_code_groups": GROUPS,
+    "text_hidden_size": 48,
+    "text_vocab_size": 272,
+    "rope_scaling": {"rope_type": "default", "interleaved": True, "mrope_section": [4, 2, 2]},
+    "codec_bos_id": 140,
+    "codec_pad_id": 141,
+    "codec_eos_token_id": 142,
+    "codec_think_id": 143,
+    "codec_nothink_id": 144,
+    "codec_think_bos_id": 145,
+    "codec_think_eos_id": 146,
+    "codec_language_id": {"english": 210, "chinese": 211, "german": 212, "sichuan_dialect": 213},
+    "spk_id": {"ada": 200, "eric": 201},
+    "spk_is_dialect": {"ada": False, "eric": "sichuan_dialect"},
     "code_predictor_config": {
-        "vocab_size": CODES, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 8, "max_position_embeddings": 64, "rope_theta": 1000000, "rms_norm_eps": 1e-6, "num_code_groups": GROUPS,
+        "vocab_size": CODES,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "rope_theta": 1000000,
+        "rms_norm_eps": 1e-6,
+        "num_code_groups": GROUPS,
     },
-}  # fmt: skip
-# The window is longer than the sample: the published code (transformers 4.57, sdpa) looks back without end, `transformers` 5 as far as the model was trained.
+}
+# The window is longer than the sample: the published code (transformers 4.57, sdpa) looks back without end,
+# `transformers` 5 as far as the model was trained.
 ENCODER = {
-    "hidden_size": 16, "num_filters": 4, "num_hidden_layers": 1, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "head_dim": 8, "codebook_size": CODES, "codebook_dim": 8, "vector_quantization_hidden_dimension": 8, "num_quantizers": 6,
-    "num_semantic_quantizers": 1, "upsampling_ratios": [2, 2, 2, 2], "upsample_groups": 16, "sampling_rate": 24000, "frame_rate": 750.0,
-    "sliding_window": 2000, "max_position_embeddings": 2000,
-}  # fmt: skip
+    "hidden_size": 16,
+    "num_filters": 4,
+    "num_hidden_layers": 1,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "codebook_size": CODES,
+    "codebook_dim": 8,
+    "vector_quantization_hidden_dimension": 8,
+    "num_quantizers": 6,
+    "num_semantic_quantizers": 1,
+    "upsampling_ratios": [2, 2, 2, 2],
+    "upsample_groups": 16,
+    "sampling_rate": 24000,
+    "frame_rate": 750.0,
+    "sliding_window": 2000,
+    "max_position_embeddings": 2000,
+}
 SPEAKER = {
-    "mel_dim": 128, "enc_dim": 64, "enc_channels": [16, 16, 16, 16, 48], "enc_kernel_sizes": [5, 3, 3, 3, 1], "enc_dilations": [1, 2, 3, 4, 1],
-    "enc_attention_channels": 8, "enc_res2net_scale": 4, "enc_se_channels": 8, "sample_rate": 24000,
-}  # fmt: skip
+    "mel_dim": 128,
+    "enc_dim": 64,
+    "enc_channels": [16, 16, 16, 16, 48],
+    "enc_kernel_sizes": [5, 3, 3, 3, 1],
+    "enc_dilations": [1, 2, 3, 4, 1],
+    "enc_attention_channels": 8,
+    "enc_res2net_scale": 4,
+    "enc_se_channels": 8,
+    "sample_rate": 24000,
+}
 
 
 def config(kind: str) -> dict[str, Any]:
-    """config.json of a checkpoint of this kind: custom_voice, voice_design, base."""
+    """The config.json of a checkpoint of this kind: custom_voice, voice_design or base."""
     voices = {} if kind == "custom_voice" else {"spk_id": {}, "spk_is_dialect": {}}
     return {
-        "architectures": ["Qwen3TTSForConditionalGeneration"], "model_type": "qwen3_tts", "tokenizer_type": "qwen3_tts_tokenizer_12hz",
-        "tts_model_size": "1b7", "tts_model_type": kind, "im_start_token_id": FIRST + 1, "im_end_token_id": FIRST + 2, "assistant_token_id": FIRST + 6,
-        "tts_pad_token_id": FIRST + 3, "tts_bos_token_id": FIRST + 4, "tts_eos_token_id": FIRST + 5, "talker_config": TALKER | voices,
+        "architectures": ["Qwen3TTSForConditionalGeneration"],
+        "model_type": "qwen3_tts",
+        "tokenizer_type": "qwen3_tts_tokenizer_12hz",
+        "tts_model_size": "1b7",
+        "tts_model_type": kind,
+        "im_start_token_id": FIRST + 1,
+        "im_end_token_id": FIRST + 2,
+        "assistant_token_id": FIRST + 6,
+        "tts_pad_token_id": FIRST + 3,
+        "tts_bos_token_id": FIRST + 4,
+        "tts_eos_token_id": FIRST + 5,
+        "talker_config": TALKER | voices,
         "speaker_encoder_config": SPEAKER,
-    }  # fmt: skip
+    }
 
 
 def write(folder: Path, kind: str = "custom_voice") -> Path:
-    """The checkpoint, in a folder that is there."""
+    """Write the checkpoint into a folder that exists, and return the folder."""
     (folder / "config.json").write_text(json.dumps(config(kind)))
     tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
@@ -81,16 +156,26 @@ def write(folder: Path, kind: str = "custom_voice") -> Path:
     save_file({n: weight(n, tuple(s)) for n, s in names["model"].items()}, folder / "model.safetensors")
     where = folder / "speech_tokenizer"
     where.mkdir()
-    (where / "config.json").write_text(json.dumps({
-        "model_type": "qwen3_tts_tokenizer_12hz", "decoder_config": VOCODER, "encoder_config": ENCODER, "output_sample_rate": 24000, "input_sample_rate": 24000,
-        "decode_upsample_rate": FRAME_SAMPLES, "encode_downsample_rate": FRAME_SAMPLES, "encoder_valid_num_quantizers": GROUPS,
-    }))  # fmt: skip
+    (where / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "qwen3_tts_tokenizer_12hz",
+                "decoder_config": VOCODER,
+                "encoder_config": ENCODER,
+                "output_sample_rate": 24000,
+                "input_sample_rate": 24000,
+                "decode_upsample_rate": FRAME_SAMPLES,
+                "encode_downsample_rate": FRAME_SAMPLES,
+                "encoder_valid_num_quantizers": GROUPS,
+            }
+        )
+    )
     save_file({n: weight(n, tuple(s)) for n, s in names["vocoder"].items()}, where / "model.safetensors")
     return folder
 
 
 def tokenizer() -> Tokenizer:
-    """Bytes, the special tokens, and the words that must be one."""
+    """A tokenizer of single bytes, the special tokens, and the words that have to be one token."""
     made = Tokenizer(BPE(vocab={c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
@@ -100,7 +185,7 @@ def tokenizer() -> Tokenizer:
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """float32, drawn from the name's checksum: the same everywhere."""
+    """A tensor of the checkpoint, float32, drawn from the checksum of its name: the same on every machine."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
     if "norm" in name:
         return (1.0 if name.endswith("weight") else 0.0) + 0.1 * drawn
@@ -125,7 +210,7 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def reference() -> np.ndarray:
-    """A second of a voice: float32 [24000]."""
+    """A second of a voice: float32 [24000], 24 kHz."""
     t = np.arange(24000) / 24000
     phase = 2 * np.pi * np.cumsum(170 + 20 * np.sin(6 * t)) / 24000
     return (0.2 * sum(np.sin(k * phase) / k for k in range(1, 12)) * np.clip(np.sin(20 * t), 0, None)).astype(
@@ -134,5 +219,5 @@ def reference() -> np.ndarray:
 
 
 def reference_codes() -> list[list[int]]:
-    """What an encoder might say of it: 7 frames."""
+    """Codes that an encoder might give for the reference: 7 frames."""
     return np.random.default_rng(9).integers(0, CODES, (7, GROUPS)).tolist()

@@ -1,18 +1,23 @@
-"""Qwen3-TTS as a synthesizer: each text a session of the engine, its frames' sound given out as they are made."""
+"""Qwen3-TTS as a synthesizer: each text is a session of the engine, and its audio is given out as frames are made.
+
+How a text is put to the talker is `prompt.py`; how frames are sampled is `modeling/codec_talker.py`. This module holds
+the loaded model, the order of the work for one text, and the voices that were cloned last.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from textwrap import wrap
 
 import torch
 
-from antiphon.adapters.qwen3_tts.checkpoint import END, Qwen3TtsParts, read
+from antiphon.adapters.qwen3_tts.checkpoint import Qwen3TtsParts, read
+from antiphon.adapters.qwen3_tts.prompt import LANGUAGE_CODES, PromptRows, TalkerPrompt
+from antiphon.adapters.qwen3_tts.text_pieces import long_text_parts, tokens_of_words
 from antiphon.adapters.qwen3_tts.voice_cloning import RATE_HZ, ClonedVoice, codes_of
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_beginning
@@ -33,45 +38,25 @@ from antiphon.modeling.codec_talker import (
     generate_frames,
 )
 from antiphon.modeling.codec_vocoder import VocoderState
-from antiphon.text.sentences import SentenceSplitter
 
-CODES = {
-    "chinese": "zh",
-    "english": "en",
-    "german": "de",
-    "italian": "it",
-    "portuguese": "pt",
-    "spanish": "es",
-    "japanese": "ja",
-    "korean": "ko",
-    "french": "fr",
-    "russian": "ru",
-}
-# A longer text is spoken in parts: a sound of the model has an end.
-MAX_CHARS = 600
+# Rows that a text is promised.
 RESERVE_ROWS = 512
-DESIGNED = "designed"
-# Of a sample so much is heard, in seconds; so many are remembered.
-MAX_SAMPLE_S, MIN_SAMPLE_S, MAX_HEARD = 30, 0.25, 8
-# Text that comes without a space or a mark is cut here, in characters.
-MAX_WORD = 200
-MARKS = "，。！？；：、"
-
-
-@dataclass(frozen=True, slots=True)
-class TalkerPrompt:
-    """How a text is put to the talker. `sample`: whose voice it is instead of one of its own. `whole`: all of the text before the first frame, else a
-    token a frame."""
-
-    voice: str
-    language: str | None = None
-    instructions: str = ""
-    sample: ClonedVoice | None = None
-    whole: bool = True
+# The names of the one voice of a checkpoint that has none of its own: described by instructions, or cloned.
+DESIGNED_VOICE, CLONED_VOICE = "designed", "default"
+# Of a sample, so many seconds are heard, and so many at least are needed.
+MAX_SAMPLE_S, MIN_SAMPLE_S = 30, 0.25
+# Bound: so many cloned voices are kept, the oldest leave.
+MAX_CLONED_VOICES = 8
+TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
 
 
 class Qwen3Tts:
-    """See Synthesizer. `source` is a checkpoint's folder as it was released, or its parts on `device`."""
+    """A LiveSynthesizer: one checkpoint with voices of its own, with designed ones, or one that clones voices.
+
+    `source` is a checkpoint's folder as it was released, or its parts on `device`. `engine`: steps the talker; the code
+    predictor and the vocoder run in its thread too. `parts`: the loaded model. The profile's `tasks` say which of the
+    three kinds of checkpoint it is.
+    """
 
     def __init__(
         self,
@@ -84,7 +69,12 @@ class Qwen3Tts:
         threads: int = 0,
         observe: Callable[[int, int, float], None] | None = None,
     ) -> None:
-        """Raises ModelError for a checkpoint that does not load."""
+        """Load the checkpoint and start the engine. Waits for seconds.
+
+        `weights`: auto, int8 (of the talker and the code predictor), bf16 or fp32. `threads`: of the CPU's products, 0
+        for one a core. `observe`: the engine's observer, called after each step. Raises ModelError for a checkpoint
+        that does not load.
+        """
         kind, dtype = weights_for(device, weights)
         where = torch.device(device)
         with load_errors(model_id, source):
@@ -94,274 +84,188 @@ class Qwen3Tts:
         parts = self.parts
         runner = Runner(parts.decoder, where, torch.float32 if kind == "int8" else dtype, dtype)
         self.engine = Engine(runner, settings, observe=observe)
-        self.inners = CodePredictorBatch(self.engine, parts.inner, parts.decoder.get_input_embeddings())
-        known = [CODES[n] for n in parts.languages if n in CODES]
-        # English first: what is not told to be of another is aligned as that.
-        languages = sorted(dict.fromkeys(known), key=lambda code: code != "en")
-        self.profile = SynthesizerProfile(
-            model_id,
-            parts.sample_rate_hz,
-            voices=tuple(parts.speakers) or (DESIGNED if parts.kind == "voice_design" else "default",),
-            languages=tuple(languages) or ("en",),
-            speeds=(1.0, 1.0),
-            word_times=False,
-            clones_voices=parts.kind == "base",
-            follows_instructions=parts.instructed,
-            streams_text=True,
-            tasks=({"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}[parts.kind],),
+        self.code_predictors = CodePredictorBatch(
+            self.engine, parts.code_predictor, parts.decoder.get_input_embeddings()
         )
-        # The voices heard last, so that a conversation in one voice hears it once.
-        self._heard: dict[tuple[bytes, str], tuple[ClonedVoice, VocoderState]] = {}
-        self._names = {CODES[n]: n for n in parts.languages if n in CODES}
+        self.profile = _profile(model_id, parts)
+        self._prompts = PromptRows(parts)
+        # The voices cloned last, so that a conversation in one voice encodes its sample once; the oldest first.
+        self._cloned: dict[tuple[bytes, str], tuple[ClonedVoice, VocoderState]] = {}
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """See Synthesizer."""
+        """Yield the audio of a text, float32 [num_samples] at the profile's rate, from the first frame (80 ms) on.
+
+        A text of more than 600 characters is spoken in parts, one after another. `urgency` is not asked: all texts
+        share the engine's steps. Waits for the engine, and for the encoder of a sample that is not known. Closing the
+        generator ends the audio within a step. Raises RemoteProtocolError for a text without letters or digits and for
+        a sample that cannot be cloned, Refused where the engine has no room, ModelError.
+        """
         if not any(c.isalnum() for c in text):
             raise RemoteProtocolError("unsupported_text", f"there is nothing to say in {text[:40]!r}", "input")
-        for part in _in_parts(text):
+        for part in long_text_parts(text):
             ids = self.parts.vocabulary.plain(part)
-            async with aclosing(self._sounds(ids, None, options)) as sounds:
-                async for sound in sounds:
-                    yield sound
+            async with aclosing(self._chunks(ids, None, options)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
-        """See Synthesizer."""
-        feed = _words(texts, self.parts.vocabulary.plain)
-        # A sound has an end; where there is more text, it goes on with another.
-        async for first in feed:
-            async with aclosing(self._sounds(first, feed, options)) as sounds:
-                async for sound in sounds:
-                    yield sound
+        """Yield the audio of a text that is still being written, from its first whole word on.
 
-    async def _sounds(
+        `texts`: pieces that may end anywhere; they are read no further than one word a frame needs. Where the model
+        ends its audio before the text ends, the rest is spoken as another. A text without words gives no audio.
+        Otherwise as
+        `speak`.
+        """
+        words = tokens_of_words(texts, self.parts.vocabulary.plain)
+        async for first in words:
+            async with aclosing(self._chunks(first, words, options)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _chunks(
         self, ids: Sequence[int], more: AsyncIterator[list[int]] | None, options: VoiceOptions
     ) -> AsyncGenerator[SpeechChunk, None]:
-        sample, past = await self._sample(options.sample) if options.sample else (None, VocoderState())
-        # As its makers do: a text in a voice of the model's own is read before it is spoken, one in another's while it is.
+        sample, vocoder = await self._clone(options.sample) if options.sample else (None, VocoderState())
+        # As the makers do: a voice of the model's own is given the text before it speaks, a cloned one while it speaks.
         whole = more is None and sample is None
-        reading = TalkerPrompt(options.voice, options.language, options.instructions, sample, whole=whole)
-        seeded = self.parts.manner
+        prompt = TalkerPrompt(options.voice, options.language, options.instructions, sample, whole=whole)
+        sampling = self.parts.sampling
         if options.seed is not None:
-            seeded = CodecSampling(
-                replace(seeded.first, seed=options.seed), replace(seeded.rest, seed=options.seed + 1)
+            sampling = CodecSampling(
+                replace(sampling.first, seed=options.seed), replace(sampling.rest, seed=options.seed + 1)
             )
         held, sizes = list[list[int]](), chunk_sizes(options.first_frames)
-        size, count = next(sizes), 0
-        async with aclosing(self.frames(ids, more, reading, seeded, options.max_frames)) as made:
-            async for frame in made:
+        size, num_before = next(sizes), 0
+        async with aclosing(self.frames(ids, more, prompt, sampling, options.max_frames)) as frames:
+            async for frame in frames:
                 held.append(frame)
                 if len(held) == size:
-                    yield await self._sound(held, past, count)
-                    count, held, size = count + len(held), [], next(sizes)
+                    yield await self._vocode(held, vocoder, num_before)
+                    num_before, held, size = num_before + len(held), [], next(sizes)
         if held:
-            yield await self._sound(held, past, count)
+            yield await self._vocode(held, vocoder, num_before)
 
-    async def _sound(self, held: list[list[int]], past: VocoderState, before: int) -> SpeechChunk:
-        pcm = await self.engine.call_model(lambda: self.parts.vocoder(held, past))
-        return SpeechChunk(pcm.numpy(), num_symbols=0 if before else 1, num_frames=len(held))
+    async def _vocode(self, frames: list[list[int]], state: VocoderState, num_before: int) -> SpeechChunk:
+        pcm = await self.engine.call_model(lambda: self.parts.vocoder(frames, state))
+        return SpeechChunk(pcm.numpy(), num_symbols=0 if num_before else 1, num_frames=len(frames))
 
     async def frames(
         self,
         ids: Sequence[int],
         more: AsyncIterator[list[int]] | None,
-        reading: TalkerPrompt,
-        manner: CodecSampling,
-        most: int | None = None,
+        prompt: TalkerPrompt,
+        sampling: CodecSampling,
+        max_frames: int | None = None,
     ) -> AsyncGenerator[list[int], None]:
-        """Frames of codes of a text's tokens; `more` follow them, token by token. Raises ModelError, EngineError, Refused."""
+        """Yield the frames of a text, one code for each codebook, in a session of the engine that is closed at the end.
+
+        `ids`: the text's tokens; `more`: tokens that follow them, as they come, None where there are none.
+        `max_frames`: a bound below that of `sampling`. Raises ModelError, also where the engine fails, and Refused.
+        """
         session, parts = await self.engine.open(RESERVE_ROWS), self.parts
         try:
-            rows, left = await self.engine.call_model(lambda: self._rows(ids, reading, live=more is not None))
+            rows, left = await self.prompt_rows(ids, prompt, live=more is not None)
             session.append_embeddings(rows)
             session.pin()
-            marks = parts.marks
-            text = TextRows(self.engine, self.text_rows, marks.text_eos, marks.text_pad, left, more)
+            special = parts.special_ids
+            text = TextRows(self.engine, self._prompts.text_rows, special.text_eos, special.text_pad, left, more)
             size = int(parts.decoder.config.vocab_size)
-            async with aclosing(
-                generate_frames(session, self.inners, text.next, manner, parts.marks.end, size, most)
-            ) as made:
-                async for frame in made:
+            made = generate_frames(session, self.code_predictors, text.next, sampling, special.end, size, max_frames)
+            async with aclosing(made) as frames:
+                async for frame in frames:
                     yield frame
         except EngineError as error:
             raise ModelError(f"the engine failed: {error}") from error
         finally:
             session.close()
 
-    async def _sample(self, given: VoiceSample) -> tuple[ClonedVoice, VocoderState]:
-        """A voice, and what the vocoder has seen of it: its sound goes on from the sample's.
+    async def prompt_rows(
+        self, ids: Sequence[int], prompt: TalkerPrompt, *, live: bool = False
+    ) -> tuple[torch.Tensor, list[int] | None]:
+        """Return the rows that come before the first frame, and the tokens left for the frames, as PromptRows.build.
 
-        Raises RemoteProtocolError for what is no sound, or another model's embedding.
+        Waits for the engine's thread. Raises ModelError where the model's embeddings fail.
+        """
+        return await self.engine.call_model(lambda: self._prompts.build(ids, prompt, live=live))
+
+    async def _clone(self, given: VoiceSample) -> tuple[ClonedVoice, VocoderState]:
+        """Return a sample's voice, and the vocoder's state behind its audio, which the audio of the text continues.
+
+        Raises RemoteProtocolError for a sample that is no audio, or another model's embedding.
         """
         parts = self.parts
         if given.embedding:
             width = int(parts.decoder.config.hidden_size)
-            if len(given.embedding) != width or parts.speaker is None:
+            if len(given.embedding) != width or parts.speaker_encoder is None:
                 raise RemoteProtocolError(
                     "invalid_value", f"speaker_embedding has {width} numbers here", "speaker_embedding"
                 )
             return ClonedVoice(torch.tensor(given.embedding)), VocoderState()
         key = (given.audio, given.text)
-        if key not in self._heard:
+        if key not in self._cloned:
             try:
                 pcm = await asyncio.to_thread(decode_beginning, io.BytesIO(given.audio), RATE_HZ, MAX_SAMPLE_S)
             except MediaError as error:
                 raise RemoteProtocolError(
                     "invalid_value", f"Invalid value for 'ref_audio': {error}.", "ref_audio"
                 ) from None
-            made, past = await self.listen(pcm, given.text), VocoderState()
-            for at in range(0, len(made.codes), MAX_VOCODER_FRAMES):
-                await self._sound([list(f) for f in made.codes[at : at + MAX_VOCODER_FRAMES]], past, at)
-            while len(self._heard) >= MAX_HEARD:
-                self._heard.pop(next(iter(self._heard)))
-            self._heard[key] = (made, past)
-        found, primed = self._heard[key]
-        return found, VocoderState(dict(primed.tails), primed.frames)
+            voice, state = await self.listen(pcm, given.text), VocoderState()
+            for at in range(0, len(voice.codes), MAX_VOCODER_FRAMES):
+                await self._vocode([list(f) for f in voice.codes[at : at + MAX_VOCODER_FRAMES]], state, at)
+            while len(self._cloned) >= MAX_CLONED_VOICES:
+                self._cloned.pop(next(iter(self._cloned)))
+            self._cloned[key] = (voice, state)
+        voice, state = self._cloned[key]
+        return voice, VocoderState(dict(state.tails), state.frames)
 
     async def listen(self, pcm: Pcm, text: str = "") -> ClonedVoice:
-        """A voice to speak with, from a sample of it: float32 [num_samples], 24 kHz; with what it says it is followed more closely.
+        """Return the voice of a sample: float32 [num_samples], 24 kHz, at least 0.25 s.
 
-        Raises RemoteProtocolError where the checkpoint clones no voices.
+        With `text`, what the sample says, the voice also has the sample's codes, and is cloned more closely. Waits for
+        the engine's thread, where both encoders run. Raises RemoteProtocolError where the checkpoint clones no voices
+        or the sample is too short, ModelError.
         """
         parts = self.parts
-        if parts.speaker is None:
+        if parts.speaker_encoder is None:
             raise RemoteProtocolError("not_supported", "The loaded model speaks with its own voices only.", "ref_audio")
         if len(pcm) < MIN_SAMPLE_S * RATE_HZ:
             raise RemoteProtocolError("invalid_value", f"a voice needs {MIN_SAMPLE_S} s of sound and more", "ref_audio")
-        speaker = parts.speaker
-        who = await self.engine.call_model(lambda: speaker(pcm))
-        if not text or parts.encoder is None:
-            return ClonedVoice(who)
-        count = len(parts.inner.lm_head) + 1
-        codes = await self.engine.call_model(lambda: codes_of(parts.encoder, pcm, count, parts.frame_samples))
-        return ClonedVoice(who, tuple(parts.vocabulary.plain(text)), codes)
-
-    @torch.inference_mode()
-    def text_rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """Text tokens as the talker reads them: [n, width]. In the engine's thread."""
-        parts = self.parts
-        out: torch.Tensor = parts.projection(parts.text(torch.tensor(list(ids), device=parts.text.weight.device)))
-        return out
-
-    @torch.inference_mode()
-    def _rows(
-        self, ids: Sequence[int], reading: TalkerPrompt, *, live: bool = False
-    ) -> tuple[torch.Tensor, list[int] | None]:
-        """What the talker knows before its first frame [n, width], and the text's tokens that are left for the frames; None: its end was told too.
-        `live`: these are not all of the text's.
-
-        In the engine's thread.
-        """
-        parts, marks, words, sample = self.parts, self.parts.marks, self.parts.vocabulary, reading.sample
-        language = self._language(reading)
-        if language is None:
-            told = self._codes(marks.no_think, marks.think_bos, marks.think_eos)
-        else:
-            told = self._codes(marks.think, marks.think_bos, parts.languages[language], marks.think_eos)
-        if sample is not None:
-            told = torch.cat((told, sample.speaker[None].to(told)))
-        elif reading.voice in parts.speakers:
-            told = torch.cat((told, self._codes(parts.speakers[reading.voice])))
-        codec = torch.cat((told, self._codes(marks.pad)))
-        written = self.text_rows([marks.text_pad] * (len(codec) - 1) + [marks.text_bos])
-        out = [self.text_rows(words.control("<|im_start|>assistant\n")), written + codec]
-        if reading.instructions and parts.instructed:
-            before = [
-                *words.control("<|im_start|>user\n"),
-                *words.plain(reading.instructions),
-                *words.control(f"{END}\n"),
-            ]
-            out.insert(0, self.text_rows(before))
-        bos, left = self._codes(marks.bos), None
-        if sample is not None and sample.codes:
-            said = torch.cat((bos, self._frames(sample.codes)))
-            text = [*sample.text, *ids, *([] if live else [marks.text_eos])]
-            if reading.whole:
-                out += [self.text_rows(text) + self._codes(marks.pad), said + self.text_rows([marks.text_pad])]
-            else:
-                beside = text[: len(said)] + [marks.text_pad] * (len(said) - len(text))
-                out.append(self.text_rows(beside) + said)
-                # The end is one of these, or is still to come.
-                left = text[len(said) :] or ([] if live else None)
-        elif reading.whole:
-            out.append(self.text_rows([*ids, marks.text_eos]) + self._codes(marks.pad))
-            out.append(self.text_rows([marks.text_pad]) + bos)
-        else:
-            out.append(self.text_rows(ids[:1]) + bos)
-            left = list(ids[1:])
-        return torch.cat(out), left
-
-    def _codes(self, *which: int) -> torch.Tensor:
-        """The first codes' rows [n, width]."""
-        like = self.parts.text.weight
-        out: torch.Tensor = self.parts.decoder.get_input_embeddings()(torch.tensor(which, device=like.device))
-        return out.to(like.dtype)
-
-    def _frames(self, frames: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Whole frames' rows [n, width]."""
-        first, *others = zip(*frames, strict=True)
-        rows = self._codes(*first)
-        for table, codes in zip(self.parts.inner.codec_embedding, others, strict=True):
-            rows = rows + table(torch.tensor(codes, device=rows.device))
-        return rows
-
-    def _language(self, reading: TalkerPrompt) -> str | None:
-        """Its name; None leaves it to the talker."""
-        name = self._names.get(reading.language or "")
-        if name in (None, "chinese") and (dialect := self.parts.dialects.get(reading.voice)):
-            return dialect
-        return name
+        encoder = parts.speaker_encoder
+        speaker = await self.engine.call_model(lambda: encoder(pcm))
+        if not text or parts.sample_encoder is None:
+            return ClonedVoice(speaker)
+        count = len(parts.code_predictor.lm_head) + 1
+        codes = await self.engine.call_model(lambda: codes_of(parts.sample_encoder, pcm, count, parts.frame_samples))
+        return ClonedVoice(speaker, tuple(parts.vocabulary.plain(text)), codes)
 
     def close(self) -> None:
-        """Stop the engine."""
+        """Stop the engine's thread. Texts that are being spoken fail."""
         self.engine.close()
 
 
-async def _words(texts: AsyncIterator[str], encode: Callable[[str], list[int]]) -> AsyncGenerator[list[int], None]:
-    """Tokens of a text that comes in pieces: of whole words, as of the whole text's."""
-    held, seen = "", 1
-    async for text in texts:
-        held += text
-        cut = max((i for i in range(seen, len(held)) if _apart(held, i)), default=0)
-        if not cut and len(held) > MAX_WORD:
-            cut = len(held)
-        if cut:
-            yield encode(held[:cut])
-            held = held[cut:]
-        # Of the last character it is not known yet.
-        seen = max(1, len(held) - 1)
-    if held.strip():
-        yield encode(held)
-
-
-def _apart(text: str, at: int) -> bool:
-    """No token lies across this place: a space with its word behind it, or what follows a mark of Chinese or Japanese."""
-    if text[at] == " ":
-        return not text[at - 1].isspace() and not text[at + 1 : at + 2].isspace() and bool(text[at + 1 : at + 2])
-    return text[at - 1] in MARKS and text[at].isalnum()
-
-
-def _in_parts(text: str) -> Iterator[str]:
-    """A text at most MAX_CHARS at a time, cut behind sentences, or words where there is none."""
-    if len(text) <= MAX_CHARS:
-        yield text
-        return
-    splitter = SentenceSplitter("sentence")
-    held = ""
-    sentences = (*splitter.feed(text), *splitter.flush())
-    for unit in (part for sentence in sentences for part in wrap(sentence, MAX_CHARS)):
-        if held and len(held) + len(unit) > MAX_CHARS:
-            yield held
-            held = ""
-        held = f"{held} {unit}".strip()
-    if held:
-        yield held
+def _profile(model_id: str, parts: Qwen3TtsParts) -> SynthesizerProfile:
+    codes = [LANGUAGE_CODES[n] for n in parts.languages if n in LANGUAGE_CODES]
+    # English first: a text that is not said to be of another language is aligned as English.
+    languages = sorted(dict.fromkeys(codes), key=lambda code: code != "en")
+    return SynthesizerProfile(
+        model_id,
+        parts.sample_rate_hz,
+        voices=tuple(parts.speakers) or (DESIGNED_VOICE if parts.kind == "voice_design" else CLONED_VOICE,),
+        languages=tuple(languages) or ("en",),
+        speeds=(1.0, 1.0),
+        word_times=False,
+        clones_voices=parts.kind == "base",
+        follows_instructions=parts.follows_instructions,
+        streams_text=True,
+        tasks=(TASKS[parts.kind],),
+    )
 
 
 def _load(source: Path | Qwen3TtsParts, device: torch.device, dtype: torch.dtype, *, rounded: bool) -> Qwen3TtsParts:
     parts = source if isinstance(source, Qwen3TtsParts) else read(source, device, dtype)
     if rounded:
         quantize_linear_layers(parts.decoder)
-        quantize_linear_layers(parts.inner)
+        quantize_linear_layers(parts.code_predictor)
     return parts

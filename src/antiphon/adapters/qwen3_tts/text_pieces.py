@@ -1,0 +1,68 @@
+"""Text as Qwen3-TTS is given it: long texts in parts, and text that is still being written in whole words.
+
+Pure: knows strings, and of a tokenizer only a function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from textwrap import wrap
+
+from antiphon.text.sentences import SentenceSplitter
+
+# A longer text is spoken in parts, in characters: the model speaks at most 2048 frames at once.
+MAX_PART_CHARS = 600
+# Text that comes without a space or a mark is cut at this length, in characters.
+MAX_WORD_CHARS = 200
+# Punctuation of Chinese and Japanese, after which words follow without a space.
+WIDE_MARKS = "，。！？；：、"
+
+
+def long_text_parts(text: str) -> Iterator[str]:
+    """Yield a text in parts of at most MAX_PART_CHARS, cut between sentences, or between words in longer sentences.
+
+    A text that is short enough is yielded as it stands; in others, white space between sentences becomes one space.
+    """
+    if len(text) <= MAX_PART_CHARS:
+        yield text
+        return
+    splitter = SentenceSplitter("sentence")
+    held = ""
+    sentences = (*splitter.feed(text), *splitter.flush())
+    for piece in (part for sentence in sentences for part in wrap(sentence, MAX_PART_CHARS)):
+        if held and len(held) + len(piece) > MAX_PART_CHARS:
+            yield held
+            held = ""
+        held = f"{held} {piece}".strip()
+    if held:
+        yield held
+
+
+async def tokens_of_words(
+    texts: AsyncIterator[str], encode: Callable[[str], list[int]]
+) -> AsyncGenerator[list[int], None]:
+    """Yield the tokens of a text that comes in pieces, as soon as its words are whole, the last ones at its end.
+
+    Together they are the tokens of the whole text: it is cut only where no token can lie across. Waits for `texts`. A
+    text of white space yields nothing, and a word of more than MAX_WORD_CHARS is cut anywhere.
+    """
+    held, seen = "", 1
+    async for text in texts:
+        held += text
+        cut = max((i for i in range(seen, len(held)) if _can_cut(held, i)), default=0)
+        if not cut and len(held) > MAX_WORD_CHARS:
+            cut = len(held)
+        if cut:
+            yield encode(held[:cut])
+            held = held[cut:]
+        # Whether the text can be cut before its last character depends on the next one.
+        seen = max(1, len(held) - 1)
+    if held.strip():
+        yield encode(held)
+
+
+def _can_cut(text: str, at: int) -> bool:
+    """Whether no token lies across this place: before a single space with its word, or after a wide mark."""
+    if text[at] == " ":
+        return not text[at - 1].isspace() and not text[at + 1 : at + 2].isspace() and bool(text[at + 1 : at + 2])
+    return text[at - 1] in WIDE_MARKS and text[at].isalnum()
