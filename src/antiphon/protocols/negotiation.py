@@ -172,7 +172,7 @@ class RealtimeConnection:
         )
 
     def snapshot(self) -> dict[str, Any] | None:
-        """What is stored of a conversation besides its items, as JSON values. None for a transcription: it is not stored."""
+        """What is stored of a conversation besides its items, as JSON values; None for a transcription."""
         conversation = self._dialect
         if not isinstance(conversation, OpenAIConversation):
             return None
@@ -235,12 +235,12 @@ class RealtimeConnection:
         return control(data)
 
     def resumed(self, token: str, **facts: Any) -> str:
-        """The `session.resumed` frame with a new token; `facts` are its further fields. It is not queued, but sent first."""
+        """The `session.resumed` frame with a new token; `facts` are its further fields. It is returned, not queued."""
         shown = self._dialect.session() if isinstance(self._dialect, OpenAITranscription) else self.session()
         return resumed_frame(self.new_id, self.id, shown, resume_token=token, **facts)
 
     def replaced(self) -> str:
-        """The `session.replaced` frame, the last one to a connection whose session another has resumed. Not queued."""
+        """The `session.replaced` frame, the last to a connection whose session another has resumed. It is not queued."""
         return replaced_frame(self.new_id, self.id)
 
     def reject(self, error: RemoteProtocolError, event_id: Any) -> None:

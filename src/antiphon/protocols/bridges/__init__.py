@@ -1,1 +1,1 @@
-"""Other servers' duplex dialects, spoken to the same sessions."""
+"""Bridges: the duplex dialects of other servers' clients, spoken to full-duplex sessions. docs/wire/bridges.md."""

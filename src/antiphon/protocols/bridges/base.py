@@ -1,4 +1,8 @@
-"""What the small duplex dialects share: one session with the partner's own turn-taking, and the interface of a connection. Sans-IO."""
+"""What the bridges share: a full-duplex session, and the interface of a connection. docs/wire/bridges.md.
+
+A session of a bridge lives as long as its connection and cannot be resumed. Turns end as with `semantic_vad`; a native
+model takes them by itself.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +39,27 @@ from antiphon.protocols.opening import Opening
 from antiphon.protocols.wire import NewId, decode_event, frame
 from antiphon.turns.eagerness import semantic_vad
 
+# What the clients play, in Hz.
 OUT_HZ = 24_000
-TURN = semantic_vad()
+# Cascades end a turn as semantic_vad does; the clients have no setting for it.
+ENDPOINTING = semantic_vad()
 
 
 class Bridge:
-    """One connection of such a dialect. A subclass reads its frames (`_event`) and says its own (`told`). `now_s`: monotonic seconds."""
+    """One connection of a bridge. A subclass reads messages of the client (`_handle_event`) and writes its own (`_send`).
 
+    `conversation_models`: the names of the conversation model, None where none is loaded. `voices`: its voices, the
+    first is the default; with none, responses are text. `max_bytes`: the most audio in one message, decoded. `now_s`:
+    monotonic seconds.
+    """
+
+    # The name in metrics.
     dialect = "bridge"
+    # Any new audio is enough for a commit.
     min_commit_ms = 1
+    # Seconds without a frame from the client after which the session ends.
     idle_s: float | None = 300.0
+    # The session's epoch: audio and text of an older one are not sent any more.
     epoch = 0
 
     def __init__(
@@ -70,15 +85,15 @@ class Bridge:
         self._resamplers: dict[str, Resampler] = {}
         self._epochs: dict[str, int] = {}
 
-    # --- the interface of a connection --------------------------------------------------------------------------------------
+    # --- the interface of a connection
 
     def open(self) -> None:
-        """Make ready. Raises RemoteProtocolError where nobody answers."""
+        """Check that a session can begin. Raises RemoteProtocolError where no conversation model is loaded."""
         if self._conversation_models is None:
             raise RemoteProtocolError("model_not_found", "No language model is loaded.", "model")
 
     def receive(self, data: str | bytes) -> None:
-        """One frame from the client. Never raises."""
+        """Read one frame from the client: commands, and an answer where it has one, are queued. Never raises."""
         try:
             self._receive(data)
         except RemoteProtocolError as error:
@@ -92,11 +107,15 @@ class Bridge:
         self._handle_event(event["type"], event)
 
     def _handle_event(self, kind: str, event: dict[str, Any]) -> None:
-        """One event. Raises RemoteProtocolError."""
+        """Read one message of type `kind`. Raises RemoteProtocolError, which becomes an error for the client."""
         raise NotImplementedError
 
     def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the frames of an output."""
+        """Queue the frames of an event of the session; events without a frame in the dialect are dropped.
+
+        Text and audio of a response from an older epoch are dropped too. Rejected commands and the end of the session
+        become errors.
+        """
         match output:
             case EpochRaised(epoch):
                 self.epoch = epoch
@@ -117,70 +136,70 @@ class Bridge:
             self._epochs.pop(output.response.id, None)
 
     def _send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """What the dialect says of an output."""
+        """Queue what this dialect has for an event."""
         raise NotImplementedError
 
     def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """Answer what the client did wrong."""
+        """Queue an error for the client. Messages of these dialects have no ids, so `event_id` is dropped."""
         self._add_frame(type="error", error={"code": error.code, "message": error.message})
 
     def too_large(self, most: int) -> None:
-        """A frame over the server's limit came."""
+        """Queue an error: a frame of the client was larger than `most` bytes and is not read. The session goes on."""
         self.reject(RemoteProtocolError("event_too_large", f"The event is larger than {most} bytes."), None)
 
     def refuse(self, code: str, message: str) -> None:
-        """The session ends for a reason the client should know."""
+        """Queue an error with which the server then ends the session."""
         self.send(SessionEnding(code, message))
 
     def closed(self) -> None:
-        """The client's close was carried out."""
+        """Queue what the dialect has for a close that the client asked for and that was carried out; here nothing."""
 
     def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
-        """Take the inputs so far."""
+        """Remove and return what the frames so far ask of the session, in their order."""
         taken, self._commands = self._commands, []
         return taken
 
     def frames(self) -> list[str]:
-        """Take the frames to be sent."""
+        """Remove and return the frames that wait to be sent, oldest first."""
         taken, self._frames = self._frames, []
         return taken
 
     def session(self) -> dict[str, Any]:
-        """The session as its client is shown it."""
+        """The session's fields as JSON values, which are its id: these dialects show no more."""
         return {"id": self.id}
 
-    # A connection of these dialects is as long as its session.
+    # --- what a session that cannot be resumed does not have
 
     def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """None: there are no events about the connection."""
+        """None: these dialects have no messages about the connection itself."""
         return None
 
     def snapshot(self) -> dict[str, Any] | None:
-        """Nothing is kept."""
+        """None: these sessions end with their connection, and nothing of them is stored."""
         return None
 
     def replaced(self) -> str:
-        """Nobody takes its place."""
+        """Not to be called: another connection cannot resume the session. Raises NotImplementedError."""
         raise NotImplementedError
 
     def resumed(self, token: str, **facts: Any) -> str:
-        """It is not resumed."""
+        """Not to be called: the session cannot be resumed. Raises NotImplementedError."""
         raise NotImplementedError
 
-    # --- for a dialect --------------------------------------------------------------------------------------------------------
+    # --- for a dialect
 
     def _begin(
         self, instructions: str, voice: str | None = None, language: str | None = None, reference: bytes = b""
     ) -> None:
         self._begun = True
-        listening = TranscriptionConfig(vad=TURN, language=language, preflight=True)
+        transcription = TranscriptionConfig(vad=ENDPOINTING, language=language, preflight=True)
         config = ConversationConfig(
-            listening,
+            transcription,
             instructions=instructions,
             audio_output=bool(self._voices),
             voice=voice if voice in self._voices else None,
             reports_transcripts=True,
-            # A partner that takes turns by itself hears who speaks over it.
+            # A native model hears the user speak over it, and decides by itself.
             interrupt_response=not (self._conversation_models and self._conversation_models.unit_ms),
             allows_backchannels=True,
             duplex=DuplexConfig(voice_reference=reference),
@@ -192,7 +211,7 @@ class Bridge:
             raise RemoteProtocolError("bad_event", "The session has not begun.")
 
     def _decode_f32(self, text: Any) -> Pcm:
-        """float32 sound of 16 kHz in base64. Raises RemoteProtocolError (bad_audio)."""
+        """Samples of 16 kHz, clipped to [-1, 1], from base64 of float32. Raises RemoteProtocolError (`bad_audio`)."""
         try:
             data = decode_base64(text)
             pcm = np.frombuffer(data, "<f4")
@@ -203,11 +222,13 @@ class Bridge:
         return np.asarray(np.clip(pcm, -1, 1), np.float32)
 
     def _resample(self, item_id: str, pcm: Pcm, rate_hz: int) -> Pcm:
+        """An item's audio at OUT_HZ. Items follow each other: a new one drops the resampler of the one before."""
         if item_id not in self._resamplers:
             self._resamplers = {item_id: Resampler(rate_hz, OUT_HZ)}
         return self._resamplers[item_id].feed(pcm)
 
     def _flush_audio(self, item_id: str) -> Pcm:
+        """The last samples of an item's audio, which its resampler still held."""
         resampler = self._resamplers.pop(item_id, None)
         return resampler.flush() if resampler else np.zeros(0, np.float32)
 
@@ -216,5 +237,5 @@ class Bridge:
 
 
 def f32_base64(pcm: Pcm) -> str:
-    """float32 samples as base64."""
+    """The samples as base64 of little-endian float32, unscaled."""
     return b64encode(pcm.astype("<f4").tobytes()).decode()

@@ -1,4 +1,7 @@
-"""`/v1/omni`, the simplest door: PCM16 in as binary frames, WAV out as binary frames, a few text frames between. docs/wire/bridges.md. Sans-IO."""
+"""The bridge `/v1/omni`, for clients without JSON audio: docs/wire/bridges.md, "Omni".
+
+Audio is binary in both directions: PCM16 comes in, whole WAV files go out. A few JSON messages go between.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +26,14 @@ from antiphon.protocols.wire import BinaryFrame, MediaFrame, frame
 
 
 class OmniBridge(Bridge):
-    """One connection; sound that comes before `session.config` opens a default session."""
+    """One connection. Audio that comes before a `session.config` begins a session with the defaults."""
 
     dialect = "omni"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._text = ""
-        self._sounding = False
+        self._audio_started = False
 
     def _receive(self, data: str | bytes) -> None:
         if isinstance(data, str):
@@ -57,10 +60,10 @@ class OmniBridge(Bridge):
                 raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
 
     def _send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """See Bridge."""
+        """Queue the frames of an event: of a response its text, its audio as WAV files, and its beginning and end."""
         match output:
             case ResponseCreated():
-                self._text, self._sounding = "", False
+                self._text, self._audio_started = "", False
                 self._add_frame(type="turn.start")
             case ResponseTextDelta(at, text):
                 self._text += text
@@ -70,7 +73,7 @@ class OmniBridge(Bridge):
             case ContentPartDone(at):
                 self._add_audio(at, to_pcm16(self._flush_audio(at.item_id)))
             case ResponseDone(response):
-                if self._sounding:
+                if self._audio_started:
                     self._add_frame(type="audio.done")
                 used = response.usage
                 usage = (
@@ -85,14 +88,14 @@ class OmniBridge(Bridge):
     def _add_audio(self, at: ContentPosition, data: bytes) -> None:
         if not data:
             return
-        if not self._sounding:
-            self._sounding = True
+        if not self._audio_started:
+            self._audio_started = True
             self._add_media(at, frame(type="audio.start", format="wav_chunk", sample_rate=OUT_HZ))
         self._add_media(at, BinaryFrame.of(wav_header(OUT_HZ, len(data)) + data))
 
     def _add_media(self, at: ContentPosition, text: str) -> None:
         epoch = self._epochs.get(at.response_id, self.epoch)
         if epoch == self.epoch:
-            made = text if isinstance(text, BinaryFrame) else MediaFrame(text, epoch)
-            made.epoch = epoch
-            self._frames.append(made)
+            media = text if isinstance(text, BinaryFrame) else MediaFrame(text, epoch)
+            media.epoch = epoch
+            self._frames.append(media)

@@ -1,4 +1,8 @@
-"""The openbmb-realtime SDK's dialect (`/v1/realtime?mode=audio|video`, subprotocol `map.realtime`): docs/wire/bridges.md. Sans-IO."""
+"""The bridge for the openbmb-realtime SDK (`/v1/realtime?mode=audio|video`): docs/wire/bridges.md.
+
+Audio is float32 in JSON, in deltas beside the text. `mode` makes no difference: a model that sees is given frames in
+either.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +24,17 @@ from antiphon.protocols.bridges.base import Bridge, f32_base64
 from antiphon.protocols.duplex.session_fields import video_frames
 from antiphon.protocols.wire import MediaFrame, frame
 
+# The WebSocket subprotocol that the SDK asks for.
 SUBPROTOCOL = "map.realtime"
 
 
 class OpenbmbBridge(Bridge):
-    """One connection. The server speaks first: there is never a queue."""
+    """One connection. The server speaks first, to say that the client waits in no queue."""
 
     dialect = "openbmb"
 
     def open(self) -> None:
-        """See Bridge."""
+        """Queue `session.queue_done`. Raises RemoteProtocolError where no conversation model is loaded."""
         Bridge.open(self)
         self._add_frame(type="session.queue_done")
 
@@ -59,7 +64,7 @@ class OpenbmbBridge(Bridge):
                 raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
 
     def _send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """See Bridge."""
+        """Queue the frames of an event: of a response its deltas and its end, of the user the transcript."""
         match output:
             case ResponseTextDelta(at, text):
                 self._add_media(at, type="response.output_text.delta", text=text, kind="text", end_of_turn=False)
@@ -85,7 +90,7 @@ class OpenbmbBridge(Bridge):
                 return
 
     def closed(self) -> None:
-        """See Bridge."""
+        """Queue `session.closed`, which the client gets for its own close and for any other end of the session."""
         self._add_frame(type="session.closed", reason="closed", session_id=self.id)
 
     def _add_audio(self, at: ContentPosition, pcm: Pcm) -> None:

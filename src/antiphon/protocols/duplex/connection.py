@@ -1,4 +1,8 @@
-"""A duplex connection from its first frame on: what opens it, and the session's dialect behind that. As RealtimeConnection is used."""
+"""A full-duplex connection from its first frame on: docs/wire/duplex.md, "Connecting".
+
+The client speaks first, and its first frame opens the session. What comes after that belongs to the dialect
+(dialect.py). The interface is that of a connection to /v1/realtime (negotiation.py).
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,16 @@ from antiphon.protocols.wire import NewId, decode_event
 
 
 class DuplexConnection:
-    """`resume_token`: what resumes it. `autostart`: it opens by itself, without a first frame."""
+    """One full-duplex connection. Call `open` first; nothing here waits.
 
+    `models`: the names of the transcriber. `conversation_models`: those of the conversation model, None where none is
+    loaded. `voices`: its voices, the first is the default. `expires_at`: Unix seconds. `max_append_bytes`: the most
+    audio of one append, after base64 is decoded. `language_check`: whether the transcriber knows a language.
+    `log_alias`: called with what was asked for and what serves it instead. `resume_token`: the first token of a session
+    that can be resumed. `autostart`: the session opens by itself, without a first frame.
+    """
+
+    # Any new audio is enough for a commit.
     min_commit_ms = 1
     dialect = "duplex"
 
@@ -56,7 +68,11 @@ class DuplexConnection:
         )
 
     def open(self) -> None:
-        """Make ready for the first frame. Raises RemoteProtocolError where nobody answers to the model's name."""
+        """Set the defaults, and with `autostart` open the session. Without it nothing is queued yet.
+
+        Raises RemoteProtocolError where no conversation model is loaded, the URL names one that does not exist while
+        names are strict, or a field of a client secret's session is wrong.
+        """
         name = self.opening.model
         if self._conversation_models is None or not (
             not name
@@ -75,44 +91,51 @@ class DuplexConnection:
             self._dialect.open()
 
     def snapshot(self) -> dict[str, Any] | None:
-        """What is kept of it beside its items."""
-        return (
-            {"session_id": self.id, "dialect": "duplex", "session": self._dialect.snapshot()} if self._opened else None
-        )
+        """What is stored of the session besides its items, as JSON values; None before the first frame."""
+        if not self._opened:
+            return None
+        return {"session_id": self.id, "dialect": "duplex", "session": self._dialect.snapshot()}
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """Instead of `open`: the session of before a restart."""
+        """Continue a session from before a restart, of which `kept` is the snapshot. To be called after `open`.
+
+        Nothing is queued for the client, who gets `session.resumed`.
+        """
         self._dialect.session_id = kept["session_id"]
         self._dialect.restore(kept["session"])
         self._opened = True
         self._dialect.start()
 
     def session(self) -> dict[str, Any]:
-        """The session as its client is shown it."""
+        """The session's fields as `session.created` has them, JSON values."""
         return self._dialect.session()
 
     @property
     def id(self) -> str:
-        """The session's id."""
+        """The session's id as the client knows it; of a restored session it is the earlier one."""
         return self._dialect.session_id
 
     @property
     def idle_s(self) -> float | None:
-        """See DuplexDialect."""
+        """How many seconds may pass without a frame from the client before the session expires."""
         return self._dialect.idle_s
 
     @property
     def closing(self) -> bool:
-        """The client wants to leave."""
+        """Whether the client has asked for the end of the session, which the server then carries out."""
         return self._dialect.closing is not None
 
     @property
     def epoch(self) -> int:
-        """The session's."""
+        """The session's epoch: audio and text of an older one are not sent any more."""
         return self._dialect.epoch
 
     def receive(self, data: str | bytes) -> None:
-        """One frame from the client. Never raises."""
+        """Read one frame from the client: commands, and an answer where it has one, are queued. Never raises.
+
+        A first frame that is an update opens the session with its fields, and where they are wrong leaves it to be
+        opened. Any other first frame opens it with the defaults and is then read.
+        """
         if not self._opened:
             update = _first_update(data)
             try:
@@ -126,49 +149,49 @@ class DuplexConnection:
         self._dialect.receive(data)
 
     def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the frames of an output."""
+        """Queue the frames of an event of the session. Raises LocalProtocolError for one that has no frame."""
         self._dialect.send(output)
 
     def too_large(self, most: int) -> None:
-        """A frame over the server's limit came."""
+        """Queue an error: a frame of the client was larger than `most` bytes and is not read. The session goes on."""
         self._dialect.too_large(most)
 
     def refuse(self, code: str, message: str) -> None:
-        """The session ends for a reason the client should know."""
+        """Queue an error and the end of the session, with which the server then ends the connection."""
         self._dialect.send(SessionEnding(code, message))
 
     def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """Answer what the client did wrong."""
+        """Queue an error of the client's. `event_id` is repeated if it is text. The session goes on."""
         self._dialect.reject(error, event_id if isinstance(event_id, str) else None)
 
     def closed(self) -> None:
-        """The client's close was carried out."""
+        """Queue `session.closed`: the end that the client has asked for was carried out."""
         self._dialect.closed()
 
     def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
-        """Take the inputs so far."""
+        """Remove and return what the frames so far ask of the session, in their order."""
         return self._dialect.commands()
 
     def frames(self) -> list[str]:
-        """Take the frames to be sent."""
+        """Remove and return the frames that wait to be sent, oldest first."""
         return self._dialect.frames()
 
     def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """See resuming.control."""
+        """The fields of a frame about the connection itself, or None: resume/control.py."""
         return control(data)
 
     def resumed(self, token: str, **facts: Any) -> str:
-        """The first frame after a resume."""
+        """The `session.resumed` frame with a new token; `facts` are its further fields. It is returned, not queued."""
         self._dialect.resume_token = token
         return resumed_frame(self.new_id, self.id, self.session(), resume_token=token, **facts)
 
     def replaced(self) -> str:
-        """The last frame of a connection that was replaced."""
+        """The `session.replaced` frame, the last to a connection whose session another has resumed. It is not queued."""
         return replaced_frame(self.new_id, self.id)
 
 
 def _first_update(data: str | bytes) -> Mapping[str, Any] | None:
-    """The session's fields, if the first frame is a `session.update` (or an older `session.create`)."""
+    """The session's fields, nested or flat, of a `session.update` or an older `session.create`; else None."""
     try:
         event = decode_event(data)
     except RemoteProtocolError:
