@@ -17,13 +17,15 @@ from tests.conftest import Recording
 
 
 @given(st.binary(max_size=400).filter(lambda b: len(b) % 2 == 0))
-def test_pcm16_round_trip(data: bytes) -> None:
+def test_when_pcm16_is_converted_there_and_back_then_the_bytes_are_the_same(data: bytes) -> None:
     assert to_pcm16(from_pcm16(data)) == data
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from([8000, 24000, 44100, 48000]), st.lists(st.integers(1, 4000), min_size=1, max_size=30))
-def test_resampling_does_not_depend_on_the_cuts(rate: int, sizes: list[int]) -> None:
+def test_when_audio_is_resampled_in_chunks_then_the_result_does_not_depend_on_the_cuts(
+    rate: int, sizes: list[int]
+) -> None:
     pcm = np.sin(np.arange(sum(sizes)) * 0.05).astype(np.float32)
     whole = Resampler(rate, 16000)
     expected = np.concatenate((whole.feed(pcm), whole.flush()))
@@ -37,7 +39,7 @@ def test_resampling_does_not_depend_on_the_cuts(rate: int, sizes: list[int]) -> 
 
 
 @pytest.mark.parametrize(("codec", "decode"), [("pcm_mulaw", from_ulaw), ("pcm_alaw", from_alaw)])
-def test_g711_equals_the_reference_decoder(codec: str, decode: object) -> None:
+def test_when_g711_is_decoded_then_it_equals_the_reference_decoder(codec: str, decode: object) -> None:
     """Every code, against FFmpeg's decoder."""
     context = av.CodecContext.create(codec, "r")
     context.sample_rate, context.layout = 8000, "mono"
@@ -73,7 +75,9 @@ def encoded(pcm: np.ndarray, container: str, codec: str, rate: int) -> bytes:
         ("flac", "flac", 16000),
     ],
 )
-def test_any_container_decodes(container: str, codec: str, rate: int, recordings: dict[str, Recording]) -> None:
+def test_when_audio_is_in_any_container_then_it_is_decoded(
+    container: str, codec: str, rate: int, recordings: dict[str, Recording]
+) -> None:
     pcm = recordings["lj-LJ001-0008"].pcm
     back = decode_all(io.BytesIO(encoded(pcm, container, codec, rate)))
     assert abs(len(back) - len(pcm)) < 0.15 * 16000
@@ -82,12 +86,12 @@ def test_any_container_decodes(container: str, codec: str, rate: int, recordings
 
 
 @pytest.mark.parametrize("data", [b"", b"not a file at all", b"RIFF\x24\x00\x00\x00WAVEfmt ", bytes(1000)])
-def test_what_cannot_be_decoded_is_a_media_error(data: bytes) -> None:
+def test_when_bytes_cannot_be_decoded_then_a_media_error_is_raised(data: bytes) -> None:
     with pytest.raises(MediaError):
         decode_all(io.BytesIO(data))
 
 
-def test_a_file_with_no_samples_is_a_media_error() -> None:
+def test_when_a_file_has_no_samples_then_a_media_error_is_raised() -> None:
     out = io.BytesIO()
     with wave.open(out, "wb") as file:
         file.setparams((1, 2, 16000, 0, "NONE", ""))

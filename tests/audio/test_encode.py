@@ -36,7 +36,7 @@ def pitch_hz(pcm: Pcm) -> float:
 
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("chunk", [577, 36_000, 1_000_000])
-def test_a_file_in_chunks_is_read_by_others(format: SpeechFormat, chunk: int) -> None:
+def test_when_audio_is_encoded_in_chunks_then_the_file_can_be_decoded(format: SpeechFormat, chunk: int) -> None:
     pcm = tone(1.5)
     data = encoded(pcm, format, chunk)
     if format == "pcm":
@@ -49,7 +49,7 @@ def test_a_file_in_chunks_is_read_by_others(format: SpeechFormat, chunk: int) ->
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_the_cuts_do_not_change_the_file(format: SpeechFormat) -> None:
+def test_when_the_audio_is_cut_otherwise_then_the_file_is_the_same(format: SpeechFormat) -> None:
     pcm = tone(1.0)
     # An Ogg stream has a serial number of its own.
     one, other = encoded(pcm, format, 24_000), encoded(pcm, format, 1000)
@@ -59,13 +59,13 @@ def test_the_cuts_do_not_change_the_file(format: SpeechFormat) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_nothing_is_a_file_too(format: SpeechFormat) -> None:
+def test_when_there_is_no_audio_then_finish_still_returns_a_file(format: SpeechFormat) -> None:
     encoder = Encoder(format, RATE_HZ)
     data = encoder.finish()
     assert data == b"" if format == "pcm" else isinstance(data, bytes)
 
 
-def test_a_whole_wav_says_its_sizes_and_a_growing_one_cannot() -> None:
+def test_when_a_wav_is_encoded_whole_then_its_header_has_sizes_and_a_growing_one_has_none() -> None:
     pcm = tone(0.5)
     whole, growing = encoded(pcm, "wav", 1000, whole=True), encoded(pcm, "wav", 1000)
     assert whole[44:] == growing[44:] == to_pcm16(pcm)
@@ -75,7 +75,7 @@ def test_a_whole_wav_says_its_sizes_and_a_growing_one_cannot() -> None:
     assert len(wav_header(RATE_HZ)) == 44
 
 
-def test_loud_sound_is_clipped_not_wrapped() -> None:
+def test_when_audio_is_too_loud_then_it_is_clipped_and_not_wrapped() -> None:
     pcm = 3 * tone(0.5)
     for format in ("wav", "flac"):
         heard = decode_all(io.BytesIO(encoded(pcm, format, 4000)), RATE_HZ)
@@ -83,7 +83,7 @@ def test_loud_sound_is_clipped_not_wrapped() -> None:
 
 
 @pytest.mark.parametrize("tempo", [0.5, 0.8, 1.6, 2.0])
-def test_tempo_changes_and_pitch_stays(tempo: float) -> None:
+def test_when_audio_is_stretched_then_its_tempo_changes_and_its_pitch_stays(tempo: float) -> None:
     stretch, pcm = Stretch(RATE_HZ, tempo), tone(3.0)
     out = [stretch.feed(pcm[at : at + 5000]) for at in range(0, len(pcm), 5000)]
     heard = np.concatenate([*out, stretch.flush()])

@@ -13,41 +13,41 @@ def run(endpointer: Endpointer, probabilities: list[float]) -> list[EndpointChan
     return [c for p in probabilities for c in endpointer.feed(p, FRAME)]
 
 
-def test_a_turn_starts_after_two_loud_frames_with_padding_taken_off() -> None:
+def test_when_two_loud_frames_follow_then_speech_begins_with_padding_taken_off() -> None:
     endpointer = Endpointer(0.5, 64, 200)
     assert run(endpointer, [QUIET] * 10 + [LOUD]) == []
     assert run(endpointer, [LOUD]) == [SpeechBegan(10 * FRAME - 1024)]
 
 
-def test_one_click_starts_nothing() -> None:
+def test_when_single_frames_are_loud_then_no_speech_begins() -> None:
     assert run(Endpointer(0.5, 300, 200), [QUIET, LOUD, QUIET, LOUD, QUIET] * 10) == []
 
 
-def test_a_turn_stops_after_the_silence_asked_for() -> None:
+def test_when_silence_lasts_as_configured_then_the_turn_ends() -> None:
     endpointer = Endpointer(0.5, 0, 192)
     changes = run(endpointer, [LOUD] * 10 + [QUIET] * 6)
     assert changes == [SpeechBegan(0), SpeechPaused(10 * FRAME), SpeechEnded(16 * FRAME, 10 * FRAME)]
     assert not endpointer.speaking
 
 
-def test_a_shorter_pause_resumes() -> None:
+def test_when_a_pause_is_shorter_then_speech_resumes() -> None:
     changes = run(Endpointer(0.5, 0, 192), [LOUD] * 4 + [QUIET] * 5 + [LOUD] * 4)
     assert changes == [SpeechBegan(0), SpeechPaused(4 * FRAME), SpeechResumed(9 * FRAME)]
 
 
-def test_between_the_thresholds_nothing_changes() -> None:
+def test_when_the_probability_is_between_the_thresholds_then_the_turn_stays_open() -> None:
     endpointer = Endpointer(0.5, 0, 192)
     assert run(endpointer, [LOUD] * 4 + [SOFT] * 40) == [SpeechBegan(0)]
     assert endpointer.speaking
 
 
-def test_padding_never_reaches_into_the_last_turn() -> None:
+def test_when_turns_follow_closely_then_padding_does_not_reach_into_the_last_one() -> None:
     endpointer = Endpointer(0.5, 300, 64)
     changes = run(endpointer, [LOUD] * 4 + [QUIET] * 2 + [LOUD] * 2)
     assert changes[-1] == SpeechBegan(6 * FRAME)
 
 
-def test_a_pause_may_be_hastened_and_the_next_one_is_as_long_as_ever() -> None:
+def test_when_a_pause_is_hastened_then_only_that_pause_is_shorter() -> None:
     endpointer = Endpointer(0.5, 0, 3200)
     run(endpointer, [LOUD] * 4 + [QUIET] * 4)
     endpointer.hasten(192)
@@ -65,7 +65,7 @@ def test_a_pause_may_be_hastened_and_the_next_one_is_as_long_as_ever() -> None:
     assert run(other, [QUIET] * 20) == [SpeechPaused(3 * FRAME)]
 
 
-def test_flush_ends_an_open_turn_where_speech_ended() -> None:
+def test_when_flushed_then_an_open_turn_ends_where_speech_ended() -> None:
     endpointer = Endpointer(0.5, 0, 1000)
     run(endpointer, [LOUD] * 4 + [QUIET] * 2)
     assert endpointer.flush() == [SpeechEnded(6 * FRAME, 4 * FRAME)]

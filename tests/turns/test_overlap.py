@@ -1,4 +1,4 @@
-"""Speech over an answer: what is told, and when."""
+"""Speech over a response: which events are reported, and when."""
 
 from __future__ import annotations
 
@@ -27,57 +27,57 @@ def done(text: str, turn: int = 0) -> TranscriptDone:
 
 
 def speech(outputs: list[TranscriptionEvent]) -> list[TranscriptionEvent]:
-    """Without what is said about the overlap itself."""
+    """The events without those about the overlap itself."""
     return [o for o in outputs if not isinstance(o, OverlapStarted | OverlapDecided)]
 
 
 def about(outputs: list[TranscriptionEvent]) -> list[TranscriptionEvent]:
-    """What is said about the overlap itself."""
+    """The events about the overlap itself."""
     return [o for o in outputs if isinstance(o, OverlapStarted | OverlapDecided)]
 
 
-def whole(*outputs: TranscriptionEvent, overlaps: bool = True) -> list[TranscriptionEvent]:
+def run(*outputs: TranscriptionEvent, overlaps: bool = True) -> list[TranscriptionEvent]:
     overlap = OverlapDecider()
     return [t for o in outputs for t in overlap.feed(o, overlaps=overlaps)]
 
 
-def told(*outputs: TranscriptionEvent, overlaps: bool = True) -> list[TranscriptionEvent]:
-    return speech(whole(*outputs, overlaps=overlaps))
+def reported(*outputs: TranscriptionEvent, overlaps: bool = True) -> list[TranscriptionEvent]:
+    return speech(run(*outputs, overlaps=overlaps))
 
 
 START, STOP, COMMIT = SpeechStarted(0, 0), SpeechStopped(0, 500), TurnCommitted(0, 0, 500)
 
 
-def test_an_acknowledgement_is_never_told() -> None:
-    assert told(START, TranscriptPartial(0, "Mm"), STOP, COMMIT, TranscriptDelta(0, "Mm-hm."), done("Mm-hm.")) == []
-    assert told(START, TranscriptGuessed(0, "Yeah."), STOP, COMMIT, done("Yeah.")) == []
+def test_when_the_words_are_a_backchannel_then_nothing_is_reported() -> None:
+    assert reported(START, TranscriptPartial(0, "Mm"), STOP, COMMIT, TranscriptDelta(0, "Mm-hm."), done("Mm-hm.")) == []
+    assert reported(START, TranscriptGuessed(0, "Yeah."), STOP, COMMIT, done("Yeah.")) == []
 
 
-def test_a_noise_is_never_told() -> None:
-    assert told(START, STOP, COMMIT, done("")) == []
-    assert told(START, STOP, COMMIT, TranscriptFailed(0, "no")) == []
+def test_when_there_are_no_words_then_nothing_is_reported() -> None:
+    assert reported(START, STOP, COMMIT, done("")) == []
+    assert reported(START, STOP, COMMIT, TranscriptFailed(0, "no")) == []
 
 
 @pytest.mark.parametrize(
     "word", [TranscriptPartial(0, "Yeah but"), TranscriptGuessed(0, "No."), TranscriptPartial(0, "Stop")]
 )
-def test_a_word_of_its_own_takes_the_floor_at_once(word: TranscriptionEvent) -> None:
-    assert told(START, word) == [START, word]
+def test_when_a_word_is_no_backchannel_then_the_speech_takes_the_floor_at_once(word: TranscriptionEvent) -> None:
+    assert reported(START, word) == [START, word]
     rest = [STOP, COMMIT, done("Stop it.")]
-    assert told(START, word, *rest) == [START, word, *rest]
+    assert reported(START, word, *rest) == [START, word, *rest]
 
 
-def test_what_turns_out_to_be_more_is_told_whole_and_in_order() -> None:
+def test_when_the_final_words_are_more_than_a_backchannel_then_all_is_reported_in_order() -> None:
     outputs = [START, TranscriptPartial(0, "Okay"), STOP, COMMIT, done("Okay, but why?")]
-    assert told(*outputs) == outputs
+    assert reported(*outputs) == outputs
 
 
-def test_who_begins_again_takes_the_floor() -> None:
+def test_when_speech_begins_again_then_it_takes_the_floor() -> None:
     again = SpeechStarted(1, 900)
-    assert told(START, STOP, COMMIT, again) == [START, STOP, COMMIT, again]
+    assert reported(START, STOP, COMMIT, again) == [START, STOP, COMMIT, again]
 
 
-def test_after_one_was_held_the_next_is_decided_anew() -> None:
+def test_when_an_overlap_was_a_backchannel_then_the_next_is_decided_anew() -> None:
     overlap = OverlapDecider()
     for output in (START, STOP, COMMIT, done("Yeah.")):
         assert speech(overlap.feed(output, overlaps=True)) == []
@@ -85,7 +85,7 @@ def test_after_one_was_held_the_next_is_decided_anew() -> None:
     assert overlap.feed(SpeechStarted(1, 0), overlaps=False) == [SpeechStarted(1, 0)]
 
 
-def test_what_belongs_to_another_turn_is_told_at_once() -> None:
+def test_when_an_event_belongs_to_another_turn_then_it_is_reported_at_once() -> None:
     overlap = OverlapDecider()
     overlap.feed(SpeechStarted(1, 0), overlaps=True)
     for output in (done("Yeah."), done("A question."), TranscriptFailed(0, "no")):
@@ -93,11 +93,11 @@ def test_what_belongs_to_another_turn_is_told_at_once() -> None:
     assert overlap.undecided_turn == 1
 
 
-def test_without_an_answer_nothing_is_held() -> None:
-    assert told(START, done("Yeah."), overlaps=False) == [START, done("Yeah.")]
+def test_when_no_response_is_heard_then_nothing_is_held() -> None:
+    assert reported(START, done("Yeah."), overlaps=False) == [START, done("Yeah.")]
 
 
-def test_what_goes_on_is_released_and_what_is_cleared_is_gone() -> None:
+def test_when_speech_goes_on_then_it_is_reported_and_when_cleared_then_it_is_dropped() -> None:
     overlap = OverlapDecider()
     overlap.feed(START, overlaps=True)
     assert speech(overlap.take_floor()) == [START]
@@ -107,15 +107,15 @@ def test_what_goes_on_is_released_and_what_is_cleared_is_gone() -> None:
     assert overlap.undecided_turn is None
 
 
-def test_a_client_that_ducks_is_told_of_each_overlap_and_what_became_of_it() -> None:
+def test_when_an_overlap_is_decided_then_its_start_and_its_decision_are_reported() -> None:
     begun = OverlapStarted(0)
-    assert about(whole(START, STOP, COMMIT, done("Yeah."))) == [begun, OverlapDecided(0, False, "short_ack_transcript")]
-    assert whole(START, TranscriptPartial(0, "Stop")) == [
+    assert about(run(START, STOP, COMMIT, done("Yeah."))) == [begun, OverlapDecided(0, False, "short_ack_transcript")]
+    assert run(START, TranscriptPartial(0, "Stop")) == [
         begun, OverlapDecided(0, True, "words"), START, TranscriptPartial(0, "Stop"),
     ]  # fmt: skip
 
 
-def test_in_time_it_is_decided_by_whether_it_goes_on() -> None:
+def test_when_the_time_to_decide_is_over_then_speech_that_goes_on_takes_the_floor() -> None:
     overlap = OverlapDecider()
     overlap.feed(START, overlaps=True)
     assert overlap.decide(speaking=True)[0] == OverlapDecided(0, True, "speech_goes_on")
@@ -127,20 +127,20 @@ def test_in_time_it_is_decided_by_whether_it_goes_on() -> None:
     assert overlap.undecided_turn == 0
 
 
-def test_what_was_short_is_let_go_and_its_words_may_still_take_the_floor() -> None:
+def test_when_speech_was_short_then_it_is_a_backchannel_until_its_words_take_the_floor() -> None:
     overlap = OverlapDecider()
     overlap.feed(START, overlaps=True)
     overlap.feed(STOP, overlaps=True)
     assert overlap.decide(speaking=False) == [OverlapDecided(0, False, "short_ack")]
     assert overlap.decide(speaking=False) == []
     assert overlap.feed(TranscriptGuessed(0, "Stop!"), overlaps=True)[:2] == [OverlapDecided(0, True, "words"), START]
-    # And what was let go is not told of again where its words are an acknowledgement's.
+    # A backchannel is not reported a second time when its words are known.
     overlap.feed(START, overlaps=True)
     overlap.decide(speaking=False)
     assert overlap.feed(done("Yeah."), overlaps=True) == []
 
 
-def test_what_the_client_dismisses_takes_no_floor_whatever_it_says() -> None:
+def test_when_the_client_dismisses_an_overlap_then_it_does_not_take_the_floor_whatever_its_words() -> None:
     overlap = OverlapDecider()
     assert overlap.dismiss("client") == []
     overlap.feed(START, overlaps=True)
@@ -149,18 +149,28 @@ def test_what_the_client_dismisses_takes_no_floor_whatever_it_says() -> None:
     assert overlap.take_floor() == []
     for output in (TranscriptPartial(0, "Stop that"), STOP, COMMIT):
         assert overlap.feed(output, overlaps=True) == []
-    # Another turn begins before the words of the first are known: it is one of its own, and they are nothing.
+    # Another turn begins before the words of the first are known: it is decided by itself, and they are dropped.
     assert overlap.feed(SpeechStarted(1, 900), overlaps=True) == [OverlapStarted(1)]
     assert overlap.feed(done("Stop that."), overlaps=True) == []
     assert overlap.undecided_turn == 1
     assert overlap.feed(TranscriptPartial(1, "Wait"), overlaps=True)[0] == OverlapDecided(1, True, "words")
 
 
-@pytest.mark.parametrize("text", ["", "Mm-hmm.", "Yeah, yeah.", "Okay.", "I see.", "Of course!", "Uh-huh", "Right, right.", "Ja, genau.", "Got it."])  # fmt: skip
-def test_acknowledgements(text: str) -> None:
+ACKNOWLEDGEMENTS = (
+    *("", "Mm-hmm.", "Yeah, yeah.", "Okay.", "I see.", "Of course!", "Uh-huh", "Right, right.", "Ja, genau."),
+    *("Got it.", "D\u2019accord."),
+)
+OTHER_WORDS = (
+    *("No.", "Stop.", "Wait", "Yeah but", "I", "Go", "Okay, what about the second one?", "yes yes yes yes yes"),
+    *("See you", "So"),
+)
+
+
+@pytest.mark.parametrize("text", ACKNOWLEDGEMENTS)
+def test_when_all_words_acknowledge_then_it_is_a_backchannel(text: str) -> None:
     assert is_backchannel(text)
 
 
-@pytest.mark.parametrize("text", ["No.", "Stop.", "Wait", "Yeah but", "I", "Go", "Okay, what about the second one?", "yes yes yes yes yes", "See you", "So"])  # fmt: skip
-def test_words_of_ones_own(text: str) -> None:
+@pytest.mark.parametrize("text", OTHER_WORDS)
+def test_when_a_word_does_not_acknowledge_then_it_is_no_backchannel(text: str) -> None:
     assert not is_backchannel(text)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ VAD = ServerVad(0.5, 96, 192)
 
 
 def sound(num_frames: int, start: int = 0) -> Pcm:
-    """Samples that say where they are."""
+    """Audio whose samples tell their positions."""
     return (np.arange(start, start + num_frames * FRAME) % 30000 / 30000).astype(np.float32)
 
 
@@ -30,7 +32,7 @@ def kinds(steps: list[SegmenterEvent]) -> list[str]:
     return [type(s).__name__ for s in steps]
 
 
-def test_server_vad_makes_turns_with_their_sound() -> None:
+def test_when_speech_is_followed_by_silence_then_server_vad_makes_a_turn_with_its_audio() -> None:
     segmenter = Segmenter(PROFILE, VAD, FRAME)
     steps = run(segmenter, "." * 20 + "#" * 20 + "." * 40)
     assert kinds(steps) == ["SpeechStarted", "SpeechStopped", "TurnCommitted", "WindowEnded", "TurnEnded"]
@@ -45,13 +47,13 @@ def test_server_vad_makes_turns_with_their_sound() -> None:
     assert ended == TurnEnded(0, 29 * FRAME / 16000)
 
 
-def test_a_turn_is_settled_by_silence_not_by_its_endpoint() -> None:
+def test_when_a_turn_has_ended_then_its_window_ends_after_the_settling_silence() -> None:
     segmenter = Segmenter(PROFILE, VAD, FRAME)
     assert kinds(run(segmenter, "#" * 20 + "." * 15)) == ["SpeechStarted", "SpeechStopped", "TurnCommitted"]
     assert kinds(run(segmenter, "." * 2)) == ["WindowEnded", "TurnEnded"]
 
 
-def test_turns_that_follow_at_once_share_a_window() -> None:
+def test_when_turns_follow_closely_then_they_share_a_window() -> None:
     segmenter = Segmenter(PROFILE, VAD, FRAME)
     run(segmenter, "#" * 20 + "." * 10)
     assert kinds(run(segmenter, "#" * 20)) == ["SpeechStarted"]
@@ -71,13 +73,13 @@ def test_turns_that_follow_at_once_share_a_window() -> None:
     ]
 
 
-def test_a_turn_after_a_long_window_begins_another() -> None:
+def test_when_a_window_is_long_then_the_next_turn_begins_another() -> None:
     segmenter = Segmenter(PROFILE, VAD, FRAME)
     run(segmenter, "#" * 300 + "." * 10)
     assert kinds(run(segmenter, "##")) == ["WindowEnded", "TurnEnded", "SpeechStarted"]
 
 
-def test_a_commit_settles_what_waits() -> None:
+def test_when_the_client_commits_then_a_settling_window_ends_first() -> None:
     segmenter = Segmenter(PROFILE, VAD, FRAME)
     run(segmenter, "#" * 20 + "." * 8)
     assert kinds(segmenter.commit()) == ["WindowEnded", "TurnEnded", "TurnCommitted", "TurnEnded"]
@@ -85,7 +87,7 @@ def test_a_commit_settles_what_waits() -> None:
     assert kinds(segmenter.commit()) == ["SpeechStopped", "TurnCommitted", "WindowEnded", "TurnEnded"]
 
 
-def test_what_the_client_commits_is_one_turn_of_several_windows() -> None:
+def test_when_the_client_commits_several_windows_then_they_are_one_turn() -> None:
     segmenter = Segmenter(PROFILE, None, FRAME)
     steps = run(segmenter, "#" * 30 + "." * 40 + "#" * 30)
     assert kinds(steps) == ["WindowEnded"]
@@ -97,7 +99,7 @@ def test_what_the_client_commits_is_one_turn_of_several_windows() -> None:
     assert kinds(segmenter.commit()) == ["TurnCommitted", "TurnEnded"]
 
 
-def test_a_long_window_ends_at_a_pause() -> None:
+def test_when_a_long_window_has_a_pause_then_it_ends_there() -> None:
     segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 5000), FRAME)
     steps = run(segmenter, "#" * 300 + "." * 12 + "#" * 10)
     assert kinds(steps) == ["SpeechStarted", "WindowEnded"]
@@ -106,7 +108,7 @@ def test_a_long_window_ends_at_a_pause() -> None:
     assert segmenter.window.start > 300 * FRAME
 
 
-def test_clear_forgets_an_open_turn() -> None:
+def test_when_cleared_then_an_open_turn_leaves_no_trace() -> None:
     segmenter = Segmenter(PROFILE, VAD, FRAME)
     run(segmenter, "#" * 20)
     segmenter.clear()
@@ -115,19 +117,22 @@ def test_clear_forgets_an_open_turn() -> None:
     assert kinds(run(segmenter, "." * 40)) == []
 
 
-def test_the_tape_does_not_grow() -> None:
+def test_when_a_session_goes_on_for_long_then_only_a_few_seconds_of_audio_are_kept() -> None:
     segmenter = Segmenter(PROFILE, VAD, FRAME)
-    longest = 0
+    largest = 0
     for _ in range(60):
         run(segmenter, "#" * 60 + "." * 60)
-        longest = max(longest, len(segmenter._tape))
-    assert longest < 12 * 16000
+        largest = max(largest, len(pickle.dumps(segmenter)))
+    # All that it holds: float32 samples, and a few numbers.
+    assert largest < 12 * 16000 * 4
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.text("#.", max_size=300), st.lists(st.integers(1, 5000), min_size=1, max_size=20), st.booleans())
-def test_cuts_of_the_sound_change_nothing(loud: str, sizes: list[int], manual: bool) -> None:
-    """The same frames in other chunks give the same steps, and every turn's steps come in order."""
+def test_when_the_audio_is_cut_otherwise_then_the_events_are_the_same(
+    loud: str, sizes: list[int], manual: bool
+) -> None:
+    """The same frames in other chunks give the same events, in the same order."""
     vad = None if manual else VAD
     whole = Segmenter(PROFILE, vad, FRAME)
     steps = run(whole, loud) + whole.commit()

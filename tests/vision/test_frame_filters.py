@@ -1,4 +1,4 @@
-"""Which frames are kept, which a question is answered from, and what is said of one."""
+"""Which frames are kept, which a question is answered from, and how a frame is described."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def scene(ball: tuple[int, int] | None = None, *, light: int = 0, seed: int = 0)
 
 
 @pytest.mark.parametrize("kind", [EvsFilter, BlockFilter])
-def test_the_first_is_kept_and_what_is_static_is_not(kind: type[EvsFilter]) -> None:
-    it = kind(0.95)
-    assert it.keeps(scene(seed=1))
-    assert not any(it.keeps(scene(seed=s)) for s in range(2, 12))
-    assert it.keeps(255 - scene())
+def test_when_a_scene_is_static_then_only_the_first_frame_is_kept(kind: type[EvsFilter]) -> None:
+    kept = kind(0.95)
+    assert kept.keeps(scene(seed=1))
+    assert not any(kept.keeps(scene(seed=s)) for s in range(2, 12))
+    assert kept.keeps(255 - scene())
 
 
-def test_a_small_thing_that_moves_is_seen_by_blocks_only() -> None:
+def test_when_a_small_object_moves_then_only_the_block_filter_keeps_the_frame() -> None:
     evs, blocks = EvsFilter(0.95), BlockFilter(0.95)
     places: list[tuple[int, int] | None] = [None, (100, 100), (300, 200), (300, 200), None]
     pictures = [scene(p, seed=i) for i, p in enumerate(places)]
@@ -36,37 +36,46 @@ def test_a_small_thing_that_moves_is_seen_by_blocks_only() -> None:
     assert [blocks.keeps(p) for p in pictures] == [True, True, True, False, True]
 
 
-def test_blocks_do_not_mind_the_cameras_exposure() -> None:
+def test_when_only_the_exposure_changes_then_the_block_filter_drops_the_frame() -> None:
     blocks = BlockFilter(0.95)
     assert blocks.keeps(scene())
     assert not blocks.keeps(scene(light=60, seed=1))
 
 
-def test_a_frame_is_compared_with_the_last_that_was_kept() -> None:
-    it = EvsFilter(0.99)
-    it.keeps(np.full((64, 64, 3), 100, np.uint8))
+def test_when_a_scene_drifts_then_frames_are_compared_with_the_last_that_was_kept() -> None:
+    kept = EvsFilter(0.99)
+    kept.keeps(np.full((64, 64, 3), 100, np.uint8))
     # Each is like the one before it; the drift as a whole is not like the first.
-    assert [it.keeps(np.full((64, 64, 3), 100 + 10 * k, np.uint8)) for k in (1, 2, 3)] == [False, False, True]
+    assert [kept.keeps(np.full((64, 64, 3), 100 + 10 * k, np.uint8)) for k in (1, 2, 3)] == [False, False, True]
 
 
-def test_likeness_is_the_specified_one() -> None:
+def test_when_the_likeness_is_at_the_threshold_then_the_frame_is_dropped() -> None:
     difference = 0.2 * 255
-    it = EvsFilter(0.96)
-    it.keeps(np.zeros((100, 80, 3), np.uint8))
+    kept = EvsFilter(0.96)
+    kept.keeps(np.zeros((100, 80, 3), np.uint8))
     # 1 - 0.2 ** 2 = 0.96: at the threshold it is dropped.
-    assert not it.keeps(np.full((100, 80, 3), difference, np.uint8))
-    assert it.keeps(np.full((100, 80, 3), difference + 1, np.uint8))
+    assert not kept.keeps(np.full((100, 80, 3), difference, np.uint8))
+    assert kept.keeps(np.full((100, 80, 3), difference + 1, np.uint8))
 
 
 @pytest.mark.parametrize(
     ("count", "most", "chosen"),
-    [(3, 4, [0, 1, 2]), (4, 4, [0, 1, 2, 3]), (10, 4, [0, 2, 4, 9]), (50, 4, [0, 12, 24, 49]), (9, 1, [8]), (5, 4, [0, 1, 2, 4])],
-)  # fmt: skip
-def test_sampling(count: int, most: int, chosen: list[int]) -> None:
+    [
+        (3, 4, [0, 1, 2]),
+        (4, 4, [0, 1, 2, 3]),
+        (10, 4, [0, 2, 4, 9]),
+        (50, 4, [0, 12, 24, 49]),
+        (9, 1, [8]),
+        (5, 4, [0, 1, 2, 4]),
+    ],
+)
+def test_when_there_are_more_frames_than_wanted_then_an_even_sample_has_the_last(
+    count: int, most: int, chosen: list[int]
+) -> None:
     assert sample_frames(count, most) == chosen
 
 
-def test_what_is_said_of_a_frame() -> None:
+def test_when_frames_are_described_then_light_motion_colours_and_scene_are_named() -> None:
     dark, thumb = describe(np.full((90, 120, 3), (20, 20, 30), np.uint8), None)
     assert (dark.light_level, dark.motion_level, dark.colours, dark.new_scene) == ("dark", "still", ("black",), False)
     half = np.full((90, 120, 3), (40, 70, 200), np.uint8)
@@ -80,9 +89,19 @@ def test_what_is_said_of_a_frame() -> None:
 
 @pytest.mark.parametrize(
     ("rgb", "name"),
-    [((200, 200, 200), "white"), ((120, 120, 125), "grey"), ((15, 15, 20), "black"), ((200, 30, 30), "red"), ((230, 140, 30), "orange"),
-     ((225, 205, 50), "yellow"), ((50, 150, 60), "green"), ((40, 70, 190), "blue"), ((120, 50, 160), "purple"), ((240, 160, 180), "pink"),
-     ((110, 75, 45), "brown")],
-)  # fmt: skip
-def test_colours_by_name(rgb: tuple[int, int, int], name: str) -> None:
+    [
+        ((200, 200, 200), "white"),
+        ((120, 120, 125), "grey"),
+        ((15, 15, 20), "black"),
+        ((200, 30, 30), "red"),
+        ((230, 140, 30), "orange"),
+        ((225, 205, 50), "yellow"),
+        ((50, 150, 60), "green"),
+        ((40, 70, 190), "blue"),
+        ((120, 50, 160), "purple"),
+        ((240, 160, 180), "pink"),
+        ((110, 75, 45), "brown"),
+    ],
+)
+def test_when_a_frame_has_one_colour_then_it_is_named(rgb: tuple[int, int, int], name: str) -> None:
     assert describe(np.full((30, 30, 3), rgb, np.uint8), None)[0].colours == (name,)

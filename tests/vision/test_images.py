@@ -39,24 +39,26 @@ RED = Image.new("RGB", (40, 20), (200, 0, 0))
         (Image.new("L", (1, 1), 9), "BMP", {}, (9, 9, 9)),
     ],
 )
-def test_every_kind_becomes_rgb(image: Image.Image, form: str, options: Any, at: tuple[int, int, int]) -> None:
+def test_when_an_image_is_of_any_kind_then_it_becomes_rgb(
+    image: Image.Image, form: str, options: Any, at: tuple[int, int, int]
+) -> None:
     pixels = decode(encoded(image, form, **options))
     assert pixels.dtype == np.uint8
     assert pixels.shape == (image.size[1], image.size[0], 3)
     assert np.abs(pixels[0, 0].astype(int) - at).max() <= 6
 
 
-def test_a_photo_taken_sideways_is_upright() -> None:
+def test_when_a_photo_was_taken_sideways_then_it_is_turned_upright() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     assert decode(encoded(RED, "JPEG", exif=exif)).shape == (40, 20, 3)
 
 
-def test_large_pictures_come_scaled_down() -> None:
+def test_when_an_image_is_larger_than_asked_for_then_it_is_scaled_down() -> None:
     assert decode(encoded(Image.new("RGB", (3000, 1000)), "JPEG"), max_side=600).shape == (200, 600, 3)
 
 
-def test_what_is_too_large_is_refused_by_its_header() -> None:
+def test_when_an_image_is_too_large_then_it_is_refused_by_its_header() -> None:
     # A bomb: 50 million pixels in 50 kB.
     with pytest.raises(MediaError, match="pixels"):
         decode(encoded(Image.new("1", (10_000, MAX_PIXELS // 10_000 + 1000))))
@@ -65,7 +67,7 @@ def test_what_is_too_large_is_refused_by_its_header() -> None:
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])
-def test_what_is_cut_off_or_damaged_is_refused(form: str) -> None:
+def test_when_an_image_is_cut_off_or_damaged_then_it_is_refused(form: str) -> None:
     noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (80, 80, 3), np.uint8))
     data = encoded(noise, form)
     for broken in (b"", b"GIF89a", b"no image", data[:20], data[: len(data) // 2]):

@@ -135,7 +135,7 @@ class SentenceSplitter:
         return head
 
     def clear(self) -> None:
-        """Drop the text that is not part of any sentence yet; nothing of it is returned later. The granularity stays."""
+        """Drop the text that is not part of any sentence yet; it is never returned. The granularity stays."""
         self._text, self._scanned, self._run_end = "", 0, 0
 
     def _split(self, *, final: bool) -> list[str]:

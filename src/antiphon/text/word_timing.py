@@ -1,4 +1,6 @@
-"""Estimates where words lie in the audio of a voice that does not say, from the pace of speech and the words' letters."""
+"""Estimates where words lie in the audio of a voice that does not say, from the words' letters at the
+pace of speech.
+"""
 
 from __future__ import annotations
 

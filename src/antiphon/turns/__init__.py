@@ -1,1 +1,1 @@
-"""Turn taking: speech probabilities in, starts and stops of speech out. Pure."""
+"""Turn-taking: from speech probabilities, words and playback to turns, windows and who has the floor. Pure."""

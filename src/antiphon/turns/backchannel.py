@@ -1,7 +1,7 @@
-"""Whether what somebody says while another speaks asks for the floor, or only says "I am listening". Pure.
+"""Decides whether what somebody says while another speaks asks for the floor or only says "I am listening". Pure.
 
-The words are the commonest of acknowledgements in conversation (Ward & Tsukahara 2000; the AMI corpus' backchannel act), in the
-languages that have them written alike or nearly so.
+The words are the most common acknowledgements in conversation (Ward & Tsukahara 2000; the backchannel act of the AMI
+corpus), in those languages that have them written alike or nearly so.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from antiphon.events.words import bare_word
 
 MAX_WORDS = 4
 _ACKNOWLEDGEMENTS = (
-    "mm mmm mhm mhmm hm hmm uh um huh ah aha ha oh ooh yeah yea yep yup yes ok okay kay right sure really wow nice cool great good true exactly "
-    "absolutely indeed alright see i of course got it go on interesting "
+    "mm mmm mhm mhmm hm hmm uh um huh ah aha ha oh ooh yeah yea yep yup yes ok okay kay right sure really wow nice "
+    "cool great good true exactly absolutely indeed alright see i of course got it go on interesting "
     # German, French, Spanish, Italian, Portuguese
     "ja genau stimmt klar ach so oui ouais d'accord bien sûr sí si vale claro sì certo va bene sim pois é"
 )
 WORDS = frozenset(_ACKNOWLEDGEMENTS.split())
-# These alone are words of a sentence that goes on.
+# Words of acknowledgements that, alone, begin a sentence; the phrases they belong to.
 FRAGMENTS = frozenset(("i", "see", "of", "it", "go", "on", "got", "so", "va", "é", "d'accord", "bien"))
 PHRASES = frozenset(
     (
@@ -33,7 +33,11 @@ PHRASES = frozenset(
 
 
 def is_backchannel(text: str) -> bool:
-    """Nothing but a few words of acknowledgement, or none at all. "no", "stop" and "wait" are not among them."""
+    """Whether the text is at most MAX_WORDS words of acknowledgement and nothing else, or empty.
+
+    Case, punctuation and hyphens do not matter. "no", "stop" and "wait" are not among the words, because they do ask
+    for the floor, nor are words that only begin an acknowledgement ("I", "got") unless the rest of it follows.
+    """
     # "Mm-hmm" is two words, and typographic apostrophes are as good as plain ones; quotation marks are not apostrophes.
     plain = text.replace("-", " ").replace("\u2019", "'")
     words = tuple(w for w in (bare_word(w).strip("'") for w in plain.split()) if w)

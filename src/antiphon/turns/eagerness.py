@@ -1,4 +1,4 @@
-"""How long `semantic_vad` waits before it ends a turn, by the eagerness that the client asked for."""
+"""How long `semantic_vad` waits for a turn that does not sound finished, by the eagerness that a client asks for."""
 
 from __future__ import annotations
 
@@ -11,5 +11,6 @@ COMPLETE_MS = 300
 
 
 def semantic_vad(eagerness: str = "medium") -> ServerVad:
-    """The endpointing of `semantic_vad`, at the default threshold and padding. Raises KeyError for another eagerness."""
+    """The endpointing of `semantic_vad` with a client's eagerness, which is a key of EAGERNESS_MS, at the default
+    threshold and padding. A complete turn ends after COMPLETE_MS. Raises KeyError for another eagerness."""
     return ServerVad(silence_duration_ms=COMPLETE_MS, patience_ms=EAGERNESS_MS[eagerness])

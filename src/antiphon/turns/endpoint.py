@@ -1,7 +1,7 @@
-"""When speech starts and stops, from a speech probability a frame. Pure; time counts samples.
+"""Decides when speech starts and stops, from one speech probability a frame. Pure; time counts samples at 16 kHz.
 
-Hysteresis as in Silero's own iterator: a turn starts at `threshold` and counts as silence under `threshold` - 0.15
-(github.com/snakers4/silero-vad, utils_vad.py, VADIterator).
+The hysteresis is that of Silero's own iterator: speech starts at `threshold` and counts as silence below `threshold`
+- 0.15 (github.com/snakers4/silero-vad, utils_vad.py, VADIterator).
 """
 
 from __future__ import annotations
@@ -10,35 +10,39 @@ from dataclasses import dataclass
 
 from antiphon.audio import SAMPLE_RATE_HZ
 
-# A click or a breath is one or two loud frames: 64 ms of speech in a row before a turn starts.
+# A click or a breath is one or two loud frames: a turn starts after 64 ms of speech in a row.
 ONSET_FRAMES = 2
 RELEASE_MARGIN = 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechBegan:
-    """Speech began; `sample` is its first sample, prefix padding already taken off (never before the last end)."""
+    """Speech began. `sample` is its first sample with the prefix padding already taken off, but never before the end of
+    the last turn.
+    """
 
     sample: int
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechPaused:
-    """Silence began inside a turn, at `sample`; a Resumed or a Stopped follows."""
+    """Silence began inside a turn, at `sample`. A SpeechResumed or a SpeechEnded follows."""
 
     sample: int
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechResumed:
-    """Speech went on after a pause that ended at `sample`."""
+    """Speech went on after a pause, which ended at `sample`. The turn is the same."""
 
     sample: int
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechEnded:
-    """The turn ended. `sample` is the end of its audio: the last speech plus the silence that decided it."""
+    """The turn ended. `sample` is the end of its audio: the last speech plus the silence that decided it. `speech_end`
+    is where that silence began.
+    """
 
     sample: int
     speech_end: int
@@ -48,47 +52,55 @@ EndpointChange = SpeechBegan | SpeechPaused | SpeechResumed | SpeechEnded
 
 
 class Endpointer:
-    """`feed` takes one frame's probability; `flush` ends an open turn at once (a client's commit)."""
+    """Finds the turns in a stream of speech probabilities. One object serves one session; nothing in it waits."""
 
     def __init__(self, threshold: float, prefix_padding_ms: int, silence_duration_ms: int) -> None:
         self.threshold = threshold
         self._prefix = prefix_padding_ms * SAMPLE_RATE_HZ // 1000
         self._silence = silence_duration_ms * SAMPLE_RATE_HZ // 1000
         self._now = 0
-        self._floor = 0
+        # The end of the last turn: no padding reaches before it.
+        self._last_end = 0
         self._speaking = False
         self._loud_frames = 0
         self._loud_since = 0
         self._quiet_since: int | None = None
-        self._hastened: int | None = None
+        # The silence that ends the turn in the present pause, where it was hastened; samples, as all of these.
+        self._hastened_silence: int | None = None
 
     @property
     def speaking(self) -> bool:
-        """A turn is open (a pause shorter than the silence that ends it included)."""
+        """Whether a turn is open, which it also is during a pause that is shorter than the silence that ends it."""
         return self._speaking
 
     def feed(self, probability: float, num_samples: int) -> list[EndpointChange]:
-        """One frame of `num_samples`; its probability in [0, 1]. Returns what it changed, in order."""
+        """Add one frame of `num_samples` with its speech probability in [0, 1], and return what it changed, in order.
+        Most frames change nothing.
+        """
         begin, self._now = self._now, self._now + num_samples
         return self._in_turn(probability, begin) if self._speaking else self._between_turns(probability, begin)
 
     def flush(self) -> list[EndpointChange]:
-        """End the open turn here, if there is one."""
+        """End the open turn at once, because the client commits it, and return its SpeechEnded; nothing where no turn
+        is open. In a pause, the turn ends where the pause began.
+        """
         if not self._speaking:
             return []
         return [self._stop(self._now if self._quiet_since is None else self._quiet_since)]
 
     def hasten(self, silence_ms: int) -> None:
-        """The pause that has begun ends the turn after this silence already."""
+        """Let the pause that has begun end the turn after `silence_ms` instead of the configured silence, because the
+        turn detector judged the turn to be complete. Does nothing outside a pause, and is void when speech goes on.
+        """
         if self._speaking and self._quiet_since is not None:
-            self._hastened = silence_ms * SAMPLE_RATE_HZ // 1000
+            self._hastened_silence = silence_ms * SAMPLE_RATE_HZ // 1000
 
     def linger(self) -> None:
-        """The pause that has begun is not hastened after all."""
-        self._hastened = None
+        """Undo `hasten` for the pause that has begun: it ends the turn after the configured silence."""
+        self._hastened_silence = None
 
     def apply(self, threshold: float, prefix_padding_ms: int, silence_duration_ms: int) -> None:
-        """Take new settings; an open turn goes on under them."""
+        """Apply changed settings. An open turn and a pause that has begun go on under the new ones."""
         self.threshold = threshold
         self._prefix = prefix_padding_ms * SAMPLE_RATE_HZ // 1000
         self._silence = silence_duration_ms * SAMPLE_RATE_HZ // 1000
@@ -103,12 +115,12 @@ class Endpointer:
         if self._loud_frames < ONSET_FRAMES:
             return []
         self._speaking, self._loud_frames, self._quiet_since = True, 0, None
-        return [SpeechBegan(max(self._floor, self._loud_since - self._prefix))]
+        return [SpeechBegan(max(self._last_end, self._loud_since - self._prefix))]
 
     def _in_turn(self, probability: float, begin: int) -> list[EndpointChange]:
         if probability >= self.threshold - RELEASE_MARGIN:
             if self._quiet_since is not None and probability >= self.threshold:
-                self._quiet_since = self._hastened = None
+                self._quiet_since = self._hastened_silence = None
                 return [SpeechResumed(begin)]
             if self._quiet_since is None:
                 return []
@@ -116,11 +128,12 @@ class Endpointer:
         if self._quiet_since is None:
             self._quiet_since = begin
             changes.append(SpeechPaused(begin))
-        if self._now - self._quiet_since >= (self._silence if self._hastened is None else self._hastened):
+        silence = self._silence if self._hastened_silence is None else self._hastened_silence
+        if self._now - self._quiet_since >= silence:
             changes.append(self._stop(self._quiet_since))
         return changes
 
     def _stop(self, speech_end: int) -> SpeechEnded:
-        self._speaking, self._quiet_since, self._loud_frames, self._floor = False, None, 0, self._now
-        self._hastened = None
+        self._speaking, self._quiet_since, self._hastened_silence = False, None, None
+        self._loud_frames, self._last_end = 0, self._now
         return SpeechEnded(self._now, speech_end)

@@ -1,9 +1,9 @@
-"""Turns and windows: which sound belongs to which turn, and which part of it is decoded together. Pure.
+"""Turns and windows: which audio belongs to which turn, and which part of it is decoded together. Pure.
 
-A turn is what the client sees (server VAD or its own commits). A window is what the model sees. A window ends when speech
-has paused for `settle_s`, whatever silence ends a turn: turns that follow each other more closely share a window, so that
-a short endpoint does not tear the model's context apart. A window that begins soon after another has the other's sound before
-its own. No window grows with the session.
+A turn is what the client sees (server VAD or its own commits). A window is what the model sees. A window ends when
+speech has paused for `settle_s`, whatever silence ends a turn: turns that follow each other more closely share a
+window, so that a short endpoint does not tear the model's context apart. A window that begins soon after another has
+the other's audio before its own. No window grows with the session.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ INNER_PREFIX_MS = 300
 
 @dataclass(slots=True)
 class TurnSpan:
-    """A turn's part of a window. `start`: from here on words are its own. `end`: None while the turn is open.
+    """A turn's part of a window, in samples from the session's start.
 
-    `first`: nothing of the turn lies in an earlier window.
+    - `start`: words from here on belong to this turn.
+    - `first`: no part of the turn lies in an earlier window.
+    - `end`: where its speech ended; None while the turn is open.
+    - `audio_s`: seconds of the turn's audio, known once it has ended.
     """
 
     turn: int
@@ -38,9 +41,14 @@ class TurnSpan:
 
 @dataclass(slots=True)
 class OpenWindow:
-    """The window that speech is going into. Samples count from the session's start; spans are in order.
+    """The window that speech is going into. Positions are samples from the session's start.
 
-    `after`: the settled window whose sound this one begins with, as context; its words are the new window's prefix.
+    - `id`: counts windows from 1 on.
+    - `start`: the window's first sample.
+    - `after`: the settled window whose audio this one begins with, as context; that window's words are this one's
+      prefix.
+    - `spans`: the turns in it, in order; it has at least one.
+    - `dropped`: the client has thrown the audio away, so the window's decodes are of no use.
     """
 
     id: int
@@ -51,13 +59,15 @@ class OpenWindow:
     dropped: bool = False
 
     def turn_at(self, sample: int) -> int:
-        """The turn that what is said at `sample` belongs to."""
+        """The number of the turn that a word at `sample` belongs to: the last one that starts at or before it."""
         return next((s.turn for s in reversed(self.spans) if s.start <= sample), self.spans[0].turn)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowEnded:
-    """A window is complete. pcm: its sound; `speech_end` the sample after its last speech."""
+    """A window is complete. `pcm` is its audio, float32 [num_samples] at 16 kHz, with a margin after its speech;
+    `speech_end` is the sample after its last speech.
+    """
 
     window: OpenWindow
     pcm: Pcm
@@ -66,7 +76,9 @@ class WindowEnded:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """The turn has no more windows."""
+    """All windows of the turn are complete, so its transcript can be. `audio_s` is the length of the turn's audio in
+    seconds.
+    """
 
     turn: int
     audio_s: float
@@ -76,7 +88,11 @@ SegmenterEvent = SpeechStarted | SpeechStopped | TurnCommitted | WindowEnded | T
 
 
 class Segmenter:
-    """Feed sound with its frame probabilities; what changed comes back in order. `vad` None: the client commits."""
+    """Cuts one session's audio into turns and windows. With `vad` None the client's commits end the turns.
+
+    `window` is the window that is open, and `quiet_since` the sample at which the present pause began; None where there
+    is none. It keeps the audio that a window may still need, at most one window and a second beyond.
+    """
 
     def __init__(self, profile: TranscriberProfile, vad: ServerVad | None, frame_samples: int) -> None:
         self._profile = profile
@@ -99,26 +115,28 @@ class Segmenter:
 
     @property
     def now(self) -> int:
-        """Samples received."""
+        """The number of samples received since the session's start, which is the session's clock."""
         return self._now
 
     @property
     def turn(self) -> int:
-        """The number of the turn that is open, or that comes next."""
+        """The number of the open turn, or of the next one where none is open. Turns are numbered from 0."""
         return self._turn
 
     @property
     def uncommitted_ms(self) -> int:
-        """Audio since the last commit."""
+        """Milliseconds of audio since the last commit, which may all be silence."""
         return (self._now - self._committed) * 1000 // SAMPLE_RATE_HZ
 
     @property
     def window_s(self) -> float:
-        """Length of the open window; 0 without one."""
+        """The length of the open window in seconds, up to the newest sample; 0 where no window is open."""
         return (self._now - self.window.start) / SAMPLE_RATE_HZ if self.window else 0.0
 
     def apply(self, profile: TranscriberProfile, vad: ServerVad | None) -> list[SegmenterEvent]:
-        """Take a changed configuration. Going between server VAD and commits ends an open window."""
+        """Apply a changed profile or changed server VAD, and return what ended by it. A change between server VAD and
+        the client's commits ends the open turn or window; other changes leave them open.
+        """
         steps: list[SegmenterEvent] = []
         if (vad is None) != (self._vad is None):
             steps = self._end_turn() if self._vad and self._endpoint.speaking else self._end_window()
@@ -127,7 +145,10 @@ class Segmenter:
         return steps
 
     def feed(self, pcm: Pcm, probabilities: list[float]) -> list[SegmenterEvent]:
-        """Sound, and the probabilities of the frames it completed. pcm: float32 [num_samples], 16 kHz."""
+        """Add audio with the speech probabilities of the frames that it completed, and return what changed, in order.
+
+        pcm: float32 [num_samples], mono, 16 kHz, of any length. The result does not depend on how the audio was cut.
+        """
         self._tape = np.concatenate((self._tape, pcm))
         self._now += len(pcm)
         steps: list[SegmenterEvent] = []
@@ -142,28 +163,38 @@ class Segmenter:
 
     @property
     def settling(self) -> bool:
-        """A turn has ended, and its window waits for the silence that settles it."""
+        """Whether a turn has ended and its window waits for the silence that ends it, in which a next turn could still
+        join it.
+        """
         return self._settle_at is not None
 
     def settle(self) -> list[SegmenterEvent]:
-        """No more sound comes for now: that is silence too."""
+        """End a window that is settling now, because no more audio comes for the moment, which is silence too."""
         return self._end_window() if self.settling else []
 
     def hasten(self) -> None:
-        """What was said is complete: the pause that has begun ends the turn after its shorter silence."""
+        """Let the pause that has begun end the turn after the shorter silence of `semantic_vad`, because what was said
+        is complete. Does nothing where the client commits.
+        """
         if self._vad:
             self._endpoint.hasten(self._vad.silence_duration_ms)
 
     def linger(self) -> None:
-        """What was said is not complete after all."""
+        """Undo `hasten`: what was said is not complete after all, and the pause has to last for the patience of the
+        turn.
+        """
         self._endpoint.linger()
 
     def commit(self) -> list[SegmenterEvent]:
-        """The client ends the turn here."""
+        """End the turn here for the client, and with it the window. Returns what ended, in order; under server VAD that
+        includes windows of earlier turns that were still settling.
+        """
         return self._end_turn()
 
     def clear(self) -> list[SegmenterEvent]:
-        """Drop what was not committed; an open turn ends without a trace. A committed turn whose window waits to settle is done."""
+        """Drop the audio since the last commit; the turn that is open ends without a trace. Turns that are committed
+        and whose window was settling end with their words, and these events are returned.
+        """
         steps: list[SegmenterEvent] = []
         if self.window and (closed := [s for s in self.window.spans if s.end is not None]):
             end = closed[-1].end or 0
@@ -178,12 +209,16 @@ class Segmenter:
         return steps
 
     def audio(self, start: int, end: int | None = None) -> Pcm:
-        """A copy of the tape between two samples (to now without an end)."""
+        """A copy of the session's audio between two samples (up to the newest without `end`): float32 [num_samples].
+        Only audio from the open window on is certain to be there.
+        """
         stop = self._now if end is None else min(end, self._now)
         return self._tape[start - self._tape_start : stop - self._tape_start].copy()
 
     def cut(self, sample: int) -> None:
-        """The open window's sound before `sample` has been decoded for good: it goes on from there as another."""
+        """Begin the open window anew at `sample`, under a new id, because its audio before that was decoded for good.
+        Its turns stay in it.
+        """
         assert self.window is not None
         self._windows += 1
         spans = [TurnSpan(s.turn, s.start, False, s.end, s.audio_s) for s in self.window.spans]
@@ -314,7 +349,9 @@ def _ms(sample: int) -> int:
 
 
 def word_turns(window: OpenWindow, hypothesis: Hypothesis) -> list[int]:
-    """The turn of each piece: by the middle of its word where turns share the window."""
+    """The turn of each word of a hypothesis. Where turns share the window it is the turn at the middle of the word;
+    without word times, all words belong to the window's last turn.
+    """
     if len(window.spans) == 1 or len(hypothesis.words) != len(hypothesis.pieces):
         return [window.spans[-1].turn] * len(hypothesis.pieces)
     return [window.turn_at(window.start + int((w.start_s + w.end_s) / 2 * SAMPLE_RATE_HZ)) for w in hypothesis.words]

@@ -24,10 +24,12 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 
 def decode(data: bytes, max_side: int | None = None) -> Pixels:
-    """Pixels of an encoded image: uint8 [height, width, 3], RGB, upright; of an animation the first picture.
+    """Decode an image to its pixels: uint8 [height, width, 3], RGB, turned upright by its EXIF orientation.
 
-    What is transparent is white. `max_side`: larger pictures come scaled down to it. Raises MediaError for what is no image, is cut off or
-    has over MAX_PIXELS.
+    Of an animation the first picture is taken. Transparent parts become white; images of more than 8 bits a channel are
+    scaled to 8. With `max_side`, a larger image is scaled down so that its longer side fits, and a JPEG is decoded at a
+    fraction of its size, which is much faster. Blocks for as long as the decoding takes. Raises MediaError for what is
+    no image of a known format, is cut off, or has more than MAX_PIXELS.
     """
     with _media_errors():
         upright, _ = _decoded(data, max_side)
