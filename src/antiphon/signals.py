@@ -1,4 +1,4 @@
-"""Waking tasks that wait for a state to change. For the event loop's own tasks; threads have `threading.Condition`."""
+"""Waking tasks that wait for a state to change. For tasks of one event loop; threads have `threading.Condition`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import anyio
 
 
 class Signal:
-    """A change that any number of tasks can wait for, again and again.
+    """A change that any number of tasks of one event loop can wait for, again and again.
 
-    The waiter checks the state itself, in a loop: `while not ready(): await signal.wait()`. Nothing may be awaited between the
-    check and `wait`, or a notification in between is lost; where that cannot be avoided, take `pending()` before the check
-    and wait on what it returned.
+    The waiter checks the state itself, in a loop: `while not ready(): await signal.wait()`. Nothing may be awaited
+    between the check and `wait`, or a notification in between is lost; where that cannot be avoided, take `pending()`
+    before the check and wait on what it returned.
     """
 
     def __init__(self) -> None:
@@ -22,9 +22,9 @@ class Signal:
         self._event = anyio.Event()
 
     def pending(self) -> anyio.Event:
-        """The event that the next `notify` sets."""
+        """Return the event that the next `notify` sets. It stays set, so it can be waited for at any later time."""
         return self._event
 
     async def wait(self) -> None:
-        """Wait for the next `notify`."""
+        """Wait for the next `notify`. Several tasks may wait at once; all of them are woken."""
         await self._event.wait()

@@ -1,4 +1,4 @@
-"""A real server, in a thread, over scripted models: real sockets, and what is heard and said is known to the sample."""
+"""A real server in a thread of this process, over scripted models: real sockets, and audio that is known to the sample."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from antiphon.events.words import Word
 from antiphon.loading.loaded import LoadedModels
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
-from antiphon.server.run import _drain
+from antiphon.server.run import drain
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
@@ -40,7 +40,10 @@ WORD_S = 0.3
 
 
 class Echo:
-    """A partner that says back what was said to it, a word and its sound at a time; "fail" makes it fail, "crash" raises what nobody expects."""
+    """A conversation model that repeats the last message, one word and its audio at a time.
+
+    The message "fail" makes it raise ModelError, "crash" an exception that no contract allows.
+    """
 
     native = None
 
@@ -63,7 +66,7 @@ class Echo:
         if messages[-1].text == "crash":
             raise RuntimeError("it crashed")
         at_s = 0.0
-        # Like nothing that a scripted user says: it is not to be taken for its echo.
+        # Unlike the audio of a scripted user, so that the echo guard does not take the one for the other.
         noise = np.random.default_rng(0).normal(0.0, 0.05, int(WORD_S * RATE_HZ)).astype(np.float32)
         for word in messages[-1].text.split():
             yield TextDelta(f" {word}" if at_s else word)
@@ -77,26 +80,24 @@ class Echo:
         return
 
 
-class Scripted(LoadedModels):
-    """The models, with a partner of their own."""
-
-    __slots__ = ("echo",)
-    echo: Echo
-
-    @property
-    def partner(self) -> Any:
-        return self.echo
-
-
 @contextmanager
 def serving(
     settings: Settings | None = None, transcriber: ScriptedTranscriber | None = None
 ) -> Iterator[tuple[str, ServerState, Echo]]:
-    """A server's ws:// URL, its state, and its partner."""
-    models = Scripted(
-        transcriber or ScriptedTranscriber(), ScriptedDetector(), None, None, None, None, None, None, ("scripted",), ()
+    """Yields a running server's ws:// URL, its state and its conversation model; drains the server afterwards."""
+    echo = Echo()
+    models = LoadedModels(
+        transcriber=transcriber or ScriptedTranscriber(),
+        vad=ScriptedDetector(),
+        turn_detector=None,
+        language_model=None,
+        synthesizer=None,
+        image_reader=None,
+        partner=echo,
+        watcher=None,
+        names=("scripted",),
+        lanes=(),
     )
-    object.__setattr__(models, "echo", Echo())
     state = ServerState(settings or Settings(), Metrics(), models)
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(build(state), log_config=None, access_log=False, ws="websockets-sansio", lifespan="off",
@@ -115,9 +116,9 @@ def serving(
     thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
     thread.start()
     try:
-        yield f"ws://127.0.0.1:{sock.getsockname()[1]}", state, models.echo
+        yield f"ws://127.0.0.1:{sock.getsockname()[1]}", state, echo
     finally:
-        asyncio.run_coroutine_threadsafe(_drain(state, 10), loops[0]).result(15)
+        asyncio.run_coroutine_threadsafe(drain(state, 10), loops[0]).result(15)
         server.should_exit = True
         thread.join(20)
         sock.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import ModelError, SettingsError
-from antiphon.server.run import _bind, _first
+from antiphon.server.run import bind, first_cause
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -23,7 +23,7 @@ def test_small_frames_do_not_wait_for_each_other(host: str) -> None:
             seen.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
             writer.close()
 
-        listening = _bind(host, 0)
+        listening = bind(host, 0)
         async with await asyncio.start_server(accepted, sock=listening):
             _, writer = await asyncio.open_connection(host, listening.getsockname()[1])
             nodelay = await seen
@@ -39,10 +39,10 @@ def test_small_frames_do_not_wait_for_each_other(host: str) -> None:
 
 
 def test_an_address_that_is_taken_is_a_clear_error() -> None:
-    with _bind("127.0.0.1", 0) as taken:
+    with bind("127.0.0.1", 0) as taken:
         taken.listen()
         with pytest.raises(SettingsError, match="cannot listen on"):
-            _bind("127.0.0.1", taken.getsockname()[1])
+            bind("127.0.0.1", taken.getsockname()[1])
 
 
 def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
@@ -59,6 +59,6 @@ def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
 def test_of_several_failures_the_first_that_says_what_is_wrong_is_told() -> None:
     told = ModelError("the voice broke")
     group = ExceptionGroup("a", [ValueError("no"), ExceptionGroup("b", [told, ModelError("later")])])
-    assert _first(group) is told
-    assert isinstance(_first(ExceptionGroup("a", [ValueError("no")])), ValueError)
-    assert _first(told) is told
+    assert first_cause(group) is told
+    assert isinstance(first_cause(ExceptionGroup("a", [ValueError("no")])), ValueError)
+    assert first_cause(told) is told

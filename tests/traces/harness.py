@@ -495,7 +495,7 @@ def scenario(*, native: bool = False, speaks: bool = True, **sections: Mapping[s
 
                 def serve(kept: Kept) -> ServerState:
                     state = ServerState(settings_of(**sections), Metrics(), loaded, started_s=EPOCH_S)
-                    state.group, state.kept = group, kept  # type: ignore[assignment]
+                    state.group, state.session_store = group, kept  # type: ignore[assignment]
                     return state
 
                 stage = Stage(trace, serve)

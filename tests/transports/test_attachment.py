@@ -49,7 +49,7 @@ class Talking:
         while True:
             self.outbox.put(f"frame {self.said}")
             self.said += 1
-            await self.outbox.room()
+            await self.outbox.wait_for_room()
             await anyio.lowlevel.checkpoint()
 
     async def wind_up(self) -> None:
@@ -63,18 +63,18 @@ def test_a_client_that_stops_reading_is_given_up_and_costs_what_is_bounded(resum
 
         def overflow() -> None:
             overflowed.append("overflow")
-            line.over.set()
+            attachment.over.set()
 
         journal = Journal(time.monotonic, resumes, max_bytes=2000, max_s=60.0)
-        outbox = Outbox(journal, MOST, overflowed=overflow)
+        outbox = Outbox(journal, MOST, on_overflow=overflow)
         session, transport = Talking(outbox), Stalled()
         token = ResumeToken() if resumes else None
         if token:
             token.renew()
-        line = Attachment(session, outbox, token, GRACE_S, stall_s=STALL_S)  # type: ignore[arg-type]
+        attachment = Attachment(session, outbox, token, GRACE_S, stall_s=STALL_S)  # type: ignore[arg-type]
         async with anyio.create_task_group() as group:
             group.start_soon(session.talk)
-            await line.serve(transport, group)  # type: ignore[arg-type]
+            await attachment.serve(transport, group)  # type: ignore[arg-type]
             group.cancel_scope.cancel()
         return session, transport, overflowed
 

@@ -8,11 +8,16 @@ from starlette.requests import HTTPConnection
 from antiphon.errors import Unauthorized
 from antiphon.server.state import ServerState
 
+# A browser cannot set headers on a WebSocket; OpenAI's clients offer a subprotocol that begins so and ends in the key.
 BROWSER_KEY = "openai-insecure-api-key."
 
 
 def bearer(headers: Headers) -> str | None:
-    """The key that a request carries in its Authorization header, or in the subprotocol a browser has to use; or None."""
+    """Return the key that a request carries, or None.
+
+    It is taken from the Authorization header (`Bearer KEY`), or else from the subprotocols that a WebSocket offers. The
+    key is not checked.
+    """
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return key.strip()
@@ -23,9 +28,10 @@ def bearer(headers: Headers) -> str | None:
 
 
 def identify(connection: HTTPConnection, *, short: bool = False) -> str:
-    """The caller of a request or upgrade: its API key, or "" where the server asks for none.
+    """Return the caller of a request or upgrade: its API key, or "" where the server asks for none.
 
-    With `short`, a short-lived key is accepted too, and stands for the key it was made with. Raises Unauthorized.
+    With `short`, a short-lived key is accepted too, and stands for the key it was made with. Raises Unauthorized for a
+    key that is missing, unknown or expired.
     """
     state: ServerState = connection.app.state.antiphon
     caller = state.caller(bearer(connection.headers), short=short)

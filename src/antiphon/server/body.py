@@ -8,13 +8,15 @@ from starlette.types import Message
 from antiphon.server.errors import BodyTooLarge
 
 
-def limited(request: Request, most: int, error: BodyTooLarge | None = None) -> Request:
-    """The same request, whose body raises `error` (BodyTooLarge) past `most` bytes, whatever its headers say.
+def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None) -> Request:
+    """Return the same request with a body of at most `max_bytes` bytes, whatever its headers say.
 
-    A Content-Length over the limit raises at once. Read the body or form of what is returned, not of `request`.
+    A Content-Length beyond the limit raises `error` at once. A body that turns out longer raises it while it is read,
+    so that no more than the limit and one chunk is ever held. Read the body or form of what is returned, not of
+    `request`. Without `error`, a BodyTooLarge that names the limit is raised.
     """
-    error = error or BodyTooLarge(f"The body is larger than {most} bytes.")
-    if int(request.headers.get("content-length", "0") or 0) > most:
+    error = error or BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
+    if int(request.headers.get("content-length", "0") or 0) > max_bytes:
         raise error
     num_bytes = 0
 
@@ -22,7 +24,7 @@ def limited(request: Request, most: int, error: BodyTooLarge | None = None) -> R
         nonlocal num_bytes
         message = await request.receive()
         num_bytes += len(message.get("body", b""))
-        if num_bytes > most:
+        if num_bytes > max_bytes:
             raise error
         return message
 

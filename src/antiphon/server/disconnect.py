@@ -1,4 +1,4 @@
-"""Work for an HTTP client that may go away: nobody is answered who does not listen."""
+"""Work for an HTTP client that may disconnect before its response is ready."""
 
 from __future__ import annotations
 
@@ -10,26 +10,32 @@ from starlette.responses import Response
 
 from antiphon.errors import AntiphonError
 
+# nginx's status for a client that closed the connection; nobody reads it.
+CLIENT_CLOSED_REQUEST = 499
 
-async def unless_gone(request: Request, call: Callable[[], Awaitable[Response]]) -> Response:
-    """The answer of `call`; it is worked for no more once its client goes away."""
-    answer: list[Response] = []
+
+async def unless_disconnected(request: Request, respond: Callable[[], Awaitable[Response]]) -> Response:
+    """Return what `respond` returns, and cancel it once the client disconnects.
+
+    The body of `request` must have been read: this waits for the message that follows it. An AntiphonError of `respond`
+    is raised as it is; for a client that has disconnected, the response is an empty one with status 499.
+    """
+    responses: list[Response] = []
     failure: AntiphonError | None = None
 
-    async def watch(scope: anyio.CancelScope) -> None:
+    async def cancel_when_disconnected(scope: anyio.CancelScope) -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
         scope.cancel()
 
     async with anyio.create_task_group() as group:
-        group.start_soon(watch, group.cancel_scope)
+        group.start_soon(cancel_when_disconnected, group.cancel_scope)
         try:
-            answer.append(await call())
+            responses.append(await respond())
         except AntiphonError as error:
-            # As it is, not inside the task group's ExceptionGroup.
+            # Kept and raised outside, because the task group would wrap it in an ExceptionGroup.
             failure = error
         group.cancel_scope.cancel()
     if failure:
         raise failure
-    # Nobody reads it: nginx' status for a client that went away.
-    return answer[0] if answer else Response(status_code=499)
+    return responses[0] if responses else Response(status_code=CLIENT_CLOSED_REQUEST)

@@ -1,7 +1,7 @@
 """Errors of HTTP requests and refused upgrades, in OpenAI's shape: `{error: {message, type, param, code}}`.
 
-Routes raise; `HANDLERS` is the one place where an exception becomes a status. A WebSocket is answered over HTTP as long as
-it is not accepted; what goes wrong later is its session's to tell.
+Routes raise; `HANDLERS` is the one place where an exception becomes a status. A WebSocket that is not accepted yet is
+refused over HTTP; after that, the session itself sends the client its errors.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ log = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 _NOT_FOUND = frozenset({"model_not_found", "voice_not_found"})
-# What a model failed on, by the beginning of the request's path.
-_SUBJECTS = {"/v1/audio/speech": " on this text", "/v1/audio/tran": " on this file"}
+# What a model was given when it failed, by the beginning of the request's path.
+_FAILED_ON = {"/v1/audio/speech": " on this text", "/v1/audio/tran": " on this file"}
 
 
 class BodyTooLarge(HTTPException):
-    """A request's body is over its limit. `code` and `param` are the error's."""
+    """A request's body is over its limit: status 413. `code` and `param` are those of the error in the response."""
 
     def __init__(self, message: str, code: str = "invalid_value", param: str | None = None) -> None:
         super().__init__(413, message)
@@ -46,7 +46,10 @@ class BodyTooLarge(HTTPException):
 def error_response(
     status: int, message: str, *, code: str | None = None, param: str | None = None, retry_after_s: float = 0.0
 ) -> JSONResponse:
-    """Make the response of one error. `retry_after_s` above 0 becomes a Retry-After header, in whole seconds."""
+    """Make the response of one error; its `type` follows from the status.
+
+    `retry_after_s` above 0 becomes a Retry-After header, rounded up to whole seconds.
+    """
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     headers = {"Retry-After": str(math.ceil(retry_after_s))} if retry_after_s else None
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -54,7 +57,7 @@ def error_response(
 
 
 def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
-    """The response that an exception of a route becomes; counts refusals and logs failures.
+    """Return the response that an exception of a route becomes; count refusals and log failures of models.
 
     Raises AssertionError for an exception that `HANDLERS` does not name.
     """
@@ -74,14 +77,14 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
         case ModelError() | EngineError():
             path = connection.url.path
             log.error("%s failed: %s", path, error)
-            subject = next((s for start, s in _SUBJECTS.items() if path.startswith(start)), "")
+            subject = next((s for start, s in _FAILED_ON.items() if path.startswith(start)), "")
             return error_response(500, f"The model failed{subject}.", code="processing_error")
         case StoreError():
             return error_response(507, str(error), code="storage_error")
         case BodyTooLarge():
             return error_response(413, error.detail, code=error.code, param=error.param)
         case HTTPException():
-            # 405 is the router's own; what else is raised as a status is a value that a route does not take.
+            # The router itself raises 404 and 405; routes raise a status for a value that they do not accept.
             code = {404: "not_found", 405: None}.get(error.status_code, "invalid_value")
             return error_response(error.status_code, error.detail, code=code)
         case _:
@@ -89,17 +92,19 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
 
 
 async def _handle(connection: HTTPConnection, error: Exception) -> Response | None:
+    """Return a request's response, or refuse an upgrade with it (Starlette calls it for both)."""
     response = response_to(connection, error)
     if not isinstance(connection, WebSocket):
         return response
     if connection.client_state == WebSocketState.CONNECTING:
         await connection.send_denial_response(response)
     elif not isinstance(error, Refused):
-        # The session's edge should have told the client; a bug that did not is not hidden here.
+        # The session should have sent its client the error; that it did not is a bug, which must not be hidden.
         raise error
     return None
 
 
+# Exception class -> handler, for `Starlette(exception_handlers=...)`.
 HANDLERS: Mapping[Any, Any] = dict.fromkeys(
     (
         Unauthorized,

@@ -1,4 +1,4 @@
-"""What /metrics says, in Prometheus' text format. One registry a server, so that tests can run several."""
+"""The metrics of one server, in Prometheus' text format. Each server has a registry of its own: tests run several."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.
 
 
 class Metrics:
-    """All of the server's counters. Names begin with `antiphon_`."""
+    """The server's counters, gauges and histograms; all names begin with `antiphon_`.
+
+    Prometheus' metrics are safe to update from any thread.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -55,22 +58,30 @@ class Metrics:
     def watch(
         self, lanes: Sequence[Lane[Any, Any]], backlog_s: Callable[[], float], language: LanguageModel | None = None
     ) -> None:
-        """Read lanes, the deepest backlog of any session and the language model's KV whenever /metrics is asked."""
+        """Report lanes, the longest backlog and the language model's KV, read anew for each request of /metrics.
+
+        `backlog_s` returns the seconds of audio that wait in the session that is furthest behind. Call it once, when
+        the models are loaded.
+        """
         self.registry.register(_Lanes(lanes, backlog_s))
         if language:
             self.registry.register(_Kv(language))
 
     def step(self, lane: str, priority: int, waited_s: float, took_s: float) -> None:
-        """One step of a lane; called from its worker's thread."""
+        """Record one step of a lane: seconds that it waited and that it took. Lanes call it in a worker's thread.
+
+        `priority`: the value of a `contracts.Urgency`.
+        """
         urgency = Urgency(priority).name.lower()
         self.step_s.labels(lane, urgency).observe(took_s)
         self.queue_s.labels(lane, urgency).observe(waited_s)
 
     def measure(self, kind: str, seconds: float) -> None:
-        """One latency of a kind."""
+        """Record one latency of `antiphon_latency_seconds`; `kind` becomes its label."""
         self.latency_s.labels(kind).observe(seconds)
 
     def text(self) -> bytes:
+        """Return all metrics as /metrics sends them: version 0.0.4 of Prometheus' text format, UTF-8."""
         return generate_latest(self.registry)
 
 

@@ -1,4 +1,4 @@
-"""What all requests share: settings, loaded models, metrics, who is connected, and whether the server drains."""
+"""What all requests share: settings, loaded models, metrics, live sessions, short-lived keys, and whether it drains."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-import anyio
 import anyio.abc
 
 from antiphon.errors import Refused
@@ -20,26 +19,42 @@ from antiphon.loading.loader import store_of
 from antiphon.protocols.model_names import ModelNames
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
+from antiphon.signals import Signal
 from antiphon.store.sessions import SessionStore
 from antiphon.store.voices import VoiceStore
+from antiphon.transports.attachment import Attachment
 
 log = logging.getLogger(__name__)
 MAX_SECRETS = 10_000
+# Ids of sessions that overflowed, and default names that were logged.
+MAX_OVERFLOWED, MAX_LOGGED_ALIASES = 10_000, 1000
+MAX_ALIAS_CHARS = 80
 
 
 @dataclass(eq=False, slots=True)
 class LiveEntry:
-    """One live session, as the drain and a hang-up see it. `key`: its caller's. `backlog_s`: audio it was sent and has not taken. `finish`: stop reading, flush finals, close."""
+    """One live session, as a drain, a hang-up and /metrics see it.
 
-    key: str
+    `caller`: the API key that opened it, or "". `backlog_s`: returns the seconds of audio that wait in its inbox.
+    `finish`: makes it stop reading, flush its finals and close; returns at once. `id`: the session's id on the wire.
+    """
+
+    caller: str
     backlog_s: Callable[[], float]
     finish: Callable[[], None]
     id: str = ""
 
 
+class ResumableSession(Protocol):
+    """A live session that a client can resume: `caller` is the API key that opened it, and may resume it."""
+
+    caller: str
+    attachment: Attachment
+
+
 @dataclass(frozen=True, slots=True)
 class ClientSecret:
-    """A short-lived key: who made it, until when it holds (monotonic seconds), and the session it opens."""
+    """A short-lived key: the caller that made it, its expiry in monotonic seconds, and the session that it opens."""
 
     caller: str
     until_s: float
@@ -48,67 +63,68 @@ class ClientSecret:
 
 @dataclass(slots=True)
 class ServerState:
-    """Made before the socket opens; `models` arrives when they are loaded."""
+    """One server's state. Made before the socket opens; `models` is set when they are loaded.
+
+    It belongs to the event loop that serves, and no method may be called from another thread.
+    """
 
     settings: Settings
     metrics: Metrics
     models: LoadedModels | None = None
+    # When the server was started, in Unix seconds.
     started_s: int = 0
     live: set[LiveEntry] = field(default_factory=set)
+    # Set once, on the first signal to stop: no session is admitted any more.
     draining: bool = False
-    # Sessions that were let in since the start.
+    # Sessions admitted since the start.
     num_admitted: int = 0
-    _empty: anyio.Event = field(default_factory=anyio.Event)
-    _by_key: Counter[str] = field(default_factory=Counter)
-    _mentioned: set[str] = field(default_factory=set)
-    _secrets: dict[str, ClientSecret] = field(default_factory=dict)
-    # What lives longer than the request that began it; set by whoever runs the server.
+    # Runs what lives longer than the request that began it; set by whatever runs the server.
     group: anyio.abc.TaskGroup | None = None
-    # Conversations that outlive the server; None where none are kept.
-    kept: SessionStore | None = None
-    # Sessions that can be resumed, by their id.
-    resumable: dict[str, Any] = field(default_factory=dict)
-    # Those that ended because what nobody took was too much.
-    forgone: dict[str, None] = field(default_factory=dict)
-    # Those that are being taken up from what is kept.
-    restoring: set[str] = field(default_factory=set)
+    # Conversations that outlive the server; None where `--state` is not given.
+    session_store: SessionStore | None = None
+    # Live sessions that can be resumed, by their id.
+    resumable: dict[str, ResumableSession] = field(default_factory=dict)
+    # Ids of sessions that ended because too much waited for a client that was away, oldest first.
+    overflowed: dict[str, None] = field(default_factory=dict)
+    # Ids of sessions that are being restored from the store, so that no second connection restores them.
+    restoring_ids: set[str] = field(default_factory=set)
+    _left: Signal = field(default_factory=Signal)
+    _by_caller: Counter[str] = field(default_factory=Counter)
+    _logged_aliases: set[str] = field(default_factory=set)
+    _secrets: dict[str, ClientSecret] = field(default_factory=dict)
 
     @property
-    def voices(self) -> VoiceStore:
-        """The uploaded voices."""
+    def uploaded_voices(self) -> VoiceStore:
+        """The store of uploaded voices, beside the models. Its methods read and write files: call them in a thread."""
         return VoiceStore(store_of(self.settings.models).home)
 
     @property
-    def names(self) -> ModelNames:
-        """Names a client may use."""
+    def transcriber_names(self) -> ModelNames:
+        """The names that a client may use for the transcriber. Needs the models to be loaded."""
         assert self.models is not None
         return ModelNames((self.models.required_transcriber.profile.id,), strict=self.settings.server.strict_models)
 
     @property
-    def conversation_models(self) -> ModelNames | None:
-        """Names a client may use for whoever answers in a conversation; None where nobody does."""
-        partner = self.models.conversation_model if self.models else None
-        if partner is None:
+    def conversation_names(self) -> ModelNames | None:
+        """The names that a client may use for the conversation model; None where none is loaded."""
+        model = self.models.conversation_model if self.models else None
+        if model is None:
             return None
-        unit_ms = round(partner.native.profile.unit_s * 1000) if partner.native else 0
-        return ModelNames((partner.profile.id,), strict=self.settings.server.strict_models, unit_ms=unit_ms)
+        unit_ms = round(model.native.profile.unit_s * 1000) if model.native else 0
+        return ModelNames((model.profile.id,), strict=self.settings.server.strict_models, unit_ms=unit_ms)
 
     def loaded(self) -> LoadedModels:
-        """The models. Raises Refused while they load or the server drains."""
+        """Return the models. Raises Refused while they load, and when the server drains."""
         if self.draining:
             raise Refused("the server is shutting down", 5.0)
         if self.models is None:
             raise Refused("the models are still loading", 5.0)
         return self.models
 
-    def forgo(self, session_id: str) -> None:
-        """Remember that this session cannot be resumed any more. Bound: MAX_SECRETS, the oldest go."""
-        self.forgone[session_id] = None
-        while len(self.forgone) > MAX_SECRETS:
-            del self.forgone[next(iter(self.forgone))]
+    # --- callers and their keys ---------------------------------------------------------------------------------------
 
-    def keep_secret(self, value: str, secret: ClientSecret) -> None:
-        """Let a short-lived key open sessions until it expires. Bound: MAX_SECRETS, the oldest go."""
+    def add_secret(self, value: str, secret: ClientSecret) -> None:
+        """Let the short-lived key `value` open sessions until it expires. Bound: MAX_SECRETS, the oldest go first."""
         now_s = time.monotonic()
         self._secrets = {k: s for k, s in self._secrets.items() if s.until_s > now_s}
         while len(self._secrets) >= MAX_SECRETS:
@@ -116,14 +132,15 @@ class ServerState:
         self._secrets[value] = secret
 
     def secret(self, key: str | None) -> ClientSecret | None:
-        """What a short-lived key stands for; None for one that expired, or for any other key."""
+        """Return what a short-lived key stands for; None for one that has expired, and for any other key."""
         found = self._secrets.get(key or "")
         return found if found and found.until_s > time.monotonic() else None
 
     def caller(self, key: str | None, *, short: bool = False) -> str | None:
-        """The caller that an API key stands for: the key itself if it is one of ours, "" where none is asked for, else None.
+        """Return the caller that an API key stands for: the key itself, "" where the server asks for none, else None.
 
-        `short`: a short-lived key will do, and stands for the key it was made with.
+        With `short`, a short-lived key is accepted too, and stands for the key that it was made with. Keys are compared
+        in constant time.
         """
         if short and (secret := self.secret(key)):
             return secret.caller
@@ -133,52 +150,67 @@ class ServerState:
         given = (key or "").encode()
         return next((k for k in keys if hmac.compare_digest(k.encode(), given)), None)
 
+    # --- sessions -----------------------------------------------------------------------------------------------------
+
     @contextmanager
     def admit(self, caller: str) -> Iterator[None]:
-        """Hold a place for one session of `caller` while the block runs. Raises Refused where the server, or the key, is full."""
+        """Hold a place for one session of `caller` while the block runs.
+
+        Raises Refused where the server, or this caller, has no place left (`--max-sessions`, `--sessions-per-key`).
+        """
         server = self.settings.server
-        if self._by_key.total() >= server.max_sessions:
+        if self._by_caller.total() >= server.max_sessions:
             raise Refused(f"the server holds {server.max_sessions} sessions", 10.0)
-        if self._by_key[caller] >= server.sessions_per_key:
+        if self._by_caller[caller] >= server.sessions_per_key:
             raise Refused(f"this key holds {server.sessions_per_key} sessions", 10.0)
-        self._by_key[caller] += 1
+        self._by_caller[caller] += 1
         self.num_admitted += 1
         try:
             yield
         finally:
-            self._by_key[caller] -= 1
-            if not self._by_key[caller]:
-                del self._by_key[caller]
+            self._by_caller[caller] -= 1
+            if not self._by_caller[caller]:
+                del self._by_caller[caller]
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run what outlives its request. `work` must not raise."""
+        """Run what outlives its request. `work` must not raise: an exception would end the server."""
         assert self.group
         self.group.start_soon(work)
 
-    def leave(self, live: LiveEntry) -> None:
-        """A session is over."""
-        self.live.discard(live)
-        if not self.live:
-            self._empty.set()
-            self._empty = anyio.Event()
+    def leave(self, entry: LiveEntry) -> None:
+        """Take a session that has ended off the live ones. Does nothing for one that is not there."""
+        self.live.discard(entry)
+        self._left.notify()
 
-    async def emptied(self) -> None:
-        """Wait until no session is live."""
+    async def all_left(self) -> None:
+        """Wait until no session is live. Returns at once where none is."""
         while self.live:
-            await self._empty.wait()
+            await self._left.wait()
 
     @property
     def num_sessions(self) -> int:
-        """Places taken."""
-        return self._by_key.total()
+        """Places taken: live sessions, handshakes, and REST requests that hold a place."""
+        return self._by_caller.total()
 
     def backlog_s(self) -> float:
-        """Seconds of audio waiting in the session that is furthest behind."""
+        """Return the seconds of audio that wait in the session that is furthest behind; 0 where none is live."""
         return max((s.backlog_s() for s in self.live), default=0.0)
 
+    def mark_overflowed(self, session_id: str) -> None:
+        """Remember that frames of this session are lost, for the client that tries to resume it.
+
+        Bound: MAX_OVERFLOWED, the oldest go first.
+        """
+        self.overflowed[session_id] = None
+        while len(self.overflowed) > MAX_OVERFLOWED:
+            del self.overflowed[next(iter(self.overflowed))]
+
     def log_alias(self, name: str, model: str = "") -> None:
-        """Say once what serves a client's default name for a model or voice."""
-        name = name[:80]
-        if name not in self._mentioned and len(self._mentioned) < 1000:
-            self._mentioned.add(name)
-            log.info("%r is not here: served by %s", name, model or self.names.loaded[0])
+        """Log, once per name, that a client's default name is served by `model` (default: the transcriber).
+
+        Bound: MAX_LOGGED_ALIASES names, then no further ones are logged.
+        """
+        name = name[:MAX_ALIAS_CHARS]
+        if name not in self._logged_aliases and len(self._logged_aliases) < MAX_LOGGED_ALIASES:
+            self._logged_aliases.add(name)
+            log.info("%r is not here: served by %s", name, model or self.transcriber_names.loaded[0])

@@ -1,6 +1,7 @@
-"""The line between one session and whoever is attached to it: a transport at a time, with one reader and one writer.
+"""Attaches one transport at a time to a live session, with one task that reads from it and one that writes to it.
 
-Where the session has a token it outlives its transport for a while, and another transport can take the line; else they end together.
+A session with a resume token outlives its transport for `grace_s` and can be resumed on another; without a token, both
+end together. What is read and written is the session's; frames wait in its outbox.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import anyio.abc
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.signals import Signal
 from antiphon.transports.outbox import CloseFrame, Outbox
 from antiphon.transports.transport import STALL_S, Transport, TransportClosed
 
@@ -22,52 +24,64 @@ ClientData = str | bytes | AppendAudio
 
 
 class AttachedSession(Protocol):
-    """Who is at the other end of the line."""
+    """What an attachment asks of its live session. All calls come from one event loop, one frame at a time."""
 
     @property
-    def id(self) -> str: ...
+    def id(self) -> str:
+        """The session's id, for logs."""
+        ...
 
     @property
     def ending(self) -> bool:
-        """Nothing more is to be read: it says what it has to say, and ends."""
+        """No more frames are read; the session sends what it still has and ends its outbox."""
         ...
 
     @property
     def idle_s(self) -> float | None:
-        """After this long without a frame `idle` is asked."""
+        """Seconds without a frame after which `end_if_idle` is called; None: never."""
         ...
 
-    async def take(self, data: ClientData) -> None:
-        """One frame from the client. Not interrupted where the session can be resumed."""
+    async def handle(self, data: ClientData) -> None:
+        """Handle one frame, or audio that came beside the frames. The next is read when this returns.
+
+        It is not cancelled where the session can be resumed: a frame that was counted as received has been handled.
+        """
         ...
 
-    async def idle(self) -> bool:
-        """Nothing came for idle_s. True: the client is given up."""
+    async def end_if_idle(self) -> bool:
+        """Nothing came for `idle_s`. Return True after ending the outbox: the client is given up."""
         ...
 
     async def wind_up(self) -> None:
-        """Nothing more is read."""
+        """No more frames come and `ending` is true: finish what was asked for, then end the outbox."""
         ...
 
     def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """The event, if it is about the connection."""
+        """Return the decoded event if it is about the connection (resuming, acknowledgements); None: it is `handle`'s."""
         ...
 
     async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """Answer what the client did wrong about it; waits while it does not read."""
+        """Answer an event about the connection with an error. Waits while the client does not read."""
         ...
 
     async def resumed(self, token: str) -> str:
-        """The first frame of who has taken the session up again. The token is kept wherever the session is."""
+        """Return the first frame for a client that has resumed the session, with its new token.
+
+        Waits until the token is stored wherever the session is stored.
+        """
         ...
 
     def replaced(self) -> str:
-        """The last frame of a transport whose session goes on over another."""
+        """Return the last frame for a transport whose session goes on over another one."""
         ...
 
 
 class Attachment:
-    """`serve` it with the first transport in a task group of the session's; `over` is set when there is nobody to serve any more."""
+    """The place of one live session where one transport at a time is attached.
+
+    The session calls `serve` with its first transport in a task group of its own; other connections call `resume`.
+    `over` is set when the session has no client any more and none may come: its task group is cancelled then.
+    """
 
     def __init__(
         self,
@@ -80,122 +94,143 @@ class Attachment:
     ) -> None:
         self._session = session
         self.outbox = outbox
-        # What resumes the session; None: it ends with its transport.
-        self.token = token
+        self._token = token
         self._grace_s = grace_s
         self._stall_s = stall_s
         self.over = anyio.Event()
-        # Frames of the client that were taken: one that resumes sends again what came after.
+        # Frames of the client that were handled. A client that resumes sends those again that came after.
         self.num_received = 0
         self._group: anyio.abc.TaskGroup | None = None
-        self._attachment: anyio.CancelScope | None = None
+        # Of the attached transport; None while none is.
+        self._scope: anyio.CancelScope | None = None
+        # How many transports were attached, and which of them were replaced by another.
         self._number = 0
         self._replaced: set[int] = set()
-        self._detached = anyio.Event()
+        self._detached = Signal()
         self._resuming = anyio.Lock()
         self._reading = anyio.CancelScope()
 
     @property
     def attached(self) -> bool:
-        """Somebody is at the line."""
-        return self._attachment is not None
+        """A transport is attached at the moment."""
+        return self._scope is not None
+
+    @property
+    def token(self) -> ResumeToken | None:
+        """What resumes the session; None: it cannot be resumed, and ends with its transport."""
+        return self._token
+
+    def forbid_resume(self) -> None:
+        """Make the session end with its transport: its client has closed it, and will not come back."""
+        self._token = None
 
     async def serve(self, transport: Transport, group: anyio.abc.TaskGroup) -> None:
-        """With the first transport, then with whoever resumes, until it is over. `group`: the session's tasks."""
+        """Serve the first transport, then those that resume, and return when `over` is set.
+
+        `group` is the session's task group; the grace period and the end of a drained session run in it.
+        """
         self._group = group
-        self._attachment = scope = anyio.CancelScope()
+        self._scope = scope = anyio.CancelScope()
         await self._attach(transport, scope)
         await self.over.wait()
 
     def stop_reading(self) -> None:
-        """The session ends: what it still says is sent."""
+        """Read no more frames, and have the session wind up: what it still has to send is sent. Does not wait."""
         self._reading.cancel()
-        if self._attachment is None and self._group:
+        if self._scope is None and self._group:
             self._group.start_soon(self._session.wind_up)
 
     async def resume(self, token: str, last_received: int, transport: Transport) -> None:
-        """Serve over `transport` from now on, if `token` is the session's. Whoever was attached is sent off.
+        """Serve over `transport` from now on, until it is gone. A transport that is still attached is closed.
 
-        Raises RemoteProtocolError (invalid_resume_token, invalid_event_ack), JournalGap.
+        `last_received`: the number of the last frame that the client has. Raises RemoteProtocolError
+        (`unknown_session`, `invalid_resume_token`, `invalid_event_ack`) and JournalGap before anything is replaced.
         """
         async with self._resuming:
-            fitting = self._fitting(token)
-            # Who cannot be served replaces nobody.
-            self.outbox.journal.check_rewind(last_received)
-            while self._attachment:
-                # What the other reader has begun to take has to be counted; it waits for no room any more.
+            resume_token = self._checked(token)
+            # A client that cannot be served must not end the connection of one that is.
+            self.outbox.check_rewind(last_received)
+            while self._scope:
+                # A frame that the other reader has begun to handle has to be counted: it must not wait for room now.
                 self._replaced.add(self._number)
-                self.outbox.attach(attached=False)
-                self._attachment.cancel()
+                self.outbox.set_attached(False)
+                self._scope.cancel()
                 await self._detached.wait()
-                fitting = self._fitting(token)
+                resume_token = self._checked(token)
             try:
-                self.outbox.journal.rewind(last_received)
-                self.outbox.journal.push(await self._session.resumed(fitting.renew()), first=True)
+                self.outbox.rewind(last_received)
+                self.outbox.put_first(await self._session.resumed(resume_token.renew()))
             except BaseException:
-                self._left()
+                self._on_detached()
                 raise
-            # Whoever comes next finds it taken.
-            self._attachment = scope = anyio.CancelScope()
+            # Set before the lock is released, so that the next client finds the place taken.
+            self._scope = scope = anyio.CancelScope()
         log.info("session %s is resumed", self._session.id)
         await self._attach(transport, scope)
 
-    def _fitting(self, token: str) -> ResumeToken:
+    def continue_from(self, last_received: int, first_frame: str) -> None:
+        """Prepare a session that was restored from the store, before `serve`.
+
+        `first_frame` is sent first; frames after it are numbered from `last_received` + 1.
+        """
+        self.outbox.continue_from(last_received, first_frame)
+
+    def _checked(self, token: str) -> ResumeToken:
+        """Return the session's token if `token` is it. Raises RemoteProtocolError."""
         if self.over.is_set():
             raise RemoteProtocolError("unknown_session", "The session has just ended.", "session_id")
-        if self.token is None or not self.token.matches(token):
+        if self._token is None or not self._token.matches(token):
             raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
-        return self.token
+        return self._token
 
     async def _attach(self, transport: Transport, scope: anyio.CancelScope) -> None:
+        """Read from and write to `transport` until one of them ends, or the session does."""
         self._number += 1
-        mine = self._number
+        number = self._number
         self._reading = reading = anyio.CancelScope()
-        self.outbox.attach(attached=True)
+        self.outbox.set_attached(True)
         try:
             with scope:
                 async with anyio.create_task_group() as group:
-                    group.start_soon(self._watch_over, scope)
+                    group.start_soon(self._cancel_when_over, scope)
                     group.start_soon(self._write, transport, scope)
                     with reading:
                         await self._read(transport)
                     if self._session.ending:
                         await self._session.wind_up()
                     else:
-                        # The client left: nothing that is still to come has a reader.
+                        # The client has left: frames that are still to come have no reader.
                         scope.cancel()
         except* Exception:
-            # The session's edge: whatever failed in reading its client ends it alone.
+            # The session's edge: whatever failed in handling its client's frames ends this session alone.
             log.exception("session %s failed", self._session.id)
             self.over.set()
         finally:
-            self._attachment = None
-            self.outbox.attach(attached=False)
-            self._detached.set()
-            self._detached = anyio.Event()
-            if mine not in self._replaced:
-                self._left()
-        if mine in self._replaced:
-            await self._send_off(transport)
+            self._scope = None
+            self.outbox.set_attached(False)
+            self._detached.notify()
+            if number not in self._replaced:
+                self._on_detached()
+        if number in self._replaced:
+            await self._close_replaced(transport)
 
-    def _left(self) -> None:
-        """Nobody is attached any more."""
-        if self.token is None or self.over.is_set() or self.outbox.ended:
+    def _on_detached(self) -> None:
+        """End the session, or begin its grace period: no transport is attached any more."""
+        if self._token is None or self.over.is_set() or self.outbox.ended:
             self.over.set()
         else:
-            # One that is ending ends by itself; if it does not, this ends it.
+            # A session that is ending ends by itself; if it does not, the grace period ends it.
             log.info("session %s waits to be resumed", self._session.id)
             assert self._group
-            self._group.start_soon(self._grace, self._number)
+            self._group.start_soon(self._end_after_grace, self._number)
 
-    async def _grace(self, number: int) -> None:
+    async def _end_after_grace(self, number: int) -> None:
         await anyio.sleep(self._grace_s)
-        if self._number == number and self._attachment is None:
+        if self._number == number and self._scope is None:
             log.info("session %s was not resumed", self._session.id)
             self.over.set()
 
-    async def _send_off(self, transport: Transport) -> None:
-        """The session goes on elsewhere."""
+    async def _close_replaced(self, transport: Transport) -> None:
         try:
             with anyio.fail_after(self._stall_s):
                 await transport.send(self._session.replaced())
@@ -203,12 +238,12 @@ class Attachment:
         except (TransportClosed, TimeoutError):
             return
 
-    async def _watch_over(self, scope: anyio.CancelScope) -> None:
+    async def _cancel_when_over(self, scope: anyio.CancelScope) -> None:
         await self.over.wait()
-        self.outbox.attach(attached=False)
+        self.outbox.set_attached(False)
         scope.cancel()
 
-    # --- reading ----------------------------------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------------------------
 
     async def _read(self, transport: Transport) -> None:
         session = self._session
@@ -216,19 +251,20 @@ class Attachment:
             with anyio.move_on_after(session.idle_s) as waiting:
                 data = await transport.receive()
             if waiting.cancelled_caught:
-                if await session.idle():
+                if await session.end_if_idle():
                     return
                 continue
             if data is None:
                 return
-            if not (self.token and isinstance(data, str | bytes) and await self._control(self.token, data)):
-                # What was begun to be taken is taken: a client that resumes does not send it again.
-                with anyio.CancelScope(shield=self.token is not None):
+            if not (self._token and isinstance(data, str | bytes) and await self._control(self._token, data)):
+                # A frame is handled to its end or not at all: a client that resumes does not send it again.
+                with anyio.CancelScope(shield=self._token is not None):
                     self.num_received += 1
-                    await session.take(data)
+                    await session.handle(data)
 
     async def _control(self, token: ResumeToken, data: str | bytes) -> bool:
-        """An event about the connection itself."""
+        """Handle an event about the connection itself; return False for all others."""
+        # The client has sent something since it got this token, so it has it.
         token.confirm()
         event = self._session.control(data)
         if event is None:
@@ -239,15 +275,15 @@ class Attachment:
             seq = event.get("server_event_seq")
             if not isinstance(seq, int) or isinstance(seq, bool):
                 raise RemoteProtocolError("invalid_event_ack", "server_event_seq is a number.", "server_event_seq")
-            self.outbox.journal.acknowledge(seq)
+            self.outbox.acknowledge(seq)
         except RemoteProtocolError as error:
             await self._session.reject(error, event.get("event_id"))
         return True
 
-    # --- writing ----------------------------------------------------------------------------------------------------------
+    # --- writing ------------------------------------------------------------------------------------------------------
 
     async def _write(self, transport: Transport, scope: anyio.CancelScope) -> None:
-        """Send frames until the end. A client that is gone or has stopped reading is not attached any more."""
+        """Send frames until the end. A client that has left, or has stopped reading, is detached."""
         try:
             while True:
                 item = await self.outbox.get()
@@ -263,6 +299,6 @@ class Attachment:
             log.info("session %s: the client is gone", self._session.id)
             if self.outbox.ended:
                 self.over.set()
-        # Whoever waits for room waits for nobody.
-        self.outbox.attach(attached=False)
+        # No frame is sent over this transport any more, so nobody may wait for room in it.
+        self.outbox.set_attached(False)
         scope.cancel()

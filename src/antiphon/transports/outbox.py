@@ -1,4 +1,8 @@
-"""What a session has to say, on its way to whoever is attached to it. Waits where a client does not read; keeps what one that left will ask for."""
+"""The queue of a live session's frames: it waits for clients that do not read, and keeps frames for those that resume.
+
+What is numbered, kept and sent again is the journal's to decide (`protocols/resume/journal.py`); how frames are sent
+is the attachment's.
+"""
 
 from __future__ import annotations
 
@@ -11,55 +15,69 @@ from antiphon.signals import Signal
 
 @dataclass(frozen=True, slots=True)
 class CloseFrame:
-    """The last thing a writer does."""
+    """The last entry of an outbox: the transport is closed with this WebSocket code and reason."""
 
     code: int
     reason: str
 
 
 class Outbox:
-    """One session's. Bound: `most` frames while a client is attached, then whoever puts waits; the journal's bytes while none is.
+    """The frames of one live session that wait for its transport. Used from one event loop.
 
-    `waits_detached`: while none is, whoever puts waits too. `overflowed` is called where what nobody takes is too much.
+    Bounds: while a transport is attached, `max_waiting` frames, and the session waits in `wait_for_room` beyond; while
+    none is, the journal's `max_bytes`, and beyond `on_overflow` is called. With `waits_detached` the session waits at
+    `max_waiting` while no transport is attached, too.
     """
 
     def __init__(
         self,
         journal: Journal,
-        most: int,
+        max_waiting: int,
         *,
         waits_detached: bool = False,
-        overflowed: Callable[[], None] = lambda: None,
+        on_overflow: Callable[[], None] = lambda: None,
     ) -> None:
-        self.journal = journal
-        self._most = most
+        self._journal = journal
+        self._max_waiting = max_waiting
         self._waits_detached = waits_detached
-        self._overflowed = overflowed
+        self._on_overflow = on_overflow
         self._end: CloseFrame | None = None
         self._attached = False
         self._changed = Signal()
 
     @property
+    def num_waiting(self) -> int:
+        """Frames that were put and not taken by `get` yet."""
+        return len(self._journal)
+
+    @property
     def ended(self) -> bool:
-        """Nothing more comes."""
+        """`end` was called: once the waiting frames are sent, the transport is closed."""
         return self._end is not None
 
     def put(self, frame: str) -> None:
-        """A frame, behind all others. Does not wait; `room` does."""
-        self.journal.push(frame)
+        """Queue a frame behind all others. Never waits: whoever produces frames calls `wait_for_room` between them."""
+        self._journal.push(frame)
         self._changed.notify()
 
-    async def room(self) -> None:
-        """Wait until an attached client has read enough."""
-        while len(self.journal) > self._most and (self._attached or self._waits_detached) and self._end is None:
+    async def wait_for_room(self) -> None:
+        """Wait until at most `max_waiting` frames wait, while a transport is attached that could take them.
+
+        Returns at once after `end`. Calls `on_overflow` where no transport is attached and too many bytes wait.
+        """
+        while self.num_waiting > self._max_waiting and self._may_wait:
             await self._changed.wait()
-        if not self._attached and self._end is None and self.journal.check_overflow():
-            self._overflowed()
+        if not self._attached and self._end is None and self._journal.check_overflow():
+            self._on_overflow()
+
+    @property
+    def _may_wait(self) -> bool:
+        return (self._attached or self._waits_detached) and self._end is None
 
     async def get(self) -> str | CloseFrame:
-        """The next frame, waiting for it; the End once all is sent."""
+        """Wait for the next frame, and return it as it is to be sent. The CloseFrame follows when all are taken."""
         while True:
-            frame = self.journal.next()
+            frame = self._journal.next()
             if frame is not None:
                 self._changed.notify()
                 return frame
@@ -68,17 +86,46 @@ class Outbox:
             await self._changed.wait()
 
     def raise_epoch(self, epoch: int) -> None:
-        """What older epochs have said and was not sent is not sent."""
-        self.journal.raise_epoch(epoch)
+        """Drop the frames that wait with audio or text of an epoch below `epoch`."""
+        self._journal.raise_epoch(epoch)
         self._changed.notify()
 
     def end(self, code: int, reason: str) -> None:
-        """Nothing more comes: who has sent all closes with this. The first reason stays."""
+        """Have the transport closed with `code` and `reason` after the waiting frames. Only the first call counts."""
         if self._end is None:
             self._end = CloseFrame(code, reason)
         self._changed.notify()
 
-    def attach(self, *, attached: bool) -> None:
-        """Somebody reads, or nobody does."""
+    def set_attached(self, attached: bool) -> None:
+        """Say whether a transport takes frames, which decides whether `wait_for_room` waits."""
         self._attached = attached
         self._changed.notify()
+
+    def acknowledge(self, seq: int) -> None:
+        """Forget the sent frames up to number `seq`: the client has them. Raises RemoteProtocolError."""
+        self._journal.acknowledge(seq)
+
+    def check_rewind(self, last_received: int) -> None:
+        """Raise what `rewind` would raise, and change nothing."""
+        self._journal.check_rewind(last_received)
+
+    def rewind(self, last_received: int) -> None:
+        """Queue the frames after number `last_received` again, before those that wait.
+
+        Call it while no transport is attached. Raises RemoteProtocolError for a number that was never sent, JournalGap
+        where frames in between are not kept any more.
+        """
+        self._journal.rewind(last_received)
+
+    def put_first(self, frame: str) -> None:
+        """Queue a frame before all others: what a client gets first when it has resumed the session."""
+        self._journal.push(frame, first=True)
+        self._changed.notify()
+
+    def continue_from(self, last_received: int, first_frame: str) -> None:
+        """Have `first_frame` sent first, and number what follows from `last_received` + 1.
+
+        For a session that was restored from the store: its client has counted that far in an earlier process.
+        """
+        self._journal.continue_from(last_received)
+        self._journal.push(first_frame)

@@ -1,4 +1,4 @@
-"""What carries a connection, and who plays its sound where that does not go in events."""
+"""The contracts of what carries a connection, and of what plays a response's audio beside its events."""
 
 from __future__ import annotations
 
@@ -9,40 +9,52 @@ from antiphon.contracts.playback import PlaybackTracker
 from antiphon.events.conversation import ConversationEvent, PlaybackStarted, PlaybackStopped
 from antiphon.events.transcription import AppendAudio, TranscriptionEvent
 
-# A client that has not read for so long is taken to be gone.
+# A client that has not read anything for this long is taken to be gone.
 STALL_S = 30.0
+ReportPlayback = Callable[[PlaybackStarted | PlaybackStopped], object]
 
 
 class TransportClosed(Exception):
-    """The client is not there any more."""
+    """The client's end of the connection is closed, so that nothing can be sent on it any more."""
 
 
 class AudioPlayer(PlaybackTracker, Protocol):
-    """Sound goes to the client by itself, not in events."""
+    """Plays the responses' audio to the client in real time, so that no event has to carry it (WebRTC)."""
 
-    def attach(self, tell: Callable[[PlaybackStarted | PlaybackStopped], object]) -> None:
-        """`tell` what begins and ends to be heard."""
+    def attach(self, report: ReportPlayback) -> None:
+        """Have `report` called, in the event loop, when a response starts and stops being heard. It must not wait."""
         ...
 
-    def take(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """Everything the session says, in order: sound is to be played."""
+    def send(self, event: TranscriptionEvent | ConversationEvent) -> None:
+        """Take one event of the session, in order. Audio is queued for playing, other events may be ignored.
+
+        Does not wait.
+        """
         ...
 
 
 class Transport(Protocol):
-    """What carries a connection."""
+    """What carries one connection: a WebSocket, a WebRTC call, or a recording that is replayed.
+
+    One task receives and one task sends. Whoever opened the connection also releases it after the last use.
+    """
 
     @property
-    def playback(self) -> AudioPlayer | None: ...
+    def playback(self) -> AudioPlayer | None:
+        """The player of the responses' audio; None where audio is sent within the events."""
+        ...
 
     async def receive(self) -> str | bytes | AppendAudio | None:
-        """The next frame, or sound that came beside the frames; None: the client left."""
+        """Wait for the next frame, or for audio that came beside the frames. None: the client has left."""
         ...
 
     async def send(self, frame: str) -> None:
-        """Raises Gone."""
+        """Send one frame, waiting while the client does not read. Raises TransportClosed if the client has left.
+
+        A `protocols.wire.BinaryFrame` is sent as binary where the transport has such frames.
+        """
         ...
 
     async def close(self, code: int, reason: str) -> None:
-        """Raises Gone."""
+        """Close the connection, in WebSocket's codes. Raises TransportClosed if the client has closed it first."""
         ...

@@ -1,4 +1,7 @@
-"""A WebRTC call as a transport: Opus both ways, events over a data channel."""
+"""A WebRTC call as a transport: Opus both ways, events over a data channel.
+
+The media run in tasks of aiortc's and of this module's own, in the event loop that made the peer connection.
+"""
 
 from __future__ import annotations
 
@@ -31,21 +34,24 @@ from antiphon.events.conversation import (
     ResponseAudioDelta,
 )
 from antiphon.events.transcription import AppendAudio, TranscriptionEvent
-from antiphon.transports.transport import TransportClosed
+from antiphon.transports.transport import ReportPlayback, TransportClosed
 
 log = logging.getLogger(__name__)
+# Opus in WebRTC always has this clock rate (RFC 7587, section 4.1).
 RTC_HZ = 48_000
+# One packet: 20 ms.
 FRAME_SAMPLES = RTC_HZ // 50
 # What a client may leave unread in its channel before it is taken to be gone.
 MAX_CHANNEL_BYTES = 8 << 20
-# Sound and events that came and wait for the session: 10 s of frames.
-MAX_ARRIVED = 1000
-TellPlayback = Callable[[PlaybackStarted | PlaybackStopped], object]
+# Audio and events that have arrived and wait for the session: 10 s of frames.
+MAX_ARRIVED_ITEMS = 1000
+# How long `close` waits for the data channel to empty, and how often it looks.
+CLOSE_POLLS, CLOSE_POLL_S = 50, 0.02
 
 
 @dataclass(slots=True)
-class _Piece:
-    """Sound of one item, int16 at 48 kHz; `last`: nothing of the item follows."""
+class _AudioChunk:
+    """Audio of one item, int16 at 48 kHz. `last`: no audio of the item follows."""
 
     at: ContentPosition
     pcm: npt.NDArray[np.int16]
@@ -53,94 +59,113 @@ class _Piece:
 
 
 class OutputTrack(MediaStreamTrack):
-    """The track that plays what the session says, 20 ms at a time, silence between; see transport.Player."""
+    """The track that plays the responses' audio: 20 ms at a time, silence in between.
+
+    It is the call's `AudioPlayer`: it counts the samples of each item that were handed to the network, so an
+    interrupted item can be cut to what was heard. `clock` is monotonic, in seconds.
+    """
 
     kind = "audio"
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        # Bound: an answer's sound; its tokens are limited, and the next answer begins when this one is cut or done.
-        self._queue: deque[_Piece] = deque()
+        # Bound: a response's audio; its tokens are limited, and the next one begins when this one is cut or done.
+        self._queue: deque[_AudioChunk] = deque()
         self._resamplers: dict[str, Resampler] = {}
-        # Items that were begun and not played to their end, with the samples of each that were heard.
-        self._open: dict[str, ContentPosition] = {}
-        self._heard: dict[str, int] = {}
-        # Items of which no more is to be played.
-        self._cut: set[str] = set()
-        self._sounding: str | None = None
-        self._tell: TellPlayback = lambda _: None
-        self._begun_s: float | None = None
-        self._sent = 0
+        # Items that were begun and not played to their end, and the samples of each that were played.
+        self._unfinished: dict[str, ContentPosition] = {}
+        self._played_samples: dict[str, int] = {}
+        # Items of which no more is to be played, although more may come.
+        self._discarded: set[str] = set()
+        self._playing_response: str | None = None
+        self._report: ReportPlayback = lambda _: None
+        self._began_s: float | None = None
+        self._num_samples = 0
 
-    def attach(self, tell: TellPlayback) -> None:
-        """See Player."""
-        self._tell = tell
+    def attach(self, report: ReportPlayback) -> None:
+        """Have `report` called when the first sample of a response is played, and after the last of each item."""
+        self._report = report
 
-    def take(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """See Player."""
-        match output:
-            case ResponseAudioDelta(at, pcm, rate_hz) if at.item_id not in self._cut:
+    def send(self, event: TranscriptionEvent | ConversationEvent) -> None:
+        """Queue the event's audio, resampled to 48 kHz; events without audio are ignored. Does not wait."""
+        match event:
+            case ResponseAudioDelta(at, pcm, rate_hz) if at.item_id not in self._discarded:
                 if at.item_id not in self._resamplers:
                     self._resamplers[at.item_id] = Resampler(rate_hz, RTC_HZ)
-                    self._open[at.item_id] = at
-                self._queue.append(_Piece(at, _int16(self._resamplers[at.item_id].feed(pcm))))
+                    self._unfinished[at.item_id] = at
+                self._queue.append(_AudioChunk(at, _int16(self._resamplers[at.item_id].feed(pcm))))
             case ContentPartDone(at, part) if part.kind == "output_audio":
-                self._cut.discard(at.item_id)
+                self._discarded.discard(at.item_id)
                 if resampler := self._resamplers.pop(at.item_id, None):
-                    self._queue.append(_Piece(at, _int16(resampler.flush()), last=True))
+                    self._queue.append(_AudioChunk(at, _int16(resampler.flush()), last=True))
             case _:
                 return
 
     def silence(self) -> list[tuple[ContentPosition, int]]:
-        """See Playback."""
-        cut = [(at, self._heard.get(item_id, 0) * 1000 // RTC_HZ) for item_id, at in self._open.items()]
-        # Those still being made have a resampler.
-        self._cut |= self._resamplers.keys()
+        """Drop what is queued, and what is still to come of its items.
+
+        Returns each item that was not played to its end, with the milliseconds of it that were played.
+        """
+        cut = [(at, self._played_samples.get(item_id, 0) * 1000 // RTC_HZ) for item_id, at in self._unfinished.items()]
+        # An item that is still being produced has a resampler.
+        self._discarded |= self._resamplers.keys()
         self._queue.clear()
         self._resamplers.clear()
-        self._open.clear()
-        self._heard.clear()
-        self._sounding = None
+        self._unfinished.clear()
+        self._played_samples.clear()
+        self._playing_response = None
         return cut
 
     async def recv(self) -> AudioFrame:
-        """The next 20 ms, when they are due."""
+        """Wait until the next 20 ms are due, and return them. aiortc's sender calls it, one call at a time.
+
+        Raises MediaStreamError once the track is stopped.
+        """
         if self.readyState != "live":
             raise MediaStreamError
         now_s = self._clock()
-        if self._begun_s is None:
-            self._begun_s = now_s
-        await asyncio.sleep(max(0.0, self._begun_s + self._sent / RTC_HZ - now_s))
+        if self._began_s is None:
+            self._began_s = now_s
+        await asyncio.sleep(max(0.0, self._began_s + self._num_samples / RTC_HZ - now_s))
         frame = AudioFrame(format="s16", layout="mono", samples=FRAME_SAMPLES)
-        frame.planes[0].update(self.next().tobytes())
-        frame.pts, frame.sample_rate, frame.time_base = self._sent, RTC_HZ, Fraction(1, RTC_HZ)
-        self._sent += FRAME_SAMPLES
+        frame.planes[0].update(self.next_frame().tobytes())
+        frame.pts, frame.sample_rate, frame.time_base = self._num_samples, RTC_HZ, Fraction(1, RTC_HZ)
+        self._num_samples += FRAME_SAMPLES
         return frame
 
-    def next(self) -> npt.NDArray[np.int16]:
-        """The sound of 20 ms, int16 [960], and what begins and ends in it is told."""
+    def next_frame(self) -> npt.NDArray[np.int16]:
+        """Take the next 20 ms from the queue: int16 [960], with zeros where the queue ends.
+
+        Reports the responses that start and stop being heard in them.
+        """
         out, filled = np.zeros(FRAME_SAMPLES, np.int16), 0
         while self._queue and filled < FRAME_SAMPLES:
-            piece = self._queue[0]
-            count = min(len(piece.pcm), FRAME_SAMPLES - filled)
+            chunk = self._queue[0]
+            count = min(len(chunk.pcm), FRAME_SAMPLES - filled)
             if count:
-                if self._sounding != piece.at.response_id:
-                    self._sounding = piece.at.response_id
-                    self._tell(PlaybackStarted(piece.at.response_id))
-                out[filled : filled + count] = piece.pcm[:count]
-                self._heard[piece.at.item_id] = self._heard.get(piece.at.item_id, 0) + count
+                self._count_played(chunk.at, count)
+                out[filled : filled + count] = chunk.pcm[:count]
                 filled += count
-                piece.pcm = piece.pcm[count:]
-            if not len(piece.pcm):
+                chunk.pcm = chunk.pcm[count:]
+            if not len(chunk.pcm):
                 self._queue.popleft()
-                if piece.last:
-                    self._open.pop(piece.at.item_id, None)
-                    self._heard.pop(piece.at.item_id, None)
-                    if self._sounding == piece.at.response_id:
-                        self._sounding = None
-                        self._tell(PlaybackStopped(piece.at.response_id))
+                if chunk.last:
+                    self._finish(chunk.at)
         return out
+
+    def _count_played(self, at: ContentPosition, num_samples: int) -> None:
+        if self._playing_response != at.response_id:
+            self._playing_response = at.response_id
+            self._report(PlaybackStarted(at.response_id))
+        self._played_samples[at.item_id] = self._played_samples.get(at.item_id, 0) + num_samples
+
+    def _finish(self, at: ContentPosition) -> None:
+        self._unfinished.pop(at.item_id, None)
+        self._played_samples.pop(at.item_id, None)
+        if self._playing_response == at.response_id:
+            self._playing_response = None
+            self._report(PlaybackStopped(at.response_id))
 
 
 def _int16(pcm: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
@@ -148,29 +173,36 @@ def _int16(pcm: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
 
 
 class WebRtcCall:
-    """A peer connection as a transport; see server/transport.py."""
+    """A peer connection as a transport. Its events travel over the first data channel that the client opens.
+
+    `opened` is set when that channel is open, or when the connection has failed. Whoever makes a call ends it with
+    `hang_up`, whether it was answered or not.
+    """
 
     def __init__(self, ice_servers: tuple[str, ...]) -> None:
         self.peer = RTCPeerConnection(RTCConfiguration(iceServers=[RTCIceServer(urls=u) for u in ice_servers]))
         self.playback = OutputTrack()
         self.opened = asyncio.Event()
         self._channel: RTCDataChannel | None = None
-        self._arrived: asyncio.Queue[str | bytes | AppendAudio | None] = asyncio.Queue(MAX_ARRIVED)
-        self._listening: asyncio.Task[None] | None = None
-        self.peer.on("datachannel", self._open)
-        self.peer.on("track", self._listen)
-        self.peer.on("connectionstatechange", self._changed)
+        self._arrived: asyncio.Queue[str | bytes | AppendAudio | None] = asyncio.Queue(MAX_ARRIVED_ITEMS)
+        self._audio_task: asyncio.Task[None] | None = None
+        self.peer.on("datachannel", self._on_data_channel)
+        self.peer.on("track", self._on_track)
+        self.peer.on("connectionstatechange", self._on_state_change)
 
     async def answer(self, offer: str) -> str:
-        """The SDP answer. Raises RemoteProtocolError for an offer that cannot be."""
+        """Answer an SDP offer, with SDP. Waits until the ICE candidates are gathered.
+
+        Raises RemoteProtocolError (`invalid_offer`) for an offer that is not SDP, or that has other sections of media
+        than one of audio.
+        """
         try:
             await self.peer.setRemoteDescription(Description(sdp=offer, type="offer"))
             kinds = [t.kind for t in self.peer.getTransceivers()]
             if kinds != ["audio"]:
-                # Every further track would be decoded, and nobody would take what comes out.
-                raise ValueError(
-                    f"it has {kinds.count('audio')} audio and {kinds.count('video')} video sections; one of audio is taken"
-                )
+                # Every further track would be decoded, and its media would be of no use.
+                num_audio, num_video = kinds.count("audio"), kinds.count("video")
+                raise ValueError(f"it has {num_audio} audio and {num_video} video sections; one of audio is taken")
             self.peer.addTrack(self.playback)
             await self.peer.setLocalDescription(await self.peer.createAnswer())
         except Exception as error:
@@ -179,37 +211,43 @@ class WebRtcCall:
         return str(self.peer.localDescription.sdp)
 
     async def receive(self) -> str | bytes | AppendAudio | None:
-        """See Transport."""
+        """Wait for the next event of the data channel, or for the microphone's next audio, mono at 16 kHz.
+
+        None: the channel was closed, or the connection has failed. Of a client that sends faster than the session
+        handles, the oldest items are dropped (`MAX_ARRIVED_ITEMS`).
+        """
         return await self._arrived.get()
 
     async def send(self, frame: str) -> None:
-        """See Transport."""
+        """Queue an event in the data channel. Does not wait: the channel keeps `MAX_CHANNEL_BYTES`.
+
+        Raises TransportClosed for a channel that is not open, is that full, or does not take an event of this size.
+        """
         channel = self._channel
         if channel is None or channel.readyState != "open" or channel.bufferedAmount > MAX_CHANNEL_BYTES:
             raise TransportClosed
         try:
             channel.send(frame)
         except (ValueError, InvalidStateError) as error:
-            # More than the peer takes in one message, or it has just closed.
+            # The peer takes no message of this size, or it has just closed.
             log.info("a frame of %d characters could not be sent: %s", len(frame), error)
             raise TransportClosed from error
 
     async def close(self, code: int, reason: str) -> None:
-        """See Transport."""
-        # What was sent last is still on its way.
-        for _ in range(50):
+        """Wait up to a second until the channel's last events are sent, then hang up. WebRTC has no close codes."""
+        for _ in range(CLOSE_POLLS):
             if not self._channel or not self._channel.bufferedAmount:
                 break
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(CLOSE_POLL_S)
         await self.hang_up()
 
     async def hang_up(self) -> None:
-        """Close the peer connection, in whatever state it is."""
-        if self._listening:
-            self._listening.cancel()
+        """Close the peer connection, in whatever state it is. A second call does nothing."""
+        if self._audio_task:
+            self._audio_task.cancel()
         await self.peer.close()
 
-    def _open(self, channel: RTCDataChannel) -> None:
+    def _on_data_channel(self, channel: RTCDataChannel) -> None:
         if self._channel is None:
             self._channel = channel
             channel.on("message", self._arrive)
@@ -218,15 +256,15 @@ class WebRtcCall:
 
     def _arrive(self, item: str | bytes | AppendAudio | None) -> None:
         if self._arrived.full():
-            # Who sends faster than the session takes for so long is not talking.
+            # A microphone is never this far ahead; a client that sends so much is not in a conversation.
             self._arrived.get_nowait()
         self._arrived.put_nowait(item)
 
-    def _listen(self, track: MediaStreamTrack) -> None:
-        if track.kind == "audio" and self._listening is None:
-            self._listening = asyncio.create_task(self._hear(track))
+    def _on_track(self, track: MediaStreamTrack) -> None:
+        if track.kind == "audio" and self._audio_task is None:
+            self._audio_task = asyncio.create_task(self._read_audio(track))
 
-    async def _hear(self, track: MediaStreamTrack) -> None:
+    async def _read_audio(self, track: MediaStreamTrack) -> None:
         resampler, rate_hz = None, 0
         try:
             while True:
@@ -234,14 +272,14 @@ class WebRtcCall:
                 if resampler is None or frame.sample_rate != rate_hz:
                     rate_hz = frame.sample_rate
                     resampler = Resampler(rate_hz, SAMPLE_RATE_HZ)
-                sound = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(axis=1, dtype=np.float32)
-                pcm = resampler.feed(sound / np.float32(32768))
+                mono = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(axis=1, dtype=np.float32)
+                pcm = resampler.feed(mono / np.float32(32768))
                 if len(pcm):
                     self._arrive(AppendAudio(pcm))
         except MediaStreamError:
             self._arrive(None)
 
-    def _changed(self) -> None:
+    def _on_state_change(self) -> None:
         if self.peer.connectionState in ("failed", "closed"):
             self._arrive(None)
             self.opened.set()

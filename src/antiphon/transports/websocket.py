@@ -9,7 +9,11 @@ from antiphon.transports.transport import TransportClosed
 
 
 class WebSocketTransport:
-    """A WebSocket as a transport; see server/transport.py. `first`: a frame that was read already."""
+    """An accepted WebSocket as a transport.
+
+    `first`: a frame that was read from it before, for instance to find out what the client wants; `receive` returns it
+    again. The route that accepted the WebSocket owns it.
+    """
 
     playback = None
 
@@ -18,6 +22,7 @@ class WebSocketTransport:
         self._first = first
 
     async def receive(self) -> str | bytes | None:
+        """Wait for the next frame: str for a text frame, bytes for a binary one. None: the client has disconnected."""
         if self._first is not None:
             first, self._first = self._first, None
             return first
@@ -29,15 +34,21 @@ class WebSocketTransport:
         return data if text is None else text
 
     async def send(self, frame: str) -> None:
+        """Send a text frame, or a binary one for a BinaryFrame. Waits while the socket's send buffer is full.
+
+        Raises TransportClosed.
+        """
         try:
             if isinstance(frame, BinaryFrame):
                 await self._websocket.send_bytes(frame.data)
             else:
                 await self._websocket.send_text(frame)
         except (WebSocketDisconnect, RuntimeError, OSError):
+            # Starlette raises RuntimeError for a socket that was closed before.
             raise TransportClosed from None
 
     async def close(self, code: int, reason: str) -> None:
+        """Send a close frame; the client's own is not waited for. Raises TransportClosed."""
         try:
             await self._websocket.close(code, reason)
         except (WebSocketDisconnect, RuntimeError, OSError):

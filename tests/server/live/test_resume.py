@@ -364,11 +364,11 @@ def test_what_was_kept_for_too_many_bytes_is_gone_by_name() -> None:
         gap = await attempt(url, client.session_id, client.token, begun)
         # Nobody reads, and it goes on: it stops keeping, and says so to who comes back.
         client = await opened(url, session={"modalities": ["audio"], "turn_detection": {"type": "server_vad"}})
-        await client.say(json.dumps({"type": "push_text", "text": "word " * 900}))
+        await client.say(json.dumps({"type": "push_text", "text": "word " * 200}))
         client.cut()
         for _ in range(500):
             await asyncio.sleep(0.02)
-            if client.session_id in state.forgone:
+            if client.session_id in state.overflowed:
                 break
         assert not state.resumable.get(client.session_id)
         overflow = await attempt(url, client.session_id, client.token, client.last)
@@ -408,24 +408,24 @@ def test_nothing_is_resumed_that_was_not_to_be(scripted: tuple[str, ServerState,
     assert run(main())["error"]["code"] == "unknown_session"
 
 
-LONG = json.dumps({"type": "push_text", "text": "word " * 900})
+LONG = json.dumps({"type": "push_text", "text": "word " * 200})
 
 
 def test_a_client_that_does_not_read_is_replaced_all_the_same(scripted: tuple[str, ServerState, Echo]) -> None:
     async def main() -> None:
         client = await opened(scripted[0], session={"modalities": ["audio"], "turn_detection": {"type": "server_vad"}})
-        line = scripted[1].resumable[client.session_id].line
+        attachment = scripted[1].resumable[client.session_id].attachment
         await client.say(LONG)
         for _ in range(500):
             await asyncio.sleep(0.01)
-            if len(line.outbox.journal) > 256:
+            if attachment.outbox.num_waiting > 256:
                 break
-        assert len(line.outbox.journal) > 256
+        assert attachment.outbox.num_waiting > 256
         # Its reader waits for room too, in the middle of taking a frame.
         await client.say(json.dumps({"type": "session.heartbeat"}))
         for _ in range(500):
             await asyncio.sleep(0.01)
-            if line.num_received == len(client.sent):
+            if attachment.num_received == len(client.sent):
                 break
         assert (await client.come_back())["type"] == "session.resumed"
         assert client.resumed[0]["received_events"] <= len(client.sent)
@@ -462,13 +462,13 @@ def test_of_two_that_come_at_once_the_last_stays(scripted: tuple[str, ServerStat
 def test_a_flood_of_wrong_acknowledgements_is_not_kept(scripted: tuple[str, ServerState, Echo]) -> None:
     async def main() -> None:
         client = await opened(scripted[0])
-        journal = scripted[1].resumable[client.session_id].line.outbox.journal
+        outbox = scripted[1].resumable[client.session_id].attachment.outbox
         wrong = json.dumps({"type": "session.event_ack", "server_event_seq": 10**6})
         try:
             async with asyncio.timeout(1.5):
                 while True:
                     await client.socket.send(wrong)
         except TimeoutError:
-            assert len(journal) <= 300
+            assert outbox.num_waiting <= 300
 
     run(main())

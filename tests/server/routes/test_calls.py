@@ -257,20 +257,20 @@ def test_the_speaker_knows_what_was_heard_to_the_frame() -> None:
     told: list[Any] = []
     speaker = OutputTrack()
     speaker.attach(told.append)
-    assert not speaker.next().any()
-    speaker.take(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
+    assert not speaker.next_frame().any()
+    speaker.send(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
     for _ in range(25):
-        assert len(speaker.next()) == FRAME_SAMPLES
+        assert len(speaker.next_frame()) == FRAME_SAMPLES
     assert told == [PlaybackStarted("resp_1")]
     assert speaker.silence() == [(at("a"), 500)]
     # What is still made of it is not played, and the next answer is.
-    speaker.take(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
-    assert not speaker.next().any()
-    speaker.take(ContentPartDone(at("a"), ContentPart("output_audio")))
-    speaker.take(ResponseAudioDelta(at("b", "resp_2"), tone(0.5), 24_000))
-    speaker.take(ContentPartDone(at("b", "resp_2"), ContentPart("output_audio")))
+    speaker.send(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
+    assert not speaker.next_frame().any()
+    speaker.send(ContentPartDone(at("a"), ContentPart("output_audio")))
+    speaker.send(ResponseAudioDelta(at("b", "resp_2"), tone(0.5), 24_000))
+    speaker.send(ContentPartDone(at("b", "resp_2"), ContentPart("output_audio")))
     count = 0
-    while speaker.next().any():
+    while speaker.next_frame().any():
         count += 1
     assert count * FRAME_SAMPLES / RTC_HZ == pytest.approx(0.5, abs=0.03)
     assert told[1:] == [PlaybackStarted("resp_2"), PlaybackStopped("resp_2")]
@@ -279,9 +279,9 @@ def test_the_speaker_knows_what_was_heard_to_the_frame() -> None:
 
 def test_an_item_that_was_played_while_it_is_still_made_is_cut_where_it_is() -> None:
     speaker = OutputTrack()
-    speaker.take(ResponseAudioDelta(at("a"), tone(0.2), 24_000))
+    speaker.send(ResponseAudioDelta(at("a"), tone(0.2), 24_000))
     for _ in range(40):
-        speaker.next()
+        speaker.next_frame()
     ((place, heard_ms),) = speaker.silence()
     assert place == at("a")
     assert heard_ms == pytest.approx(200, abs=40)

@@ -91,10 +91,10 @@ def test_keys_expire_and_are_bounded() -> None:
     from antiphon.settings import Settings
 
     state = ServerState(Settings(), Metrics())
-    state.keep_secret("old", ClientSecret("me", 0.0, {}))
+    state.add_secret("old", ClientSecret("me", 0.0, {}))
     assert state.secret("old") is None
     for k in range(MAX_SECRETS + 5):
-        state.keep_secret(f"ek_{k}", ClientSecret("me", float("inf"), {}))
+        state.add_secret(f"ek_{k}", ClientSecret("me", float("inf"), {}))
     assert state.secret("ek_0") is None
     assert state.secret(f"ek_{MAX_SECRETS + 4}")
     assert len(state._secrets) == MAX_SECRETS

@@ -1,1 +1,1 @@
-"""Sessions that are being served: each ties a protocol, a session and an attachment together."""
+"""Sessions that are being served: each ties a wire, a session and an attachment together."""

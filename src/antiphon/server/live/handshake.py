@@ -1,4 +1,8 @@
-"""The first frames of a realtime connection: taking up a session that is there, or being turned away."""
+"""The first frames of a realtime connection: beginning a session, resuming a live one, restoring a stored one.
+
+What can be refused before the upgrade is refused by the route, over HTTP; here the WebSocket is accepted, and a refusal
+is an error frame and a close.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from antiphon.protocols.resume.journal import JournalGap, ResumeToken
 from antiphon.protocols.wire import random_id
 from antiphon.server.auth import bearer
 from antiphon.server.live.open_wire import duplex_for
-from antiphon.server.live.persistence import owner, restored
+from antiphon.server.live.persistence import caller_hash, restored
 from antiphon.server.live.realtime import CLOSE_POLICY, CLOSE_TRY_LATER, LiveRealtime
 from antiphon.server.state import ServerState
 from antiphon.store.sessions import StoredSession
@@ -25,39 +29,50 @@ from antiphon.transports.websocket import WebSocketTransport
 log = logging.getLogger(__name__)
 # Values of a query parameter that switch something on.
 TRUE_VALUES = ("1", "true", "yes")
-# How long a full-duplex client may wait with its first frame, in seconds.
+# How long a client that resumes, or speaks full duplex, may wait with its first frame, in seconds.
 FIRST_FRAME_S = 10.0
 
 
-def resume_asked(websocket: WebSocket) -> bool:
-    """Whether the upgrade names a session to resume (`?resume=SESSION`); its first frame then carries the token."""
+def names_session(websocket: WebSocket) -> bool:
+    """Return whether the upgrade names a session to resume (`?resume=SESSION`).
+
+    The first frame is a `session.resume` with the token then.
+    """
     resume = websocket.query_params.get("resume", "")
     return bool(resume) and resume not in TRUE_VALUES
 
 
 def wants_token(websocket: WebSocket) -> bool:
-    """Whether the client wants to be able to resume the session that begins (`?resume=1`)."""
+    """Return whether the client wants to be able to resume the session that begins (`?resume=1`)."""
     return bool(websocket.query_params.get("resume", ""))
 
 
-async def by_resume(state: ServerState, caller: str, websocket: WebSocket) -> None:
-    """A connection that takes up a session: its first frame says which."""
-    await by_first_frame(state, caller, websocket, duplex=False)
+async def serve_resumed(state: ServerState, caller: str, websocket: WebSocket) -> None:
+    """Accept a WebSocket whose first frame has to be a `session.resume`, and serve the session until it detaches.
+
+    Any other first frame, or none within FIRST_FRAME_S, is refused.
+    """
+    await serve_by_first_frame(state, caller, websocket, duplex=False)
 
 
-async def by_first_frame(state: ServerState, caller: str, websocket: WebSocket, *, duplex: bool) -> None:
-    """A connection that may take up a session that is there: its first frame says."""
-    asked = websocket.query_params
+async def serve_by_first_frame(state: ServerState, caller: str, websocket: WebSocket, *, duplex: bool) -> None:
+    """Accept a WebSocket and serve what its first frame asks for, until it is over.
+
+    A `session.resume` resumes a session of `caller`. With `duplex`, any other frame begins a full-duplex session; a
+    `model` in the URL begins it without waiting for a frame (unless `autostart=0`). What goes wrong is answered in
+    frames; nothing is raised.
+    """
+    query = websocket.query_params
     await accept(websocket)
-    socket = WebSocketTransport(websocket)
-    autostart = duplex and bool(asked.get("model")) and asked.get("autostart", "1") in TRUE_VALUES
+    transport = WebSocketTransport(websocket)
+    autostart = duplex and bool(query.get("model")) and query.get("autostart", "1") in TRUE_VALUES
     first: str | bytes | None = None
     if not autostart:
         with anyio.move_on_after(FIRST_FRAME_S) as waiting:
-            first = await socket.receive()
+            first = await transport.receive()
         if waiting.cancelled_caught:
             error = RemoteProtocolError("config_timeout", f"No event came within {FIRST_FRAME_S:.0f} s.")
-            await turn_away(websocket, error)
+            await refuse(websocket, error)
             return
         if first is None:
             return
@@ -66,91 +81,106 @@ async def by_first_frame(state: ServerState, caller: str, websocket: WebSocket, 
             await _resume(state, caller, websocket, event)
             return
     if not duplex:
-        await turn_away(websocket, RemoteProtocolError("bad_event", "The first event has to be a session.resume."))
+        await refuse(websocket, RemoteProtocolError("bad_event", "The first event has to be a session.resume."))
         return
+    await _serve_duplex(state, caller, websocket, first, autostart=autostart)
+
+
+async def _serve_duplex(
+    state: ServerState, caller: str, websocket: WebSocket, first: str | bytes | None, *, autostart: bool
+) -> None:
     try:
         with state.admit(caller):
             token = ResumeToken()
             secret = state.secret(bearer(websocket.headers))
             preset = secret.session if secret else None
-            opening = Opening(model=asked.get("model", ""), duplex=True, session=preset)
+            opening = Opening(model=websocket.query_params.get("model", ""), duplex=True, session=preset)
             wire = duplex_for(state, opening, resume_token=token.renew(), autostart=autostart)
             wire.open()
             await LiveRealtime(state, caller, wire, WebSocketTransport(websocket, first), token=token).run()
     except RemoteProtocolError as error:
-        await turn_away(websocket, error)
+        await refuse(websocket, error)
     except Refused as refusal:
         state.metrics.refused.labels("no_room").inc()
-        await turn_away(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
+        await refuse(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
 
 
 async def _resume(state: ServerState, caller: str, websocket: WebSocket, event: dict[str, object]) -> None:
+    """Resume the session that a `session.resume` names: a live one, or else a stored one."""
     try:
-        asked = resume_from(event)
-        if asked.session_id in state.forgone:
+        request = resume_from(event)
+        if request.session_id in state.overflowed:
             raise JournalGap("journal_overflow")
-        if asked.session_id not in state.resumable and await _restore(
-            state, caller, asked, WebSocketTransport(websocket)
-        ):
+        is_live = request.session_id in state.resumable
+        if not is_live and await _restore(state, caller, request, WebSocketTransport(websocket)):
             return
-        connection = state.resumable.get(asked.session_id)
-        if connection is None or connection.caller != caller:
+        session = state.resumable.get(request.session_id)
+        if session is None or session.caller != caller:
             raise RemoteProtocolError("unknown_session", "There is no such session to resume.", "session_id")
-        await connection.line.resume(asked.token, asked.last_received, WebSocketTransport(websocket))
+        await session.attachment.resume(request.token, request.last_received, WebSocketTransport(websocket))
     except Refused as refusal:
-        await turn_away(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
+        await refuse(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
     except JournalGap as gap:
-        await _say(websocket, resync_frame(random_id, str(event.get("session_id")), gap.reason), gap.reason)
+        frame = resync_frame(random_id, str(event.get("session_id")), gap.reason)
+        await _send_last(websocket, frame, gap.reason)
     except RemoteProtocolError as error:
-        given = event.get("event_id")
-        frame = refused_frame(random_id, error, given if isinstance(given, str) else None)
-        await _say(websocket, frame, error.code)
+        event_id = event.get("event_id")
+        frame = refused_frame(random_id, error, event_id if isinstance(event_id, str) else None)
+        await _send_last(websocket, frame, error.code)
 
 
-async def _restore(state: ServerState, caller: str, asked: ResumeRequest, socket: WebSocketTransport) -> bool:
-    """Take up a conversation of before a restart; False where there is none. Raises RemoteProtocolError, Refused."""
-    if state.kept is None or asked.session_id in state.restoring:
+async def _restore(state: ServerState, caller: str, request: ResumeRequest, transport: WebSocketTransport) -> bool:
+    """Restore a conversation of an earlier process and serve it; False: none is stored that `caller` may resume.
+
+    Raises RemoteProtocolError for a wrong token, Refused.
+    """
+    if state.session_store is None or request.session_id in state.restoring_ids:
         return False
-    state.restoring.add(asked.session_id)
+    state.restoring_ids.add(request.session_id)
     try:
-        row = await anyio.to_thread.run_sync(state.kept.get, asked.session_id)
-        if row is None or row.key_hash != owner(caller) or asked.session_id in state.resumable:
+        row = await anyio.to_thread.run_sync(state.session_store.get, request.session_id)
+        if row is None or row.key_hash != caller_hash(caller) or request.session_id in state.resumable:
             return False
-        return await _take_up(state, caller, asked, socket, row)
+        await _serve_restored(state, caller, request, transport, row)
+        return True
     finally:
-        state.restoring.discard(asked.session_id)
+        state.restoring_ids.discard(request.session_id)
 
 
-async def _take_up(
-    state: ServerState, caller: str, asked: ResumeRequest, socket: WebSocketTransport, row: StoredSession
-) -> bool:
+async def _serve_restored(
+    state: ServerState, caller: str, request: ResumeRequest, transport: WebSocketTransport, row: StoredSession
+) -> None:
     token = ResumeToken.stored(row.token)
-    if not token.matches(asked.token):
+    if not token.matches(request.token):
         raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
     with state.admit(caller):
         wire, items = restored(state, row)
-        connection = LiveRealtime(state, caller, wire, socket, token=token, items=items)
-        journal = connection.line.outbox.journal
-        journal.continue_from(asked.last_received)
-        journal.push(wire.resumed(token.renew(), restored=True, num_items=len(items)))
-        await connection.keep()
-        state.restoring.discard(asked.session_id)
-        await connection.run()
-    return True
+        session = LiveRealtime(state, caller, wire, transport, token=token, items=items)
+        first_frame = wire.resumed(token.renew(), restored=True, num_items=len(items))
+        session.attachment.continue_from(request.last_received, first_frame)
+        # The new token is stored before the client gets it.
+        await session.store()
+        state.restoring_ids.discard(request.session_id)
+        await session.run()
 
 
 async def accept(websocket: WebSocket) -> None:
-    """Accept it, as a browser wants that offers subprotocols."""
+    """Accept the upgrade, with the subprotocol `realtime` where it is offered: a browser that offers any wants one."""
     protocols = websocket.scope.get("subprotocols", [])
     await websocket.accept(subprotocol="realtime" if "realtime" in protocols else None)
 
 
-async def turn_away(websocket: WebSocket, error: RemoteProtocolError, code: int = CLOSE_POLICY) -> None:
+async def refuse(websocket: WebSocket, error: RemoteProtocolError, code: int = CLOSE_POLICY) -> None:
+    """Send an accepted WebSocket an error and close it with `code`. CLOSE_TRY_LATER marks the error as retryable.
+
+    Raises nothing for a client that has left.
+    """
     more: dict[str, Any] = {"type": "rate_limit_error", "retryable": True} if code == CLOSE_TRY_LATER else {}
-    await _say(websocket, refused_frame(lambda prefix: f"{prefix}0", error, **more), error.code, code)
+    frame = refused_frame(lambda prefix: f"{prefix}0", error, **more)
+    await _send_last(websocket, frame, error.code, code)
 
 
-async def _say(websocket: WebSocket, frame: str, reason: str, code: int = CLOSE_POLICY) -> None:
+async def _send_last(websocket: WebSocket, frame: str, reason: str, code: int = CLOSE_POLICY) -> None:
     try:
         await websocket.send_text(frame)
         await websocket.close(code, reason)

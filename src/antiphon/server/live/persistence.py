@@ -1,4 +1,7 @@
-"""What of a conversation is kept for a server to come, and how it is taken up again there."""
+"""What of a conversation is stored for a later process of the server, and how it is restored there.
+
+How rows are written is the store's (`store/sessions.py`); what a wire keeps of itself is the protocol's (`snapshot`).
+"""
 
 from __future__ import annotations
 
@@ -24,50 +27,57 @@ RestorableWire = RealtimeConnection | DuplexConnection
 
 
 class _Snapshot(msgspec.Struct):
-    """As it is stored."""
+    """The JSON that is stored: the wire's own snapshot, how the connection was opened, and the history."""
 
     wire: dict[str, Any]
     opening: dict[str, Any]
     items: list[Item]
 
 
-def owner(caller: str) -> str:
-    """Whose a kept conversation is, without the key that says so."""
+def caller_hash(caller: str) -> str:
+    """Return the SHA-256 of a caller's API key, in hex: what is stored of it, to know who may resume a session."""
     return hashlib.sha256(caller.encode()).hexdigest()
 
 
-def kept(caller: str, wire: RestorableWire | Bridge, token: ResumeToken, items: Sequence[Item]) -> StoredSession | None:
-    """The conversation as it is now, its images as the text that was read on them; None for what is none."""
+def stored_session(
+    caller: str, wire: RestorableWire | Bridge, token: ResumeToken, items: Sequence[Item]
+) -> StoredSession | None:
+    """Return a conversation as it is stored now; None for a wire that holds no conversation, or no snapshot of it.
+
+    Images are stored as the text that was read on them, audio as its transcript (`without_media`).
+    """
     snapshot = wire.snapshot()
     if snapshot is None:
         return None
     opening = asdict(wire.opening) | {"session": None}
-    state = msgspec.json.encode(_Snapshot(snapshot, opening, [_without_images(i) for i in items]))
-    return StoredSession(wire.id, owner(caller), token.hash, state)
+    encoded = msgspec.json.encode(_Snapshot(snapshot, opening, [without_media(i) for i in items]))
+    return StoredSession(wire.id, caller_hash(caller), token.hash, encoded)
 
 
-def _without_images(item: Item) -> Item:
+def without_media(item: Item) -> Item:
+    """Return the item without its images and audio, of which the text remains. The item itself is not changed.
+
+    An image on which no text was read becomes the words `IMAGE_GONE`, so the model still knows that there was one.
+    """
     if not any(p.image or p.media for p in item.parts):
         return item
-    return replace(item, parts=[_told(p) for p in item.parts])
+    return replace(item, parts=[_as_text(p) for p in item.parts])
 
 
-def _told(part: ContentPart) -> ContentPart:
-    """An image that was seen, not read, is known to have been there."""
-    gone = part.kind == "input_image" and not part.text
-    return replace(part, image="", media=None, text=IMAGE_GONE if gone else part.text)
+def _as_text(part: ContentPart) -> ContentPart:
+    unread = part.kind == "input_image" and not part.text
+    return replace(part, image="", media=None, text=IMAGE_GONE if unread else part.text)
 
 
 def restored(state: ServerState, row: StoredSession) -> tuple[RestorableWire, list[Item]]:
-    """The protocol of a kept conversation, and its items. Raises Refused while models load, RemoteProtocolError where nobody answers any more."""
+    """Make an open wire from a stored conversation, and return it with the history.
+
+    Raises Refused while models load, RemoteProtocolError if the loaded models cannot hold this conversation any more.
+    """
     snapshot = msgspec.json.decode(row.snapshot, type=_Snapshot)
     opening = Opening(**snapshot.opening)
-    wire: RestorableWire
-    if snapshot.wire["dialect"] == "duplex":
-        wire = duplex_for(state, opening)
-        wire.open()
-    else:
-        wire = connection_for(state, opening)
-        wire.open()
+    make = duplex_for if snapshot.wire["dialect"] == "duplex" else connection_for
+    wire: RestorableWire = make(state, opening)
+    wire.open()
     wire.restore(snapshot.wire)
     return wire, snapshot.items

@@ -1,4 +1,8 @@
-"""One live session of /v1/realtime, whatever carries it: its protocol, its inbox, its tasks. Who is attached to it is the line's (line.py)."""
+"""One live session of `/v1/realtime`, `/v1/duplex` or a bridge, whatever transport carries it.
+
+It connects a wire (the protocol), an inbox and a session. Which transport is attached, and resuming, is the
+attachment's (`transports/attachment.py`); what the messages mean is the wire's.
+"""
 
 from __future__ import annotations
 
@@ -49,35 +53,48 @@ from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import BinaryFrame
 from antiphon.recording.recorder import Recorder
-from antiphon.server.live.persistence import kept
+from antiphon.server.live.persistence import stored_session
 from antiphon.server.state import LiveEntry, ServerState
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
-from antiphon.transports.attachment import Attachment
+from antiphon.transports.attachment import Attachment, ClientData
 from antiphon.transports.outbox import Outbox
 from antiphon.transports.transport import Transport
 
 log = logging.getLogger(__name__)
 
-# Frames that may wait for a client that does not read; then the session waits too, and after STALL_S the client is taken to be gone.
+# Frames that may wait for a client that does not read. The session waits then; after STALL_S the client is taken to be
+# gone.
 MAX_WAITING_FRAMES = 256
 CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_TRY_LATER, CLOSE_INTERNAL = 1001, 1008, 1013, 1011
 RATE_WINDOW_S = 2.0
-# 5 ms: an append with less is no sound.
-MIN_SOUND_SAMPLES = SAMPLE_RATE_HZ // 200
-# What does not wait behind sound.
+# 5 ms. A frame with less audio counts as an event without audio.
+MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
+# Commands that do not wait behind audio in the inbox.
 URGENT = (BargeIn, CancelInput, AcknowledgePlayback, ClearOutputAudio)
-
-# After what a conversation is another than it was.
-KEPT = (UserTurnCommitted, TranscriptDone, ItemDone, ItemDeleted, ItemTruncated, ResponseCreated, ResponseDone)
+# Events after which a conversation is stored again, since its configuration or its history has changed.
+STORED_AFTER = (
+    UserTurnCommitted,
+    TranscriptDone,
+    ItemDone,
+    ItemDeleted,
+    ItemTruncated,
+    ResponseCreated,
+    ResponseDone,
+)
 
 RealtimeSession = TranscriptionSession | ConversationSession | DuplexSession
+Command = TranscriptionCommand | ConversationCommand
 
 
 class LiveRealtime:
-    """`run()` it with its first transport until the session is over. `wire` is open."""
+    """Serves one connection, and what is resumed of it: `run` it once, with an open `wire` and its first transport.
+
+    `caller`: the API key that opened it, or "". `token`: what resumes it; None: it ends with its transport. `items`:
+    the history of a conversation that was restored from the store. The transport is released by its own route.
+    """
 
     def __init__(
         self,
@@ -92,10 +109,9 @@ class LiveRealtime:
         self._state = state
         self.caller = caller
         self.wire = wire
-        # A conversation of before a restart.
         self._items = items
-        self._is_kept = False
-        self._first = transport
+        self._is_stored = False
+        self._transport = transport
         self._playback = transport.playback
         settings = state.settings
         self._inbox = Inbox(settings.audio.max_backlog_s, live=settings.audio.overflow == "close")
@@ -104,16 +120,18 @@ class LiveRealtime:
         journal = Journal(
             time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
         )
-        self._outbox = Outbox(journal, MAX_WAITING_FRAMES, overflowed=self._overflowed)
-        self.line = Attachment(self, self._outbox, token, resume.grace_s)
+        self._outbox = Outbox(journal, MAX_WAITING_FRAMES, on_overflow=self._overflowed)
+        self.attachment = Attachment(self, self._outbox, token, resume.grace_s)
         self._group: anyio.abc.TaskGroup
         self._ending: SessionEnding | None = None
-        self._end_code = 1000
-        self._arrivals: deque[float] = deque()
+        self._close_code = 1000
+        # When the last events without audio came, of the last RATE_WINDOW_S.
+        self._event_times_s: deque[float] = deque()
+        # Dialects under which the session is counted in `antiphon_sessions`.
         self._labels: list[str] = []
-        self._box = self._recorder()
+        self._recorder = self._open_recorder()
 
-    def _recorder(self) -> Recorder | None:
+    def _open_recorder(self) -> Recorder | None:
         folder = self._state.settings.server.record
         if not folder:
             return None
@@ -121,36 +139,39 @@ class LiveRealtime:
         try:
             return Recorder(Path(folder).expanduser(), self.wire.id, facts)
         except StoreError as error:
-            # What is to be remembered is not worth more than what is going on.
+            # A session that cannot be recorded is still served.
             log.error("session %s is not recorded: %s", self.wire.id, error)
             return None
 
     @property
     def audio_s(self) -> float:
-        """Seconds of sound that came."""
+        """Seconds of audio received from the client, those that wait in the inbox included."""
         return (self._session.audio_s if self._session else 0.0) + self._inbox.backlog_s
 
     async def run(self) -> None:
-        """Until it is over."""
+        """Serve until the session is over: ended by either side, or not resumed within the grace period.
+
+        Failures of the session end it alone and are logged; none is raised.
+        """
         live = LiveEntry(self.caller, lambda: self._inbox.backlog_s, self._drain, self.wire.id)
         self._state.live.add(live)
-        if self.line.token:
+        if self.attachment.token:
             self._state.resumable[self.wire.id] = self
         try:
             async with anyio.create_task_group() as self._group:
                 self._push()
                 self._group.start_soon(self._expire)
-                await self.line.serve(self._first, self._group)
+                await self.attachment.serve(self._transport, self._group)
                 self._group.cancel_scope.cancel()
         finally:
-            self.line.over.set()
+            self.attachment.over.set()
             if self._state.resumable.get(self.wire.id) is self:
                 del self._state.resumable[self.wire.id]
-            if self._is_kept and self._state.kept and not self._state.draining:
-                self._state.kept.forget(self.wire.id)
+            if self._is_stored and self._state.session_store and not self._state.draining:
+                self._state.session_store.forget(self.wire.id)
             self._state.leave(live)
-            if self._box:
-                self._box.close()
+            if self._recorder:
+                self._recorder.close()
             for label in self._labels:
                 self._state.metrics.sessions.labels(label).dec()
             if self._session:
@@ -161,82 +182,76 @@ class LiveRealtime:
         await anyio.sleep(self._state.settings.server.session_s or math.inf)
         self._end("session_expired", "Your session hit the maximum duration.", CLOSE_GOING_AWAY)
 
-    # --- what the line asks -----------------------------------------------------------------------------------------------
+    # --- AttachedSession ----------------------------------------------------------------------------------------------
 
     @property
     def id(self) -> str:
-        """The session's id, as the client was told."""
+        """The session's id, as the client knows it."""
         return self.wire.id
 
     @property
     def ending(self) -> bool:
-        """See line.Session."""
+        """The session was ended by the server; what was heard is still transcribed and sent."""
         return self._ending is not None
 
     @property
     def idle_s(self) -> float | None:
-        """See line.Session."""
+        """Seconds without a frame after which the session ends: the dialect's own limit; None: never."""
         return self.wire.idle_s
 
-    async def idle(self) -> bool:
-        """See line.Session."""
+    async def end_if_idle(self) -> bool:
+        """End the session with `idle_timeout`. Always True: in this dialect nothing else counts as activity."""
         self._end("idle_timeout", f"Nothing came for {self.wire.idle_s:.0f} s.", CLOSE_GOING_AWAY)
         return True
 
     def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """See line.Session."""
+        """Return the event if it is about the connection, by the dialect's own names."""
         return self.wire.control(data)
 
     async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """See line.Session."""
+        """Send an error in the dialect. Waits while the client does not read."""
         self.wire.reject(error, event_id)
         await self._flush()
 
     async def resumed(self, token: str) -> str:
-        """See line.Session."""
-        await self.keep()
+        """Return the dialect's first frame after a resume: the new token, and how much the server has received.
+
+        Waits until the token is in the session store, if the session is stored.
+        """
+        await self.store()
         received_ms = round(self.audio_s * 1000)
-        return self.wire.resumed(token, received_events=self.line.num_received, received_audio_ms=received_ms)
+        return self.wire.resumed(token, received_events=self.attachment.num_received, received_audio_ms=received_ms)
 
     def replaced(self) -> str:
-        """See line.Session."""
+        """Return the dialect's last frame for a transport that another one replaces."""
         return self.wire.replaced()
 
-    # --- reading ----------------------------------------------------------------------------------------------------------
+    async def handle(self, data: ClientData) -> None:
+        """Have the wire decode a frame, and give its commands to the session; errors are answered on the wire.
 
-    async def take(self, data: str | bytes | AppendAudio) -> None:
-        """See line.Session."""
+        Waits while the inbox is full (`--overflow wait`), and while the client does not read its answers. The first
+        configuration starts the session.
+        """
         audio = self._state.settings.audio
-        if isinstance(data, AppendAudio):
-            commands: list[TranscriptionCommand | ConversationCommand] = [*self.wire.commands(), data]
-        elif len(data) > audio.max_frame_bytes:
-            self.wire.too_large(audio.max_frame_bytes)
-            commands = []
-        else:
-            self.wire.receive(data)
-            commands = self.wire.commands()
-        if self._box:
-            commands = [self._boxed(i) for i in commands]
-            if not isinstance(data, AppendAudio):
-                self._box.event_in(data)
-        # Sound is bounded by the backlog, however fast it comes; what brings none is bounded here.
-        num_samples = sum(len(i.pcm) for i in commands if isinstance(i, AppendAudio))
-        if num_samples < MIN_SOUND_SAMPLES and self._too_many():
+        commands = self._decoded(data, audio.max_frame_bytes)
+        # Audio is bounded by the backlog, however fast it comes; events without audio are bounded by their rate.
+        num_samples = sum(len(c.pcm) for c in commands if isinstance(c, AppendAudio))
+        if num_samples < MIN_AUDIO_SAMPLES and self._exceeds_event_rate():
             self._end("rate_limit_exceeded", f"more than {audio.max_events_per_s} events a second", CLOSE_POLICY)
             return
-        for item in commands:
-            if isinstance(item, ConfigureTranscription | ConfigureConversation) and self._session is None:
-                self._start(item)
+        for command in commands:
+            if isinstance(command, ConfigureTranscription | ConfigureConversation) and self._session is None:
+                self._start(command)
                 continue
             if isinstance(self._session, ConversationSession | DuplexSession) and (
-                isinstance(item, URGENT) or (isinstance(item, CancelResponse) and self._session.answering)
+                isinstance(command, URGENT) or (isinstance(command, CancelResponse) and self._session.answering)
             ):
-                await self._session.handle(item)
+                await self._session.handle(command)
                 continue
-            if isinstance(item, ConfigureConversation):
-                self._keep()
+            if isinstance(command, ConfigureConversation):
+                self._store()
             try:
-                await self._inbox.put(item)
+                await self._inbox.put(command)
             except Refused as refusal:
                 self._end("input_audio_buffer_overflow", str(refusal), CLOSE_POLICY)
                 return
@@ -244,36 +259,56 @@ class LiveRealtime:
         if self.wire.closing:
             self._close()
 
+    async def wind_up(self) -> None:
+        """Close the inbox: the session transcribes what is in it, and its end closes the connection."""
+        await self._flush()
+        self._inbox.close()
+        if self._session is None:
+            self._end_outbox()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def _decoded(self, data: ClientData, max_bytes: int) -> list[Command]:
+        """Return the commands of a frame, as they are to be handled, and record them."""
+        commands: list[Command]
+        if isinstance(data, AppendAudio):
+            commands = [*self.wire.commands(), data]
+        elif len(data) > max_bytes:
+            self.wire.too_large(max_bytes)
+            commands = []
+        else:
+            self.wire.receive(data)
+            commands = self.wire.commands()
+        if recorder := self._recorder:
+            # The recorder rounds audio to 16 bits; the session gets the same, so that a replay hears what it heard.
+            commands = [AppendAudio(recorder.audio_in(c.pcm)) if isinstance(c, AppendAudio) else c for c in commands]
+            if not isinstance(data, AppendAudio):
+                recorder.event_in(data)
+        return commands
+
+    def _exceeds_event_rate(self) -> bool:
+        """Count an event without audio; return whether they are too many, on average over RATE_WINDOW_S."""
+        now_s = time.monotonic()
+        self._event_times_s.append(now_s)
+        while self._event_times_s[0] < now_s - RATE_WINDOW_S:
+            self._event_times_s.popleft()
+        return len(self._event_times_s) > self._state.settings.audio.max_events_per_s * RATE_WINDOW_S
+
     def _close(self) -> None:
-        """The client wants to go, at once."""
+        """End at once: the client has closed the session, and what is still to be transcribed is not sent."""
         self.wire.closed()
         self._push()
-        self.line.token = None
+        self.attachment.forbid_resume()
         self._outbox.end(1000, "session_closed")
 
+    # --- the session --------------------------------------------------------------------------------------------------
+
     def _start(self, first: ConfigureTranscription | ConfigureConversation) -> None:
-        models, metrics = self._state.loaded(), self._state.metrics
+        metrics = self._state.metrics
         if isinstance(first, ConfigureConversation):
-            assert models.conversation_model
-            make = partial(
-                ConversationSession,
-                first.config,
-                models.required_transcriber,
-                models.required_vad,
-                models.conversation_model,
-                self._inbox,
-                new_id=self.wire.new_id,
-                min_commit_ms=self.wire.min_commit_ms,
-                measure=metrics.measure,
-                judge=models.turn_detector,
-                reader=models.image_reader,
-            )
-            if first.config.duplex:
-                self._session = DuplexSession(first.config.duplex, make, self._emit, epoch=self.wire.epoch)
-            else:
-                self._session = make(emit=self._emit, playback=self._playback)
-            self._session.conversation.restore(self._items)
+            self._session = self._conversation(first)
         else:
+            models = self._state.loaded()
             self._session = TranscriptionSession(
                 first.config,
                 models.required_transcriber,
@@ -288,101 +323,112 @@ class LiveRealtime:
         metrics.sessions_started.labels(self.wire.dialect).inc()
         log.info("session %s begins (%s)", self.wire.id, self.wire.dialect)
         if player := self._playback:
-            player.attach(lambda output: self._group.start_soon(self._emit, output))
-        self._keep()
+            player.attach(lambda event: self._group.start_soon(self._emit, event))
+        self._store()
         self._group.start_soon(self._run_session, self._session)
 
-    async def keep(self) -> None:
-        """Have it kept as it is now."""
-        if written := self._keep():
-            await asyncio.wrap_future(written)
-
-    def _keep(self) -> Future[None] | None:
-        """What is said and heard outlives the server, if its client may come back. The result is there when it is written."""
-        talks = isinstance(self._session, ConversationSession | DuplexSession)
-        if self.line.token and self._state.kept and (talks or self._items):
-            items = self._session.conversation.items if talks else self._items  # type: ignore[union-attr]
-            if row := kept(self.caller, self.wire, self.line.token, items):
-                self._is_kept = True
-                return self._state.kept.put(row)
-        return None
-
-    def _boxed(self, item: TranscriptionCommand | ConversationCommand) -> TranscriptionCommand | ConversationCommand:
-        assert self._box
-        return AppendAudio(self._box.audio_in(item.pcm)) if isinstance(item, AppendAudio) else item
-
-    def _too_many(self) -> bool:
-        """Events without sound, averaged over RATE_WINDOW_S."""
-        now = time.monotonic()
-        self._arrivals.append(now)
-        while self._arrivals[0] < now - RATE_WINDOW_S:
-            self._arrivals.popleft()
-        return len(self._arrivals) > self._state.settings.audio.max_events_per_s * RATE_WINDOW_S
-
-    # --- the session and its end ------------------------------------------------------------------------------------------
+    def _conversation(self, first: ConfigureConversation) -> ConversationSession | DuplexSession:
+        models = self._state.loaded()
+        assert models.conversation_model
+        make = partial(
+            ConversationSession,
+            first.config,
+            models.required_transcriber,
+            models.required_vad,
+            models.conversation_model,
+            self._inbox,
+            new_id=self.wire.new_id,
+            min_commit_ms=self.wire.min_commit_ms,
+            measure=self._state.metrics.measure,
+            judge=models.turn_detector,
+            reader=models.image_reader,
+        )
+        session: ConversationSession | DuplexSession
+        if first.config.duplex:
+            session = DuplexSession(first.config.duplex, make, self._emit, epoch=self.wire.epoch)
+        else:
+            session = make(emit=self._emit, playback=self._playback)
+        session.conversation.restore(self._items)
+        return session
 
     async def _run_session(self, session: RealtimeSession) -> None:
         try:
             await session.run()
         except Exception:
-            # The session's edge: whatever failed in it ends it alone.
+            # The session's edge: whatever failed in it ends this session alone.
             log.exception("session %s failed", self.wire.id)
             self._end("server_error", "The session failed.", CLOSE_INTERNAL)
         self._inbox.close()
         self._push()
-        self._outbox.end(self._end_code, self._ending.code if self._ending else "")
-        if not self.line.attached:
-            self.line.over.set()
+        self._end_outbox()
+
+    async def store(self) -> None:
+        """Store the conversation as it is now, and wait until it is written. Does nothing where it is not stored."""
+        if written := self._store():
+            await asyncio.wrap_future(written)
+
+    def _store(self) -> Future[None] | None:
+        """Store the conversation if its client may resume it; the future is done when it is written."""
+        session, store, token = self._session, self._state.session_store, self.attachment.token
+        if token is None or store is None:
+            return None
+        is_conversation = isinstance(session, ConversationSession | DuplexSession)
+        items: Sequence[Item] = session.conversation.items if is_conversation else self._items  # type: ignore[union-attr]
+        if not (is_conversation or items):
+            return None
+        row = stored_session(self.caller, self.wire, token, items)
+        if row is None:
+            return None
+        self._is_stored = True
+        return store.put(row)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def _overflowed(self) -> None:
-        """More was said while nobody was attached than is kept: who comes back is told so."""
+        """End a session of which more was said while its client was away than the journal keeps."""
         log.info("session %s: what nobody takes is too much", self.wire.id)
-        self._state.forgo(self.wire.id)
-        self.line.over.set()
+        self._state.mark_overflowed(self.wire.id)
+        self.attachment.over.set()
 
     def _drain(self) -> None:
         self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
 
     def _end(self, code: str, message: str, close_code: int) -> None:
-        """Say why, stop reading; what was heard is still transcribed and sent."""
+        """Send why the session ends, and stop reading; what was heard is still transcribed and sent."""
         if self._ending is None:
             self._ending = SessionEnding(code, message)
-            self._end_code = close_code
+            self._close_code = close_code
             self.wire.refuse(code, message)
             self._push()
-            self.line.stop_reading()
+            self.attachment.stop_reading()
 
-    async def wind_up(self) -> None:
-        """See line.Session."""
-        await self._flush()
-        # The session transcribes what it has, and its end is the connection's.
-        self._inbox.close()
-        if self._session is None:
-            self._outbox.end(self._end_code, self._ending.code if self._ending else "")
-            if not self.line.attached:
-                self.line.over.set()
+    def _end_outbox(self) -> None:
+        """Have the transport closed after the last frame; without a transport, the session is over at once."""
+        self._outbox.end(self._close_code, self._ending.code if self._ending else "")
+        if not self.attachment.attached:
+            self.attachment.over.set()
 
-    # --- writing ----------------------------------------------------------------------------------------------------------
+    # --- writing ------------------------------------------------------------------------------------------------------
 
-    async def _emit(self, output: TranscriptionEvent | ConversationEvent) -> None:
+    async def _emit(self, event: TranscriptionEvent | ConversationEvent) -> None:
         if player := self._playback:
-            player.take(output)
-        if self._box and isinstance(output, ResponseAudioDelta):
-            self._box.audio_out(output.at.item_id, output.pcm, output.rate_hz)
-        self.wire.send(output)
-        if isinstance(output, KEPT) and (written := self._keep()):
-            # What the client is told is there after the server was killed.
+            player.send(event)
+        if self._recorder and isinstance(event, ResponseAudioDelta):
+            self._recorder.audio_out(event.at.item_id, event.pcm, event.rate_hz)
+        self.wire.send(event)
+        if isinstance(event, STORED_AFTER) and (written := self._store()):
+            # What the client is told of is stored before it is told, so that it is there after the server was killed.
             await asyncio.wrap_future(written)
-        if isinstance(output, EpochRaised):
-            self._outbox.raise_epoch(output.epoch)
+        if isinstance(event, EpochRaised):
+            self._outbox.raise_epoch(event.epoch)
         await self._flush()
 
     def _push(self) -> None:
         for frame in self.wire.frames():
-            if self._box and not isinstance(frame, BinaryFrame):
-                self._box.event_out(frame)
+            if self._recorder and not isinstance(frame, BinaryFrame):
+                self._recorder.event_out(frame)
             self._outbox.put(frame)
 
     async def _flush(self) -> None:
         self._push()
-        await self._outbox.room()
+        await self._outbox.wait_for_room()

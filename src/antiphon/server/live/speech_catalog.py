@@ -1,4 +1,4 @@
-"""What of the server requests are checked against, and what it says of itself."""
+"""What requests for speech are checked against: the loaded synthesizer's voices and languages, and uploaded voices."""
 
 from __future__ import annotations
 
@@ -8,23 +8,28 @@ from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.server.state import ServerState
 
 
-def speech_facts(state: ServerState) -> SpeechCatalog:
-    """The facts as of now. Raises LookupError where no synthesizer is loaded, Refused while models load."""
+def speech_catalog(state: ServerState) -> SpeechCatalog:
+    """Return the catalog as of now; voices that are uploaded later are found too.
+
+    Raises LookupError where no synthesizer is loaded, Refused while models load and while the server drains.
+    """
     profile = state.loaded().required_synthesizer.profile
     return SpeechCatalog(
         ModelNames((profile.id,), strict=state.settings.server.strict_models),
         profile.voices,
         profile.languages,
         profile.clones_voices,
-        lambda name: _uploaded(state, name, profile.clones_voices),
+        lambda name: _uploaded(state, name, with_audio=profile.clones_voices),
         state.log_alias,
         profile.tasks,
     )
 
 
-def _uploaded(state: ServerState, name: str, clones: bool) -> VoiceSample | None:
-    voice = state.voices.get(name)
+def _uploaded(state: ServerState, name: str, *, with_audio: bool) -> VoiceSample | None:
+    """Read an uploaded voice from its files, with its audio where the synthesizer needs that to clone it."""
+    store = state.uploaded_voices
+    voice = store.get(name)
     if voice is None:
         return None
-    path = state.voices.sample(name) if clones else None
+    path = store.sample(name) if with_audio else None
     return VoiceSample(path.read_bytes() if path else b"", voice.ref_text, voice.embedding)

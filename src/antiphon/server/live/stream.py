@@ -1,4 +1,7 @@
-"""What the sessions of one socket and one configuration share (speech, video): how they are counted, resumed, drained and ended at their line."""
+"""What live speech and video streams share: counting, resuming, draining and closing.
+
+They are sessions of one WebSocket and one kind of configuration; unlike `/v1/realtime`, they have one dialect each.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_INTERNAL = 1000, 1001, 1008,
 
 
 class LiveStream:
-    """A line.Session but for what is said over it. `label`: what metrics call it. `waits_detached`: see Outbox; without it, what nobody takes overflows."""
+    """The part of an AttachedSession that does not depend on what is streamed; LiveSpeech and LiveVideo are the rest.
+
+    `caller`: the API key that opened it, or "". `token`: what resumes it; None: it ends with its WebSocket. `label`:
+    its `dialect` in the metrics. `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment.
+    """
 
     def __init__(
         self,
@@ -42,80 +49,89 @@ class LiveStream:
         journal = Journal(
             time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
         )
-        self._outbox = Outbox(journal, max_waiting, waits_detached=waits_detached, overflowed=self._overflowed)
-        self.line = Attachment(self, self._outbox, token, resume.grace_s, stall_s=stall_s)  # type: ignore[arg-type]
+        self._outbox = Outbox(journal, max_waiting, waits_detached=waits_detached, on_overflow=self._overflowed)
+        self.attachment = Attachment(self, self._outbox, token, resume.grace_s, stall_s=stall_s)  # type: ignore[arg-type]
+        # When the client last sent something, or was last sent something.
         self._active_s = time.monotonic()
         self._draining = False
-        self._code, self._reason = CLOSE_NORMAL, ""
-        self._live = LiveEntry(caller, lambda: 0.0, self._drain, self.id)
+        self._close_code, self._close_reason = CLOSE_NORMAL, ""
+        self._entry = LiveEntry(caller, lambda: 0.0, self._drain, self.id)
 
     def _enter(self) -> None:
-        """It begins: it is counted, and can be found by who resumes it."""
+        """Count the session as live, and let it be found by clients that resume it."""
         metrics = self._state.metrics
-        self._state.live.add(self._live)
-        if self.line.token:
+        self._state.live.add(self._entry)
+        if self.attachment.token:
             self._state.resumable[self.id] = self
-            shown = {"session_id": self.id, "resume_token": self.line.token.renew()}
-            self._outbox.put(frame(type="session.created", **shown))
+            fields = {"session_id": self.id, "resume_token": self.attachment.token.renew()}
+            self._outbox.put(frame(type="session.created", **fields))
         metrics.sessions.labels(self._label).inc()
         metrics.sessions_started.labels(self._label).inc()
 
     def _leave(self) -> None:
-        """It is over."""
-        self.line.over.set()
+        """Undo `_enter`: the session is over."""
+        self.attachment.over.set()
         if self._state.resumable.get(self.id) is self:
             del self._state.resumable[self.id]
-        self._state.leave(self._live)
+        self._state.leave(self._entry)
         self._state.metrics.sessions.labels(self._label).dec()
 
-    # --- what the line asks -----------------------------------------------------------------------------------------------
+    # --- AttachedSession ----------------------------------------------------------------------------------------------
 
     @property
     def idle_s(self) -> float | None:
-        """See line.Session."""
+        """Seconds until the client will have been idle for its limit; at least 1, or the limit if that is shorter.
+
+        The lower bound keeps a stream that is over its limit, but not idle, from being asked without a pause.
+        """
         limit_s = self._limit_s
         return max(min(1.0, limit_s), self._active_s + limit_s - time.monotonic())
 
     @property
     def _limit_s(self) -> float:
+        """How long the client may be idle, in seconds."""
         raise NotImplementedError
 
     def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """See line.Session."""
+        """Return the event if it is about the connection: an acknowledgement, or a resume that comes too late."""
         return control(data)
 
     async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """See line.Session."""
+        """Send the error in the shape of the resume protocol. Waits while the client does not read."""
         self._outbox.put(refused_frame(random_id, error, event_id if isinstance(event_id, str) else None))
-        await self._outbox.room()
+        await self._outbox.wait_for_room()
 
     async def resumed(self, token: str) -> str:
-        """See line.Session."""
-        return resumed_frame(random_id, self.id, {}, resume_token=token, received_events=self.line.num_received)
+        """Return the `session.resumed` frame: the new token, and how many frames of the client were handled.
+
+        Does not wait: streams are not stored.
+        """
+        return resumed_frame(random_id, self.id, {}, resume_token=token, received_events=self.attachment.num_received)
 
     def replaced(self) -> str:
-        """See line.Session."""
+        """Return the `session.replaced` frame."""
         return replaced_frame(random_id, self.id)
 
-    # --- its end ----------------------------------------------------------------------------------------------------------
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def _drain(self) -> None:
-        self._code, self._reason = CLOSE_GOING_AWAY, "server_shutting_down"
+        self._close_code, self._close_reason = CLOSE_GOING_AWAY, "server_shutting_down"
         self._draining = True
-        self.line.stop_reading()
+        self.attachment.stop_reading()
 
     def _overflowed(self) -> None:
-        """More was said while nobody was attached than is kept: who comes back is told so."""
-        self._state.forgo(self.id)
-        self.line.over.set()
+        """End a session of which more was said while its client was away than the journal keeps."""
+        self._state.mark_overflowed(self.id)
+        self.attachment.over.set()
 
     def _put(self, frames: list[str | bytes]) -> bool:
-        """Give on what the wire has; whether it had anything."""
-        for made in frames:
-            self._outbox.put(made if isinstance(made, str) else BinaryFrame.of(made))
+        """Queue the frames, bytes as binary ones; return whether there were any."""
+        for data in frames:
+            self._outbox.put(data if isinstance(data, str) else BinaryFrame.of(data))
         return bool(frames)
 
     def _finish(self, code: int, reason: str) -> None:
+        """Have the transport closed after the last frame; without a transport, the session is over at once."""
         self._outbox.end(code, reason)
-        if not self.line.attached:
-            self.line.over.set()
+        if not self.attachment.attached:
+            self.attachment.over.set()

@@ -1,1 +1,1 @@
-"""HTTP and WebSocket routes: who comes in, with what, and to which session."""
+"""HTTP and WebSocket routes: each identifies its caller, checks the request, and hands it to a model or a live session."""

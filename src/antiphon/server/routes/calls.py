@@ -1,7 +1,7 @@
 """POST /v1/realtime/calls: the conversation over WebRTC. Opus both ways, events over the `oai-events` data channel.
 
-The answer's sound is played from here in real time, so it is known what was heard of it: an interruption cuts the rest without the
-client's help.
+The response's audio is played from here in real time, so the server knows how much of it was heard: a barge-in cuts the
+rest without the client's help.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import json_body
+from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import Opening
 from antiphon.server.auth import bearer, identify
 from antiphon.server.body import limited
@@ -34,7 +35,11 @@ MAX_BODY_BYTES = 1 << 20
 
 
 async def calls(request: Request) -> Response:
-    """An offer in (multipart `sdp` and `session`, or `application/sdp` alone), the answer out; the call then lives by itself."""
+    """Answer an SDP offer: multipart `sdp` and `session`, or `application/sdp` alone.
+
+    Returns 201 with the SDP answer and the call's Location. The call then goes on as a task of the server, and holds a
+    place until it ends; one that does not connect within STALL_S ends.
+    """
     state: ServerState = request.app.state.antiphon
     caller = identify(request, short=True)
     offer, session = await _parse(limited(request, MAX_BODY_BYTES))
@@ -54,34 +59,35 @@ async def calls(request: Request) -> Response:
         except RemoteProtocolError:
             await call.hang_up()
             raise
-        # From here on the call holds the place.
+        # From here on the call holds the place, not the request.
         place = stack.pop_all()
-
-    async def live() -> None:
-        try:
-            with anyio.fail_after(STALL_S):
-                await call.opened.wait()
-            await LiveRealtime(state, caller, wire, call).run()
-        except TimeoutError:
-            log.info("call %s: nobody came", wire.id)
-        except Exception:
-            # The call's edge: whatever failed in it ends it alone.
-            log.exception("call %s failed", wire.id)
-        finally:
-            place.close()
-            await call.hang_up()
-
-    state.spawn(live)
+    state.spawn(lambda: _serve(state, caller, wire, call, place))
     headers = {"Location": f"/v1/realtime/calls/{wire.id}"}
     return Response(answer, 201, headers, media_type="application/sdp")
 
 
+async def _serve(state: ServerState, caller: str, wire: RealtimeConnection, call: WebRtcCall, place: ExitStack) -> None:
+    """Run a call that was answered until it ends; then give its place back. Raises nothing."""
+    try:
+        with anyio.fail_after(STALL_S):
+            await call.opened.wait()
+        await LiveRealtime(state, caller, wire, call).run()
+    except TimeoutError:
+        log.info("call %s: nobody came", wire.id)
+    except Exception:
+        # The call's edge: whatever failed in it ends this call alone.
+        log.exception("call %s failed", wire.id)
+    finally:
+        place.close()
+        await call.hang_up()
+
+
 async def _parse(request: Request) -> tuple[str, dict[str, Any] | None]:
-    """The offer (SDP), and the session it asks for. Raises RemoteProtocolError, HTTPException."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip()
-    if kind == "application/sdp":
+    """Return the offer (SDP), and the session it asks for. Raises RemoteProtocolError, HTTPException."""
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip()
+    if content_type == "application/sdp":
         return (await request.body()).decode(errors="replace"), None
-    if kind != "multipart/form-data":
+    if content_type != "multipart/form-data":
         raise HTTPException(415, "Send application/sdp, or multipart/form-data with sdp and session.")
     async with request.form(max_files=2, max_fields=4) as form:
         fields = {
@@ -93,10 +99,13 @@ async def _parse(request: Request) -> tuple[str, dict[str, Any] | None]:
 
 
 async def hang_up(request: Request) -> Response:
-    """POST /v1/realtime/calls/{id}/hangup."""
+    """POST /v1/realtime/calls/{id}/hangup: end a call of the same caller. Returns before it has ended.
+
+    404 (`call_not_found`) for an id that is not live, or that another caller opened.
+    """
     state: ServerState = request.app.state.antiphon
     for live in list(state.live):
-        if live.id == request.path_params["id"] and identify(request) == live.key:
+        if live.id == request.path_params["id"] and identify(request) == live.caller:
             live.finish()
             return JSONResponse({})
     return error_response(404, "There is no such call.", code="call_not_found")

@@ -1,4 +1,7 @@
-"""POST /v1/chat/completions: a conversation's next turn, streamed or whole, on KV that earlier requests left behind."""
+"""POST /v1/chat/completions: a conversation's next turn, streamed or whole.
+
+A request of a conversation finds the KV of the one before, which is left with the engine when its response ends.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
-from antiphon.server.disconnect import unless_gone
+from antiphon.server.disconnect import unless_disconnected
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 
@@ -26,27 +29,31 @@ MAX_BODY_BYTES = 16 << 20
 
 
 async def chat_completions(request: Request) -> Response:
-    """One request. A stream holds one of its key's sessions until it ends."""
+    """Answer one request. It holds one of its caller's places until its response ends.
+
+    A request that is wrong, or that finds no place, gets its status before anything is streamed; a model that fails
+    later ends the stream with an error chunk.
+    """
     state: ServerState = request.app.state.antiphon
-    model = _language(state)
+    model = _language_model(state)
     too_large = BodyTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.", "request_too_large")
     asked = openai_chat.parse(await limited(request, MAX_BODY_BYTES, too_large).body())
     if asked.model not in (model.profile.id, "default"):
         if state.settings.server.strict_models:
             raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
         state.log_alias(asked.model, model.profile.id)
-    answer = ChatCompletion(
+    completion = ChatCompletion(
         f"chatcmpl-{secrets.token_hex(12)}", model.profile.id, int(time.time()), include_usage=asked.include_usage
     )
     replies = _replies(state, identify(request), model, asked)
     if not asked.stream:
-        return await _whole(request, answer, replies)
-    # The first part is awaited before the status is sent: what is wrong with a request shows by then.
+        return await _whole(request, completion, replies)
+    # The first token is awaited before the status is sent: what is wrong with a request is known by then.
     first = await anext(replies)
-    return StreamingResponse(_events(answer, first, replies), media_type="text/event-stream")
+    return StreamingResponse(_events(completion, first, replies), media_type="text/event-stream")
 
 
-def _language(state: ServerState) -> LanguageModel:
+def _language_model(state: ServerState) -> LanguageModel:
     model = state.loaded().language_model
     if model is None:
         raise RemoteProtocolError("model_not_found", "No language model is loaded.", "model")
@@ -57,40 +64,42 @@ async def _replies(
     state: ServerState, caller: str, model: LanguageModel, asked: ChatRequest
 ) -> AsyncGenerator[Reply, None]:
     with state.admit(caller):
-        started = time.monotonic()
-        dialogue: LanguageStream = await model.open()
+        started_s = time.monotonic()
+        stream: LanguageStream = await model.open()
         try:
             begun = False
-            async with aclosing(dialogue.reply(asked.messages, asked.options)) as replies:
+            async with aclosing(stream.reply(asked.messages, asked.options)) as replies:
                 async for reply in replies:
                     if not begun:
                         begun = True
-                        state.metrics.measure("first_token", time.monotonic() - started)
+                        state.metrics.measure("first_token", time.monotonic() - started_s)
                     yield reply
         finally:
-            # The conversation's next request goes on from here.
-            dialogue.close(keep=True)
+            # The conversation's next request continues from this KV.
+            stream.close(keep=True)
 
 
-async def _events(answer: ChatCompletion, first: Reply, replies: AsyncGenerator[Reply, None]) -> AsyncIterator[bytes]:
+async def _events(
+    completion: ChatCompletion, first: Reply, replies: AsyncGenerator[Reply, None]
+) -> AsyncIterator[bytes]:
     async with aclosing(replies):
-        yield answer.begin()
-        for chunk in answer.feed(first):
+        yield completion.begin()
+        for chunk in completion.feed(first):
             yield chunk
         try:
             async for reply in replies:
-                for chunk in answer.feed(reply):
+                for chunk in completion.feed(reply):
                     yield chunk
         except (ModelError, EngineError, Refused) as error:
             log.error("a completion failed under way: %s", error)
             yield openai_chat.error_chunk("The model failed.", "processing_error")
 
 
-async def _whole(request: Request, answer: ChatCompletion, replies: AsyncGenerator[Reply, None]) -> Response:
+async def _whole(request: Request, completion: ChatCompletion, replies: AsyncGenerator[Reply, None]) -> Response:
     async def read() -> Response:
         async with aclosing(replies):
             async for reply in replies:
-                answer.feed(reply)
-        return Response(answer.body(), media_type="application/json")
+                completion.feed(reply)
+        return Response(completion.body(), media_type="application/json")
 
-    return await unless_gone(request, read)
+    return await unless_disconnected(request, read)

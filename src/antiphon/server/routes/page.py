@@ -1,4 +1,4 @@
-"""The page at / and its files (antiphon/web), and what `curl` gets there instead."""
+"""The page at / and its files (`antiphon/web`), and the list of URLs that other clients get there instead."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from antiphon import __version__
 from antiphon.server.errors import error_response
 from antiphon.server.state import ServerState
 
-# Its own files and its own server, nothing else: no script of another place can come in, none of its data go out.
+# The page may load its own files and talk to its own server only: no other script can come in, and no data go out.
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; media-src 'self' blob:; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "Content-Security-Policy": "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; "
+    "media-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -24,7 +24,7 @@ WEB = files("antiphon") / "web"
 
 
 async def root(request: Request) -> Response:
-    """The page for a browser, a list of what there is for everybody else."""
+    """GET /: the page for a client that accepts HTML, a list of URLs in plain text for all others."""
     if "text/html" in request.headers.get("accept", ""):
         return _file("index.html")
     state: ServerState = request.app.state.antiphon
@@ -32,7 +32,8 @@ async def root(request: Request) -> Response:
         f"antiphon {__version__}",
         "",
         "GET  /                             in a browser: talk to it, captions, speech",
-        "WS   /v1/realtime                  conversations (OpenAI Realtime), streaming transcription (vLLM dialect, OpenAI)",
+        "WS   /v1/realtime                  "
+        "conversations (OpenAI Realtime), streaming transcription (vLLM dialect, OpenAI)",
         "WS   /v1/realtime?duplex=1         full duplex; also /v1/duplex, /v1/omni",
         "POST /v1/realtime/calls            the same over WebRTC",
         "POST /v1/realtime/client_secrets   a short-lived key for a browser",
@@ -50,7 +51,7 @@ async def root(request: Request) -> Response:
 
 
 async def asset(request: Request) -> Response:
-    """A file of the page."""
+    """GET /web/{name}: one of the page's files, by its name alone; 404 for anything else."""
     return _file(request.path_params["name"])
 
 

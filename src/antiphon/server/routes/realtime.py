@@ -18,9 +18,9 @@ from antiphon.server.auth import bearer, identify
 from antiphon.server.live.handshake import (
     TRUE_VALUES,
     accept,
-    by_first_frame,
-    resume_asked,
-    turn_away,
+    names_session,
+    refuse,
+    serve_by_first_frame,
     wants_token,
 )
 from antiphon.server.live.open_wire import connection_for
@@ -28,11 +28,15 @@ from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import ServerState
 from antiphon.transports.websocket import WebSocketTransport
 
+# Path -> the dialect spoken there. OpenbmbBridge is chosen by `?mode=` instead.
 BRIDGES: dict[str, type[Bridge]] = {"/ws/duplex": MinicpmoWorkerBridge, "/v1/omni": OmniBridge}
 
 
 async def realtime(websocket: WebSocket) -> None:
-    """Serve /v1/realtime, /v1/duplex or a bridge. What is refused before the upgrade is answered over HTTP."""
+    """Serve one WebSocket of /v1/realtime, /v1/duplex or a bridge, until it is closed.
+
+    Without an admissible key, or while models load, the upgrade is refused over HTTP (`server/errors.py`).
+    """
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket, short=True)
     state.loaded()
@@ -41,14 +45,14 @@ async def realtime(websocket: WebSocket) -> None:
     duplex = query.get("duplex") in TRUE_VALUES or websocket.url.path == "/v1/duplex"
     if bridge:
         await _serve_bridge(state, caller, websocket, bridge)
-    elif duplex or resume_asked(websocket):
-        await by_first_frame(state, caller, websocket, duplex=duplex)
+    elif duplex or names_session(websocket):
+        await serve_by_first_frame(state, caller, websocket, duplex=duplex)
     else:
         await _serve_realtime(state, caller, websocket)
 
 
 async def _serve_realtime(state: ServerState, caller: str, websocket: WebSocket) -> None:
-    """A new session of /v1/realtime; its first frames say which dialect it speaks."""
+    """Serve a new session of /v1/realtime; its first frames say which dialect it speaks."""
     query = websocket.query_params
     with state.admit(caller):
         secret = state.secret(bearer(websocket.headers))
@@ -65,24 +69,24 @@ async def _serve_realtime(state: ServerState, caller: str, websocket: WebSocket)
         try:
             wire.open()
         except RemoteProtocolError as error:
-            await turn_away(websocket, error)
+            await refuse(websocket, error)
             return
         await LiveRealtime(state, caller, wire, WebSocketTransport(websocket), token=token).run()
 
 
 async def _serve_bridge(state: ServerState, caller: str, websocket: WebSocket, dialect: type[Bridge]) -> None:
-    """A new session in the dialect of another server."""
-    models = state.loaded()
-    voices = models.conversation_model.profile.voices if models.conversation_model else ()
+    """Serve a new session in the dialect of another server."""
+    model = state.loaded().conversation_model
     with state.admit(caller):
         opening = Opening(model=websocket.query_params.get("model", ""))
-        most = state.settings.audio.max_append_bytes
-        wire = dialect(opening, state.conversation_models, voices, random_id, most, time.monotonic)
+        max_append_bytes = state.settings.audio.max_append_bytes
+        voices = model.profile.voices if model else ()
+        wire = dialect(opening, state.conversation_names, voices, random_id, max_append_bytes, time.monotonic)
         protocols = websocket.scope.get("subprotocols", [])
         await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in protocols else None)
         try:
             wire.open()
         except RemoteProtocolError as error:
-            await turn_away(websocket, error)
+            await refuse(websocket, error)
             return
         await LiveRealtime(state, caller, wire, WebSocketTransport(websocket)).run()

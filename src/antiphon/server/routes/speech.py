@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech and /v1/audio/speech/batch; /v1/audio/voices."""
+"""POST /v1/audio/speech and /v1/audio/speech/batch, and the voices of /v1/audio/voices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
@@ -24,9 +25,9 @@ from antiphon.protocols.speech.fields import HOSTED_VOICES
 from antiphon.protocols.speech.rest import SpeechRequest
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
-from antiphon.server.disconnect import unless_gone
+from antiphon.server.disconnect import unless_disconnected
 from antiphon.server.errors import BodyTooLarge
-from antiphon.server.live.speech_catalog import speech_facts
+from antiphon.server.live.speech_catalog import speech_catalog
 from antiphon.server.state import ServerState
 from antiphon.sessions.speech.render import EncodedSpeech, speak
 from antiphon.store.voices import StoredVoice
@@ -34,30 +35,34 @@ from antiphon.store.voices import StoredVoice
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES, MAX_SAMPLE_BYTES = 16 << 20, 10 << 20
 MAX_NAME_CHARS = 64
-# Of a batch: items that are spoken at the same time, and seconds of sound in all.
-BATCH_AT_ONCE, MAX_BATCH_S = 4, 3600.0
-# Samples that are decoded at the same time: the rest of the threads are for codecs.
-_HEARING = anyio.CapacityLimiter(2)
+# Of a batch: items that are synthesized at the same time, and seconds of audio in all.
+MAX_CONCURRENT_ITEMS, MAX_BATCH_S = 4, 3600.0
+# Voice samples that are decoded at the same time: the other threads are needed for codecs.
+_SAMPLE_LIMITER = anyio.CapacityLimiter(2)
 
 
 async def speech(request: Request) -> Response:
-    """One text, in the format asked for: streamed as it is made, as events, or (a WAV) whole."""
+    """Synthesize one text, in the format that the request asks for.
+
+    The response is streamed as it is made, as bytes or as events; a WAV whose stream was not asked for is sent whole.
+    It holds one of the caller's places until it ends.
+    """
     return await _speech(request, request.app.state.antiphon)
 
 
 async def batch(request: Request) -> Response:
-    """Up to 32 texts at once, each with a result of its own."""
+    """Synthesize up to 32 texts at once, MAX_BATCH_S of audio in all. An item that fails does not fail the others."""
     return await _batch(request, request.app.state.antiphon)
 
 
 async def voices(request: Request) -> Response:
-    """GET: the voices. POST: upload one."""
+    """GET: list the synthesizer's voices and the uploaded ones. POST: upload a voice, as a sample or an embedding."""
     handler = _upload if request.method == "POST" else _list
     return await handler(request, request.app.state.antiphon)
 
 
 async def voice(request: Request) -> Response:
-    """DELETE: forget an uploaded voice."""
+    """DELETE: remove an uploaded voice and its files. 404 (`voice_not_found`) for any other name."""
     return await _delete(request, request.app.state.antiphon)
 
 
@@ -68,66 +73,66 @@ def _synthesizer(state: ServerState) -> Synthesizer:
     return found
 
 
-# --- speech ---------------------------------------------------------------------------------------------------------------
+# --- speech -----------------------------------------------------------------------------------------------------------
 
 
 async def _speech(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
-    asked = openai_speech.parse(await limited(request, MAX_BODY_BYTES).body(), speech_facts(state))
-    pieces = _pieces(state, identify(request), synthesizer, asked)
+    asked = openai_speech.parse(await limited(request, MAX_BODY_BYTES).body(), speech_catalog(state))
+    chunks = _synthesized(state, identify(request), synthesizer, asked)
     media_type = MEDIA_TYPES[asked.config.format]
     if asked.whole:
 
         async def whole() -> Response:
-            async with aclosing(pieces):
-                return Response(b"".join([piece.data async for piece in pieces]), media_type=media_type)
+            async with aclosing(chunks):
+                return Response(b"".join([chunk.data async for chunk in chunks]), media_type=media_type)
 
-        return await unless_gone(request, whole)
-    # The first sound is awaited before the status is sent: what is wrong with a request shows by then.
-    first = await anext(pieces, None)
+        return await unless_disconnected(request, whole)
+    # The first audio is awaited before the status is sent: what is wrong with a request is known by then.
+    first = await anext(chunks, None)
     if asked.sse:
-        return StreamingResponse(_events(asked, first, pieces), media_type="text/event-stream")
-    return StreamingResponse(_bytes(first, pieces), media_type=media_type)
+        return StreamingResponse(_events(asked, first, chunks), media_type="text/event-stream")
+    return StreamingResponse(_bytes(first, chunks), media_type=media_type)
 
 
-async def _pieces(
+async def _synthesized(
     state: ServerState, caller: str, synthesizer: Synthesizer, asked: SpeechRequest
 ) -> AsyncGenerator[EncodedSpeech, None]:
     with state.admit(caller):
-        started, begun = time.monotonic(), False
-        async with aclosing(speak(synthesizer, asked.text, asked.config)) as pieces:
-            async for piece in pieces:
+        started_s, begun = time.monotonic(), False
+        async with aclosing(speak(synthesizer, asked.text, asked.config)) as chunks:
+            async for chunk in chunks:
                 if not begun:
-                    state.metrics.measure("first_sound", time.monotonic() - started)
+                    state.metrics.measure("first_sound", time.monotonic() - started_s)
                 begun = True
-                state.metrics.audio_s.labels("spoken").inc(piece.end_s - piece.start_s)
-                yield piece
+                state.metrics.audio_s.labels("spoken").inc(chunk.end_s - chunk.start_s)
+                yield chunk
 
 
-async def _bytes(first: EncodedSpeech | None, pieces: AsyncGenerator[EncodedSpeech, None]) -> AsyncIterator[bytes]:
-    async with aclosing(pieces):
+async def _bytes(first: EncodedSpeech | None, chunks: AsyncGenerator[EncodedSpeech, None]) -> AsyncIterator[bytes]:
+    async with aclosing(chunks):
         if first:
             yield first.data
         # A failure under way cuts the body off: chunked encoding lets the client see it.
-        async for piece in pieces:
-            yield piece.data
+        async for chunk in chunks:
+            yield chunk.data
 
 
 async def _events(
-    asked: SpeechRequest, first: EncodedSpeech | None, pieces: AsyncGenerator[EncodedSpeech, None]
+    asked: SpeechRequest, first: EncodedSpeech | None, chunks: AsyncGenerator[EncodedSpeech, None]
 ) -> AsyncIterator[bytes]:
     words: list[Word] = []
     skipped, num_symbols, num_frames = "", 0, 0
-    piece = first
-    async with aclosing(pieces):
+    chunk = first
+    async with aclosing(chunks):
         try:
-            while piece:
-                words += piece.words
-                skipped += piece.skipped
-                num_symbols, num_frames = num_symbols + piece.num_symbols, num_frames + piece.num_frames
-                if piece.data:
-                    yield openai_speech.delta_event(piece.data)
-                piece = await anext(pieces, None)
+            while chunk:
+                words += chunk.words
+                skipped += chunk.skipped
+                num_symbols, num_frames = num_symbols + chunk.num_symbols, num_frames + chunk.num_frames
+                if chunk.data:
+                    yield openai_speech.delta_event(chunk.data)
+                chunk = await anext(chunks, None)
         except (ModelError, Refused) as error:
             log.error("speech failed under way: %s", error)
             yield openai_speech.error_event("The model failed on this text.")
@@ -135,60 +140,67 @@ async def _events(
     yield openai_speech.done_event(num_symbols, num_frames, words if asked.config.word_times else None, skipped)
 
 
+@dataclass(slots=True)
+class _AudioBudget:
+    """Seconds of audio that a batch may still have; below 0 its other items fail."""
+
+    left_s: float
+
+
 async def _batch(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
-    asked = openai_speech.parse_batch(await limited(request, MAX_BODY_BYTES).body(), speech_facts(state))
+    asked = openai_speech.parse_batch(await limited(request, MAX_BODY_BYTES).body(), speech_catalog(state))
     caller = identify(request)
     results: list[dict[str, object]] = [{} for _ in asked]
-    # One place for all, a few items at a time, and so much sound in all.
-    limiter, room_s = anyio.CapacityLimiter(BATCH_AT_ONCE), [MAX_BATCH_S]
+    # The batch holds one place, synthesizes a few items at a time, and shares one limit on its audio.
+    limiter, budget = anyio.CapacityLimiter(MAX_CONCURRENT_ITEMS), _AudioBudget(MAX_BATCH_S)
 
     async def one(index: int, item: SpeechRequest | RemoteProtocolError) -> None:
         async with limiter:
-            results[index] = await _result(synthesizer, index, item, room_s)
+            results[index] = await _result(synthesizer, index, item, budget)
 
-    async def all_of_them() -> Response:
+    async def respond() -> Response:
         with state.admit(caller):
             async with anyio.create_task_group() as group:
                 for index, item in enumerate(asked):
                     group.start_soon(one, index, item)
-        state.metrics.audio_s.labels("spoken").inc(MAX_BATCH_S - room_s[0])
+        state.metrics.audio_s.labels("spoken").inc(MAX_BATCH_S - budget.left_s)
         succeeded = sum(r["status"] == "success" for r in results)
         return JSONResponse(
             {"results": results, "total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
         )
 
-    return await unless_gone(request, all_of_them)
+    return await unless_disconnected(request, respond)
 
 
 async def _result(
-    synthesizer: Synthesizer, index: int, item: SpeechRequest | RemoteProtocolError, room_s: list[float]
+    synthesizer: Synthesizer, index: int, item: SpeechRequest | RemoteProtocolError, budget: _AudioBudget
 ) -> dict[str, object]:
     if isinstance(item, RemoteProtocolError):
         return openai_speech.batch_failure(index, item)
     data, words, skipped = [], list[Word](), ""
     try:
-        async with aclosing(speak(synthesizer, item.text, item.config)) as pieces:
-            async for piece in pieces:
-                room_s[0] -= piece.end_s - piece.start_s
-                if room_s[0] < 0:
+        async with aclosing(speak(synthesizer, item.text, item.config)) as chunks:
+            async for chunk in chunks:
+                budget.left_s -= chunk.end_s - chunk.start_s
+                if budget.left_s < 0:
                     raise RemoteProtocolError("too_long", f"a batch may hold {MAX_BATCH_S:.0f} s of sound", "items")
-                data.append(piece.data)
-                words += piece.words
-                skipped += piece.skipped
+                data.append(chunk.data)
+                words += chunk.words
+                skipped += chunk.skipped
     except (RemoteProtocolError, Refused, ModelError) as error:
         return openai_speech.batch_failure(index, error if isinstance(error, RemoteProtocolError) else str(error))
     config = item.config
     return openai_speech.batch_item(index, config.format, b"".join(data), words if config.word_times else None, skipped)
 
 
-# --- voices ---------------------------------------------------------------------------------------------------------------
+# --- voices -----------------------------------------------------------------------------------------------------------
 
 
 async def _list(_: Request, state: ServerState) -> Response:
-    uploaded = await anyio.to_thread.run_sync(state.voices.list)
+    uploaded = await anyio.to_thread.run_sync(state.uploaded_voices.list)
     return JSONResponse(
-        {"voices": list(_synthesizer(state).profile.voices), "uploaded_voices": [_shown(v) for v in uploaded]}
+        {"voices": list(_synthesizer(state).profile.voices), "uploaded_voices": [_voice_json(v) for v in uploaded]}
     )
 
 
@@ -209,7 +221,7 @@ async def _upload(request: Request, state: ServerState) -> Response:
     if asked.name.lower() in taken:
         raise RemoteProtocolError("invalid_value", f"The name `{asked.name}` is taken.", "name")
     if sample is not None:
-        await anyio.to_thread.run_sync(_hear, sample, limiter=_HEARING)
+        await anyio.to_thread.run_sync(_check_sample, sample, limiter=_SAMPLE_LIMITER)
     stored = StoredVoice(
         name=asked.name,
         consent=asked.consent,
@@ -220,12 +232,12 @@ async def _upload(request: Request, state: ServerState) -> Response:
         size=len(sample or b""),
         embedding=asked.embedding or (),
     )
-    await anyio.to_thread.run_sync(state.voices.add, stored, sample)
-    return JSONResponse({"success": True, "voice": _shown(stored)})
+    await anyio.to_thread.run_sync(state.uploaded_voices.add, stored, sample)
+    return JSONResponse({"success": True, "voice": _voice_json(stored)})
 
 
-def _hear(sample: bytes) -> None:
-    """Raise RemoteProtocolError for what is no sound. Its beginning is enough to know."""
+def _check_sample(sample: bytes) -> None:
+    """Raise RemoteProtocolError for a sample that cannot be decoded. Only its beginning is decoded."""
     try:
         next(iter(decode(io.BytesIO(sample))), None)
     except MediaError as error:
@@ -236,12 +248,12 @@ def _hear(sample: bytes) -> None:
 
 async def _delete(request: Request, state: ServerState) -> Response:
     name = request.path_params["name"]
-    if not await anyio.to_thread.run_sync(state.voices.delete, name):
+    if not await anyio.to_thread.run_sync(state.uploaded_voices.delete, name):
         raise RemoteProtocolError("voice_not_found", f"No voice `{name[:MAX_NAME_CHARS]}` was uploaded.", "name")
     return JSONResponse({"success": True, "name": name, "deleted": True})
 
 
-def _shown(voice: StoredVoice) -> dict[str, object]:
+def _voice_json(voice: StoredVoice) -> dict[str, object]:
     return {
         "name": voice.name,
         "consent": voice.consent,

@@ -1,11 +1,11 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: a file to text, whole or streamed."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import anyio.to_thread
 from starlette.datastructures import UploadFile
@@ -28,16 +28,16 @@ FORM_BYTES = 1 << 20
 
 
 async def transcriptions(request: Request) -> Response:
-    """A file to text in its own language."""
-    return await _answer(request, "transcribe")
+    """Transcribe a file in its own language, or in the `language` that the request names."""
+    return await _respond(request, "transcribe")
 
 
 async def translations(request: Request) -> Response:
-    """A file to English text."""
-    return await _answer(request, "translate")
+    """Translate a file's speech to English. 400 where the loaded model does not translate."""
+    return await _respond(request, "translate")
 
 
-async def _answer(request: Request, task: TranscriptionTask) -> Response:
+async def _respond(request: Request, task: TranscriptionTask) -> Response:
     state: ServerState = request.app.state.antiphon
     transcriber = state.loaded().required_transcriber
     asked, pcm = await _read(request, state, transcriber)
@@ -49,34 +49,34 @@ async def _answer(request: Request, task: TranscriptionTask) -> Response:
 
 
 async def _read(request: Request, state: ServerState, transcriber: Transcriber) -> tuple[FileRequest, Pcm]:
-    """The form's fields and its file, decoded to 16 kHz. Raises RemoteProtocolError, BodyTooLarge, MediaError."""
-    most = state.settings.audio.max_file_bytes
-    too_large = BodyTooLarge(f"The file is larger than {most} bytes.", "file_too_large", "file")
-    async with limited(request, most + FORM_BYTES, too_large).form(max_files=1, max_fields=MAX_FIELDS) as form:
+    """Return the form's fields, and its file decoded to 16 kHz. Raises RemoteProtocolError, BodyTooLarge, MediaError."""
+    max_bytes = state.settings.audio.max_file_bytes
+    too_large = BodyTooLarge(f"The file is larger than {max_bytes} bytes.", "file_too_large", "file")
+    async with limited(request, max_bytes + FORM_BYTES, too_large).form(max_files=1, max_fields=MAX_FIELDS) as form:
         fields: dict[str, list[str]] = {}
         for key, value in form.multi_items():
             if isinstance(value, str):
                 fields.setdefault(key, []).append(value)
         asked = openai_rest.parse_form(fields, transcriber.profile.languages)
-        if state.names.lenient(asked.model) is None:
+        if state.transcriber_names.lenient(asked.model) is None:
             raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
-        if state.names.exact(asked.model) is None:
+        if state.transcriber_names.exact(asked.model) is None:
             state.log_alias(asked.model)
         file = form.get("file")
         if not isinstance(file, UploadFile):
             raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'file'.", "file")
-        if (file.size or 0) > most:
+        if (file.size or 0) > max_bytes:
             raise too_large
         source: BinaryIO = file.file
         return asked, await anyio.to_thread.run_sync(decode_all, source)
 
 
 async def _run(
-    state: ServerState, transcriber: Transcriber, pcm: Any, asked: FileRequest, options: FileOptions
+    state: ServerState, transcriber: Transcriber, pcm: Pcm, asked: FileRequest, options: FileOptions
 ) -> Response:
     if asked.stream:
         return StreamingResponse(_events(transcriber, pcm, options), media_type="text/event-stream")
-    started = time.monotonic()
+    started_s = time.monotonic()
     info, segments = FileInfo(options.language or "en", 0.0), list[TranscriptSegment]()
     async with aclosing(transcriber.transcribe(pcm, options)) as parts:  # type: ignore[type-var]
         async for part in parts:
@@ -84,12 +84,12 @@ async def _run(
                 segments.append(part)
             else:
                 info = part
-    state.metrics.measure("file", time.monotonic() - started)
+    state.metrics.measure("file", time.monotonic() - started_s)
     media_type, text = openai_rest.body(asked, options.task, info, segments)
     return Response(text, media_type=media_type)
 
 
-async def _events(transcriber: Transcriber, pcm: Any, options: FileOptions) -> AsyncIterator[str]:
+async def _events(transcriber: Transcriber, pcm: Pcm, options: FileOptions) -> AsyncIterator[str]:
     info, sent, num_tokens = FileInfo(options.language or "en", 0.0), "", 0
     try:
         async with aclosing(transcriber.transcribe(pcm, options)) as parts:  # type: ignore[type-var]
