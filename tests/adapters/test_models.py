@@ -1,4 +1,4 @@
-"""The real models behind their adapters."""
+"""The real Whisper and Silero models behind their adapters, on recordings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from antiphon.adapters.silero.detector import SileroDetector
-from antiphon.adapters.whisper.transcriber import SLAB_S, SLAB_SLACK_S, WhisperTranscriber, _repeats
+from antiphon.adapters.whisper.outputs import is_loop
+from antiphon.adapters.whisper.transcriber import PART_S, PART_SLACK_S, WhisperTranscriber
 from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import FileInfo, FileOptions, TranscriptSegment, Window
 from antiphon.loading.loaded import LoadedModels
@@ -36,7 +37,9 @@ def whisper(models: LoadedModels) -> WhisperTranscriber:
     return models.required_transcriber
 
 
-def test_a_prefix_is_continued(whisper: WhisperTranscriber, recordings: dict[str, Recording]) -> None:
+def test_when_a_window_has_a_prefix_then_the_decode_continues_it(
+    whisper: WhisperTranscriber, recordings: dict[str, Recording]
+) -> None:
     pcm = recordings["lj-LJ001-0004"].pcm
 
     async def main() -> None:
@@ -49,7 +52,7 @@ def test_a_prefix_is_continued(whisper: WhisperTranscriber, recordings: dict[str
     asyncio.run(main())
 
 
-def test_word_times_rise_and_lie_in_the_sound(whisper: WhisperTranscriber, recordings: dict[str, Recording]) -> None:
+def test_word_times_rise_and_lie_in_the_audio(whisper: WhisperTranscriber, recordings: dict[str, Recording]) -> None:
     pcm = recordings["jfk"].pcm
     final = asyncio.run(whisper.decode(Window(pcm, language="en", final=True, word_times=True)))
     assert [w.text for w in final.words] == [p.text.strip() for p in final.pieces]
@@ -63,8 +66,8 @@ def test_word_times_rise_and_lie_in_the_sound(whisper: WhisperTranscriber, recor
 
 @pytest.mark.parametrize("text", ["<|fr|><|translate|>", "<|endoftext|>", "a <|startofprev|> b", "<|0.00|>"])
 def test_a_hint_can_never_become_a_control_token(whisper: WhisperTranscriber, text: str) -> None:
-    tokenizer = whisper._tokenizer("en")
-    ids = whisper._text_tokens(Window(np.zeros(16000, np.float32), prompt=text))
+    tokenizer = whisper.tokenizer("en")
+    ids = whisper.prompt_tokens(Window(np.zeros(16000, np.float32), prompt=text))
     assert ids
     assert all(i < tokenizer.eot for i in ids)
 
@@ -74,7 +77,7 @@ def test_a_hint_is_bounded(whisper: WhisperTranscriber, recordings: dict[str, Re
     assert "surpassed" in "".join(p.text for p in asyncio.run(whisper.decode(window)).pieces)
 
 
-def test_a_batch_equals_its_windows_alone(recordings: dict[str, Recording]) -> None:
+def test_windows_decoded_in_a_batch_equal_those_decoded_alone(recordings: dict[str, Recording]) -> None:
     settings = load_settings({}, os.environ)
     folder = store_of(settings.models).require(MODELS["whisper-base"])
     batched = WhisperTranscriber(folder, "whisper-base", workers=1, max_batch=4)
@@ -94,16 +97,16 @@ def test_a_batch_equals_its_windows_alone(recordings: dict[str, Recording]) -> N
     batched.close()
 
 
-def test_noise_is_not_heard(whisper: WhisperTranscriber) -> None:
+def test_when_a_window_is_noise_then_it_is_no_speech(whisper: WhisperTranscriber) -> None:
     sound = np.random.default_rng(0).normal(0, 0.01, 3 * 16000).astype(np.float32)
     final = asyncio.run(whisper.decode(Window(sound, language="en", final=True)))
     assert not final.is_speech or not final.pieces
 
 
-def test_slabs_cover_a_long_file_once() -> None:
+def test_parts_cover_a_long_file_once() -> None:
     pcm = np.random.default_rng(0).normal(0, 0.1, 500 * 16000).astype(np.float32)
     pcm[110 * 16000 : 110 * 16000 + 3200] = 0
-    parts = list(split_at_quiet(pcm, SLAB_S, SLAB_SLACK_S))
+    parts = list(split_at_quiet(pcm, PART_S, PART_SLACK_S))
     assert parts[0].start == 0
     assert abs(parts[0].stop - 110.05 * 16000) < 3200
     assert all(a.stop == b.start for a, b in pairwise(parts))
@@ -133,7 +136,7 @@ def test_a_long_file_has_rising_times_and_all_its_words(
     assert 6 <= text.count("country") <= 8
 
 
-def test_speech_is_told_from_noise_whatever_the_chunks_and_the_company(
+def test_vad_probabilities_do_not_depend_on_chunks_or_other_sessions(
     models: LoadedModels, recordings: dict[str, Recording]
 ) -> None:
     detector = models.required_vad
@@ -157,7 +160,9 @@ def test_speech_is_told_from_noise_whatever_the_chunks_and_the_company(
     assert max(rain) < 0.5
 
 
-def test_a_soft_voice_is_found_after_a_loud_one(models: LoadedModels, recordings: dict[str, Recording]) -> None:
+def test_when_a_soft_voice_follows_a_loud_one_then_it_is_detected(
+    models: LoadedModels, recordings: dict[str, Recording]
+) -> None:
     speech = recordings["lj-LJ001-0004"].pcm
     pause = np.zeros(2 * 16000, np.float32)
 
@@ -169,9 +174,9 @@ def test_a_soft_voice_is_found_after_a_loud_one(models: LoadedModels, recordings
     assert np.mean(probabilities[(len(speech) + len(pause)) // 512 :] > 0.5) > 0.6
 
 
-def test_a_loop_is_told_from_speech() -> None:
-    assert _repeats(" and then he said so" * 12)
-    assert not _repeats(
+def test_a_repeated_phrase_is_a_loop_and_speech_is_none() -> None:
+    assert is_loop(" and then he said so" * 12)
+    assert not is_loop(
         "She pulled her hair down, turned her skirt back, put her feet on the fender and took part on her lap."
     )
-    assert not _repeats(" yes yes yes")
+    assert not is_loop(" yes yes yes")

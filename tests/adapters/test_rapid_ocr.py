@@ -1,4 +1,4 @@
-"""The real reader on a picture made here."""
+"""RapidOCR's models on pictures that are drawn here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def page(*lines: str) -> bytes:
     return encoded(image)
 
 
-def test_it_reads_lines_from_the_top() -> None:
+def test_lines_are_read_from_the_top_and_a_wrong_image_is_refused() -> None:
     async def read() -> None:
         reader = RapidOcr()
         try:

@@ -19,36 +19,38 @@ from tests.conftest import Recording
 PAUSE = np.zeros(3200, np.float32)
 
 
-def test_what_is_said_in_full_is_complete(recordings: dict[str, Recording]) -> None:
+def test_whole_sentences_are_complete_more_often_than_cut_ones(recordings: dict[str, Recording]) -> None:
     settings = load_settings({}, os.environ)
     (source,) = selected_models(settings, TURN_ROLES)
-    judge = SmartTurn(prepare(settings, store_of(settings.models), source), source.id)
+    detector = SmartTurn(prepare(settings, store_of(settings.models), source), source.id)
     spoken = [r.pcm for r in recordings.values() if r.text]
     assert len(spoken) >= 9
 
     async def main() -> tuple[list[float], list[float]]:
-        whole = [await judge.complete(np.concatenate((pcm, PAUSE))) for pcm in spoken]
+        whole = [await detector.complete(np.concatenate((pcm, PAUSE))) for pcm in spoken]
         shares = (30, 40, 50, 60, 70)
         cut = [
-            await judge.complete(np.concatenate((pcm[: len(pcm) * k // 100], PAUSE))) for pcm in spoken for k in shares
+            await detector.complete(np.concatenate((pcm[: len(pcm) * k // 100], PAUSE)))
+            for pcm in spoken
+            for k in shares
         ]
-        # What came more than eight seconds ago does not count.
+        # Only the last eight seconds count.
         last = spoken[0][-4 * 16000 :]
         long = np.concatenate((np.zeros(30 * 16000, np.float32), last, PAUSE))
-        assert await judge.complete(long) == await judge.complete(
+        assert await detector.complete(long) == await detector.complete(
             np.concatenate((np.zeros(9 * 16000, np.float32), last, PAUSE))
         )
         return whole, cut
 
     whole, cut = asyncio.run(main())
-    judge.lane.close()
-    # Some cuts fall at the end of a phrase, which is complete as well. On 30 other recordings 87 % of the whole ones and a third of
-    # those cut at 55 % were over a half.
+    detector.lane.close()
+    # Some cuts fall at the end of a phrase, which is complete as well. On 30 other recordings 87 % of the whole ones
+    # and a third of those cut at 55 % were over a half.
     assert np.median(whole) > 0.9
     assert np.median(cut) < np.median(whole) - 0.2
 
 
-def test_a_file_that_is_no_model_does_not_load(tmp_path: Path) -> None:
+def test_when_a_file_is_no_model_then_it_does_not_load(tmp_path: Path) -> None:
     (tmp_path / "smart-turn.onnx").write_bytes(b"no")
     with pytest.raises(ModelError, match="does not load"):
         SmartTurn(tmp_path, "x")

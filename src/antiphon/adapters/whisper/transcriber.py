@@ -1,19 +1,20 @@
-"""Whisper by CTranslate2: windows for live sessions and whole files, through one lane and one copy of the weights.
+"""Whisper by CTranslate2: windows of live sessions and whole files, through one lane and one copy of the weights.
 
-Live windows are shorter than Whisper's 30 s, whose encoding is most of its cost on a CPU. Measured on read English
-with the base model: windows of at least 15 s with 3 s of padding and a beam of 5 give the word errors of 30 s windows at a third of the
-time (56 clips); of at least 10 s, 10.0 against 9.8 % in 0.25 s instead of 0.38 (97 clips); with a beam of 1 or less padding the errors
-grow. Partials run on 5 s windows with 2 s of padding. A short window needs the padding
-and a cap on tokens, else the decoder repeats itself.
+Live windows are shorter than Whisper's 30 s, whose encoding is most of its cost on a CPU. Measured on read English with
+the base model: windows of at least 15 s with 3 s of padding and a beam of 5 give the word errors of 30 s windows at a
+third of the time (56 clips); of at least 10 s, 10.0 against 9.8 % in 0.25 s instead of 0.38 (97 clips); with a beam of
+1 or less padding the errors grow. Partials are decoded in windows of 5 s with 2 s of padding. A short window needs the
+padding and a cap on tokens, else the decoder repeats itself.
+
+Nothing of a session is kept between windows. How outputs become words is in `outputs.py`.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import zlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,16 @@ import numpy as np
 from faster_whisper import WhisperModel
 from faster_whisper.tokenizer import Tokenizer
 
+from antiphon.adapters.whisper.outputs import (
+    SAMPLES_PER_FRAME,
+    TokenSpan,
+    file_segment,
+    hypothesis_words,
+    is_loop,
+    timed_words,
+    token_probabilities,
+    token_starts,
+)
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import (
@@ -41,52 +52,52 @@ from antiphon.contracts import (
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.events.words import Word
-from antiphon.modeling.token_words import words
 
+# Mel frames a second, and the most that the encoder takes: 30 s.
 FRAMES_PER_S = 100
-SAMPLES_PER_FRAME = 160
 MAX_FRAMES = 3000
-# Most tokens a second of speech, against endless repetition. English speech has 4 on average and 7 in fast passages; a cap
-# of 7 cut the ends of long finals off. A partial of a second of sound says its two words again and again up to the cap.
-FINAL_TOKENS_PER_S, FINAL_SPARE_TOKENS = 12.0, 16
-PARTIAL_TOKENS_PER_S, PARTIAL_SPARE_TOKENS = 7.0, 2
+# Most tokens a second of speech, and besides, against endless repetition. English speech has 4 on average and 7 in fast
+# passages; a cap of 7 cut the ends of long finals off. A partial of a second of audio says its two words again and
+# again up to the cap.
+FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS = 12.0, 16
+PARTIAL_TOKENS_PER_S, PARTIAL_EXTRA_TOKENS = 7.0, 2
 # Scripts whose characters take a token or more each.
-OTHER_TOKENS_PER_S = 14.0
-# Both must hold before a window counts as noise; the first is OpenAI's threshold (whisper/transcribe.py).
-NO_SPEECH = 0.6
+NON_LATIN_TOKENS_PER_S = 14.0
+# A window counts as noise above this probability and below this mean log-probability; the first is OpenAI's threshold
+# (whisper/transcribe.py).
+NO_SPEECH_PROBABILITY = 0.6
 NO_SPEECH_LOGPROB = -0.8
-# Below this mean log-probability a window is noise whatever else the model says (whisper/transcribe.py uses -1.0).
-UNLIKELY_LOGPROB = -1.2
+# Below this mean log-probability a window is noise in any case (whisper/transcribe.py uses -1.0).
+MIN_LOGPROB = -1.2
 MAX_PROMPT_TOKENS = 200
-# A final that compresses better than this is a loop (whisper/transcribe.py); then no run of so many tokens may come twice.
-LOOP_COMPRESSION = 2.4
-LOOP_MIN_BYTES = 80
-LOOP_NGRAM = 4
-# A word is at most twice this or twice the median, if that is less.
-MEDIAN_WORD_S = 0.7
-PAUSE_MARKS = tuple(".,?!;:。，？！、")
-# Files are decoded in slabs of this length, cut in a quiet place of the last SLAB_SLACK_S seconds.
-SLAB_S = 120
-SLAB_SLACK_S = 15
+# A final that is a loop is decoded again, and then no run of so many tokens may come twice.
+LOOP_TOKENS = 4
+# Files are decoded in parts of this length, cut at the quietest place of the last PART_SLACK_S seconds.
+PART_S = 120
+PART_SLACK_S = 15
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    """How a window is padded and searched. Seconds."""
+class _Search:
+    """How a window is padded and searched: to at least `min_s`, with `pad_s` of silence, in seconds."""
 
-    least_s: float
+    min_s: float
     pad_s: float
-    beam: int
+    beam_size: int
 
 
-_PARTIAL = _Shape(least_s=5.0, pad_s=2.0, beam=1)
-_FINAL = _Shape(least_s=10.0, pad_s=3.0, beam=5)
+_PARTIAL = _Search(min_s=5.0, pad_s=2.0, beam_size=1)
+_FINAL = _Search(min_s=10.0, pad_s=3.0, beam_size=5)
 
+# A job of the lane: a window, or another call of the model, in the worker's thread.
 Work = Window | Callable[[], Any]
 
 
 class WhisperTranscriber:
-    """One CTranslate2 Whisper model and its lane of `workers` single-threaded workers."""
+    """A Transcriber: one CTranslate2 model, and a lane whose `workers` threads each compute on one core.
+
+    `max_batch`: windows in one call of the model. `lane` is public for statistics.
+    """
 
     def __init__(
         self,
@@ -100,6 +111,10 @@ class WhisperTranscriber:
         max_queue: int = 256,
         observe: Callable[[int, float, float], None] | None = None,
     ) -> None:
+        """Load the folder's model. `compute_type`: as CTranslate2 names it. `observe`: the lane's observer.
+
+        Raises ModelError for a folder that does not load, or a type that the device does not have.
+        """
         try:
             self._whisper = WhisperModel(
                 str(folder), device=device, compute_type=compute_type, cpu_threads=1, num_workers=workers
@@ -108,26 +123,7 @@ class WhisperTranscriber:
             raise ModelError(f"{model_id} does not load on {device} as {compute_type}: {error}") from error
         self._model = self._whisper.model
         self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
-        self._profile = TranscriberProfile(
-            id=model_id,
-            languages=tuple(self._whisper.supported_languages),
-            step_s=0.3,
-            first_step_s=0.2,
-            agreement_s=0.9,
-            first_agreement_s=0.2,
-            rollback_tokens=1,
-            min_probability=0.3,
-            unfixed_chunks=0,
-            settle_s=0.5,
-            context_pause_s=1.5,
-            pause_s=0.8,
-            long_window_s=10.0,
-            long_pause_s=0.3,
-            max_window_s=22.0,
-            context_tokens=0,
-            max_tokens=224,
-            max_prefix_tokens=180,
-        )
+        self._profile = _profile(model_id, tuple(self._whisper.supported_languages))
         # One job a batch on a CPU: batches of 2 to 8 measured no faster than one after another (docs/architecture.md).
         self.lane: Lane[Work, Any] = Lane(
             "transcriber", self._work, workers=workers, max_batch=max_batch, max_queue=max_queue, observe=observe
@@ -135,28 +131,39 @@ class WhisperTranscriber:
 
     @property
     def profile(self) -> TranscriberProfile:
+        """The facts of the model. Finals do not keep the prefix that was sent, and its words are aligned."""
         return self._profile
 
     def busy(self) -> bool:
-        """Somebody waits for a worker."""
+        """Return whether any job waits in the lane, so that one more would delay others. Does not wait."""
         return self.lane.depth > 0
 
     def close(self) -> None:
+        """Close the lane: waiting jobs are cancelled, running ones are waited for, and the threads end."""
         self.lane.close()
 
     def open(self) -> WhisperStream:
-        """See Transcriber. Nothing of a session is kept."""
+        """Return a stream, which keeps nothing: every window is decoded from its start."""
         return WhisperStream(self)
 
     async def decode(self, window: Window) -> Hypothesis:
-        """One window; see Hearing.decode."""
+        """Decode one window, in a batch with others of the same shape. Finals come before partials.
+
+        Partials are decoded greedily, with each word's probability; finals with a beam of 5, and probabilities of 1.0.
+        A final that loops is decoded again with the loop forbidden. Waits in the lane. Raises Refused where it is full,
+        ModelError.
+        """
         urgency = Urgency.FINAL if window.final else Urgency.PARTIAL
         result = await self.lane.run(window, urgency, self._key(window))
         assert isinstance(result, Hypothesis)
         return result
 
     async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
-        """Where each word lies; see Transcriber.align."""
+        """Return where each word lies, from the decoder's cross-attention with the words forced on the audio.
+
+        Returns () for audio of more than 30 s and for more words than one window may have. Waits in the lane as a
+        partial does. Raises Refused, ModelError.
+        """
         if not words or len(pcm) > MAX_FRAMES * SAMPLES_PER_FRAME:
             return ()
         found: tuple[Word, ...] = await self.lane.run(
@@ -165,16 +172,21 @@ class WhisperTranscriber:
         return found
 
     async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        """A file in slabs of two minutes, each window of a slab one lane job: live sessions get their turn between."""
+        """Yield one FileInfo, then the segments of a file, which is decoded in parts of about two minutes.
+
+        The language found in the first part holds for the rest. Each window of 30 s is one job of the lane, behind all
+        live ones. A `temperature` of 0 means OpenAI's own fallback: higher ones where the decode fails. Raises Refused,
+        ModelError.
+        """
         language, number, begun = options.language, 0, False
-        for slab in split_at_quiet(pcm, SLAB_S, SLAB_SLACK_S):
-            segments, info = await self.lane.run(self._opener(pcm[slab], options, language), Urgency.BULK)
+        for part in split_at_quiet(pcm, PART_S, PART_SLACK_S):
+            segments, info = await self.lane.run(self._opener(pcm[part], options, language), Urgency.BULK)
             language = info.language
             if not begun:
                 begun = True
                 yield FileInfo(info.language, len(pcm) / SAMPLE_RATE_HZ)
             while (raw := await self.lane.run(partial(next, segments, None), Urgency.BULK)) is not None:
-                yield _segment(number, raw, slab.start)
+                yield file_segment(number, raw, part.start)
                 number += 1
 
     def _opener(self, pcm: Pcm, options: FileOptions, language: str | None) -> Callable[[], tuple[Iterator[Any], Any]]:
@@ -183,18 +195,17 @@ class WhisperTranscriber:
                 pcm,
                 language=language,
                 task=options.task,
-                initial_prompt=_defused(options.prompt) or None,
-                # A temperature of 0 means: 0, and higher only where the decode fails (OpenAI's own fallback).
+                initial_prompt=_without_control_tokens(options.prompt) or None,
                 temperature=options.temperature or (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
                 word_timestamps=options.word_times,
                 condition_on_previous_text=False,
-                beam_size=_FINAL.beam,
+                beam_size=_FINAL.beam_size,
             )
             return iter(segments), info
 
         return begin
 
-    # --- in a worker's thread ------------------------------------------------------------------------------------
+    # The methods from here on are called in the workers' threads, but for _key and what it calls.
 
     def _work(self, jobs: Sequence[Work]) -> list[Any]:
         windows = [j for j in jobs if isinstance(j, Window)]
@@ -203,15 +214,15 @@ class WhisperTranscriber:
         return [job() for job in jobs if not isinstance(job, Window)]
 
     def _key(self, window: Window) -> tuple[int, int, bool, bool]:
-        """Windows with equal keys may share a batch: same frames, same search, no text before the start token."""
-        return (_num_frames(window), self._num_text_tokens(window), window.final, window.word_times)
+        """Windows with equal keys may share a batch: same frames, same search, as many tokens before the start."""
+        return (_num_frames(window), self._num_prompt_tokens(window), window.final, window.word_times)
 
-    def _num_text_tokens(self, window: Window) -> int:
-        return len(self._text_tokens(window)) if window.context or window.prompt else 0
+    def _num_prompt_tokens(self, window: Window) -> int:
+        return len(self.prompt_tokens(window)) if window.context or window.prompt else 0
 
     def _decode(self, windows: Sequence[Window]) -> list[Hypothesis]:
         frames = _num_frames(windows[0])
-        shape = _FINAL if windows[0].final else _PARTIAL
+        search = _FINAL if windows[0].final else _PARTIAL
         encoded = self._model.encode(
             ctranslate2.StorageView.from_array(np.stack([self._features(w.pcm, frames) for w in windows])),
             to_cpu=self._model.device == "cuda" and len(self._model.device_index) > 1,
@@ -219,45 +230,57 @@ class WhisperTranscriber:
         languages = self._languages(windows, encoded)
         prompts = [self._prompt(w, lang) + list(w.prefix) for w, (lang, _) in zip(windows, languages, strict=True)]
         cap = max(self._token_cap(w, lang) for w, (lang, _) in zip(windows, languages, strict=True))
-        outputs = self._generate(encoded, prompts, cap, shape)
+        outputs = self._generate(encoded, prompts, cap, search)
         tokens = self._new_ids(outputs, windows, languages)
-        if shape is _FINAL and any(_repeats(self._tokenizer("en").decode(ids)) for ids in tokens):
+        if search is _FINAL and any(is_loop(self.tokenizer("en").decode(ids)) for ids in tokens):
             # The decoder fell into a loop; where OpenAI tries again with chance, forbidding the loop is deterministic.
-            outputs = self._generate(encoded, prompts, cap, shape, no_repeat_ngram_size=LOOP_NGRAM)
+            outputs = self._generate(encoded, prompts, cap, search, no_repeat_ngram_size=LOOP_TOKENS)
             tokens = self._new_ids(outputs, windows, languages)
-        ends = self._token_ends(encoded, windows, languages, tokens) if windows[0].word_times else [()] * len(windows)
-        results = []
-        for (language, sureness), output, ids, prompt, times in zip(
-            languages, outputs, tokens, prompts, ends, strict=True
-        ):
-            likely = _probabilities(output, len(ids)) if shape.beam == 1 else [1.0] * len(ids)
-            pieces = _pieces(self._tokenizer(language), ids, likely, language)
-            logprob = output.scores[0]  # the mean over the sequence
-            heard = logprob >= UNLIKELY_LOGPROB and not (
-                output.no_speech_prob > NO_SPEECH and logprob < NO_SPEECH_LOGPROB
-            )
-            results.append(Hypothesis(pieces, language, sureness, heard, len(prompt), len(ids), _words(pieces, times)))
-        return results
+        timed = windows[0].word_times
+        spans = self._token_spans(encoded, windows, languages, tokens) if timed else [()] * len(windows)
+        return [
+            self._hypothesis(output, ids, language, len(prompt), own, greedy=search.beam_size == 1)
+            for language, output, ids, prompt, own in zip(languages, outputs, tokens, prompts, spans, strict=True)
+        ]
+
+    def _hypothesis(
+        self,
+        output: Any,
+        ids: list[int],
+        language: tuple[str, float],
+        num_prompt: int,
+        spans: tuple[TokenSpan, ...],
+        *,
+        greedy: bool,
+    ) -> Hypothesis:
+        code, certainty = language
+        # Only a greedy search returns logits.
+        probabilities = token_probabilities(output, len(ids)) if greedy else [1.0] * len(ids)
+        pieces = hypothesis_words(self.tokenizer(code), ids, probabilities, code)
+        logprob = output.scores[0]  # the mean over the sequence
+        is_noise = output.no_speech_prob > NO_SPEECH_PROBABILITY and logprob < NO_SPEECH_LOGPROB
+        is_speech = logprob >= MIN_LOGPROB and not is_noise
+        return Hypothesis(pieces, code, certainty, is_speech, num_prompt, len(ids), timed_words(pieces, spans))
 
     def _generate(
-        self, encoded: Any, prompts: list[list[int]], cap: int, shape: _Shape, *, no_repeat_ngram_size: int = 0
+        self, encoded: Any, prompts: list[list[int]], cap: int, search: _Search, *, no_repeat_ngram_size: int = 0
     ) -> list[Any]:
         return self._model.generate(  # type: ignore[no-any-return]
             encoded,
             prompts,
-            beam_size=shape.beam,
+            beam_size=search.beam_size,
             max_length=max(len(p) for p in prompts) + cap,
             no_repeat_ngram_size=no_repeat_ngram_size,
             return_scores=True,
             return_no_speech_prob=True,
-            return_logits_vocab=shape.beam == 1,
+            return_logits_vocab=search.beam_size == 1,
             suppress_blank=True,
         )
 
     def _new_ids(
         self, outputs: Sequence[Any], windows: Sequence[Window], languages: Sequence[tuple[str, float]]
     ) -> list[list[int]]:
-        """The text tokens after each window's prefix."""
+        """Return the text tokens after each window's prefix."""
         return [
             self._text_ids(o, lang)[len(w.prefix) :]
             for o, w, (lang, _) in zip(outputs, windows, languages, strict=True)
@@ -272,32 +295,39 @@ class WhisperTranscriber:
         return [(w.language, 1.0) if w.language else f for w, f in zip(windows, found, strict=True)]
 
     def _prompt(self, window: Window, language: str) -> list[int]:
-        tokenizer = self._tokenizer(language)
-        text = self._text_tokens(window)
+        tokenizer = self.tokenizer(language)
+        text = self.prompt_tokens(window)
         head = [tokenizer.sot_prev, *text] if text else []
         return head + list(tokenizer.sot_sequence) + [tokenizer.no_timestamps]
 
-    def _text_tokens(self, window: Window) -> list[int]:
-        """The hint and what was said before, as plain text tokens, the newest kept."""
+    def prompt_tokens(self, window: Window) -> list[int]:
+        """Return the tokens that come before a window's start token: its hint, and what was said before it.
+
+        They are plain text, none of them a control token. Of each of the two the newest tokens are kept, at most
+        MAX_PROMPT_TOKENS in all.
+        """
         out: list[int] = []
         for text, most in ((window.prompt, MAX_PROMPT_TOKENS), (window.context, self._profile.context_tokens)):
             if text.strip() and most:
-                # encode() of the tokenizer behind would read "<|...|>" as a control token: take the ordinary ids only.
-                ids = self._whisper.hf_tokenizer.encode(_defused(" " + text.strip()), add_special_tokens=False).ids
-                out += [i for i in ids if i < self._tokenizer("en").eot][-most:]
+                # The tokenizer below reads "<|...|>" as a control token: only the ids of text are taken.
+                ids = self._whisper.hf_tokenizer.encode(
+                    _without_control_tokens(" " + text.strip()), add_special_tokens=False
+                ).ids
+                out += [i for i in ids if i < self.tokenizer("en").eot][-most:]
         return out[-MAX_PROMPT_TOKENS:]
 
     def _token_cap(self, window: Window, language: str) -> int:
         if window.final:
-            rate, spare = FINAL_TOKENS_PER_S, FINAL_SPARE_TOKENS
+            rate, spare = FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS
         else:
-            rate, spare = PARTIAL_TOKENS_PER_S, PARTIAL_SPARE_TOKENS
+            rate, spare = PARTIAL_TOKENS_PER_S, PARTIAL_EXTRA_TOKENS
         if language != "en":
-            rate = max(rate, OTHER_TOKENS_PER_S)
+            rate = max(rate, NON_LATIN_TOKENS_PER_S)
         cap = int(len(window.pcm) / SAMPLE_RATE_HZ * rate) + spare
         return min(max(1, cap - len(window.prefix)), window.max_tokens or self._profile.max_tokens)
 
-    def _tokenizer(self, language: str) -> Tokenizer:
+    def tokenizer(self, language: str) -> Tokenizer:
+        """Return the tokenizer for a language, which is made once. From `eot` on, its ids are control tokens."""
         key = (language, "transcribe")
         if key not in self._tokenizers:
             self._tokenizers[key] = Tokenizer(
@@ -306,7 +336,7 @@ class WhisperTranscriber:
         return self._tokenizers[key]
 
     def _text_ids(self, output: Any, language: str) -> list[int]:
-        return [t for t in output.sequences_ids[0] if t < self._tokenizer(language).eot]
+        return [t for t in output.sequences_ids[0] if t < self.tokenizer(language).eot]
 
     def _features(self, pcm: Pcm, frames: int) -> Pcm:
         padded = np.zeros(frames * SAMPLES_PER_FRAME, np.float32)
@@ -315,22 +345,25 @@ class WhisperTranscriber:
         return np.ascontiguousarray(features[:, :frames], np.float32)
 
     def _align(self, pcm: Pcm, words: tuple[str, ...], language: str) -> tuple[Word, ...]:
-        """The words' tokens forced on the sound; times by cross-attention, as of a transcript's words."""
+        """Force the words' tokens on the audio, and take their times as those of a transcript's words."""
         window = Window(pcm, language=language if self._model.is_multilingual else "en")
-        ids = [self._whisper.hf_tokenizer.encode(_defused(" " + w), add_special_tokens=False).ids for w in words]
+        ids = [
+            self._whisper.hf_tokenizer.encode(_without_control_tokens(" " + w), add_special_tokens=False).ids
+            for w in words
+        ]
         flat = [i for word in ids for i in word]
         if not flat or len(flat) > self._profile.max_tokens:
             return ()
         encoded = self._model.encode(ctranslate2.StorageView.from_array(self._features(pcm, _num_frames(window))[None]))
-        (spans,) = self._token_ends(encoded, [window], [(window.language or "en", 1.0)], [flat])
+        (spans,) = self._token_spans(encoded, [window], [(window.language or "en", 1.0)], [flat])
         pieces = [HypothesisWord(w, tuple(i), 1.0) for w, i in zip(words, ids, strict=True) if i]
-        return _words(pieces, spans)
+        return timed_words(pieces, spans)
 
-    def _token_ends(
+    def _token_spans(
         self, encoded: Any, windows: Sequence[Window], languages: Sequence[tuple[str, float]], tokens: list[list[int]]
-    ) -> list[tuple[tuple[float, float, float], ...]]:
-        """(start, end, probability) of each token after the prefix, from the decoder's cross-attention; seconds."""
-        out: list[tuple[tuple[float, float, float], ...]] = []
+    ) -> list[tuple[TokenSpan, ...]]:
+        """Return the spans of each window's tokens after its prefix, from the decoder's cross-attention."""
+        out: list[tuple[TokenSpan, ...]] = []
         for i, (window, (language, _), ids) in enumerate(zip(windows, languages, tokens, strict=True)):
             if not ids:
                 out.append(())
@@ -339,123 +372,62 @@ class WhisperTranscriber:
             text = [*window.prefix, *ids]
             found = self._model.align(
                 one,
-                self._tokenizer(language).sot_sequence,
+                self.tokenizer(language).sot_sequence,
                 [text],
                 [min(len(window.pcm) // SAMPLES_PER_FRAME, MAX_FRAMES)],
                 median_filter_width=7,
             )[0]
-            starts = _first_times(found.alignments, len(text))
-            likely = found.text_token_probs
-            spans = [(starts[k], starts[k + 1], float(likely[k])) for k in range(len(text))]
+            starts = token_starts(found.alignments, len(text))
+            probabilities = found.text_token_probs
+            spans = [(starts[k], starts[k + 1], float(probabilities[k])) for k in range(len(text))]
             out.append(tuple(spans[len(window.prefix) :]))
         return out
 
 
 class WhisperStream:
-    """See Hearing."""
+    """A TranscriptionStream that keeps nothing of its session: each window is decoded from its start."""
 
     def __init__(self, model: WhisperTranscriber) -> None:
         self._model = model
 
     async def decode(self, window: Window) -> Hypothesis:
-        """See Hearing."""
+        """Decode one window, as WhisperTranscriber.decode. Waits in the lane. Raises Refused, ModelError."""
         return await self._model.decode(window)
 
     def close(self) -> None:
-        """See Hearing."""
+        """Do nothing: a stream holds neither memory nor a place in the lane."""
 
 
-def _repeats(text: str) -> bool:
-    """The text says the same over and over: it compresses too well (whisper/transcribe.py, the same measure)."""
-    data = text.encode()
-    return len(data) > LOOP_MIN_BYTES and len(data) / len(zlib.compress(data)) > LOOP_COMPRESSION
+def _profile(model_id: str, languages: tuple[str, ...]) -> TranscriberProfile:
+    return TranscriberProfile(
+        id=model_id,
+        languages=languages,
+        step_s=0.3,
+        first_step_s=0.2,
+        agreement_s=0.9,
+        first_agreement_s=0.2,
+        rollback_tokens=1,
+        min_probability=0.3,
+        unfixed_chunks=0,
+        settle_s=0.5,
+        context_pause_s=1.5,
+        pause_s=0.8,
+        long_window_s=10.0,
+        long_pause_s=0.3,
+        max_window_s=22.0,
+        context_tokens=0,
+        max_tokens=224,
+        max_prefix_tokens=180,
+    )
 
 
 def _num_frames(window: Window) -> int:
-    """Mel frames the window is padded to: a whole number of half seconds, so that windows can share a batch."""
-    shape = _FINAL if window.final else _PARTIAL
-    seconds = max(shape.least_s, len(window.pcm) / SAMPLE_RATE_HZ + shape.pad_s)
+    """The mel frames that a window is padded to: a whole number of half seconds, so that windows can share a batch."""
+    search = _FINAL if window.final else _PARTIAL
+    seconds = max(search.min_s, len(window.pcm) / SAMPLE_RATE_HZ + search.pad_s)
     return min(MAX_FRAMES, math.ceil(seconds * 2) * FRAMES_PER_S // 2)
 
 
-def _defused(text: str) -> str:
-    """Text in which no `<|` can start a control token."""
+def _without_control_tokens(text: str) -> str:
+    """The text with a space in every `<|`, so that none of it can become a control token."""
     return text.replace("<|", "< |")
-
-
-def _probabilities(output: Any, count: int) -> list[float]:
-    """Softmax probability of each of the last `count` text tokens of a greedy output."""
-    ids = output.sequences_ids[0]
-    rows = output.logits[0]
-    # One row a generated token; the end token's row is there when the decoder reached it.
-    first = len(ids) - count if len(rows) >= len(ids) else 0
-    likely = []
-    for token, row in zip(ids[len(ids) - count :], rows[first:], strict=False):
-        logits = np.asarray(row, np.float32).reshape(-1)
-        likely.append(float(1.0 / np.exp(logits - logits[token]).sum()))
-    return likely + [0.0] * (count - len(likely))
-
-
-def _pieces(tokenizer: Tokenizer, ids: list[int], likely: list[float], language: str) -> tuple[HypothesisWord, ...]:
-    texts, groups = tokenizer.split_tokens_on_unicode(ids) if ids else ([], [])
-    pieces = words(texts, groups, likely, language)
-    # Half a character at the end of a hypothesis is not text yet.
-    if pieces and "\ufffd" in pieces[-1].text:
-        pieces.pop()
-    return tuple(pieces)
-
-
-def _first_times(alignments: Sequence[tuple[int, int]], count: int) -> list[float]:
-    """Start of each of `count` tokens and the end of the last, in seconds, from (token, frame) pairs of 20 ms frames."""
-    starts: dict[int, int] = {}
-    last = 0
-    for token, frame in alignments:
-        starts.setdefault(token, frame)
-        last = max(last, frame + 1)
-    times, now = [], 0
-    for k in range(count + 1):
-        now = max(now, starts.get(k, last if k == count else now))
-        times.append(now * 0.02)
-    return times
-
-
-def _words(pieces: Sequence[HypothesisWord], times: Sequence[tuple[float, float, float]]) -> tuple[Word, ...]:
-    """Words with their times. The silence before a word is aligned with its beginning: a word that is far longer than the
-
-    others and follows a pause mark is given the length of a long word (as openai/whisper, timing.py, add_word_timestamps).
-    """
-    if not times:
-        return ()
-    words, at = [], 0
-    for piece in pieces:
-        spans = times[at : at + len(piece.tokens)]
-        at += len(piece.tokens)
-        words.append(Word(piece.text.strip(), spans[0][0], spans[-1][1], min(s[2] for s in spans)))
-    lengths = sorted(w.end_s - w.start_s for w in words if w.end_s > w.start_s)
-    longest = 2 * min(MEDIAN_WORD_S, lengths[len(lengths) // 2]) if lengths else math.inf
-    for k, word in enumerate(words):
-        after_pause = k == 0 or words[k - 1].text[-1:] in PAUSE_MARKS
-        if after_pause and word.end_s - word.start_s > longest:
-            words[k] = replace(word, start_s=word.end_s - longest)
-    return tuple(words)
-
-
-def _segment(number: int, raw: Any, offset: int) -> TranscriptSegment:
-    shift_s = offset / SAMPLE_RATE_HZ
-    words = tuple(
-        Word(w.word.strip(), float(w.start) + shift_s, float(w.end) + shift_s, float(w.probability))
-        for w in raw.words or ()
-    )
-    return TranscriptSegment(
-        id=number,
-        seek=int(raw.seek) + offset // SAMPLES_PER_FRAME,
-        start_s=float(raw.start) + shift_s,
-        end_s=float(raw.end) + shift_s,
-        text=raw.text,
-        tokens=tuple(raw.tokens),
-        temperature=float(raw.temperature or 0.0),
-        avg_logprob=float(raw.avg_logprob),
-        compression_ratio=float(raw.compression_ratio),
-        no_speech_prob=float(raw.no_speech_prob),
-        words=words,
-    )

@@ -1,0 +1,130 @@
+"""From the outputs of CTranslate2's Whisper to words with probabilities and times. Keeps no state."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from faster_whisper.tokenizer import Tokenizer
+
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.contracts import HypothesisWord, TranscriptSegment
+from antiphon.events.words import Word
+from antiphon.modeling.token_words import words
+
+# Seconds of one position of the decoder's cross-attention, and samples of one mel frame.
+POSITION_S = 0.02
+SAMPLES_PER_FRAME = 160
+# A final that compresses better than this is a loop (whisper/transcribe.py).
+LOOP_COMPRESSION = 2.4
+# Shorter texts, in bytes, are never called a loop.
+LOOP_MIN_BYTES = 80
+# A word is at most twice this or twice the median of the words, whichever is less.
+MEDIAN_WORD_S = 0.7
+PAUSE_MARKS = tuple(".,?!;:。，？！、")
+
+# Start and end of a token in seconds, and its probability.
+TokenSpan = tuple[float, float, float]
+
+
+def is_loop(text: str) -> bool:
+    """Return whether a text says the same over and over: whether it compresses too well.
+
+    This is the measure of whisper/transcribe.py. A text of less than LOOP_MIN_BYTES is never a loop.
+    """
+    data = text.encode()
+    return len(data) > LOOP_MIN_BYTES and len(data) / len(zlib.compress(data)) > LOOP_COMPRESSION
+
+
+def token_probabilities(output: Any, count: int) -> list[float]:
+    """Return the softmax probability of each of the last `count` text tokens of a greedy output.
+
+    `output`: a WhisperGenerationResult with logits. Tokens without logits have the probability 0.
+    """
+    ids = output.sequences_ids[0]
+    rows = output.logits[0]
+    # One row for each generated token; the end token's row is there when the decoder reached it.
+    first = len(ids) - count if len(rows) >= len(ids) else 0
+    probabilities = []
+    for token, row in zip(ids[len(ids) - count :], rows[first:], strict=False):
+        logits = np.asarray(row, np.float32).reshape(-1)
+        probabilities.append(float(1.0 / np.exp(logits - logits[token]).sum()))
+    return probabilities + [0.0] * (count - len(probabilities))
+
+
+def hypothesis_words(
+    tokenizer: Tokenizer, ids: list[int], probabilities: list[float], language: str
+) -> tuple[HypothesisWord, ...]:
+    """Return the words of text tokens, without a last one that ends inside a character: that is not text yet."""
+    texts, groups = tokenizer.split_tokens_on_unicode(ids) if ids else ([], [])
+    pieces = words(texts, groups, probabilities, language)
+    if pieces and "\ufffd" in pieces[-1].text:
+        pieces.pop()
+    return tuple(pieces)
+
+
+def token_starts(alignments: Sequence[tuple[int, int]], count: int) -> list[float]:
+    """Return the start of each of `count` tokens and the end of the last, in seconds, never falling.
+
+    `alignments`: pairs of a token's number and a position of the cross-attention, as CTranslate2 gives them. A token
+    without a pair starts where the one before it does.
+    """
+    starts: dict[int, int] = {}
+    last = 0
+    for token, position in alignments:
+        starts.setdefault(token, position)
+        last = max(last, position + 1)
+    times, now = [], 0
+    for k in range(count + 1):
+        now = max(now, starts.get(k, last if k == count else now))
+        times.append(now * POSITION_S)
+    return times
+
+
+def timed_words(pieces: Sequence[HypothesisWord], spans: Sequence[TokenSpan]) -> tuple[Word, ...]:
+    """Return the words with their times, given the spans of all their tokens; () where there are no spans.
+
+    The silence before a word is aligned with its beginning. So a word that is far longer than the others and follows a
+    pause mark is given the length of a long word, counted from its end (as openai/whisper, timing.py,
+    add_word_timestamps).
+    """
+    if not spans:
+        return ()
+    out, at = [], 0
+    for piece in pieces:
+        own = spans[at : at + len(piece.tokens)]
+        at += len(piece.tokens)
+        out.append(Word(piece.text.strip(), own[0][0], own[-1][1], min(s[2] for s in own)))
+    lengths = sorted(w.end_s - w.start_s for w in out if w.end_s > w.start_s)
+    longest = 2 * min(MEDIAN_WORD_S, lengths[len(lengths) // 2]) if lengths else math.inf
+    for k, word in enumerate(out):
+        after_pause = k == 0 or out[k - 1].text[-1:] in PAUSE_MARKS
+        if after_pause and word.end_s - word.start_s > longest:
+            out[k] = replace(word, start_s=word.end_s - longest)
+    return tuple(out)
+
+
+def file_segment(number: int, raw: Any, start_sample: int) -> TranscriptSegment:
+    """Return faster-whisper's segment as ours. `start_sample`: where the part of the file starts that it is of."""
+    shift_s = start_sample / SAMPLE_RATE_HZ
+    timed = tuple(
+        Word(w.word.strip(), float(w.start) + shift_s, float(w.end) + shift_s, float(w.probability))
+        for w in raw.words or ()
+    )
+    return TranscriptSegment(
+        id=number,
+        seek=int(raw.seek) + start_sample // SAMPLES_PER_FRAME,
+        start_s=float(raw.start) + shift_s,
+        end_s=float(raw.end) + shift_s,
+        text=raw.text,
+        tokens=tuple(raw.tokens),
+        temperature=float(raw.temperature or 0.0),
+        avg_logprob=float(raw.avg_logprob),
+        compression_ratio=float(raw.compression_ratio),
+        no_speech_prob=float(raw.no_speech_prob),
+        words=timed,
+    )
