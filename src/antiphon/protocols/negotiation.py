@@ -274,9 +274,9 @@ class RealtimeConnection:
         assert self._dialect is not None
         self._dialect.send(output)  # type: ignore[arg-type]
 
-    def too_large(self, most: int) -> None:
-        """Queue an error: a frame of the client was larger than `most` bytes and is not read. The session goes on."""
-        self._answering_dialect().too_large(most)
+    def too_large(self, max_bytes: int) -> None:
+        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
+        self._answering_dialect().too_large(max_bytes)
 
     def refuse(self, code: str, message: str) -> None:
         """Queue an error with which the server then ends the connection."""

@@ -143,9 +143,9 @@ class Bridge:
         """Queue an error for the client. Messages of these dialects have no ids, so `event_id` is dropped."""
         self._add_frame(type="error", error={"code": error.code, "message": error.message})
 
-    def too_large(self, most: int) -> None:
-        """Queue an error: a frame of the client was larger than `most` bytes and is not read. The session goes on."""
-        self.reject(RemoteProtocolError("event_too_large", f"The event is larger than {most} bytes."), None)
+    def too_large(self, max_bytes: int) -> None:
+        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
+        self.reject(RemoteProtocolError("event_too_large", f"The event is larger than {max_bytes} bytes."), None)
 
     def refuse(self, code: str, message: str) -> None:
         """Queue an error with which the server then ends the session."""

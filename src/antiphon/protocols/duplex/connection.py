@@ -152,9 +152,9 @@ class DuplexConnection:
         """Queue the frames of an event of the session. Raises LocalProtocolError for one that has no frame."""
         self._dialect.send(output)
 
-    def too_large(self, most: int) -> None:
-        """Queue an error: a frame of the client was larger than `most` bytes and is not read. The session goes on."""
-        self._dialect.too_large(most)
+    def too_large(self, max_bytes: int) -> None:
+        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
+        self._dialect.too_large(max_bytes)
 
     def refuse(self, code: str, message: str) -> None:
         """Queue an error and the end of the session, with which the server then ends the connection."""

@@ -469,7 +469,7 @@ class DuplexDialect(OpenAIConversation):
         self._error(error.code, error.message, error.param)
         self._event_id = None
 
-    def too_large(self, most: int) -> None:
+    def too_large(self, max_bytes: int) -> None:
         """A frame over the server's limit came: the connection ends after this."""
         self._event_id = None
-        self._error("event_too_large", f"The event is larger than {most} bytes.")
+        self._error("event_too_large", f"The event is larger than {max_bytes} bytes.")

@@ -142,10 +142,10 @@ class OpenAITranscription(Dialect):
         except RemoteProtocolError as error:
             self._error(error.code, error.message, error.param)
 
-    def too_large(self, most: int) -> None:
+    def too_large(self, max_bytes: int) -> None:
         """A frame over the server's limit came: the connection ends after this."""
         self._event_id = None
-        self._error("invalid_event", f"The event is larger than {most} bytes.")
+        self._error("invalid_event", f"The event is larger than {max_bytes} bytes.")
 
     def _receive_event(self, data: str | bytes) -> None:
         event = decode_event(data, NOT_JSON, NO_OBJECT)

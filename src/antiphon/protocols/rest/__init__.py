@@ -1,1 +1,1 @@
-"""REST requests and answers: chat completions, transcriptions."""
+"""Bodies of HTTP requests and answers: chat completions and transcriptions of files. docs/wire describes both."""

@@ -1,6 +1,7 @@
-"""POST /v1/chat/completions: the request's body, checked, and the bodies and chunks of its answers. Pure.
+"""Bodies of POST /v1/chat/completions: the request, checked, and its answer, whole or in chunks.
 
-Fields as in OpenAI's API reference; `top_k`, `min_p` and `repetition_penalty` as vLLM's extra parameters.
+The fields are those of OpenAI's API reference, with `top_k`, `min_p` and `repetition_penalty` as vLLM's extra
+parameters: docs/wire/chat-completions.md. Fields that are not in `_Body` are ignored.
 """
 
 from __future__ import annotations
@@ -119,7 +120,10 @@ class _Body(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A checked request. `include_usage`: a stream ends with a chunk that holds the counts."""
+    """A request whose fields are checked; only its `model` may be one that is not loaded.
+
+    `messages` are in the client's order. `include_usage`: a stream ends with a chunk that has the token counts.
+    """
 
     model: str
     messages: tuple[Message, ...]
@@ -133,41 +137,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 def parse(data: bytes) -> ChatRequest:
-    """Raises RemoteProtocolError naming the field."""
-    try:
-        body = _decoder.decode(data)
-    except msgspec.ValidationError as error:
-        # "Object missing required field `model`", "Expected `int`, got `str` - at `$.max_tokens`"
-        text = str(error)
-        at = text.rpartition("`$.")[2].strip("`") if "`$." in text else text.partition("field `")[2].strip("`") or None
-        raise RemoteProtocolError("invalid_value", f"Invalid request: {error}", at) from None
-    except JSON_ERRORS as error:
-        raise RemoteProtocolError("invalid_json", f"The body is not JSON: {error}") from None
+    """Read the body of a request.
+
+    Raises RemoteProtocolError: `invalid_json`, or `invalid_value` for whatever else is wrong, with the path of the
+    field in `param` where there is one.
+    """
+    body = _decode_body(data)
     if not body.messages:
         raise RemoteProtocolError("invalid_value", "'messages' is empty.", "messages")
     if body.n not in (None, 1):
         raise RemoteProtocolError("invalid_value", "Only n = 1 is served.", "n")
     if body.logprobs:
         raise RemoteProtocolError("invalid_value", "logprobs are not served.", "logprobs")
-    tools = tuple(
-        Tool(t.function.name, t.function.description or "", t.function.parameters or {}) for t in body.tools or ()
-    )
-    options = ReplyOptions(
-        max_tokens=_between("max_tokens", body.max_completion_tokens or body.max_tokens, 1, 1 << 20),
-        temperature=_between("temperature", body.temperature, 0, 2),
-        top_p=_between("top_p", body.top_p, 0, 1),
-        top_k=_between("top_k", None if body.top_k is None else max(0, body.top_k), 0, 1 << 20),
-        min_p=_between("min_p", body.min_p, 0, 1),
-        repetition_penalty=_between("repetition_penalty", body.repetition_penalty, 0.01, 10),
-        presence_penalty=_between("presence_penalty", body.presence_penalty, -2, 2) or 0.0,
-        frequency_penalty=_between("frequency_penalty", body.frequency_penalty, -2, 2) or 0.0,
-        seed=body.seed,
-        stop=_stops(body.stop),
-        bias=_bias(body.logit_bias),
-        tools=tools,
-        tool_choice=_tool_choice(body.tool_choice, tools),
-        schema=_schema(body.response_format),
-    )
+    options = _options(body)
     return ChatRequest(
         body.model,
         tuple(_message(m, i) for i, m in enumerate(body.messages)),
@@ -177,7 +159,42 @@ def parse(data: bytes) -> ChatRequest:
     )
 
 
-def _between(name: str, value: Any, low: float, high: float) -> Any:
+def _decode_body(data: bytes) -> _Body:
+    try:
+        return _decoder.decode(data)
+    except msgspec.ValidationError as error:
+        # msgspec names the field in its message only: "Object missing required field `model`", "Expected `int`, got
+        # `str` - at `$.max_tokens`".
+        text = str(error)
+        named = text.rpartition("`$.")[2] if "`$." in text else text.partition("field `")[2]
+        raise RemoteProtocolError("invalid_value", f"Invalid request: {error}", named.strip("`") or None) from None
+    except JSON_ERRORS as error:
+        raise RemoteProtocolError("invalid_json", f"The body is not JSON: {error}") from None
+
+
+def _options(body: _Body) -> ReplyOptions:
+    tools = tuple(
+        Tool(t.function.name, t.function.description or "", t.function.parameters or {}) for t in body.tools or ()
+    )
+    return ReplyOptions(
+        max_tokens=_in_range("max_tokens", body.max_completion_tokens or body.max_tokens, 1, 1 << 20),
+        temperature=_in_range("temperature", body.temperature, 0, 2),
+        top_p=_in_range("top_p", body.top_p, 0, 1),
+        top_k=_in_range("top_k", None if body.top_k is None else max(0, body.top_k), 0, 1 << 20),
+        min_p=_in_range("min_p", body.min_p, 0, 1),
+        repetition_penalty=_in_range("repetition_penalty", body.repetition_penalty, 0.01, 10),
+        presence_penalty=_in_range("presence_penalty", body.presence_penalty, -2, 2) or 0.0,
+        frequency_penalty=_in_range("frequency_penalty", body.frequency_penalty, -2, 2) or 0.0,
+        seed=body.seed,
+        stop=_stops(body.stop),
+        bias=_bias(body.logit_bias),
+        tools=tools,
+        tool_choice=_tool_choice(body.tool_choice, tools),
+        schema=_schema(body.response_format),
+    )
+
+
+def _in_range(name: str, value: Any, low: float, high: float) -> Any:
     if value is not None and not low <= value <= high:
         raise RemoteProtocolError("invalid_value", f"'{name}' is {value}, not between {low} and {high}.", name)
     return value
@@ -211,8 +228,8 @@ def _tool_choice(choice: str | _Choice | None, tools: Sequence[Tool]) -> str:
     return choice.function.name
 
 
-def _schema(form: _Format | None) -> Mapping[str, Any] | None:
-    match form:
+def _schema(response_format: _Format | None) -> Mapping[str, Any] | None:
+    match response_format:
         case None | _Format(type="text"):
             return None
         case _Format(type="json_object"):
@@ -243,22 +260,26 @@ def _message(message: _Message, index: int) -> Message:
 
 @dataclass(slots=True)
 class ChatCompletion:
-    """One answer on its way out: feed it every Reply. `chunks` come back where it is streamed, `body` is the whole."""
+    """One completion. Feed it every Reply of the model; use the chunks it returns, or at the end `body`.
+
+    `model` is the name that the client asked for, `created_s` is in Unix seconds.
+    """
 
     id: str
     model: str
     created_s: int
+    # The stream's last chunk has the token counts.
     include_usage: bool = False
     _text: str = ""
     _calls: list[dict[str, Any]] = field(default_factory=list)
     _done: ReplyDone | None = None
 
     def begin(self) -> bytes:
-        """The first chunk."""
+        """The first chunk of a stream, which has the role and no text, as a server-sent event."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def feed(self, reply: Reply) -> list[bytes]:
-        """The chunks that `reply` makes."""
+        """The chunks of a reply, each a server-sent event. Those of ReplyDone end the stream, `[DONE]` last."""
         match reply:
             case TextDelta(text):
                 self._text += text
@@ -279,7 +300,7 @@ class ChatCompletion:
                 return [*chunks, b"data: [DONE]\n\n"]
 
     def body(self) -> bytes:
-        """The whole answer."""
+        """The whole completion as one JSON body. Call it after ReplyDone was fed."""
         assert self._done is not None
         message: dict[str, Any] = {"role": "assistant", "content": self._text or None, "refusal": None}
         if self._calls:
@@ -298,7 +319,7 @@ class ChatCompletion:
 
 
 def error_chunk(message: str, code: str) -> bytes:
-    """An error inside a stream that has begun."""
+    """The server-sent event that ends a stream that failed after it began. The status 200 has been sent by then."""
     return _sse({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
 
 

@@ -1,4 +1,8 @@
-"""The bodies of /v1/audio/transcriptions and /translations: json, text, srt, vtt, verbose_json and their SSE events. Pure."""
+"""Bodies of /v1/audio/transcriptions and /v1/audio/translations: docs/wire/transcriptions.md.
+
+The form is read here, and a transcript is written in each of the formats: json, text, srt, vtt, verbose_json, and the
+server-sent events of a stream. Times are seconds from the beginning of the file.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,17 @@ from antiphon.errors import RemoteProtocolError
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS: tuple[TranscriptFormat, ...] = get_args(TranscriptFormat)
 GRANULARITIES = ("word", "segment")
-# Whisper's encoder makes one position of 20 ms of sound: what an audio token is counted as.
+# What is counted as an audio token: Whisper's encoder makes one position of 20 ms of audio.
 AUDIO_TOKENS_PER_S = 50
 
 
 @dataclass(frozen=True, slots=True)
 class FileRequest:
-    """The form's fields, checked. `language` None: detect."""
+    """The fields of a form, checked; only the `model` may be one that is not loaded.
+
+    `language` is a code such as `en`, None to detect it. `temperature` is in [0, 1]. `words` and `segments`: whether
+    `verbose_json` has them.
+    """
 
     model: str
     format: TranscriptFormat = "json"
@@ -33,7 +41,10 @@ class FileRequest:
 
 
 def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRequest:
-    """The text fields of the multipart form. Raises RemoteProtocolError naming the field."""
+    """Read the text fields of a multipart form; of several values the last counts. `languages`: the model's codes.
+
+    Raises RemoteProtocolError: `missing_required_parameter` or `invalid_value`, with the field in `param`.
+    """
     one = {k: v[-1] for k, v in fields.items() if v}
     if not one.get("model"):
         raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'model'.", "model")
@@ -79,14 +90,14 @@ def _invalid(param: str, value: str, choices: Sequence[str]) -> RemoteProtocolEr
 
 
 def joined(segments: Iterable[TranscriptSegment]) -> str:
-    """The whole text."""
+    """The text of all segments, without space at either end. The segments bring the spaces between them."""
     return "".join(s.text for s in segments).strip()
 
 
 def body(
     request: FileRequest, task: TranscriptionTask, info: FileInfo, segments: Sequence[TranscriptSegment]
 ) -> tuple[str, str]:
-    """(media type, body) of a finished transcript."""
+    """The media type and the body of a finished transcript, in the format that the request asks for."""
     text = joined(segments)
     usage = {"type": "duration", "seconds": round(info.duration_s, 3)}
     match request.format:
@@ -141,12 +152,12 @@ def _verbose(
 
 
 def delta_event(text: str) -> str:
-    """One SSE event with new text."""
+    """The server-sent event for new text; what was sent is never taken back."""
     return f"data: {_json({'type': 'transcript.text.delta', 'delta': text})}\n\n"
 
 
 def done_event(text: str, info: FileInfo, num_tokens: int) -> str:
-    """The SSE event that ends the stream; its text is the deltas joined."""
+    """The server-sent event that ends a stream. `text` is all deltas joined, `num_tokens` counts its tokens."""
     audio = round(info.duration_s * AUDIO_TOKENS_PER_S)
     usage = {
         "type": "tokens",
@@ -159,12 +170,12 @@ def done_event(text: str, info: FileInfo, num_tokens: int) -> str:
 
 
 def error_event(message: str) -> str:
-    """The SSE event that ends a stream that failed half-way."""
+    """The server-sent event that ends a stream that failed after it began."""
     return f"data: {_json({'type': 'error', 'error': {'type': 'server_error', 'message': message}})}\n\n"
 
 
 def srt(segments: Iterable[TranscriptSegment]) -> str:
-    """SubRip subtitles."""
+    """SubRip subtitles, one for each segment, numbered from 1."""
     return "".join(
         f"{n}\n{_clock(s.start_s, ',')} --> {_clock(s.end_s, ',')}\n{s.text.strip()}\n\n"
         for n, s in enumerate(segments, 1)
@@ -172,7 +183,7 @@ def srt(segments: Iterable[TranscriptSegment]) -> str:
 
 
 def vtt(segments: Iterable[TranscriptSegment]) -> str:
-    """WebVTT subtitles."""
+    """WebVTT subtitles, one cue for each segment."""
     cues = (f"{_clock(s.start_s, '.')} --> {_clock(s.end_s, '.')}\n{s.text.strip()}\n\n" for s in segments)
     return "WEBVTT\n\n" + "".join(cues)
 

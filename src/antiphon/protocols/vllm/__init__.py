@@ -1,1 +1,1 @@
-"""vLLM's realtime transcription dialect, with answers where a model gives them."""
+"""vLLM's realtime dialect, docs/wire/vllm-realtime.md: transcripts, and the responses of a conversation model."""

@@ -1,4 +1,7 @@
-"""What the vLLM dialect says of an answer, where the model that a client named writes and speaks. Pure."""
+"""Responses in the vLLM dialect, for a client that named a conversation model: docs/wire/vllm-realtime.md.
+
+The text of a response takes the place of a transcript, its audio has events of its own.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,28 @@ from antiphon.events.transcription import TranscriptionEvent
 
 
 class VllmResponses:
-    """The answers of one connection, one after the other."""
+    """The frames of one connection's responses. They come one at a time, and the end repeats the whole text."""
 
     def __init__(self) -> None:
-        self._text, self._sounded = "", False
+        self._text, self._has_audio = "", False
 
     def frames(self, output: TranscriptionEvent | ConversationEvent) -> list[dict[str, Any]]:
-        """The frames an output is; most have none."""
+        """The frames of an event, as fields ready for JSON; most events have none.
+
+        Audio is PCM16 in base64, at the rate of the model, which each delta names.
+        """
         match output:
             case ResponseTextDelta(_, text):
                 self._text += text
                 return [{"type": "transcription.delta", "delta": text}]
             case ResponseAudioDelta(_, pcm, rate_hz) if len(pcm):
-                self._sounded = True
+                self._has_audio = True
                 audio = b64encode(to_pcm16(pcm)).decode()
                 sound = {"audio": audio, "format": "pcm16", "sample_rate_hz": rate_hz}
                 return [{"type": "response.output_audio.delta"} | sound]
             case ResponseDone(response):
-                text, sounded = self._text, self._sounded
-                self._text, self._sounded = "", False
+                text, has_audio = self._text, self._has_audio
+                self._text, self._has_audio = "", False
                 if response.status == "failed":
                     return [{"type": "error", "error": response.error, "code": "processing_error"}]
                 used = response.usage
@@ -47,7 +53,7 @@ class VllmResponses:
                 }
                 return [
                     {"type": "transcription.done", "text": text, "usage": usage},
-                    {"type": "response.output_audio.done", "has_audio": sounded},
+                    {"type": "response.output_audio.done", "has_audio": has_audio},
                 ]
             case CommandRejected(code, message):
                 return [{"type": "error", "error": message, "code": code}]

@@ -1,9 +1,10 @@
-"""The vLLM dialect of /v1/realtime, streaming transcription: docs/wire/vllm-realtime.md. Flat events, flat errors.
+"""vLLM's dialect of /v1/realtime, streaming transcription with flat events: docs/wire/vllm-realtime.md.
 
-Sound is base64 PCM16 mono 16 kHz. Every `commit` with `final` true ends one transcript; more may follow on the same
+Audio is base64 PCM16, mono, 16 kHz. Every `commit` with `final` true ends a transcript; more may follow on the same
 connection. Joined deltas equal the text of `transcription.done`, to the character.
 
-Where `model` names who answers in conversations, each such commit is a turn, and the text its answer's (vllm_answer.py).
+Where `model` names a conversation model, each such commit ends a turn, and the text is that of the response
+(answers.py).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.vllm.answers import VllmResponses
 from antiphon.protocols.wire import Dialect, decode_event
 
-# (wire field, StreamTuning field, least, most, whole numbers only)
+# (field of a session.update, field of StreamTuning, least value, greatest value, whether it is a whole number)
 TUNING: tuple[tuple[str, str, float, float, bool], ...] = (
     ("segment_duration_s", "segment_duration_s", 0.1, 30.0, False),
     ("rollback_tokens", "rollback_tokens", 0, 64, True),
@@ -51,27 +52,36 @@ EVENTS = ("session.update", "input_audio_buffer.append", "input_audio_buffer.com
 
 @dataclass(slots=True)
 class VllmDialect(Dialect):
-    """One connection; `session.created` has been sent by then (protocols/realtime.py)."""
+    """One connection that has chosen vLLM's dialect. Its `session.created` has been sent before (negotiation.py).
 
+    Errors are queued as flat frames and change nothing; no method raises for what a client sends.
+    """
+
+    # None until the client has named a model.
     config: TranscriptionConfig | None = None
-    # Who answers, by name, and its voices.
+    # The names of the conversation model, None where none is loaded, and its voices.
     conversation_models: ModelNames | None = None
     voices: tuple[str, ...] = ()
+    # Set where the client has named a conversation model.
     responses: VllmResponses | None = None
     _prompt: str = ""
     _voice: str | None = None
     _max_tokens: int | None = None
+    # Whether the transcriber knows a language.
     language_check: Callable[[str], bool] = lambda _: True
 
     def receive(self, data: str | bytes) -> None:
-        """One frame from the client. Never raises: what is wrong is answered."""
+        """Read one frame from the client: commands, or an error for the client, are queued. Never raises."""
         try:
             self._receive_event(data)
         except RemoteProtocolError as error:
             self._add_frame(type="error", error=error.message, code=error.code)
 
     def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the frames an output is in this dialect; several have none."""
+        """Queue the frames of an event; several events have none.
+
+        Raises LocalProtocolError for an event that no session of this dialect reports.
+        """
         if self.responses and not isinstance(output, SessionEnding | TranscriptFailed):
             for fields in self.responses.frames(output):
                 self._add_frame(**fields)
@@ -90,9 +100,9 @@ class VllmDialect(Dialect):
             case _:
                 raise LocalProtocolError(f"the vLLM dialect has no frame for {type(output).__name__}")
 
-    def too_large(self, most: int) -> None:
-        """A frame over the server's limit came: the connection ends after this."""
-        self._add_frame(type="error", error=f"Invalid audio data: over {most} bytes", code="invalid_audio")
+    def too_large(self, max_bytes: int) -> None:
+        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
+        self._add_frame(type="error", error=f"Invalid audio data: over {max_bytes} bytes", code="invalid_audio")
 
     def _done(self, done: TranscriptDone) -> None:
         usage = {
@@ -120,51 +130,52 @@ class VllmDialect(Dialect):
                 raise RemoteProtocolError("unknown_event", f"Unknown event type: {kind}")
 
     def _update(self, event: dict[str, Any]) -> None:
-        name = event.get("model")
-        if not isinstance(name, str) or not name:
-            raise RemoteProtocolError("invalid_event", "Missing required field: model")
-        found = self.models.exact(name)
-        conversation_model = (
-            self.conversation_models.exact(name)
-            if self.conversation_models and not found and not self.conversation_models.unit_ms
-            else None
-        )
-        if not found and not conversation_model:
-            raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.")
-        if self.config and bool(conversation_model) != bool(self.responses):
-            raise RemoteProtocolError("invalid_event", f"The session has begun: its model cannot become `{name}`.")
-        base = self.config or TranscriptionConfig()
-        language = _text(event, "language", base.language or "") or None
+        transcriber, conversation_model = self._find_model(event)
+        previous = self.config or TranscriptionConfig()
+        language = _text(event, "language", previous.language or "") or None
         if language and not self.language_check(language):
             raise RemoteProtocolError("invalid_event", f"Unsupported language: {language}")
-        words = event.get("word_timestamps", base.word_times)
+        words = event.get("word_timestamps", previous.word_times)
         if not isinstance(words, bool):
             raise RemoteProtocolError("invalid_event", "Invalid field: word_timestamps")
         prompt = _text(event, "prompt", self._prompt)
         voice = _text(event, "voice", self._voice or "") or None
-        tuning = _tuning(event, base.tuning)
+        tuning = _tuning(event, previous.tuning)
         self._prompt, self._voice = prompt, voice
-        if conversation_model:
-            # The prompt is what the model is told; whoever listens for it is told nothing.
-            self.responses = self.responses or VllmResponses()
+        if not conversation_model:
             self.config = TranscriptionConfig(
-                language=language, vad=None, word_times=words, tuning=tuning, partials=False
+                model=transcriber or "", language=language, prompt=prompt, vad=None, word_times=words, tuning=tuning
             )
-            self._max_tokens = tuning.max_tokens if event.get("realtime_max_tokens") is not None else self._max_tokens
-            speaks = bool(self.voices)
-            self._add_commands(
-                ConfigureConversation(
-                    ConversationConfig(self.config, prompt, speaks, voice, max_tokens=self._max_tokens)
-                )
-            )
+            self._add_commands(ConfigureTranscription(self.config))
             return
-        self.config = TranscriptionConfig(
-            model=found or "", language=language, prompt=prompt, vad=None, word_times=words, tuning=tuning
-        )
-        self._add_commands(ConfigureTranscription(self.config))
+        # The prompt is the conversation model's instructions; the transcriber that listens for it gets none.
+        self.responses = self.responses or VllmResponses()
+        self.config = TranscriptionConfig(language=language, vad=None, word_times=words, tuning=tuning, partials=False)
+        if event.get("realtime_max_tokens") is not None:
+            self._max_tokens = tuning.max_tokens
+        config = ConversationConfig(self.config, prompt, bool(self.voices), voice, max_tokens=self._max_tokens)
+        self._add_commands(ConfigureConversation(config))
+
+    def _find_model(self, event: dict[str, Any]) -> tuple[str | None, str | None]:
+        """The transcriber and the conversation model that an update names: one of them, the other is None.
+
+        A native model is not served: this dialect's commits end the turns. Raises RemoteProtocolError for another name,
+        and for the other kind of model after the session has begun with one.
+        """
+        name = event.get("model")
+        if not isinstance(name, str) or not name:
+            raise RemoteProtocolError("invalid_event", "Missing required field: model")
+        transcriber, conversation_model = self.models.exact(name), None
+        if not transcriber and self.conversation_models and not self.conversation_models.unit_ms:
+            conversation_model = self.conversation_models.exact(name)
+        if not transcriber and not conversation_model:
+            raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.")
+        if self.config and bool(conversation_model) != bool(self.responses):
+            raise RemoteProtocolError("invalid_event", f"The session has begun: its model cannot become `{name}`.")
+        return transcriber, conversation_model
 
     def _append(self, event: dict[str, Any]) -> None:
-        self._configured()
+        self._require_config()
         audio = event.get("audio")
         if not isinstance(audio, str):
             raise RemoteProtocolError("invalid_audio", "Invalid audio data")
@@ -178,7 +189,7 @@ class VllmDialect(Dialect):
             self._add_commands(AppendAudio(from_pcm16(data)))
 
     def _commit(self, event: dict[str, Any]) -> None:
-        self._configured()
+        self._require_config()
         final = event.get("final", False)
         if not isinstance(final, bool):
             raise RemoteProtocolError("invalid_event", "Invalid field: final")
@@ -186,7 +197,7 @@ class VllmDialect(Dialect):
         if self.responses and final:
             self._add_commands(CreateResponse())
 
-    def _configured(self) -> None:
+    def _require_config(self) -> None:
         if self.config is None:
             raise RemoteProtocolError(
                 "model_not_validated", "Model not validated. Send a session.update with a model first."
@@ -202,16 +213,16 @@ def _text(event: dict[str, Any], key: str, unset: str) -> str:
     return value
 
 
-def _tuning(event: dict[str, Any], base: StreamTuning) -> StreamTuning:
-    values = {name: getattr(base, name) for _, name, *_ in TUNING}
-    for key, name, low, high, whole in TUNING:
+def _tuning(event: dict[str, Any], previous: StreamTuning) -> StreamTuning:
+    values = {name: getattr(previous, name) for _, name, *_ in TUNING}
+    for key, name, least, greatest, is_whole in TUNING:
         if event.get(key) is None:
             continue
         try:
-            value = number(event[key], key, low, high)
+            value = number(event[key], key, least, greatest)
         except RemoteProtocolError as error:
             raise RemoteProtocolError("invalid_event", error.message) from None
-        if whole and value != int(value):
+        if is_whole and value != int(value):
             raise RemoteProtocolError("invalid_event", f"Invalid value for '{key}': expected a whole number.")
-        values[name] = int(value) if whole else value
+        values[name] = int(value) if is_whole else value
     return StreamTuning(**values)
