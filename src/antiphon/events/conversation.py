@@ -1,4 +1,6 @@
-"""The vocabulary of conversations: what a client may ask of one, and what it is told. Beside events.py, whose turns it uses."""
+"""Commands and events of conversations: items, content parts and responses. A conversation's turns are those of
+events/transcription.py.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,13 @@ ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", 
 
 @dataclass(slots=True)
 class ContentPart:
-    """One piece of a message's content. `text`: what was written or said. `image`: a data URI. `media`: its sound or image, for a partner that takes it.
+    """One content part of a message. It is stored with its conversation, by these field names.
 
-    `audio_s` and `words` belong to `output_audio`: the length of its sound, and where each word lies in it.
+    - `text`: what was written or said, or read on an image.
+    - `image`: a data URI.
+    - `audio_s`, `words`: of `output_audio`, the length of its audio in seconds, and where each word lies in it.
+    - `media`: its audio or image as a MediaPart, for a model that accepts media; not stored.
+    - `whole`: text, words and seconds before the part was truncated; None where it was not.
     """
 
     kind: ContentPartKind
@@ -31,15 +37,18 @@ class ContentPart:
     image: str = ""
     audio_s: float = 0.0
     words: list[Word] = field(default_factory=list)
-    # A MediaPart. It is not kept with an item, and what is kept is read by these types.
+    # Not typed as MediaPart, because what is stored is read back by these types.
     media: Any = None
-    # What it was before it was truncated: text, words, seconds.
     whole: tuple[str, tuple[Word, ...], float] | None = None
 
 
 @dataclass(slots=True)
 class Item:
-    """One item of a conversation. `role` and `parts` belong to messages, the rest to calls and what they gave."""
+    """One item of a conversation's history. It is stored by these field names.
+
+    `role` and `parts` belong to messages; `call_id`, `name` and `arguments` to a function call; `call_id` and `output`
+    to a call's result. Items are changed while a response is produced: events carry the item itself, not a copy.
+    """
 
     id: str
     kind: ItemKind = "message"
@@ -53,18 +62,28 @@ class Item:
 
     @property
     def text(self) -> str:
-        """All of its text."""
+        """The texts of all its content parts, joined by spaces; parts without text are left out."""
         return " ".join(p.text for p in self.parts if p.text)
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationConfig:
-    """One conversation. `speaks`: answers are sound, else text. `voice` None: the default one.
+    """The configuration of one conversation.
 
-    `create_response`: the end of a turn is answered. `interrupt_response`: speech ends an answer under way.
-    `transcribes`: the client wants the user's transcripts. `idle_timeout_ms`: after an answer has sounded and nobody speaks for so
-    long, the partner speaks again. `truncation`: see ReplyOptions. `weighs_overlap`: an acknowledgement over an answer
-    does not end it. `duplex`: the client is told of epochs, overlap and turn states, and acknowledges what was played.
+    - `transcription`: how the user's audio is transcribed, and how turns are found.
+    - `instructions`: what the model is told first.
+    - `audio_output`: responses are spoken; otherwise they are text.
+    - `voice`: the voice of responses; None: the model's default.
+    - `speed`: 1.0 is the voice's own tempo.
+    - `tools`, `tool_choice`: the functions that the model may call; "auto", "none", "required" or a function's name.
+    - `max_tokens`: the most tokens of a response; None: as the context allows.
+    - `create_response`: the end of a turn gets a response.
+    - `interrupt_response`: speech ends the response that is under way.
+    - `reports_transcripts`: the client wants the transcripts of the user's turns.
+    - `idle_timeout_ms`: after a response was heard and nobody speaks for this long, another one is made; None: never.
+    - `truncation`: what happens when the history outgrows the context; as in ReplyOptions.
+    - `allows_backchannels`: a backchannel during a response does not end it.
+    - `duplex`: the conversation is full duplex, so epochs, overlap and turn states are reported; None: it is not.
     """
 
     transcription: TranscriptionConfig
@@ -84,19 +103,23 @@ class ConversationConfig:
     duplex: DuplexConfig | None = None
 
 
-# --- from the client --------------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigureConversation:
-    """The conversation's configuration as a whole, at the start and after each change."""
+    """Set the conversation's configuration as a whole, at the start and after each change. A response that is under way
+    keeps its own.
+    """
 
     config: ConversationConfig
 
 
 @dataclass(frozen=True, slots=True)
 class CreateItem:
-    """Put an item at the end, or behind `after` (`root`: at the front). `event_id` of each is the client's."""
+    """Put an item at the end of the history, or behind the item `after` (`root`: at the front). As in all commands
+    here, `event_id` is the client's name for the command, given back with an error.
+    """
 
     item: Item
     after: str | None = None
@@ -105,19 +128,25 @@ class CreateItem:
 
 @dataclass(frozen=True, slots=True)
 class RetrieveItem:
+    """Ask for an item of the history, which is reported as ItemRetrieved."""
+
     item_id: str
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteItem:
+    """Remove an item from the history; the model no longer sees it. ItemDeleted follows."""
+
     item_id: str
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TruncateItem:
-    """The client heard a spoken answer up to `audio_end_ms`."""
+    """Cut a spoken item to what the client's user heard of it, the first `audio_end_ms` of its audio. Its text is cut
+    to the words that lie in them.
+    """
 
     item_id: str
     content_index: int
@@ -127,9 +156,11 @@ class TruncateItem:
 
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
-    """Answer now. None: as the conversation is configured. `stored` False: beside the conversation.
+    """Respond now. A field that is None is as the conversation is configured.
 
-    `items`: what to answer instead of the conversation; ids in `references` are looked up in it, in the place of their index.
+    - `stored`: the response becomes part of the history; otherwise it is made beside the conversation.
+    - `items`: what to respond to, instead of the history. A string is the id of an item of the history.
+    - `metadata`: the client's own, given back with the response.
     """
 
     instructions: str | None = None
@@ -146,7 +177,7 @@ class CreateResponse:
 
 @dataclass(frozen=True, slots=True)
 class CancelResponse:
-    """The client cancels the answer under way (`response_id` None: the conversation's)."""
+    """Cancel the response `response_id`, or without an id the response of the conversation that is under way."""
 
     response_id: str | None = None
     event_id: str | None = None
@@ -154,7 +185,7 @@ class CancelResponse:
 
 @dataclass(frozen=True, slots=True)
 class ClearOutputAudio:
-    """What the server plays is to be silent at once; what was heard of it stays."""
+    """Silence what the server itself plays, at once. What was already heard of the response stays in the history."""
 
     event_id: str | None = None
 
@@ -171,12 +202,14 @@ ConversationCommand = (
     | DuplexCommand
 )
 
-# --- to the client ----------------------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRejected:
-    """What the client asked for cannot be."""
+    """A command of the client could not be carried out, and nothing changed. `code` and `param` are those of the
+    dialect's error, `event_id` is the command's.
+    """
 
     code: str
     message: str
@@ -186,7 +219,9 @@ class CommandRejected:
 
 @dataclass(frozen=True, slots=True)
 class UserTurnStarted:
-    """A turn of the user begins, which will be the item of this id. Turns are those of SpeechStarted and of transcripts."""
+    """A turn of the user began, which will be the item `item_id`. `turn` is its number in SpeechStarted and in
+    transcripts.
+    """
 
     turn: int
     item_id: str
@@ -194,7 +229,9 @@ class UserTurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class UserTurnCommitted:
-    """A turn of the user is complete and is this item."""
+    """A turn of the user is complete and is `item`, behind the item `previous_id` (None: it is the first). Its
+    transcript may come later.
+    """
 
     turn: int
     item: Item
@@ -203,28 +240,38 @@ class UserTurnCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ItemAdded:
+    """An item was put into the history, behind the item `previous_id` (None: it is the first)."""
+
     item: Item
     previous_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ItemDone:
+    """An item of the history is complete; it follows ItemAdded."""
+
     item: Item
     previous_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ItemRetrieved:
+    """The item that a RetrieveItem asked for, as it is now: truncated to what was heard."""
+
     item: Item
 
 
 @dataclass(frozen=True, slots=True)
 class ItemDeleted:
+    """An item was removed from the history."""
+
     item_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ItemTruncated:
+    """A spoken item was cut to the first `audio_end_ms` of its audio, by the client or because it was interrupted."""
+
     item_id: str
     content_index: int
     audio_end_ms: int
@@ -232,7 +279,9 @@ class ItemTruncated:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Counts of tokens of one response."""
+    """The tokens of one response: of the prompt, of those the ones that were not computed again, and
+    of the response.
+    """
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -241,7 +290,13 @@ class Usage:
 
 @dataclass(slots=True)
 class Response:
-    """One answer. `reason`, `error` and its `code` say why it is not completed."""
+    """One response and its state. Events carry the object itself, which is changed while the response is produced.
+
+    - `audio_output`, `voice`, `max_tokens`, `metadata`, `stored`: as in CreateResponse.
+    - `status`: one of ResponseStatus; `reason`, `error` and `code` say why it is cancelled, incomplete or failed.
+    - `output`: its items so far, in order.
+    - `usage`: counts of tokens, once it is done.
+    """
 
     id: str
     audio_output: bool
@@ -259,17 +314,23 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class ResponseCreated:
+    """A response began. Its ResponseDone follows, however it ends."""
+
     response: Response
 
 
 @dataclass(frozen=True, slots=True)
 class ResponseDone:
+    """A response ended: completed, cancelled, incomplete or failed, as its status says. Nothing of it follows."""
+
     response: Response
 
 
 @dataclass(frozen=True, slots=True)
 class OutputItemAdded:
-    """The item in `response.output[index]` begins. `previous_id` None also where it is beside the conversation."""
+    """The item at `response.output[index]` began. `previous_id` is the item of the history before it; None where it is
+    the first, or where the response is beside the conversation.
+    """
 
     response: Response
     index: int
@@ -279,6 +340,8 @@ class OutputItemAdded:
 
 @dataclass(frozen=True, slots=True)
 class OutputItemDone:
+    """The item at `response.output[index]` is complete, or was cut off, as its status says."""
+
     response: Response
     index: int
     item: Item
@@ -287,7 +350,9 @@ class OutputItemDone:
 
 @dataclass(frozen=True, slots=True)
 class ContentPosition:
-    """Where something of a response belongs."""
+    """The place of something in a response: the item's index in its output, and the content part's
+    index in the item.
+    """
 
     response_id: str
     item_id: str
@@ -297,13 +362,15 @@ class ContentPosition:
 
 @dataclass(frozen=True, slots=True)
 class ContentPartAdded:
+    """A content part of a response began; `part` is still empty."""
+
     at: ContentPosition
     part: ContentPart
 
 
 @dataclass(frozen=True, slots=True)
 class ContentPartDone:
-    """The part is complete: its sound, its text, then itself."""
+    """A content part is complete: clients are told that its audio is, then its text, then the part."""
 
     at: ContentPosition
     part: ContentPart
@@ -311,7 +378,7 @@ class ContentPartDone:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTextDelta:
-    """More of a part's text; `spoken`: it is the transcript of its sound."""
+    """More of a content part's text. `spoken`: the text is the transcript of the part's audio."""
 
     at: ContentPosition
     text: str
@@ -320,18 +387,19 @@ class ResponseTextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAudioDelta:
-    """More of a part's sound. pcm: float32 [num_samples], mono, at `rate_hz`."""
+    """More of a content part's audio. pcm: float32 [num_samples], mono, at `rate_hz`. `words`: the words that begin in
+    it, with their times in seconds from the start of the part's audio.
+    """
 
     at: ContentPosition
     pcm: Pcm
     rate_hz: int
-    # Words that begin in it, with their places in the part's sound.
     words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More of a call's arguments."""
+    """More of the JSON text of a function call's arguments."""
 
     at: ContentPosition
     call_id: str
@@ -340,6 +408,8 @@ class ArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDone:
+    """The arguments of a function call are complete; `arguments` is all of their JSON text."""
+
     at: ContentPosition
     call_id: str
     name: str
@@ -348,28 +418,30 @@ class ArgumentsDone:
 
 @dataclass(frozen=True, slots=True)
 class PlaybackStarted:
-    """The server plays a response itself, and its first sound is heard now."""
+    """The server plays a response itself, and its first audio is heard now."""
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlaybackStopped:
-    """All of the response's sound was played."""
+    """The server has played all of the response's audio."""
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlaybackCleared:
-    """The response's sound was cut short."""
+    """The server stopped playing the response before its end; the rest of its audio is dropped."""
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class IdleTimedOut:
-    """`idle_timeout_ms` passed; an empty turn, `item_id`, is answered. Milliseconds of session audio."""
+class IdleTimeoutReached:
+    """Nobody spoke for `idle_timeout_ms` after a response was heard. An empty turn, the item `item_id`, gets another
+    response; it lies from `start_ms` to `end_ms` of session audio.
+    """
 
     item_id: str
     start_ms: int
@@ -381,7 +453,7 @@ ConversationEvent = (
     | PlaybackStarted
     | PlaybackStopped
     | PlaybackCleared
-    | IdleTimedOut
+    | IdleTimeoutReached
     | UserTurnStarted
     | UserTurnCommitted
     | ItemAdded

@@ -1,4 +1,6 @@
-"""What a full-duplex client may ask and is told beyond a conversation (talk_events.py): epochs, overlap, playback, turn states."""
+"""What full-duplex clients may ask and are told beyond a conversation's commands and events: epochs, overlap, playback
+and turn states.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,17 @@ TurnState = Literal["idle", "user_speaking", "user_committed", "assistant_genera
 
 @dataclass(frozen=True, slots=True)
 class DuplexConfig:
-    """How speech over an answer is taken, and when an answer counts as heard.
+    """How speech during a response is treated, and when a response counts as heard.
 
-    `auto`: the voice is ducked at once, and within DECIDE_S (overlap.py) the speech is taken for an acknowledgement, or stops the voice:
-    what was no longer than `short_ack_ms` is one until its words say otherwise; what sounds like one and goes on for `barge_in_ms` is none.
-    `acks_only`: of an answer that was played to its end too, only what was acknowledged was heard. `listens_first` and `temperature` are for
-    a partner that takes turns by itself: units at the start in which it only listens, and how freely it chooses; so is `reference`, a sound file of the
-    voice it is to speak with.
+    - `policy`: `listen_only` lets no speech end a response, `barge_in_on_speech` any. With `auto` the response is
+      ducked at once, and within DECISION_S (turns/overlap.py) the speech is taken for a backchannel or stops the
+      response.
+    - `short_ack_ms`: with `auto`, speech no longer than this is a backchannel until its words say otherwise.
+    - `barge_in_ms`: with `auto`, what sounds like a backchannel and goes on for this long is none.
+    - `acks_only`: only what the client acknowledged was heard, also of a response that was played to its end.
+    - `listen_only_units`: units at the start in which a native model only listens; None: as its makers have it.
+    - `temperature`: how freely a native model chooses; None: as its makers have it.
+    - `voice_reference`: an audio file of the voice that a native model is to speak with; empty: its own voice.
     """
 
     policy: OverlapPolicy = "auto"
@@ -31,12 +37,14 @@ class DuplexConfig:
     voice_reference: bytes = b""
 
 
-# --- from the client --------------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AcknowledgePlayback:
-    """Of a response's sound `played_ms` were played; what was heard is `committed_ms`. Ids None: the latest that is open."""
+    """Acknowledge that the client played `played_ms` of a response's audio, and that `committed_ms` of it count as
+    heard. Without ids it is about the latest item that is open.
+    """
 
     played_ms: int
     committed_ms: int
@@ -47,7 +55,9 @@ class AcknowledgePlayback:
 
 @dataclass(frozen=True, slots=True)
 class BargeIn:
-    """The client says that the user has taken the floor. `reason` as the overlap decision gives it."""
+    """Take the floor: the client says that the user interrupts the response. `reason` is given back in the overlap
+    decision.
+    """
 
     reason: str = "client_barge_in"
     event_id: str | None = None
@@ -55,7 +65,7 @@ class BargeIn:
 
 @dataclass(frozen=True, slots=True)
 class HoldFloor:
-    """The client says that what the user says now does not take the floor."""
+    """Leave the floor where it is: the client says that the user's present speech does not interrupt the response."""
 
     reason: str = "client_overlap_action"
     event_id: str | None = None
@@ -63,21 +73,21 @@ class HoldFloor:
 
 @dataclass(frozen=True, slots=True)
 class CancelInput:
-    """What is being said, and what answers it, is void. The sound is cleared by the AudioCleared that follows."""
+    """Void the user's present speech, and the response to it. Its audio is dropped by the ClearAudio that follows."""
 
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SkipResponse:
-    """The commit that follows is not to be answered."""
+    """Leave the commit that follows without a response."""
 
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SignalTurn:
-    """The client's own event about turns, passed on as a TurnStateChanged."""
+    """Pass the client's own event about turns on, as a TurnStateChanged with its `payload`."""
 
     event: str
     payload: Mapping[str, Any] = field(default_factory=dict)
@@ -86,7 +96,9 @@ class SignalTurn:
 
 @dataclass(frozen=True, slots=True)
 class AppendFrames:
-    """What the user's camera sees now: encoded images, the oldest first."""
+    """Add what the user's camera shows now: encoded images, the oldest first. A native model sees them with its next
+    unit.
+    """
 
     frames: tuple[bytes, ...]
     event_id: str | None = None
@@ -94,19 +106,21 @@ class AppendFrames:
 
 DuplexCommand = AcknowledgePlayback | BargeIn | HoldFloor | CancelInput | SkipResponse | SignalTurn | AppendFrames
 
-# --- to the client ----------------------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class EpochRaised:
-    """Nothing of an answer of an older epoch is sent any more."""
+    """The epoch was raised because a response was cut off: nothing of a response of an older epoch is sent any more."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStateChanged:
-    """Something happened between the speakers; the state after it. `duck` and `unduck` change no state."""
+    """Something happened between the speakers, and `state` is the state after it. The events `duck` and `unduck` do not
+    change the state. `payload` holds further fields for the client.
+    """
 
     event: str
     state: TurnState
@@ -115,7 +129,9 @@ class TurnStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class OverlapReported:
-    """What became of speech over an answer, and why."""
+    """What was decided about speech during a response, under which policy and why. `facts` holds the measurements
+    behind it.
+    """
 
     policy: OverlapPolicy
     action: OverlapAction
@@ -125,21 +141,23 @@ class OverlapReported:
 
 @dataclass(frozen=True, slots=True)
 class SpeakStepTaken:
-    """The response begins to be said."""
+    """The response begins to be spoken: the assistant takes the floor."""
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ListenStepTaken:
-    """What was said or committed is not answered: the partner listens. `reason`: why."""
+    """What the user said or committed gets no response: the assistant listens. `reason` says why."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlaybackCursors:
-    """Milliseconds of one item's sound: made, given to the client, played by it, and known to be heard. None ever goes back."""
+    """Milliseconds of one item's audio that were generated, sent to the client, played by it, and are known to have
+    been heard. None exceeds what was generated, and none ever goes back.
+    """
 
     generated_ms: int = 0
     sent_ms: int = 0
@@ -149,7 +167,9 @@ class PlaybackCursors:
 
 @dataclass(frozen=True, slots=True)
 class PlaybackAcknowledged:
-    """An acknowledgement was taken. `kept`: the history holds just what it says was heard."""
+    """An acknowledgement was accepted. `cursors` are the item's after it. `history_exact`: the conversation's history
+    holds exactly what the acknowledgement says was heard.
+    """
 
     response_id: str
     item_id: str

@@ -1,4 +1,7 @@
-"""Commands and events of speech synthesis: text in as it is written, units of sound out."""
+"""Commands and events of speech synthesis: text in as it is written, the audio of its sentences out.
+
+Utterances and the sentences of each are numbered from 0.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,12 @@ Granularity = Literal["sentence", "clause", "none"]
 
 @dataclass(frozen=True, slots=True)
 class VoiceSample:
-    """A voice to speak with. `sound`: a sound file, `text` what it says, where that is known; or the voice as numbers, in `embedding`."""
+    """A voice to speak with, given by the client: an audio file, or a speaker embedding.
+
+    - `audio`: the bytes of an audio file in any container; empty where there is an embedding.
+    - `text`: what the audio says, where that is known; cloning is better with it.
+    - `embedding`: the voice as the model's own vector.
+    """
 
     audio: bytes = b""
     text: str = ""
@@ -22,10 +30,20 @@ class VoiceSample:
 
 @dataclass(frozen=True, slots=True)
 class SpeechConfig:
-    """How text is to be spoken. `voice` None: the default one. `granularity`: the units text is cut into.
+    """How text is to be spoken.
 
-    `stream`: PCM as it is made instead of one file a unit. `words`: with the time of every word. The rest is for who has a use for it: the language
-    (None: found out), how to speak, whose voice to speak with, and frames of the model: at most, and of the first chunk.
+    - `voice`: a name out of the synthesizer's profile; None: its default.
+    - `granularity`: what the text is split into before it is synthesized.
+    - `format`: the encoding of the audio; with `stream` always raw PCM.
+    - `speed`: 1.0 is the voice's own tempo.
+    - `seed`: with one, the same text gives the same samples.
+    - `stream`: PCM is sent as it is generated, instead of one file a sentence.
+    - `word_times`: SentenceDone carries the time of every word.
+    - `language`: ISO-639-1; None: the model finds out. For models that speak several.
+    - `instructions`: how to speak, in words. For models that follow instructions.
+    - `sample`: the voice to speak with. For models that clone voices.
+    - `max_frames`: the most codec frames of one sentence. For models that speak in frames.
+    - `first_frames`: the codec frames of the first chunk, fewer for audio sooner. For the same models.
     """
 
     voice: str | None = None
@@ -44,26 +62,30 @@ class SpeechConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConfigureSpeech:
-    """How what is said from now on is to be spoken."""
+    """Set how the utterances that follow are to be spoken. It is refused while an utterance is open."""
 
     config: SpeechConfig
 
 
 @dataclass(frozen=True, slots=True)
 class AppendText:
-    """More of the utterance's text; it may end anywhere."""
+    """Add text to the utterance; it may end anywhere, also within a word. Sentences are spoken as they
+    become complete.
+    """
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class FlushText:
-    """The utterance's text is complete."""
+    """End the utterance's text: what is left of it is spoken, and the next text begins another utterance."""
 
 
 @dataclass(frozen=True, slots=True)
 class CancelSpeech:
-    """Nothing more of what was said so far is to be heard."""
+    """Stop speaking, and drop all text that was sent so far. UtteranceDone with `cancelled` follows for what was under
+    way.
+    """
 
 
 SpeechCommand = ConfigureSpeech | AppendText | FlushText | CancelSpeech
@@ -71,7 +93,7 @@ SpeechCommand = ConfigureSpeech | AppendText | FlushText | CancelSpeech
 
 @dataclass(frozen=True, slots=True)
 class SentenceStarted:
-    """A unit of an utterance begins to be spoken. `rate_hz` is that of its sound. Both are counted from 0."""
+    """A sentence of an utterance is going to be spoken, with `config`. Its audio has `rate_hz` samples a second."""
 
     utterance: int
     sentence: int
@@ -82,7 +104,9 @@ class SentenceStarted:
 
 @dataclass(frozen=True, slots=True)
 class SentenceAudio:
-    """More of a unit: `data` in its format, which is sound from `start_s` to `end_s` of the unit."""
+    """More audio of a sentence: `data` in the configured format, which covers `start_s` to `end_s` of the sentence in
+    seconds. Without `stream` there is one for the whole file.
+    """
 
     utterance: int
     sentence: int
@@ -93,9 +117,12 @@ class SentenceAudio:
 
 @dataclass(frozen=True, slots=True)
 class SentenceDone:
-    """The unit's sound is complete, or failed for the reason of `error`. `words`: in seconds from the unit's start.
+    """The sentence's audio is complete, or has failed for the reason in `error`; the utterance then goes on with the
+    next.
 
-    `skipped`: letters of its text that the voice cannot speak.
+    - `words`: the words with their times in seconds from the sentence's start; empty unless they were asked for.
+    - `skipped`: characters of its text that the voice cannot speak.
+    - `error`: why there is no (more) audio; empty where all went well.
     """
 
     utterance: int
@@ -107,7 +134,7 @@ class SentenceDone:
 
 @dataclass(frozen=True, slots=True)
 class UtteranceDone:
-    """Nothing more comes of the utterance: all `units` were spoken, or it was cancelled."""
+    """Nothing more of the utterance follows: its `num_sentences` were all spoken, or it was cancelled."""
 
     utterance: int
     num_sentences: int

@@ -1,4 +1,4 @@
-"""Functions that a conversation may call, and the calls."""
+"""Functions that a model may call in a conversation, and the calls that it makes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function the model wants called. `arguments`: JSON text."""
+    """A function call that the model made. `arguments` is JSON text as the model wrote it, which may not fit the
+    schema; `id` is what the call's result refers to.
+    """
 
     id: str
     name: str
@@ -18,7 +20,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the model may call. `parameters`: JSON schema of its arguments."""
+    """A function that the model may call. `parameters` is the JSON schema of its arguments; empty: it takes none."""
 
     name: str
     description: str = ""

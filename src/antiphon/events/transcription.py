@@ -1,7 +1,7 @@
-"""The vocabulary inside: what protocols hand to a session (Input) and what a session hands back (Output).
+"""Commands and events of transcription: what protocols hand to a session, and what a session reports.
 
-Sound is mono float32 in [-1, 1] at 16 kHz (`audio.SAMPLE_RATE_HZ`): the wire's rates and codecs end at the protocol. Times
-are milliseconds of session audio, counted in samples. Nothing here knows a wire dialect, a model or a socket.
+Audio is mono float32 in [-1, 1] at 16 kHz (`audio.SAMPLE_RATE_HZ`): the wire's rates and codecs end at the protocol.
+Times are milliseconds of session audio, counted in samples. Turns are numbered from 0.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ from dataclasses import dataclass, field
 from antiphon.audio import Pcm
 from antiphon.events.words import Word
 
-# --- what a client may ask for -------------------------------------------------------------------------------------
+# --- configuration -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ServerVad:
-    """The server finds the turns. `threshold` is a speech probability, the rest is milliseconds.
+    """The server finds the turns by voice activity detection (VAD).
 
-    With `patience_ms`, a pause of `silence_duration_ms` ends a turn only if what was said is judged to be complete; any other
-    pause ends it after `patience_ms`.
+    - `threshold`: the speech probability from which a frame is speech.
+    - `prefix_padding_ms`: audio before the speech that still belongs to the turn.
+    - `silence_duration_ms`: the pause that ends a turn.
+    - `patience_ms`: with it, a pause of `silence_duration_ms` ends a turn only if the turn detector judges the turn to
+      be complete; any other pause ends it after `patience_ms`. None: no turn detector is asked.
     """
 
     threshold: float = 0.5
@@ -30,7 +33,15 @@ class ServerVad:
 
 @dataclass(frozen=True, slots=True)
 class StreamTuning:
-    """How a transcript is streamed; None leaves the model's own measured default (adapters/base/hearing.py, TranscriberProfile)."""
+    """How a transcript is streamed. None leaves the model's own measured default (`TranscriberProfile`).
+
+    - `segment_duration_s`: new audio before the next partial, also for the first of a turn.
+    - `rollback_tokens`: tokens at the end of a hypothesis that are not sent.
+    - `unfixed_chunks`: partials at the head of a window that send nothing.
+    - `max_prefix_tokens`: the longest forced prefix; a window with a longer one is cut.
+    - `max_audio_s`: the longest window.
+    - `max_tokens`: the most tokens that one decode may add.
+    """
 
     segment_duration_s: float | None = None
     rollback_tokens: int | None = None
@@ -42,10 +53,17 @@ class StreamTuning:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionConfig:
-    """One transcription session. `turn` None: the client commits. `language` is ISO-639-1, None: detect it.
+    """The configuration of one transcription session.
 
-    `words` asks for word times in TranscriptDone; without `partials` there are no deltas before a turn has ended. `answered`:
-    somebody waits to answer the turns; they are told TranscriptGuessed, and a turn whose end confirms its guess is done at once.
+    - `model`: the name that the client used; reported back, while the session has one transcriber.
+    - `language`: ISO-639-1; None: it is detected.
+    - `prompt`: words and names to expect, as a hint to the model.
+    - `vad`: how the server finds turns; None: the client commits them.
+    - `word_times`: TranscriptDone carries word times, which costs an alignment.
+    - `partials`: words are sent while a turn is open; without it there are no deltas before the turn has ended.
+    - `preflight`: the turns are answered. TranscriptGuessed is reported in a pause that may end the turn, and a turn
+      whose end confirms its guess is done at once.
+    - `tuning`: how the transcript is streamed.
     """
 
     model: str = "default"
@@ -58,44 +76,48 @@ class TranscriptionConfig:
     tuning: StreamTuning = field(default_factory=StreamTuning)
 
 
-# --- Input ---------------------------------------------------------------------------------------------------------
+# --- commands ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigureTranscription:
-    """The session's configuration as a whole, at the start and after each change."""
+    """Set the session's configuration as a whole, at the start and after each change. It holds from the audio that
+    follows.
+    """
 
     config: TranscriptionConfig
 
 
 @dataclass(frozen=True, slots=True)
 class AppendAudio:
-    """Sound from the client. pcm: float32 [num_samples], mono, [-1, 1], 16 kHz."""
+    """Add audio from the client. pcm: float32 [num_samples], mono, [-1, 1], 16 kHz, of any length."""
 
     pcm: Pcm
 
 
 @dataclass(frozen=True, slots=True)
 class CommitAudio:
-    """The client ends its turn (`final` False: the turn's audio goes on; only start to transcribe)."""
+    """End the client's turn here. With `final` False the turn's audio goes on, and its transcription is only to be
+    started.
+    """
 
     final: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class ClearAudio:
-    """The client throws away what it sent since the last commit."""
+    """Drop the audio that was sent since the last commit, whether or not there is speech in it."""
 
 
 TranscriptionCommand = ConfigureTranscription | AppendAudio | CommitAudio | ClearAudio
 
 
-# --- Output --------------------------------------------------------------------------------------------------------
+# --- events --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
-    """Speech was found; `at_ms` already has the prefix padding taken off. `turn` numbers turns from 0."""
+    """Speech began, at `at_ms`, from which the prefix padding is already taken off. `turn` numbers turns from 0."""
 
     turn: int
     at_ms: int
@@ -103,13 +125,17 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
+    """The turn's speech ended. `at_ms` is the end of its audio, the silence that decided it included."""
+
     turn: int
     at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class TurnCommitted:
-    """The turn's audio is complete: what follows for it is its transcript. `speech_end_ms`: where the pause began that ended it; None: it ended in none."""
+    """The turn's audio, from `start_ms` to `end_ms`, is complete; what follows for the turn is its transcript.
+    `speech_end_ms` is where the pause began that ended it; None where it ended in no pause.
+    """
 
     turn: int
     start_ms: int
@@ -119,12 +145,14 @@ class TurnCommitted:
 
 @dataclass(frozen=True, slots=True)
 class TurnCleared:
-    """The audio since the last commit was thrown away; an open turn ends without a transcript."""
+    """The audio since the last commit was dropped; a turn that was open ends without a transcript."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRefused:
-    """A commit found less than `minimum_ms` of new audio."""
+    """A commit found only `have_ms` of new audio, less than the `minimum_ms` that the dialect asks for, and did
+    nothing.
+    """
 
     have_ms: int
     minimum_ms: int
@@ -132,7 +160,7 @@ class CommitRefused:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptDelta:
-    """Words of a turn that will not change. Joined, a turn's deltas are `TranscriptDone.streamed`."""
+    """Words of a turn that will not change any more. Joined, a turn's deltas are `TranscriptDone.streamed`."""
 
     turn: int
     text: str
@@ -140,7 +168,9 @@ class TranscriptDelta:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptGuessed:
-    """What the open turn's transcript will be if the pause that has begun ends it. Never for a client. `speech_end_ms`: where that pause began."""
+    """What the open turn's transcript will be if the pause that began at `speech_end_ms` ends it. It is for the
+    response that may be begun early, never for a client. A GuessDropped or the turn's end follows.
+    """
 
     turn: int
     text: str
@@ -149,7 +179,9 @@ class TranscriptGuessed:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptPartial:
-    """What the open turn likely says so far; any of it may change. Never for a client."""
+    """What the open turn likely says so far; any of it may change. It is for the decision about an overlap, never for a
+    client.
+    """
 
     turn: int
     text: str
@@ -157,17 +189,22 @@ class TranscriptPartial:
 
 @dataclass(frozen=True, slots=True)
 class GuessDropped:
-    """The pause did not end the turn: the last TranscriptGuessed is void."""
+    """Speech went on: the pause did not end the turn, and the last TranscriptGuessed is void."""
 
     turn: int
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptDone:
-    """A turn's transcript.
+    """A turn's transcript is complete.
 
-    `streamed` is what the deltas add up to; `text` is the best reading of the whole turn, from a decode that was not
-    bound to what had been sent. They differ where the model thought better of a word it had already let go.
+    - `text`: the best reading of the whole turn, from a decode that was not bound to what had been sent.
+    - `streamed`: what the deltas add up to. It differs from `text` where the model later preferred another word to one
+      that had already been sent.
+    - `words`: word times in seconds of session audio; empty unless they were asked for.
+    - `language`: ISO-639-1, as asked for or detected.
+    - `audio_s`: the length of the turn's audio in seconds.
+    - `prompt_tokens`, `completion_tokens`: the tokens of all decodes of the turn.
     """
 
     turn: int
@@ -182,7 +219,7 @@ class TranscriptDone:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptFailed:
-    """The model failed on this turn; the session goes on."""
+    """The model failed on this turn, which has no transcript; the session goes on. `message` says why."""
 
     turn: int
     message: str
@@ -190,7 +227,7 @@ class TranscriptFailed:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnding:
-    """The server ends the session: `expired`, `draining` or `overflow`. Nothing follows."""
+    """The server ends the session, with the code `expired`, `draining` or `overflow`. Nothing follows."""
 
     code: str
     message: str
@@ -198,14 +235,18 @@ class SessionEnding:
 
 @dataclass(frozen=True, slots=True)
 class OverlapStarted:
-    """Speech over an answer, which may be no more than an acknowledgement. For a client that can duck the answer's sound."""
+    """Speech began during a response and may be no more than a backchannel. It is reported for clients that can duck
+    the response until an OverlapDecided for the same turn follows.
+    """
 
     turn: int
 
 
 @dataclass(frozen=True, slots=True)
 class OverlapDecided:
-    """It takes the floor or does not. One that does not may turn out to, when its words are known."""
+    """Whether an overlap takes the floor, and the reason, as a word that full-duplex clients are given. A turn that
+    does not take the floor may still turn out to, when its words are known.
+    """
 
     turn: int
     takes_floor: bool

@@ -1,4 +1,4 @@
-"""The vocabulary of video sessions: what a client may send of frames, sound and questions, and what it is told."""
+"""Commands and events of video sessions: frames, audio and questions in, answers out."""
 
 from __future__ import annotations
 
@@ -12,10 +12,17 @@ FrameFilterName = Literal["evs", "blocks"]
 
 @dataclass(frozen=True, slots=True)
 class VideoConfig:
-    """One session. `speaks`, `writes`: what answers are made of. `num_frames`: most a question is answered from; `max_frames`: most that are kept.
+    """The configuration of one video session.
 
-    `filter` None keeps every frame; else one at or above `threshold` in likeness to the last that was kept is dropped. `hears`: sound that came belongs
-    to the next question. `max_memory_s`: what was seen longer ago is forgotten; None: nothing is.
+    - `audio_output`, `text_output`: what answers are made of; at least one is True.
+    - `num_frames`: the most frames that a question is answered from.
+    - `max_frames`: the most frames that are kept; the oldest leaves for a new one.
+    - `instructions`: what the model is told first.
+    - `filter`: which frames are kept; None: all of them.
+    - `threshold`: the likeness to the last kept frame at or above which the filter drops a frame, from 0 to 1.
+    - `uses_audio`: audio that was received belongs to the next question.
+    - `voice`: the voice of spoken answers; None: the default.
+    - `max_memory_s`: what was seen longer ago is forgotten; None: nothing is.
     """
 
     audio_output: bool = True
@@ -32,7 +39,10 @@ class VideoConfig:
 
 @dataclass(frozen=True, slots=True)
 class FrameInfo:
-    """What the client says of a frame. Milliseconds; `received_ms` by the server's clock."""
+    """What the client says about a frame, passed back with events about it. All times are in milliseconds;
+    `received_ms` is by the server's clock, the others (presentation, source, capture) are the client's and None where
+    it gave none.
+    """
 
     received_ms: float
     id: str | None = None
@@ -42,12 +52,12 @@ class FrameInfo:
     quality_profile: str | None = None
 
 
-# --- from the client --------------------------------------------------------------------------------------------------
+# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class AppendFrame:
-    """An encoded image."""
+    """Add a frame: `image` is an encoded image as it was received, `info` what the client says about it."""
 
     image: bytes
     info: FrameInfo
@@ -55,31 +65,37 @@ class AppendFrame:
 
 @dataclass(frozen=True, slots=True)
 class AppendVideoAudio:
-    """float32 [num_samples], mono, 16 kHz."""
+    """Add audio that belongs to the video: float32 [num_samples], mono, 16 kHz. It is kept for the next question."""
 
     pcm: Pcm
 
 
 @dataclass(frozen=True, slots=True)
 class AskQuestion:
-    """A question about what was seen and heard; it interrupts the answer under way."""
+    """Ask about what was seen and heard. A question interrupts the answer that is under way."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class FinishVideo:
-    """No more comes: the answer under way is completed."""
+    """End the session's input. The answer that is under way is completed, and then VideoEnded is reported."""
 
 
 VideoCommand = AppendFrame | AppendVideoAudio | AskQuestion | FinishVideo
 
-# --- to the client ----------------------------------------------------------------------------------------------------
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FrameReceived:
-    """A frame was kept, or not: `reason`. `dropped`: the facts of one that had to leave for it."""
+    """A frame was received.
+
+    - `info`: what the client said about it.
+    - `accepted`: it is kept; otherwise `reason` says why not.
+    - `buffered`: how many frames are kept now.
+    - `dropped`: what the client said about a frame that had to leave for this one; None where none had to.
+    """
 
     info: FrameInfo
     accepted: bool
@@ -90,7 +106,7 @@ class FrameReceived:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
-    """An answer is being made from these frames."""
+    """An answer is being made from these frames, the oldest first. `request_id` names the answer."""
 
     request_id: str
     frames: tuple[FrameInfo, ...]
@@ -98,12 +114,14 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTextDelta:
+    """More of the answer's text; joined, the deltas are the text of its AnswerDone."""
+
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerAudioDelta:
-    """More of the answer's sound: float32 [num_samples]."""
+    """More of the answer's audio: float32 [num_samples], mono, at `rate_hz`."""
 
     pcm: Pcm
     rate_hz: int
@@ -111,7 +129,12 @@ class AnswerAudioDelta:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDone:
-    """All of it. `counts`: prompt_tokens, cached_tokens, completion_tokens, where the partner knows."""
+    """The answer is complete.
+
+    - `text`: all of its text.
+    - `spoken`: it was spoken, so audio was reported.
+    - `token_counts`: prompt_tokens, cached_tokens and completion_tokens, where the model knows them.
+    """
 
     text: str
     spoken: bool
@@ -120,7 +143,13 @@ class AnswerDone:
 
 @dataclass(frozen=True, slots=True)
 class VideoFailed:
-    """`message` in the words clients know; `detail`: what just went wrong. `answer`: it ends the answer under way, of which `said` was said."""
+    """Something failed; the session goes on.
+
+    - `message`: the error in the words that clients of this protocol match on.
+    - `detail`: what went wrong in particular.
+    - `ends_answer`: it ends the answer that was under way.
+    - `partial_text`: the text of that answer so far.
+    """
 
     message: str
     detail: str = ""
@@ -130,7 +159,7 @@ class VideoFailed:
 
 @dataclass(frozen=True, slots=True)
 class VideoEnded:
-    """All that was asked is answered."""
+    """All questions are answered after FinishVideo; nothing follows."""
 
 
 VideoEvent = FrameReceived | AnswerStarted | AnswerTextDelta | AnswerAudioDelta | AnswerDone | VideoFailed | VideoEnded
