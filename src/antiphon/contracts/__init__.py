@@ -1,6 +1,7 @@
-"""What a model is to a session: the contracts adapters fulfil and the Profile of facts that tells models apart.
+"""What a kind of model has to be: the protocols that adapters and pipelines fulfil, and the profiles that describe
+them.
 
-Sessions see these types only; never a model's name or class.
+Sessions know these types only. What tells two models apart is a fact of a profile, never a model's name or class.
 """
 
 from antiphon.contracts.conversation import (

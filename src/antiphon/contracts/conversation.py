@@ -1,4 +1,4 @@
-"""Whoever answers in a conversation."""
+"""The contract of conversation models, which answer in a conversation in text or by voice."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ from antiphon.events.words import Word
 
 @dataclass(frozen=True, slots=True)
 class ConversationProfile:
-    """Facts of a conversation partner. `voices`: the first is the default; empty: it does not speak. `takes_media`: it hears and sees what a message
-    is made of; others are told in text."""
+    """Facts of a conversation model.
+
+    - `id`: its name for clients.
+    - `sample_rate_hz`: of the audio of its responses.
+    - `voices`: by name, the first is the default; empty: it does not speak.
+    - `accepts_media`: it hears audio and sees images in messages; other models are given text in their place.
+    """
 
     id: str
     sample_rate_hz: int
@@ -27,9 +32,10 @@ class ConversationProfile:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAudio:
-    """More of the answer's sound. pcm: float32 [num_samples], mono, at the profile's rate.
+    """More of a response's audio. pcm: float32 [num_samples], mono, at the profile's rate.
 
-    `words`: words that begin in it, or where the voice places none have ended by its end, with their places in the answer's sound so far, in seconds.
+    `words`: words that begin in it, with their times in seconds from the start of the response's audio. Where the voice
+    gives no word times, they are words that, as estimated, have ended by its end.
     """
 
     pcm: Pcm
@@ -40,38 +46,45 @@ ResponseChunk = TextDelta | ToolCallStarted | ToolCallDelta | ResponseAudio | Re
 
 
 class ConversationStream(Protocol):
-    """One conversation with a partner."""
+    """One conversation with a conversation model. One response at a time; nothing may be called after `close`."""
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Make ready to answer these messages, which may still go on. Does not wait for it. Raises ModelError."""
+        """Prepare a response to these messages, which may still go on, so that it begins sooner. Returns without
+        waiting for the computation. A model may do nothing. Raises ModelError.
+        """
         ...
 
     def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """Answer the last message: text as it is made, its sound as soon as there is a clause of it. `voice` None: in text only.
+        """Respond to the last message: text as it is generated, and audio as soon as there is a clause of text.
 
-        All of the text comes as TextDelta, and all that is spoken of it as Speaking; ReplyDone is last. Closing the generator ends it
-        within a step: that is barge-in. Raises Refused, ModelError, RemoteProtocolError.
+        `voice` None: the response is text only. All text comes as TextDelta, also what is spoken; ReplyDone is last.
+        Closing the generator ends the response within one step of the model, which is how a barge-in ends it. Raises
+        Refused, ModelError, and RemoteProtocolError for what the model cannot do.
         """
         ...
 
     def close(self) -> None:
-        """End it."""
+        """End the conversation and give back what it holds, its KV above all. Does not wait."""
         ...
 
 
 class ConversationModel(Protocol):
-    """Whoever answers, shared by all sessions: a cascade of models, or one that hears and speaks by itself."""
+    """A conversation model, shared by all sessions: a cascade of models, or one that hears and speaks by itself."""
 
     @property
-    def profile(self) -> ConversationProfile: ...
+    def profile(self) -> ConversationProfile:
+        """The model's facts, which do not change while it is loaded."""
+        ...
 
     @property
     def native(self) -> NativeModel | None:
-        """What it is, if it takes turns by itself: it is fed units, and nobody asks it for answers."""
+        """The native model behind it, which takes turns by itself: it is fed units of audio and never asked for a
+        response. None for every other model.
+        """
         ...
 
     async def open(self) -> ConversationStream:
-        """A new conversation. Raises Refused where there is no room."""
+        """Open a conversation. Raises Refused where there is no room for its KV."""
         ...

@@ -1,4 +1,4 @@
-"""What answers in text: language models, and what reads images for them."""
+"""The contracts of language models, which answer in text, and of image readers, which read images for them."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ MessageRole = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioPart:
-    """Sound in a message, the same only as itself. pcm: float32 [num_samples], mono, 16 kHz."""
+    """Audio in a message: float32 [num_samples], mono, 16 kHz. Two parts are equal only if they are the same object;
+    samples are never compared.
+    """
 
     pcm: Pcm
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePart:
-    """An encoded image in a message, the same only as itself."""
+    """An image in a message. Two parts are equal only if they are the same object, as with audio."""
 
     image: EncodedImage
 
@@ -33,9 +35,12 @@ MessagePart = str | AudioPart | ImagePart
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. `tool_call_id` and `name` belong to a tool's answer.
+    """One message of a conversation.
 
-    `parts`: where there is sound or an image in it, all that it is made of, in order, for who hears and sees; `text` is what others are told.
+    - `text`: what models without ears and eyes are given.
+    - `tool_calls`: the function calls that the assistant made in it.
+    - `tool_call_id`, `name`: of a function's result (role "tool"), the call and the function that it belongs to.
+    - `parts`: of a message with audio or images, all of its content in order, for models that accept media.
     """
 
     role: MessageRole
@@ -48,11 +53,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """How to answer. None: as the model's own settings say; `max_tokens` None: as the context allows.
+    """How to reply. None is as the model's own settings have it; `max_tokens` None: as the context allows.
 
-    `tool_choice`: "auto", "none", "required" or a tool's name. `schema`: the whole text must be JSON of this schema. `truncation`: where the
-    conversation has outgrown the context, "auto" lets its oldest rows leave, "disabled" refuses to answer, and a share of the context is what the newest
-    messages are cut back to at once, so that the next answers find their KV.
+    - `bias`: token id to what is added to its logit.
+    - `tool_choice`: "auto", "none", "required" or a function's name.
+    - `schema`: all of the text must be JSON of this schema.
+    - `truncation`: what happens where the conversation has outgrown the context. "auto": its oldest rows leave.
+      "disabled": the reply is refused. A number: the newest messages are cut back to this share of the context at once,
+      so that the next replies find their KV.
     """
 
     max_tokens: int | None = None
@@ -74,14 +82,14 @@ class ReplyOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer's text."""
+    """More of the reply's text. It ends at a whole character, not necessarily at a whole word."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStarted:
-    """The model calls a tool; its arguments follow."""
+    """The model calls a function. Its arguments follow as ToolCallDelta."""
 
     id: str
     name: str
@@ -89,14 +97,16 @@ class ToolCallStarted:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of the arguments' JSON text of the call started last."""
+    """More of the JSON text of the arguments of the call that started last."""
 
     arguments: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyDone:
-    """The end of an answer. Counts of tokens; `cached_tokens` of the prompt's were not computed for it."""
+    """The end of a reply, why it ended, and its counts of tokens. Of the `prompt_tokens`, `cached_tokens` were in the
+    KV and not computed again.
+    """
 
     reason: Literal["stop", "length", "tool_calls"]
     prompt_tokens: int
@@ -109,7 +119,9 @@ Reply = TextDelta | ToolCallStarted | ToolCallDelta | ReplyDone
 
 @dataclass(frozen=True, slots=True)
 class LanguageProfile:
-    """Facts of a language model. `context_tokens`: most a conversation may have before its oldest turns are cut."""
+    """Facts of a language model. `context_tokens`: the most tokens that a conversation may have before its oldest
+    messages leave.
+    """
 
     id: str
     context_tokens: int
@@ -117,7 +129,13 @@ class LanguageProfile:
 
 @dataclass(frozen=True, slots=True)
 class LanguageLoad:
-    """How full a language model is: conversations, those being answered, those parked; bytes of KV held, in all, and parked."""
+    """How full a language model is.
+
+    - `conversations`, `answering`, `parked`: how many are open, how many of them are being answered, and how many have
+      their KV in host memory or on disk.
+    - `kv_bytes`, `kv_total_bytes`: KV memory in use, and in all.
+    - `parked_bytes`: the size of all parked KV.
+    """
 
     conversations: int
     answering: int
@@ -128,21 +146,28 @@ class LanguageLoad:
 
 
 class LanguageStream(Protocol):
-    """One conversation with a language model, over one KV that is appended to and rolled back, never rebuilt."""
+    """One conversation with a language model, over one KV that is appended to and rolled back, and never computed anew
+    as a whole.
+    """
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Bring the KV to these messages, before it is known how they go on. Does not wait for it. Raises ModelError."""
+        """Bring the KV to these messages before it is known how they go on. Returns without waiting for the
+        computation. Raises ModelError.
+        """
         ...
 
     def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
-        """Answer the last message. Only what differs from the last call is computed.
+        """Reply to the last message. Only the rows that differ from the last call's are computed, from the first
+        difference on.
 
-        Closing the generator ends the answer within a step. Raises Refused, ModelError.
+        Closing the generator ends the reply within one step. Raises Refused where the model is full, ModelError.
         """
         ...
 
     def close(self, *, keep: bool = False) -> None:
-        """End it. `keep`: a later conversation that begins alike may go on from its KV."""
+        """End the conversation. With `keep`, its KV stays for a while, and a later conversation that begins alike goes
+        on from it.
+        """
         ...
 
 
@@ -150,27 +175,30 @@ class LanguageModel(Protocol):
     """One loaded language model, shared by all sessions."""
 
     @property
-    def profile(self) -> LanguageProfile: ...
+    def profile(self) -> LanguageProfile:
+        """The model's facts, which do not change while it is loaded."""
+        ...
 
     async def open(self) -> LanguageStream:
-        """A new conversation. Raises Refused where there is no room for its KV."""
+        """Open a conversation. Raises Refused where there is no room for its KV."""
         ...
 
     def load(self) -> LanguageLoad:
-        """How full it is, as of its last step. Does not wait."""
+        """How full the model is, as of its last step. Returns at once."""
         ...
 
     def close(self) -> None:
-        """Stop its workers."""
+        """Stop the model's workers, when the process ends. Conversations must not be used afterwards."""
         ...
 
 
 class ImageReader(Protocol):
-    """Reads the text on images, shared by all sessions."""
+    """Reads the text on images, for all sessions, so that a model without eyes can be told of it."""
 
     async def read(self, image: EncodedImage) -> tuple[str, ...]:
-        """The lines of text on an encoded image, from the top; empty where there is none.
+        """The lines of text on an image, from the top down; empty where there is none.
 
-        Raises MediaError for what is no image, Refused, ModelError.
+        Waits in the reader's lane, where images are read one after another. Raises MediaError for what is no image,
+        Refused, ModelError.
         """
         ...

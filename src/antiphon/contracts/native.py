@@ -1,4 +1,4 @@
-"""Models that hear and speak by themselves, unit by unit: they decide when to listen and when to speak."""
+"""The contract of native models, which hear and speak unit by unit and decide by themselves when to do which."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ from antiphon.audio import Pcm
 
 @dataclass(frozen=True, slots=True)
 class NativeProfile:
-    """Facts of a model that converses in units.
+    """Facts of a native model.
 
-    `unit_s`: seconds of sound a unit takes, and the time its step may take. `sample_rate_hz`: of its voice; 0: it has none, and says
-    what it speaks as text. `voices`: the first is the default. `max_frames`: images a unit may show, `max_slices`: parts a large one may be
-    cut into. `window`: rows of context at which the oldest units leave, and down to which.
+    - `id`: its name for clients.
+    - `unit_s`: seconds of audio in a unit, which is also the time that a step may take.
+    - `sample_rate_hz`: of its voice; 0: it has none and says what it speaks as text.
+    - `voices`: by name, the first is the default.
+    - `max_frames`: the most images that a unit may show.
+    - `max_slices`: the most parts that a large image may be cut into, at more detail and cost for each.
+    - `window`: the rows of context at which the oldest units leave, and the rows that are left then.
     """
 
     id: str
@@ -28,9 +32,14 @@ class NativeProfile:
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
-    """How one conversation is held. None: as the model's makers have it. `reference`: float32 [num_samples], 16 kHz, the voice to speak with.
+    """How one conversation is held. None is as the model's makers have it.
 
-    `listens_first`: units at the start in which it only listens. `temperature` 0: the likeliest token.
+    - `instructions`: what the model is told first.
+    - `voice`: a name out of the profile.
+    - `voice_reference`: the voice to speak with, float32 [num_samples], mono, 16 kHz.
+    - `listen_only_units`: units at the start in which it only listens.
+    - `temperature`: 0 chooses the likeliest token.
+    - `seed`: with one, the same input gives the same response.
     """
 
     instructions: str = ""
@@ -43,7 +52,12 @@ class NativeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What happened in a unit of time. pcm: float32 [unit_s * 16000], mono, 16 kHz. `frames`: encoded images, the oldest first."""
+    """What the user's side gave in one unit of time.
+
+    - `pcm`: float32 [unit_s * 16000], mono, 16 kHz.
+    - `frames`: encoded images, the oldest first.
+    - `max_slices`: the most parts that each image may be cut into.
+    """
 
     pcm: Pcm
     frames: tuple[bytes, ...] = ()
@@ -52,12 +66,14 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class ListenStep:
-    """In this unit it says nothing."""
+    """The model listens in this unit and says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeakStep:
-    """In this unit it says `text`, and this is its sound: float32 [num_samples] at the profile's rate. `end_of_turn`: it has finished."""
+    """The model says `text` in this unit. pcm: its audio, float32 [num_samples], mono, at the profile's rate.
+    `end_of_turn`: it has finished what it wanted to say.
+    """
 
     text: str
     pcm: Pcm
@@ -68,35 +84,45 @@ NativeStep = ListenStep | SpeakStep
 
 
 class NativeStream(Protocol):
-    """One conversation, over one long-lived KV. `append` and `step` alternate, and are not called beside each other."""
+    """One conversation over one long-lived KV. `append` and `step` alternate and are never called at the same time."""
 
     async def append(self, unit: Unit) -> None:
-        """The next unit. Raises MediaError for a frame that is no image, ModelError, EngineError."""
+        """Add the next unit. Waits until it is computed. Raises MediaError for a frame that is no image, ModelError,
+        EngineError.
+        """
         ...
 
     async def step(self) -> NativeStep:
-        """What it does in the unit that was appended last. Raises ModelError, EngineError."""
+        """Decide and generate what the model does in the unit that was appended last. Takes up to `unit_s`, and the
+        conversation falls behind where it takes longer. Raises ModelError, EngineError.
+        """
         ...
 
     def interrupt(self) -> None:
-        """The user has taken the floor: what it is saying is over, and in its next step it listens. May come at any time."""
+        """Let the user take the floor: what the model is saying is over, and in its next step it listens. Returns at
+        once, and may be called at any time, also during `append` and `step`.
+        """
         ...
 
     def close(self) -> None:
-        """End it."""
+        """End the conversation and give back its KV. Does not wait."""
         ...
 
 
 class NativeModel(Protocol):
-    """One loaded model, shared by all sessions."""
+    """One loaded native model, shared by all sessions."""
 
     @property
-    def profile(self) -> NativeProfile: ...
+    def profile(self) -> NativeProfile:
+        """The model's facts, which do not change while it is loaded."""
+        ...
 
     async def open(self, options: NativeOptions) -> NativeStream:
-        """A new conversation. Raises Refused where there is no room for its KV, ModelError."""
+        """Open a conversation, and compute what comes before its first unit, such as the instructions. Raises Refused
+        where there is no room for its KV, ModelError.
+        """
         ...
 
     def close(self) -> None:
-        """Stop its workers."""
+        """Stop the model's workers, when the process ends. Conversations must not be used afterwards."""
         ...

@@ -1,4 +1,4 @@
-"""What knows how much of an answer has been heard."""
+"""The contract of what plays a session's responses itself, and so knows how much of them was heard."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from antiphon.events.conversation import (
 
 
 class PlaybackTracker(Protocol):
-    """Who plays what the session says, where it is not the client, and knows how much of it was heard."""
+    """Plays a session's responses in place of the client, or keeps the client's acknowledgements, and knows how much
+    was heard.
+    """
 
     def silence(self) -> list[tuple[ContentPosition, int]]:
-        """Silence at once. What was not played to its end: each item's place, and the milliseconds of it that were heard."""
+        """Stop playing at once. Returns, for each item that was not played to its end, its place and the milliseconds
+        of it that were heard; the session truncates its history to that.
+        """
         ...

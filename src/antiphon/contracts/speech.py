@@ -1,4 +1,4 @@
-"""What speaks: synthesizers."""
+"""The contract of synthesizers, which speak text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from antiphon.events.words import Word
 
 
 class Urgency(IntEnum):
-    """What a caller waits for: the end of a turn or a first sound; a partial or sound that is soon due; a file."""
+    """What a caller waits for. The lane serves the smaller value first.
+
+    - FINAL: the end of a turn, or the first audio of a response.
+    - PARTIAL: a partial, or audio that is soon due.
+    - BULK: a file, for which nobody waits live.
+    """
 
     FINAL = 0
     PARTIAL = 1
@@ -22,11 +27,18 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SynthesizerProfile:
-    """Facts of a synthesizer. `voices`: by name, the first is the default. `languages`: ISO-639-1.
+    """Facts of a synthesizer.
 
-    `speeds`: the tempo it makes itself; sound is stretched for what lies outside. `word_times`: its sound says where words lie.
-    `clones`: speaks with the voice of a sample. `instructed`: follows instructions on how to speak. `streams_text`: begins to speak a text that is
-    still being written, word by word (`speak_live`). `tasks`: what it does, by the names that requests have for it.
+    - `id`: its name for clients.
+    - `sample_rate_hz`: of its audio.
+    - `voices`: by name, the first is the default.
+    - `languages`: ISO-639-1.
+    - `speeds`: the slowest and the fastest tempo that it makes itself; for others its audio is stretched.
+    - `word_times`: its chunks say where words lie.
+    - `clones_voices`: it speaks with the voice of a sample.
+    - `follows_instructions`: it follows instructions on how to speak.
+    - `streams_text`: it begins to speak a text that is still being written (`speak_live`).
+    - `tasks`: what it does, by the names that requests have for it.
     """
 
     id: str
@@ -43,9 +55,17 @@ class SynthesizerProfile:
 
 @dataclass(frozen=True, slots=True)
 class VoiceOptions:
-    """How to speak. `speed` 1.0 is the voice's own tempo; with a `seed` the same text gives the same samples. `language` (ISO-639-1; None: the voice
-    finds out), `instructions` and `sample` are for who knows several, follows them, and clones; `max_frames` and `first_frames` (of the first chunk) for
-    who speaks in frames."""
+    """How to speak.
+
+    - `voice`: a name out of the profile.
+    - `speed`: 1.0 is the voice's own tempo.
+    - `seed`: with one, the same text gives the same samples.
+    - `language`: ISO-639-1; None: the model finds out. For models that speak several.
+    - `instructions`: how to speak, in words. For models that follow them.
+    - `sample`: the voice to speak with. For models that clone.
+    - `max_frames`, `first_frames`: the most codec frames in all, and the frames of the first chunk. For models that
+      speak in frames.
+    """
 
     voice: str
     speed: float = 1.0
@@ -59,11 +79,12 @@ class VoiceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SpeechChunk:
-    """More of a text's sound. pcm: float32 [num_samples], mono, at the profile's rate.
+    """More of a text's audio. pcm: float32 [num_samples], mono, at the profile's rate.
 
-    `words`: words of the text that begin in sound not given before, with their places in the text's sound in seconds; of a
-    profile with `word_times` each word comes before its sound or with it. `skipped`: letters of the text that the voice cannot speak.
-    `num_symbols` and `num_frames`: what the model read and made for it, in its own units.
+    - `words`: words of the text that begin in audio not given before, with their times in seconds from the start of the
+      text's audio. With a profile of `word_times`, each word comes before its audio or with it.
+    - `skipped`: characters of the text that the voice cannot speak.
+    - `num_symbols`, `num_frames`: what the model read and generated for it, in its own units; for metrics.
     """
 
     pcm: Pcm
@@ -74,25 +95,30 @@ class SpeechChunk:
 
 
 class Synthesizer(Protocol):
-    """One loaded speech synthesizer, shared by all sessions."""
+    """One loaded synthesizer, shared by all sessions."""
 
     @property
-    def profile(self) -> SynthesizerProfile: ...
+    def profile(self) -> SynthesizerProfile:
+        """The synthesizer's facts, which do not change while it is loaded."""
+        ...
 
     def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """The sound of a text of any length, in chunks. `urgency` is asked before each chunk. Waits in the model's lane.
+        """Synthesize a text of any length, in chunks. Waits in the model's lane, where `urgency` is asked before each
+        chunk, so that a stream can fall back while its listener still has audio.
 
-        Closing the generator ends it within a chunk. Raises RemoteProtocolError where nothing of the text can be spoken,
-        Refused, ModelError.
+        Closing the generator ends it within a chunk. Raises RemoteProtocolError where nothing of the text can be
+        spoken, Refused, ModelError.
         """
         ...
 
 
 class LiveSynthesizer(Synthesizer, Protocol):
-    """One whose profile `streams_text`."""
+    """A synthesizer whose profile says `streams_text`."""
 
     def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
-        """The sound of a text that is still being written, from its first word on: pieces that may end anywhere. As `speak`."""
+        """Synthesize a text that is still being written, beginning with its first word. `texts` yields chunks of it
+        that may end anywhere. Otherwise as `speak`, always at the urgency of a live response.
+        """
         ...

@@ -1,4 +1,4 @@
-"""What hears: transcribers, speech detectors, judges of turns."""
+"""The contract of transcribers, which turn speech into text."""
 
 from __future__ import annotations
 
@@ -14,19 +14,29 @@ TranscriptionTask = Literal["transcribe", "translate"]
 
 @dataclass(frozen=True, slots=True)
 class TranscriberProfile:
-    """Facts of a transcriber that its sessions follow. Seconds of audio, counts of tokens.
+    """Facts of a transcriber, by which its sessions decide when to decode and what to send. Most are measured.
 
-    `step_s`: new audio before the next partial. `first_step_s`: the same while nothing of a turn has been sent.
-    `agreement_s`: how much audio must have come since a word first stood at its place before it is sent;
-    `first_agreement_s`: the same for the first words of a turn. `rollback_tokens`: tokens at the end of a hypothesis that
-    are neither sent nor forced as the next one's prefix. `min_probability`: of a word's least likely token.
-    `unfixed_chunks`: partials at the head of a window that send nothing and force nothing.
-    `settle_s`: a silence that ends a window under server VAD, `pause_s` where the client
-    commits. `context_pause_s`: speech that comes within it after a window has that window's sound as context. `long_s` and `long_pause_s`: a window longer than the first ends at the
-    second. `max_window_s`: a window is cut between two words here. `context_tokens`: text before the window given to
-    the model. `max_tokens`: most one decode may add. `max_prefix_tokens`: a window whose forced prefix is longer is cut. `languages`: ISO-639-1.
-    `translates`: into English too. `binds_final`: a final goes on from what was sent; else it is decoded without.
-    `places_words`: its word times are the sound's, and no guess.
+    - `id`: its name for clients.
+    - `languages`: ISO-639-1.
+    - `step_s`: seconds of new audio before the next partial.
+    - `first_step_s`: the same while nothing of the turn has been sent.
+    - `agreement_s`: seconds of audio that must come in after a word first stood at its place before it is sent.
+    - `first_agreement_s`: the same for the first words of a turn.
+    - `rollback_tokens`: tokens at the end of a hypothesis that are neither sent nor forced as the next one's prefix.
+    - `min_probability`: what a word's least likely token must have for the word to be sent.
+    - `unfixed_chunks`: partials at the head of a window that send nothing and force nothing.
+    - `settle_s`: seconds of silence that end a window under server VAD.
+    - `context_pause_s`: speech that begins within so many seconds after a window has that window's audio as context.
+    - `pause_s`: seconds of silence that end a window where the client commits.
+    - `long_window_s`: a window of so many seconds is long, and ends at shorter pauses.
+    - `long_pause_s`: seconds of silence that end a long window.
+    - `max_window_s`: a window of so many seconds is cut between two words.
+    - `context_tokens`: tokens of text before the window that the model is given.
+    - `max_tokens`: the most tokens that one decode may add.
+    - `max_prefix_tokens`: a window whose forced prefix is longer is cut.
+    - `translates`: it can also translate into English.
+    - `final_keeps_prefix`: a final goes on from what was sent; otherwise it is decoded without a prefix.
+    - `aligns_words`: its word times are measured in the audio, and not estimated.
     """
 
     id: str
@@ -54,7 +64,9 @@ class TranscriberProfile:
 
 @dataclass(frozen=True, slots=True)
 class HypothesisWord:
-    """One word of a hypothesis, as the model spelled it (with its leading space), and its least likely token."""
+    """One word of a hypothesis: its text as the model spelled it, with its leading space, its tokens, and the
+    probability of the least likely of them.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -63,11 +75,18 @@ class HypothesisWord:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is to be decoded. pcm: float32 [num_samples], mono, 16 kHz, at most the profile's longest window.
+    """What is to be decoded.
 
-    `start`: where in the session it begins, in samples: a window with the same start begins with the same sound. `prefix`: tokens the hypothesis must begin with. `context`: text spoken before the window. `prompt`: the user's hint.
-    Neither text can become a control token. `language` None: detect. `final`: the whole window, as well as can be;
-    else quickly. `words`: with word times.
+    - `pcm`: float32 [num_samples], mono, 16 kHz, at most the profile's longest window.
+    - `prefix`: tokens that the hypothesis must begin with.
+    - `context`: text spoken before the window. Neither it nor `prompt` can become a control token.
+    - `prompt`: the client's hint, words and names to expect.
+    - `language`: ISO-639-1; None: it is detected.
+    - `final`: decode the whole window as well as possible; otherwise quickly.
+    - `word_times`: the hypothesis has word times.
+    - `max_tokens`: the most tokens to add; None: the profile's.
+    - `start_sample`: where in the session the window begins: windows with the same start begin with the same audio, so
+      a stream may go on from what it computed.
     """
 
     pcm: Pcm
@@ -83,9 +102,13 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """The decoder's answer for a window: its pieces after the prefix. Times in `words` are seconds from its start.
+    """A transcriber's text for a window.
 
-    `heard` is False where the model takes the window for noise: the pieces are to be dropped.
+    - `pieces`: its words after the prefix, as the model spelled them.
+    - `language`, `language_probability`: ISO-639-1, as given or detected, and how sure the model is.
+    - `is_speech`: False where the model takes the window for noise; its words are then dropped.
+    - `prompt_tokens`, `completion_tokens`: what the decode read and added.
+    - `words`: with word times, one for each of the pieces, in seconds from the window's start.
     """
 
     pieces: tuple[HypothesisWord, ...]
@@ -99,7 +122,9 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptSegment:
-    """One segment of a file's transcript; the fields of OpenAI's verbose_json. Times in seconds."""
+    """One segment of a file's transcript, with the fields of OpenAI's `verbose_json`. Times are seconds from the file's
+    start; `words` is empty unless word times were asked for.
+    """
 
     id: int
     seek: int
@@ -116,7 +141,9 @@ class TranscriptSegment:
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """How to transcribe a file. `language` None: detect."""
+    """How to transcribe a file. `language` is ISO-639-1, None: it is detected; `prompt` is a hint; `word_times` asks
+    for word times; `task` "translate" gives English text.
+    """
 
     language: str | None = None
     prompt: str = ""
@@ -127,45 +154,61 @@ class FileOptions:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What is known once a file's first window is decoded."""
+    """What is known of a file once its first window is decoded: its language (ISO-639-1) and its length in seconds."""
 
     language: str
     duration_s: float
 
 
 class TranscriptionStream(Protocol):
-    """The windows of one session, decoded one at a time; a model may keep what it knows of the one it decoded last."""
+    """The windows of one session, decoded one at a time. A model may keep what it computed for the window it decoded
+    last.
+    """
 
     async def decode(self, window: Window) -> Hypothesis:
-        """Decode one window. Waits in the model's lane. Raises Refused, ModelError."""
+        """Decode one window. Waits in the model's lane, finals before partials. Raises Refused where the lane is full,
+        ModelError.
+        """
         ...
 
     def close(self) -> None:
-        """No more windows."""
+        """Give back what the stream keeps. No window is decoded afterwards. Does not wait."""
         ...
 
 
 class Transcriber(Protocol):
-    """One loaded speech-recognition model, shared by all sessions."""
+    """One loaded transcriber, shared by all sessions."""
 
     @property
-    def profile(self) -> TranscriberProfile: ...
+    def profile(self) -> TranscriberProfile:
+        """The transcriber's facts, which do not change while it is loaded. A session may follow a copy with its own
+        tuning.
+        """
+        ...
 
     def open(self) -> TranscriptionStream:
-        """A new session's windows. Takes no room before the first."""
+        """Open the stream of a new session. It takes no memory of the model before its first window."""
         ...
 
     async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
-        """Where words that are known lie in sound that is known to say them. pcm: float32 [num_samples], mono, 16 kHz.
+        """Find where `words` lie in audio that is known to say them, as words with times in seconds from the start of
+        `pcm`.
 
-        Empty where they are too many or too long for one window. Raises Refused, ModelError.
+        pcm: float32 [num_samples], mono, 16 kHz. Returns nothing where the words are too many or the audio too long for
+        one window. Waits in the model's lane. Raises Refused, ModelError.
         """
         ...
 
     def busy(self) -> bool:
-        """Somebody waits for a worker: work that nobody may need would delay them."""
+        """Whether work waits for a worker, so that a decode that may turn out to be useless would delay it. Does not
+        wait.
+        """
         ...
 
     def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        """A whole file, any length: one FileInfo, then its segments in order. Raises Refused, ModelError."""
+        """Transcribe a whole file of any length: yields one FileInfo, then its segments in order.
+
+        pcm: float32 [num_samples], mono, 16 kHz. Its windows wait in the model's lane behind those of live sessions.
+        Raises Refused, ModelError.
+        """
         ...

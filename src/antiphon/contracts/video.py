@@ -1,4 +1,6 @@
-"""What answers questions about what is seen: models that see pictures, or that are told what can be read on them."""
+"""The contract of video models, which answer questions about frames: models that see pictures, or that are told what
+can be read on them.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,13 @@ from antiphon.vision.images import EncodedImage
 
 @dataclass(frozen=True, slots=True)
 class VideoProfile:
-    """Facts of a watcher. `sees`: pictures, or only the text on them and plain facts (brightness, colours, motion). `sample_rate_hz` of its voice;
-    `voices`: the first is the default; empty: it does not speak."""
+    """Facts of a video model.
+
+    - `id`: its name for clients.
+    - `sees`: pictures, or only the text on them and plain facts (brightness, colours, motion).
+    - `sample_rate_hz`: of its voice.
+    - `voices`: by name, the first is the default; empty: it does not speak.
+    """
 
     id: str
     sees: Literal["pictures", "text"]
@@ -26,7 +33,9 @@ class VideoProfile:
 
 @dataclass(frozen=True, slots=True)
 class VideoFrame:
-    """A frame that was kept: `number` counts them, `at_s` on the session's clock, `image` encoded."""
+    """A frame that was kept. `number` counts the session's kept frames, `at_s` is its time on the session's clock in
+    seconds.
+    """
 
     number: int
     at_s: float
@@ -35,7 +44,11 @@ class VideoFrame:
 
 @dataclass(frozen=True, slots=True)
 class VideoQuestion:
-    """`frames`: those it is to be answered from, by number. `pcm`: what was heard since the last question, float32 [num_samples], 16 kHz."""
+    """A question about what was seen, asked at `at_s` on the session's clock.
+
+    - `frames`: the numbers of the frames that it is to be answered from, in order.
+    - `pcm`: what was heard since the last question, float32 [num_samples], mono, 16 kHz; None: nothing.
+    """
 
     text: str
     at_s: float
@@ -44,53 +57,68 @@ class VideoQuestion:
 
 
 class VideoStream(Protocol):
-    """One session with a watcher."""
+    """One session with a video model. One answer at a time; `run` has to run beside it."""
 
     async def run(self) -> None:
-        """Its own work, beside the session's, until it is cancelled."""
+        """Do the stream's own work beside the session, such as reading frames, until it is cancelled."""
         ...
 
     async def append_frame(self, frame: VideoFrame) -> None:
-        """A frame was kept. Does not wait for what takes long. Raises MediaError where it is no image, or is cut off."""
+        """Add a frame that was kept. Does not wait for work that takes long, which `run` does. Raises MediaError where
+        it is no image, or is cut off.
+        """
         ...
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
-        """A question asked now would be answered from these, by number. Does not wait."""
+        """Note the numbers of the frames that a question asked now would be answered from, so that they can be computed
+        before. Does not wait.
+        """
         ...
 
     def drop_frame(self, frame: int) -> None:
-        """That frame, by number, is asked about no more. What was answered from it stays said."""
+        """Note that no question will be about this frame any more, by its number. What was answered from it stays in
+        the history.
+        """
         ...
 
     async def settled(self) -> None:
-        """Wait until all that was seen is known."""
+        """Wait until everything about the frames so far is known, such as the text on them. For callers without a live
+        camera.
+        """
         ...
 
     def forget(self, before_s: float) -> None:
-        """What was seen before is to be known no more."""
+        """Forget everything that was seen before `before_s` on the session's clock."""
         ...
 
     def answer(
         self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """As Talk.respond. Closing the generator ends it within a step. Raises Refused, ModelError, RemoteProtocolError."""
+        """Answer a question, as ConversationStream.respond does: TextDelta and ResponseAudio as they are generated,
+        ReplyDone last. Closing the generator ends the answer within one step. Raises Refused, ModelError,
+        RemoteProtocolError.
+        """
         ...
 
     def close(self) -> None:
-        """End it."""
+        """End the session and give back what it holds. Does not wait."""
         ...
 
 
 class VideoModel(Protocol):
-    """Whoever watches, shared by all sessions."""
+    """A video model, shared by all sessions."""
 
     @property
-    def profile(self) -> VideoProfile: ...
+    def profile(self) -> VideoProfile:
+        """The model's facts, which do not change while it is loaded."""
+        ...
 
     async def open(self, instructions: str) -> VideoStream:
-        """A new session. Raises Refused where there is no room."""
+        """Open a session with `instructions`, which are what the model is told first. Raises Refused where there is no
+        room.
+        """
         ...
 
     def close(self) -> None:
-        """Stop its workers."""
+        """Stop the model's workers, when the process ends. Streams must not be used afterwards."""
         ...
