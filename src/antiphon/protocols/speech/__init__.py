@@ -1,1 +1,1 @@
-"""Speech synthesis: the stream's messages, and the REST twins."""
+"""Speech synthesis: the speech stream (docs/wire/speech-stream.md), and speech over HTTP (docs/wire/speech.md)."""

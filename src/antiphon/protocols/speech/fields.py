@@ -1,4 +1,8 @@
-"""The fields a request for speech may have, over the socket and over REST: their checks and what they come to."""
+"""The fields of a request for speech, which a speech stream and HTTP share, and the configuration they come to.
+
+docs/wire/speech-stream.md and docs/wire/speech.md describe them. The names are those of OpenAI's and vLLM's endpoints;
+fields that only other models have a use for are checked all the same.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,15 @@ from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
 from antiphon.protocols.fields import audio_file, number, typed
 from antiphon.protocols.model_names import ModelNames
 
-# The hosted service's voices. A client that names one, as most do that never chose, is spoken to by the default voice.
+# The hosted service's voices. Clients name one of them when their user chose none; the default voice speaks for it.
 HOSTED_VOICES = frozenset(
     ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 )
 TASKS = ("CustomVoice", "VoiceDesign", "Base")
-# No number of an embedding is as large.
-MAX_NUMBER = 1e6
-MAX_EMBEDDING, MAX_NAME_CHARS, MAX_SAMPLE_BYTES = 8192, 100, 10 << 20
-LANGUAGES = {
+# The numbers of speaker embeddings are far smaller; infinities and NaN are not.
+MAX_EMBEDDING_VALUE = 1e6
+MAX_EMBEDDING_NUMBERS, MAX_NAME_CHARS, MAX_SAMPLE_BYTES = 8192, 100, 10 << 20
+LANGUAGE_NAMES = {
     "english": "en",
     "chinese": "zh",
     "german": "de",
@@ -32,70 +36,84 @@ LANGUAGES = {
     "korean": "ko",
     "russian": "ru",
 }
-# Fields only a model that clones voices has a use for.
+# Fields that only a model that clones voices has a use for.
 _CLONING = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechCatalog:
-    """What can be asked of the loaded synthesizer. `voices`: the first is the default. `tasks`: see SynthesizerProfile. `uploaded`: the voice of that
-    name, if one was uploaded. `log_alias`: called with a hosted name that the default voice speaks for, once it is used.
-    """
+    """What the loaded synthesizer offers, for the checks of a request."""
 
     models: ModelNames
+    # Its own voices; the first is the default.
     voices: tuple[str, ...]
+    # Codes such as `en`.
     languages: tuple[str, ...]
+    # It speaks with the voice of a recording or an embedding.
     clones: bool
+    # The uploaded voice of a name, None if there is none.
     uploaded: Callable[[str], VoiceSample | None]
+    # Called with a hosted name of a model or voice, and with what serves it instead.
     log_alias: Callable[[str, str], None]
+    # The `task_type`s that the model was made for, of TASKS.
     tasks: tuple[str, ...] = ("CustomVoice",)
 
     @property
     def names(self) -> str:
+        """The model's own voices in one line, as errors name them to the client."""
         return ", ".join(self.voices)
 
 
-def config(fields: dict[str, Any], catalog: SpeechCatalog, format: SpeechFormat) -> SpeechConfig:
-    """The configuration that `fields` come to; None stands for a field that is not there. Unknown fields are ignored.
+def read_config(fields: dict[str, Any], catalog: SpeechCatalog, format: SpeechFormat) -> SpeechConfig:
+    """The configuration that a request asks for. A field that is None counts as missing; unknown fields are ignored.
 
-    Raises RemoteProtocolError: model_not_found, voice_not_found, or what is wrong with which field.
+    `format` is the audio format of a request that names none. A hosted name that the default model or voice serves is
+    logged. Raises RemoteProtocolError: `model_not_found`, `voice_not_found`, `voice_not_supported`, `not_supported`, or
+    `invalid_type` or `invalid_value` with the field in `param`.
     """
     _model(fields.get("model"), catalog)
     _check(fields, catalog)
-    asked: SpeechFormat = fields.get("response_format") or format
-    if asked not in get_args(SpeechFormat):
-        raise _invalid("response_format", f"expected one of {', '.join(get_args(SpeechFormat))}")
-    granularity: Granularity = fields.get("split_granularity") or "sentence"
-    if granularity not in get_args(Granularity):
-        raise _invalid("split_granularity", f"expected one of {', '.join(get_args(Granularity))}")
-    speed, seed = fields.get("speed"), fields.get("seed")
-    if seed is not None:
-        typed(seed, int, "seed")
-        number(seed, "seed", -(2**63), 2**63 - 1)
+    asked: SpeechFormat = _choice(fields, "response_format", get_args(SpeechFormat), format)
+    granularity: Granularity = _choice(fields, "split_granularity", get_args(Granularity), "sentence")
+    seed = _seed(fields)
     words = _flag(fields, "word_timestamps")
     stream = _flag(fields, "stream_audio")
-    pace = 1.0 if speed is None else number(speed, "speed", 0.25, 4.0)
+    speed = 1.0 if fields.get("speed") is None else number(fields["speed"], "speed", 0.25, 4.0)
     voice = _voice(fields, catalog)
     sample = _sample(fields)
     if sample is None and isinstance(voice, VoiceSample):
         sample = voice
-    language = fields.get("language")
-    spoken = _code(language) if language else None
+    language = _language_code(fields["language"]) if fields.get("language") else None
     return SpeechConfig(
         voice=voice if isinstance(voice, str) else None,
         granularity=granularity,
         format=asked,
-        speed=pace,
-        # Generators take no negative seeds; two's complement keeps them apart.
-        seed=None if seed is None else seed % 2**64,
+        speed=speed,
+        seed=seed,
         stream=stream,
         word_times=words,
-        language=None if spoken == "auto" else spoken,
+        language=None if language == "auto" else language,
         instructions=fields.get("instructions") or "",
         sample=sample,
         max_frames=fields.get("max_new_tokens"),
         first_frames=fields.get("initial_codec_chunk_frames") or None,
     )
+
+
+def _choice(fields: dict[str, Any], name: str, choices: tuple[str, ...], default: str) -> Any:
+    value = fields.get(name) or default
+    if value not in choices:
+        raise _invalid(name, f"expected one of {', '.join(choices)}")
+    return value
+
+
+def _seed(fields: dict[str, Any]) -> int | None:
+    """The seed in [0, 2^64). Generators take no negative ones; as two's complement, each has a seed of its own."""
+    seed = fields.get("seed")
+    if seed is None:
+        return None
+    number(typed(seed, int, "seed"), "seed", -(2**63), 2**63 - 1)
+    return int(seed) % 2**64
 
 
 def _model(name: Any, catalog: SpeechCatalog) -> None:
@@ -138,21 +156,22 @@ def _voice(fields: dict[str, Any], catalog: SpeechCatalog) -> str | VoiceSample 
 
 
 def _sample(fields: dict[str, Any]) -> VoiceSample | None:
-    """The voice that a request brings along."""
+    """The voice that a request brings along, as an embedding or a recording."""
     if embedding := fields.get("speaker_embedding"):
-        if not all(abs(v) < MAX_NUMBER for v in embedding):
+        if not all(abs(v) < MAX_EMBEDDING_VALUE for v in embedding):
             raise _invalid("speaker_embedding", "expected finite numbers")
         return VoiceSample(embedding=tuple(float(v) for v in embedding))
     given = fields.get("ref_audio")
     if not given:
         return None
-    sound = audio_file(given, "ref_audio", MAX_SAMPLE_BYTES)
-    # Of who is to be followed by the sound of the voice alone, what was said does not matter.
-    return VoiceSample(sound, "" if fields.get("x_vector_only_mode") else fields.get("ref_text") or "")
+    recording = audio_file(given, "ref_audio", MAX_SAMPLE_BYTES)
+    # With x_vector_only_mode the voice is cloned from its sound alone, and the words of the recording are not used.
+    ref_text = "" if fields.get("x_vector_only_mode") else fields.get("ref_text") or ""
+    return VoiceSample(recording, ref_text)
 
 
 def _check(fields: dict[str, Any], catalog: SpeechCatalog) -> None:
-    """Fields that are checked whether or not this model has a use for them."""
+    """Check the fields that are checked whether or not the loaded model has a use for them."""
     for name in ("instructions", "language", "ref_audio", "ref_text"):
         typed(fields.get(name), (str, type(None)), name)
     for name, low in (("max_new_tokens", 1), ("initial_codec_chunk_frames", 0)):
@@ -161,31 +180,28 @@ def _check(fields: dict[str, Any], catalog: SpeechCatalog) -> None:
     embedding = fields.get("speaker_embedding")
     if embedding is not None:
         values = typed(embedding, list, "speaker_embedding")
-        if not 0 < len(values) <= MAX_EMBEDDING:
-            raise _invalid("speaker_embedding", f"expected 1 to {MAX_EMBEDDING} numbers")
+        if not 0 < len(values) <= MAX_EMBEDDING_NUMBERS:
+            raise _invalid("speaker_embedding", f"expected 1 to {MAX_EMBEDDING_NUMBERS} numbers")
         for value in values:
             typed(value, (int, float), "speaker_embedding")
     _flag(fields, "x_vector_only_mode")
     task = fields.get("task_type")
     if task is not None and task not in TASKS:
         raise _invalid("task_type", f"expected one of {', '.join(TASKS)}")
-    wanted = None if catalog.clones else next((n for n in _CLONING if fields.get(n)), None)
-    if wanted or (task is not None and task not in catalog.tasks):
-        raise RemoteProtocolError(
-            "not_supported",
-            "The loaded model speaks with its own voices only."
-            if not catalog.clones
-            else f"The loaded model does {', '.join(catalog.tasks)}.",
-            wanted or "task_type",
-        )
+    unserved = None if catalog.clones else next((n for n in _CLONING if fields.get(n)), None)
+    if unserved or (task is not None and task not in catalog.tasks):
+        message = "The loaded model speaks with its own voices only."
+        if catalog.clones:
+            message = f"The loaded model does {', '.join(catalog.tasks)}."
+        raise RemoteProtocolError("not_supported", message, unserved or "task_type")
     language = fields.get("language")
-    if language and _code(language) not in (*catalog.languages, "auto"):
+    if language and _language_code(language) not in (*catalog.languages, "auto"):
         raise _invalid("language", f"the loaded model speaks {', '.join(catalog.languages)}")
 
 
-def _code(language: str) -> str:
-    """`English`, `en-US` and `en` are one language."""
-    return LANGUAGES.get(language.lower(), language.lower().split("-")[0].split("_")[0])
+def _language_code(language: str) -> str:
+    """The code of a language that is given by its name, code or locale: `en` for `English`, `en` and `en-US`."""
+    return LANGUAGE_NAMES.get(language.lower(), language.lower().split("-")[0].split("_")[0])
 
 
 def _flag(fields: dict[str, Any], name: str) -> bool:

@@ -1,4 +1,8 @@
-"""Bodies of `/v1/audio/speech`, `/v1/audio/speech/batch` and `/v1/audio/voices`: parsed and written. Sans-IO."""
+"""Bodies of /v1/audio/speech, /v1/audio/speech/batch and /v1/audio/voices: docs/wire/speech.md.
+
+Requests are read and checked, answers and server-sent events are written. The fields of a request that a speech stream
+has too are read by fields.py.
+"""
 
 from __future__ import annotations
 
@@ -18,29 +22,37 @@ from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.wire import JSON_ERRORS
 
 MAX_INPUT_CHARS, MAX_ITEMS = 4096, 32
+# Of each text that is stored with an uploaded voice.
 MAX_FIELD_CHARS = 2000
 _encoder = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """One text to be spoken. `sse`: as events. `whole`: as one file of known size."""
+    """One text to be spoken, and how."""
 
     text: str
     config: SpeechConfig
+    # The audio is sent as server-sent events instead of the body itself.
     sse: bool = False
+    # The body is sent when all audio is made, so that its size is known; otherwise as it is made.
     whole: bool = False
 
 
 def parse(body: bytes, catalog: SpeechCatalog) -> SpeechRequest:
-    """The body of a speech request. Raises RemoteProtocolError."""
+    """Read the body of a request for speech. The text is spoken as it is, without being split.
+
+    Raises RemoteProtocolError: `invalid_json`, `missing_required_parameter`, `string_above_max_length`, or what
+    `fields.read_config` raises.
+    """
     return _request(json_body(body), catalog)
 
 
 def parse_batch(body: bytes, catalog: SpeechCatalog) -> list[SpeechRequest | RemoteProtocolError]:
-    """The items of a batch, each with the shared defaults under its own fields; what is wrong with one is its own.
+    """Read the body of a batch: its items in order, each with its own fields before those shared by all.
 
-    Raises RemoteProtocolError for what is wrong with all.
+    An item that is wrong is its error, and the others are served. Raises RemoteProtocolError where the body itself is
+    wrong, or an item is no object.
     """
     fields = json_body(body)
     items = require(fields, "items", list, "items")
@@ -66,7 +78,7 @@ def _request(fields: dict[str, Any], catalog: SpeechCatalog) -> SpeechRequest:
         raise RemoteProtocolError(
             "string_above_max_length", f"Invalid value for 'input': at most {MAX_INPUT_CHARS} characters.", "input"
         )
-    asked = speech_fields.config(fields, catalog, "mp3")
+    asked = speech_fields.read_config(fields, catalog, "mp3")
     kind = fields.get("stream_format") or "audio"
     if kind not in ("audio", "sse"):
         raise RemoteProtocolError(
@@ -79,12 +91,16 @@ def _request(fields: dict[str, Any], catalog: SpeechCatalog) -> SpeechRequest:
 
 
 def delta_event(data: bytes) -> bytes:
-    """One piece of sound as a server-sent event."""
+    """The server-sent event for a chunk of encoded audio."""
     return _event(type="speech.audio.delta", audio=b64encode(data).decode())
 
 
 def done_event(num_symbols: int, num_frames: int, words: Sequence[Word] | None, skipped: str) -> bytes:
-    """The end: what the model read and made, in its own units, and, where asked for, where each word lies."""
+    """The server-sent event that ends a stream.
+
+    `num_symbols` and `num_frames` are what the model read and made, in its own units, counted as tokens. `words` are
+    their times, None where they were not asked for. `skipped` are characters of the text that were not spoken.
+    """
     usage = {"input_tokens": num_symbols, "output_tokens": num_frames, "total_tokens": num_symbols + num_frames}
     more: dict[str, Any] = {} if words is None else {"words": words_json(words)}
     if skipped:
@@ -93,7 +109,7 @@ def done_event(num_symbols: int, num_frames: int, words: Sequence[Word] | None, 
 
 
 def error_event(message: str) -> bytes:
-    """What ends a stream that fails under way."""
+    """The server-sent event that ends a stream that failed after it began. The status 200 has been sent by then."""
     return _event(type="error", error={"message": message, "type": "server_error", "param": None, "code": None})
 
 
@@ -102,12 +118,15 @@ def _event(**fields: Any) -> bytes:
 
 
 def words_json(words: Sequence[Word]) -> list[dict[str, Any]]:
-    """Words with their milliseconds."""
+    """Words and when they begin and end, as JSON values, in milliseconds from the beginning of the audio."""
     return [{"word": w.text, "start_ms": round(w.start_s * 1000), "end_ms": round(w.end_s * 1000)} for w in words]
 
 
 def batch_item(index: int, format: str, data: bytes, words: Sequence[Word] | None, skipped: str) -> dict[str, Any]:
-    """One result of a batch that was spoken."""
+    """The result of an item that was spoken, as JSON values.
+
+    `data` is the whole file in this format; `words` and `skipped` are as in `done_event`.
+    """
     more: dict[str, Any] = {} if words is None else {"words": words_json(words)}
     if skipped:
         more["skipped"] = skipped
@@ -115,7 +134,7 @@ def batch_item(index: int, format: str, data: bytes, words: Sequence[Word] | Non
 
 
 def batch_failure(index: int, error: RemoteProtocolError | str) -> dict[str, Any]:
-    """One result of a batch that failed."""
+    """The result of an item that failed, as JSON values. `error` is the client's, or the text of the server's."""
     known = isinstance(error, RemoteProtocolError)
     body = {
         "message": error.message if isinstance(error, RemoteProtocolError) else error,
@@ -128,7 +147,10 @@ def batch_failure(index: int, error: RemoteProtocolError | str) -> dict[str, Any
 
 @dataclass(frozen=True, slots=True)
 class VoiceUpload:
-    """The fields of an uploaded voice besides its sample."""
+    """The checked fields of an uploaded voice besides its recording.
+
+    `ref_text` is what is said in the recording, empty if unknown. `embedding` stands in its place and is None with one.
+    """
 
     name: str
     consent: str
@@ -138,7 +160,11 @@ class VoiceUpload:
 
 
 def parse_voice(form: Mapping[str, str], *, has_sample: bool) -> VoiceUpload:
-    """The text fields of an upload. Raises RemoteProtocolError."""
+    """Read the text fields of an upload; `has_sample`: a recording came with them.
+
+    Raises RemoteProtocolError: `missing_required_parameter`, or `invalid_value` for a missing consent, a text that
+    cannot be stored, and for both or neither of a recording and an embedding.
+    """
     for name in ("name", "consent"):
         if not form.get(name, "").strip():
             raise RemoteProtocolError("missing_required_parameter", f"Missing required parameter: '{name}'.", name)
@@ -160,7 +186,7 @@ def parse_voice(form: Mapping[str, str], *, has_sample: bool) -> VoiceUpload:
 
 
 def _storable(text: str, param: str) -> None:
-    """Text that can be kept and shown again: of a bounded length, and without halves of characters."""
+    """Check that a text can be stored and shown again: it is short, and no surrogate stands alone in it."""
     if len(text) > MAX_FIELD_CHARS or any(0xD800 <= ord(c) <= 0xDFFF for c in text):
         raise RemoteProtocolError(
             "invalid_value", f"Invalid value for '{param}': at most {MAX_FIELD_CHARS} characters of Unicode.", param
@@ -176,10 +202,10 @@ def _embedding(raw: str) -> tuple[float, ...]:
             "Invalid value for 'speaker_embedding': expected a JSON array of numbers.",
             "speaker_embedding",
         ) from None
-    if not 0 < len(values) <= speech_fields.MAX_EMBEDDING:
+    if not 0 < len(values) <= speech_fields.MAX_EMBEDDING_NUMBERS:
         raise RemoteProtocolError(
             "invalid_value",
-            f"Invalid value for 'speaker_embedding': expected 1 to {speech_fields.MAX_EMBEDDING} numbers.",
+            f"Invalid value for 'speaker_embedding': expected 1 to {speech_fields.MAX_EMBEDDING_NUMBERS} numbers.",
             "speaker_embedding",
         )
     return tuple(values)

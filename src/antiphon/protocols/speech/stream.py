@@ -1,4 +1,8 @@
-"""`/v1/audio/speech/stream`: text in pieces in, speech out. Sans-IO; the events are in docs/wire/speech-stream.md."""
+"""The dialect of a speech stream (/v1/audio/speech/stream): docs/wire/speech-stream.md.
+
+Text comes in pieces, and each sentence of it is answered with audio. The fields of the configuration are read by
+fields.py.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +28,20 @@ from antiphon.protocols.speech import fields as speech_fields
 from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.wire import decode_event, frame
 
+# A configuration may bring a recording along; other messages are text.
 MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES = 4 << 20, 128 << 10
+# What the client is told when the server has waited too long for its first message, or for any other.
 CONFIG_TIMEOUT = "Timeout waiting for session.config"
 IDLE_TIMEOUT = "Idle timeout: no message received"
-BYTES_A_SAMPLE = 2
+# Of PCM16, the one format with word times.
+BYTES_PER_SAMPLE = 2
 
 
 class SpeechDialect:
-    """One connection's dialect. `closing` is set when the connection is to be closed after its frames."""
+    """One speech stream's dialect; `catalog` is what the loaded synthesizer offers. Nothing here waits.
+
+    `closing`: the connection is to be closed when the frames that wait have been sent.
+    """
 
     def __init__(self, catalog: SpeechCatalog) -> None:
         self._catalog = catalog
@@ -39,34 +49,38 @@ class SpeechDialect:
         self._commands: list[SpeechCommand] = []
         self._frames: list[str | bytes] = []
         self._sentence: SentenceStarted | None = None
-        self._chunk = 0
-        self._bytes = 0
-        self._started: dict[int, int] = {}
+        self._num_chunks = 0
+        self._num_bytes = 0
+        self._sentences_started: dict[int, int] = {}
         self.closing = False
 
     @property
     def configured(self) -> bool:
+        """Whether a `session.config` was accepted. Before that, any error ends the connection."""
         return self._config is not None
 
     def commands(self) -> list[SpeechCommand]:
-        """Take the inputs that frames received so far amount to."""
+        """Remove and return what the messages so far ask of the session, in their order."""
         taken, self._commands = self._commands, []
         return taken
 
     def frames(self) -> list[str | bytes]:
-        """Take the frames to be sent, in order: text is JSON, bytes are sound."""
+        """Remove and return the frames that wait to be sent, oldest first. Text is JSON, bytes are encoded audio."""
         taken, self._frames = self._frames, []
         return taken
 
     def receive(self, data: str | bytes) -> None:
-        """One message. Never raises; whatever is wrong is answered, and before the first configuration ends the connection."""
+        """Read one message of the client: commands, or an error for the client, are queued. Never raises.
+
+        An error before the first configuration ends the connection.
+        """
         try:
             self._receive(data)
         except RemoteProtocolError as error:
             self.refuse(error.message)
 
     def refuse(self, message: str) -> None:
-        """Answer with an error; before the first configuration the connection ends with it."""
+        """Queue an error, with which the connection ends if no configuration was accepted yet."""
         self._frames.append(frame(type="error", message=message))
         self.closing = self.closing or not self.configured
 
@@ -102,7 +116,7 @@ class SpeechDialect:
 
     def _configure(self, message: dict[str, Any]) -> None:
         try:
-            asked = speech_fields.config(message, self._catalog, "wav")
+            asked = speech_fields.read_config(message, self._catalog, "wav")
             if asked.stream and (asked.format != "pcm" or asked.speed != 1.0):
                 what, got = (
                     ("response_format='pcm'", repr(asked.format))
@@ -121,28 +135,31 @@ class SpeechDialect:
         self._config = asked
         self._commands.append(ConfigureSpeech(asked))
 
-    # --- sending --------------------------------------------------------------------------------------------------------
+    # --- to the client
 
     def send(self, output: SpeechEvent) -> None:
-        """Queue the frames of one output."""
+        """Queue the frames of an event of the session.
+
+        With word times, audio is base64 in JSON, and a last chunk without audio has the times; otherwise it is binary.
+        """
         match output:
             case SentenceStarted():
-                self._start(output)
+                self._start_sentence(output)
             case SentenceAudio():
-                self._sound(output.data, output.start_s, output.end_s)
+                self._add_audio(output.data, output.start_s, output.end_s)
             case SentenceDone():
-                self._done(output)
+                self._end_audio(output)
             case UtteranceDone(utterance, sentences, cancelled):
                 if cancelled and self._sentence:
-                    self._end(self._sentence, error=False, cancelled=True)
+                    self._end_sentence(self._sentence, error=False, cancelled=True)
                 fields: dict[str, Any] = {"cancelled": True} if cancelled else {}
-                sent = self._started.pop(utterance, 0)
+                sent = self._sentences_started.pop(utterance, 0)
                 total = sent if cancelled else sentences
                 self._add_frame(type="session.done", utterance_index=utterance, total_sentences=total, **fields)
 
-    def _start(self, sentence: SentenceStarted) -> None:
-        self._sentence, self._chunk, self._bytes = sentence, 0, 0
-        self._started[sentence.utterance] = sentence.sentence + 1
+    def _start_sentence(self, sentence: SentenceStarted) -> None:
+        self._sentence, self._num_chunks, self._num_bytes = sentence, 0, 0
+        self._sentences_started[sentence.utterance] = sentence.sentence + 1
         fields: dict[str, Any] = {}
         if sentence.config.stream:
             fields["sample_rate"] = sentence.rate_hz
@@ -155,41 +172,45 @@ class SpeechDialect:
             **fields,
         )
 
-    def _sound(self, data: bytes, start_s: float, end_s: float, words: tuple[Word, ...] | None = None) -> None:
+    def _add_audio(self, data: bytes, start_s: float, end_s: float, words: tuple[Word, ...] | None = None) -> None:
         assert self._sentence
-        self._bytes += len(data)
+        self._num_bytes += len(data)
         if not self._sentence.config.word_times:
             self._frames.append(data)
             return
         times = None if words is None else [_word_json(word) for word in words]
         self._add_frame(
             **self._sentence_fields(self._sentence, "audio.chunk"),
-            chunk_id=self._chunk,
+            chunk_id=self._num_chunks,
             chunk_start_ms=round(start_s * 1000),
             chunk_end_ms=round(end_s * 1000),
             sample_rate=self._sentence.rate_hz,
             audio_b64=b64encode(data).decode(),
             timestamps=times,
         )
-        self._chunk += 1
+        self._num_chunks += 1
 
-    def _done(self, done: SentenceDone) -> None:
+    def _end_audio(self, done: SentenceDone) -> None:
         sentence = self._sentence
         assert sentence
         if done.error:
             where = f"utterance {sentence.utterance}, sentence {sentence.sentence}"
             self._add_frame(type="error", message=f"Generation failed for {where}: {done.error}")
         elif sentence.config.word_times:
-            # Where every word lies is known only now: a last chunk without sound says it.
-            end_s = self._bytes / BYTES_A_SAMPLE / sentence.rate_hz
-            self._sound(b"", end_s, end_s, done.words)
-        self._end(sentence, error=bool(done.error), skipped=done.skipped)
+            # The times of the words are known only now: a last chunk without audio has them.
+            end_s = self._num_bytes / BYTES_PER_SAMPLE / sentence.rate_hz
+            self._add_audio(b"", end_s, end_s, done.words)
+        self._end_sentence(sentence, error=bool(done.error), skipped=done.skipped)
 
-    def _end(self, sentence: SentenceStarted, *, error: bool, cancelled: bool = False, skipped: str = "") -> None:
+    def _end_sentence(
+        self, sentence: SentenceStarted, *, error: bool, cancelled: bool = False, skipped: str = ""
+    ) -> None:
         fields: dict[str, Any] = {"cancelled": True} if cancelled else {}
         if skipped:
             fields["skipped"] = skipped
-        self._add_frame(**self._sentence_fields(sentence, "audio.done"), total_bytes=self._bytes, error=error, **fields)
+        self._add_frame(
+            **self._sentence_fields(sentence, "audio.done"), total_bytes=self._num_bytes, error=error, **fields
+        )
         self._sentence = None
 
     @staticmethod
