@@ -15,7 +15,7 @@ def placed(text: str, role: str) -> tuple[str, str]:
     return placement(Settings(models=ModelSettings(placement=text)), role)  # type: ignore[arg-type]
 
 
-def test_models_run_where_they_are_put() -> None:
+def test_when_a_role_is_placed_then_its_model_runs_there_and_the_others_on_the_device() -> None:
     text = "partner=cuda:0, transcriber=cuda:1,synthesizer=cpu/int8"
     assert placed(text, "partner") == ("cuda:0", "auto")
     assert placed(text, "transcriber") == ("cuda:1", "auto")
@@ -29,12 +29,12 @@ def test_models_run_where_they_are_put() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["vad=cpu", "partner", "partner=tpu", "partner=cuda:x", "partner=cpu/int3", "=cpu"])
-def test_a_placement_that_cannot_be_is_named_at_the_start(wrong: str) -> None:
+def test_when_a_placement_is_wrong_then_selecting_models_names_it(wrong: str) -> None:
     with pytest.raises(SettingsError, match="--placement"):
         selected_models(Settings(models=ModelSettings(placement=wrong)))
 
 
-def test_models_of_the_users_own(tmp_path: Path) -> None:
+def test_when_settings_name_folders_then_their_models_are_selected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     own = str(tmp_path)
     settings = Settings(

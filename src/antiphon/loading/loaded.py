@@ -1,4 +1,4 @@
-"""The loaded models of a process."""
+"""The loaded models of a process, and the conversation and video models that they make together."""
 
 from __future__ import annotations
 
@@ -35,7 +35,14 @@ from antiphon.pipelines.video_partner import ConversationVideoModel
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
-    """What sessions share: None for a role that was not asked for. `lanes` is for measuring only."""
+    """The models that all sessions share; None for a role that was not asked for.
+
+    - `transcriber`, `vad`, `turn_detector`, `language_model`, `synthesizer`, `image_reader`: the model of that role.
+    - `partner`: a model that converses by itself; `watcher`: a model that sees pictures.
+    - `names`: the ids under which clients may name the models.
+    - `lanes`: the models' lanes, for metrics.
+    - `eager_frames`: a partner that accepts media computes frames as they come, not when a question is asked.
+    """
 
     transcriber: Transcriber | None
     vad: VoiceActivityDetector | None
@@ -47,40 +54,46 @@ class LoadedModels:
     watcher: VideoModel | None
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
-    # A partner that sees takes frames in as they come.
     eager_frames: bool = True
 
     @property
     def required_transcriber(self) -> Transcriber:
-        """Raises LookupError where none was asked for."""
+        """The transcriber, for callers that cannot do without. Raises LookupError where none was asked for."""
         if self.transcriber is None:
             raise LookupError("no transcriber is loaded")
         return self.transcriber
 
     @property
     def required_vad(self) -> VoiceActivityDetector:
-        """Raises LookupError where none was asked for."""
+        """The voice activity detector, for callers that cannot do without. Raises LookupError where
+        none was asked for.
+        """
         if self.vad is None:
             raise LookupError("no speech detector is loaded")
         return self.vad
 
     @property
     def required_synthesizer(self) -> Synthesizer:
-        """Raises LookupError where none was asked for."""
+        """The synthesizer, for callers that cannot do without. Raises LookupError where none was asked for."""
         if self.synthesizer is None:
             raise LookupError("no synthesizer is loaded")
         return self.synthesizer
 
     @property
     def conversation_model(self) -> ConversationModel | None:
-        """Whoever answers in a conversation; None without a language model, or a model that converses by itself."""
+        """What answers in conversations: the partner, or a cascade of the language model and the synthesizer. None
+        where there is neither. A cascade is made on each call and holds nothing.
+        """
         if self.partner:
             return self.partner
         return Cascade(self.language_model, self.synthesizer) if self.language_model else None
 
     @property
     def video_model(self) -> VideoModel | None:
-        """Whoever answers questions about what is seen; None without a language model, or a model that sees."""
+        """What answers questions about frames: the watcher, a partner that accepts media, or an observer that tells the
+        language model what can be read on them. None where there is none of them. Made on each call but for the
+        watcher.
+        """
         if self.watcher:
             return self.watcher
         if self.partner and self.partner.profile.accepts_media:
@@ -92,66 +105,63 @@ class LoadedModels:
         )
 
     async def warm(self) -> None:
-        """One small step of each, side by side: the first is slow (pages come in, kernels are chosen), and no user should wait for it.
-
-        Raises ModelError for a model that fails at it.
+        """Run one small step of each model, all at the same time. A first step is slow, because pages are read and
+        kernels chosen, and no user should wait for it. Takes seconds. Raises ModelError for a model that fails at it.
         """
         async with anyio.create_task_group() as group:
             if self.transcriber:
-                group.start_soon(_warm_ears, self.transcriber)
+                group.start_soon(_warm_transcriber, self.transcriber)
             if self.turn_detector:
                 group.start_soon(self.turn_detector.complete, np.zeros(SAMPLE_RATE_HZ, np.float32))
             if self.language_model:
-                group.start_soon(_warm_language, self.language_model)
+                group.start_soon(_warm_language_model, self.language_model)
             if self.synthesizer:
-                group.start_soon(_warm_voice, self.synthesizer)
+                group.start_soon(_warm_synthesizer, self.synthesizer)
             if self.partner and self.partner.profile.accepts_media:
                 group.start_soon(_warm_partner, self.partner)
 
     def close(self) -> None:
-        """Stop the workers; running steps finish."""
+        """Stop the workers of all models. Steps that are running finish first; what waits in the lanes is dropped."""
         for lane in self.lanes:
             lane.close()
-        # Those that work in an engine are not in a lane.
+        # Models that are stepped by an engine have no lane.
         for model in (self.language_model, self.partner, self.watcher, self.transcriber, self.synthesizer):
             if close := getattr(model, "close", None):
                 close()
 
 
-async def _warm_language(language: LanguageModel) -> None:
-    dialogue = await language.open()
+async def _warm_language_model(model: LanguageModel) -> None:
+    stream = await model.open()
+    question = Message("user", "Good morning! How are you today?")
     try:
-        async for _ in dialogue.reply(
-            [Message("user", "Good morning! How are you today?")], ReplyOptions(max_tokens=3)
-        ):
+        async for _ in stream.reply([question], ReplyOptions(max_tokens=3)):
             pass
     finally:
-        dialogue.close()
+        stream.close()
 
 
-async def _warm_ears(transcriber: Transcriber) -> None:
-    hearing = transcriber.open()
+async def _warm_transcriber(transcriber: Transcriber) -> None:
+    stream = transcriber.open()
     try:
-        await hearing.decode(Window(np.zeros(SAMPLE_RATE_HZ, np.float32), final=True, max_tokens=1))
+        await stream.decode(Window(np.zeros(SAMPLE_RATE_HZ, np.float32), final=True, max_tokens=1))
     finally:
-        hearing.close()
+        stream.close()
 
 
 async def _warm_partner(partner: ConversationModel) -> None:
-    talk, voices = await partner.open(), partner.profile.voices
-    asked = Message("user", "", parts=(AudioPart(np.zeros(SAMPLE_RATE_HZ, np.float32)), "Good morning!"))
+    stream, voices = await partner.open(), partner.profile.voices
+    question = Message("user", "", parts=(AudioPart(np.zeros(SAMPLE_RATE_HZ, np.float32)), "Good morning!"))
     voice = VoiceOptions(voices[0]) if voices else None
     try:
-        async with aclosing(talk.respond([asked], ReplyOptions(max_tokens=3), voice)) as answers:
-            async for answer in answers:
-                if isinstance(answer, ResponseAudio):
+        async with aclosing(stream.respond([question], ReplyOptions(max_tokens=3), voice)) as chunks:
+            async for chunk in chunks:
+                if isinstance(chunk, ResponseAudio):
                     return
     finally:
-        talk.close()
+        stream.close()
 
 
-async def _warm_voice(voice: Synthesizer) -> None:
-    # A few frames: a voice that decides by itself when a text has ended may go on for minutes.
-    options = VoiceOptions(voice.profile.voices[0], max_frames=8)
-    async for _ in voice.speak("Good morning.", options, lambda: Urgency.BULK):
+async def _warm_synthesizer(synthesizer: Synthesizer) -> None:
+    voice = VoiceOptions(synthesizer.profile.voices[0])
+    async for _ in synthesizer.speak("Good morning.", voice, lambda: Urgency.BULK):
         pass

@@ -1,4 +1,4 @@
-"""Which models the settings name, and where each runs."""
+"""Decides which models the settings name, and on which device each runs."""
 
 from __future__ import annotations
 
@@ -22,13 +22,16 @@ VIDEO_ROLES: tuple[ModelRole, ...] = ("watcher",)
 ALL_ROLES = TRANSCRIPTION_ROLES + TURN_ROLES + LANGUAGE_ROLES + SPEECH_ROLES + PARTNER_ROLES + VIDEO_ROLES
 # Roles whose models can be put on a device of their own.
 PLACEABLE_ROLES = ("transcriber", "language", "synthesizer", "partner", "watcher", "talker")
-# Partners that are asked for answers, and write, hear and see besides; the others take turns by themselves.
+# Adapters of partners that are asked for responses, and can also stand in for the language model. The other partners
+# are native models, which take turns by themselves.
 RESPONDING_PARTNERS = ("qwen3_omni",)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model of the user's own: a checkpoint's folder or a .gguf file."""
+    """A model of the user's own: the folder of a checkpoint, or a .gguf file. Its files are not verified. `id` is the
+    name of the folder or file, which clients then use; `adapter` is found by the folder's config.json.
+    """
 
     id: str
     path: Path
@@ -37,34 +40,53 @@ class LocalModel:
 
 
 def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> tuple[Model | LocalModel, ...]:
-    """The models of these roles that the settings name. Raises SettingsError for a name that is none of its role."""
+    """The models of these roles that the settings name, in the order in which they are loaded, each once.
+
+    What is named replaces the profile's model of the same role, "none" removes it. Raises SettingsError for a name that
+    is no model of its role, and for a placement that cannot be.
+    """
+    # A placement that cannot be is refused at once, whatever is loaded.
     placement(settings, "language")
-    found: list[Model | LocalModel] = [m for m in profile(settings.models.profile) if m.role in roles]
-    language, synthesizer = settings.engine.language_model, settings.speech.synthesizer
+    models: list[Model | LocalModel] = [m for m in profile(settings.models.profile) if m.role in roles]
+    language = settings.engine.language_model
     if language and "language" in roles:
-        found = [m for m in found if m.role != "language"] + ([] if language == "none" else [_language(language)])
+        models = _without(models, "language")
+        if language != "none":
+            models.append(_language_model(language))
     if "synthesizer" in roles:
-        if synthesizer:
-            others = [m for m in found if m.role != "synthesizer"]
-            found = others + ([] if synthesizer == "none" else [_synthesizer(synthesizer, "--synthesizer")])
-        if settings.speech.voices and any(isinstance(m, LocalModel) and m.role == "synthesizer" for m in found):
-            raise SettingsError(f"--voice: {synthesizer} has its own voices")
-        if synthesizer != "none":
-            found += [_synthesizer(f"hibari-{voice}", "--voice") for voice in settings.speech.voices]
+        models = _with_synthesizers(models, settings)
     if settings.models.transcriber and "transcriber" in roles:
-        found = [m for m in found if m.role != "transcriber"] + [_transcriber(settings.models.transcriber)]
+        models = [*_without(models, "transcriber"), _transcriber(settings.models.transcriber)]
     if settings.engine.partner and "partner" in roles:
         partner = _partner(settings.engine.partner)
         if partner.adapter in RESPONDING_PARTNERS and not language:
-            # It writes by itself.
-            found = [m for m in found if m.role != "language"]
-        found.append(partner)
+            # The partner is the language model too.
+            models = _without(models, "language")
+        models.append(partner)
     if settings.engine.watcher and "watcher" in roles:
-        found.append(_own("watcher", settings.engine.watcher, "vlm"))
-    return tuple(dict.fromkeys(found))
+        models.append(_local_checkpoint("watcher", settings.engine.watcher, "vlm"))
+    return tuple(dict.fromkeys(models))
 
 
-def _own(role: ModelRole, name: str, adapter: str) -> LocalModel:
+def _without(models: list[Model | LocalModel], role: ModelRole) -> list[Model | LocalModel]:
+    return [m for m in models if m.role != role]
+
+
+def _with_synthesizers(models: list[Model | LocalModel], settings: Settings) -> list[Model | LocalModel]:
+    """The models with the synthesizer and the further voices that the settings name."""
+    synthesizer, voices = settings.speech.synthesizer, settings.speech.voices
+    if synthesizer:
+        models = _without(models, "synthesizer")
+        if synthesizer != "none":
+            models.append(_synthesizer(synthesizer, "--synthesizer"))
+    if voices and any(isinstance(m, LocalModel) and m.role == "synthesizer" for m in models):
+        raise SettingsError(f"--voice: {synthesizer} has its own voices")
+    if synthesizer == "none":
+        return models
+    return models + [_synthesizer(f"hibari-{voice}", "--voice") for voice in voices]
+
+
+def _local_checkpoint(role: ModelRole, name: str, adapter: str) -> LocalModel:
     path = Path(name).expanduser().resolve()
     if not (path / "config.json").is_file():
         raise SettingsError(f"--{role} {name}: no checkpoint's folder (it has no config.json)")
@@ -72,18 +94,18 @@ def _own(role: ModelRole, name: str, adapter: str) -> LocalModel:
 
 
 def _partner(name: str) -> LocalModel:
-    found = _own("partner", name, "minicpmo")
+    found = _local_checkpoint("partner", name, "minicpmo")
     try:
         kind = json.loads((found.path / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):
-        # Whoever loads it says so.
+        # The adapter will say what is wrong with it.
         return found
     return replace(found, adapter="qwen3_omni") if kind == "qwen3_omni_moe" else found
 
 
 def _transcriber(name: str) -> Model | LocalModel:
     if name not in MODELS:
-        return _own("transcriber", name, "qwen3_asr")
+        return _local_checkpoint("transcriber", name, "qwen3_asr")
     if MODELS[name].role != "transcriber":
         raise SettingsError(f"--transcriber {name}: that is a {MODELS[name].role}")
     return MODELS[name]
@@ -91,14 +113,14 @@ def _transcriber(name: str) -> Model | LocalModel:
 
 def _synthesizer(name: str, flag: str) -> Model | LocalModel:
     if flag == "--synthesizer" and (Path(name).expanduser() / "config.json").is_file():
-        return _own("synthesizer", name, "qwen3_tts")
+        return _local_checkpoint("synthesizer", name, "qwen3_tts")
     if name not in MODELS or MODELS[name].role != "synthesizer":
         known = ", ".join(m.id for m in MODELS.values() if m.role == "synthesizer")
         raise SettingsError(f"{flag}: there is no synthesizer {name}; there are {known}")
     return MODELS[name]
 
 
-def _language(name: str) -> Model | LocalModel:
+def _language_model(name: str) -> Model | LocalModel:
     if name in MODELS:
         if MODELS[name].role != "language":
             raise SettingsError(f"--language-model {name}: that is a {MODELS[name].role}")
@@ -112,7 +134,11 @@ def _language(name: str) -> Model | LocalModel:
 
 
 def placement(settings: Settings, role: str, like: str = "") -> tuple[str, str]:
-    """Where the model of a role runs, and as which weights; one that is not placed runs where that of `like` does. Raises SettingsError."""
+    """The device on which the model of a role runs ("cpu", "cuda:1"), and the type of its weights ("auto", "int8").
+
+    A role that is not placed runs where the role `like` does, or where `--device` and `--weights` say. Raises
+    SettingsError where the setting does not parse or names a role that cannot be placed.
+    """
     found = placement(settings, like) if like else (settings.models.device, settings.engine.weights)
     for given in filter(None, (part.strip() for part in settings.models.placement.split(","))):
         name, _, where = given.partition("=")
