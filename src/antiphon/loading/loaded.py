@@ -162,6 +162,7 @@ async def _warm_partner(partner: ConversationModel) -> None:
 
 
 async def _warm_synthesizer(synthesizer: Synthesizer) -> None:
-    voice = VoiceOptions(synthesizer.profile.voices[0])
+    # A few frames: a voice that decides by itself when a text has ended may go on for minutes.
+    voice = VoiceOptions(synthesizer.profile.voices[0], max_frames=8)
     async for _ in synthesizer.speak("Good morning.", voice, lambda: Urgency.BULK):
         pass
