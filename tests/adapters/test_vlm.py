@@ -1,7 +1,7 @@
-"""Vision-language models of tiny random weights: a session that is only appended to gives the answers of `transformers`.
+"""Vision-language models of tiny random weights: sessions that are appended to give the answers of `transformers`.
 
-`Whole` is the reference: the published model, given the whole conversation anew for every question. Answers are compared
-token for token.
+`Whole` is the reference: the published model, given the whole conversation anew for every question. Answers are
+compared token for token.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Qwen3-Omni of tiny random weights, as `transformers` writes it, with the files that its makers' folder has."""
+"""A Qwen3-Omni of tiny random weights, as `transformers` writes it, with the files of the released folder."""
 
 from __future__ import annotations
 
@@ -20,9 +20,22 @@ from transformers import (
 # The ids of the control tokens begin here.
 FIRST = 256
 SPECIAL = [
-    "<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>",
-    "<|video_pad|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>", "<tool_call>", "</tool_call>", "<|endoftext|>",
-]  # fmt: skip
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "<|audio_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|endoftext|>",
+]
 # Words that are one token each, as in the released tokenizer: turns are told apart by them.
 WORDS = ["system", "user", "assistant"]
 ID = {text: FIRST + i for i, text in enumerate([*SPECIAL, *WORDS])}
@@ -42,45 +55,122 @@ SECTIONS = ROPE | {"mrope_section": [2, 3, 3], "interleaved": True, "mrope_inter
 
 
 def config() -> Any:
-    """Its dimensions: each part is there, and small."""
+    """The configuration of the whole model: every part is there, and small."""
     text = {
-        "vocab_size": FIRST + len(SPECIAL) + len(WORDS), "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "rope_parameters": SECTIONS,
-        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "initializer_range": 0.25,
-    }  # fmt: skip
-    ids = {"audio_token_id": ID["<|audio_pad|>"], "image_token_id": ID["<|image_pad|>"], "video_token_id": ID["<|video_pad|>"]}  # fmt: skip
+        "vocab_size": FIRST + len(SPECIAL) + len(WORDS),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 2048,
+        "rope_parameters": SECTIONS,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "initializer_range": 0.25,
+    }
+    ids = {
+        "audio_token_id": ID["<|audio_pad|>"],
+        "image_token_id": ID["<|image_pad|>"],
+        "video_token_id": ID["<|video_pad|>"],
+    }
     starts = {"vision_start_token_id": ID["<|vision_start|>"], "audio_start_token_id": ID["<|audio_start|>"]}
-    thinker = {
-        "text_config": text,
-        "audio_config": {
-            "num_mel_bins": 16, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "d_model": 32, "output_dim": 64,
-            "n_window": 50, "n_window_infer": 800, "downsample_hidden_size": 8, "initializer_range": 0.25,
-        },
-        "vision_config": {
-            "depth": 3, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 8, "out_hidden_size": 64,
-            "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1], "initializer_range": 0.25,
-        },
-        "user_token_id": ID["user"], "initializer_range": 0.25,
-    } | ids | starts  # fmt: skip
-    talker = {
-        "text_config": {
-            "vocab_size": CODES + 1024, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048, "rope_parameters": SECTIONS, "num_experts": 4,
-            "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "initializer_range": 0.25,
-        },
-        "code_predictor_config": {
-            "vocab_size": CODES, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "head_dim": 8, "num_code_groups": GROUPS, "rope_parameters": ROPE, "initializer_range": 0.25,
-        },
-        "num_code_groups": GROUPS, "thinker_hidden_size": 64, "accept_hidden_layer": 3, "codec_eos_token_id": CODES + 1,
-        "codec_nothink_id": CODES + 2, "codec_think_bos_id": CODES + 3, "codec_think_eos_id": CODES + 4, "codec_pad_id": CODES + 5,
-        "codec_bos_id": CODES + 6, "speaker_id": {"ethan": CODES + 10, "chelsie": CODES + 11}, "spatial_merge_size": 2, "initializer_range": 0.25,
-    } | ids | starts  # fmt: skip
+    thinker = (
+        {
+            "text_config": text,
+            "audio_config": {
+                "num_mel_bins": 16,
+                "encoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "encoder_ffn_dim": 48,
+                "d_model": 32,
+                "output_dim": 64,
+                "n_window": 50,
+                "n_window_infer": 800,
+                "downsample_hidden_size": 8,
+                "initializer_range": 0.25,
+            },
+            "vision_config": {
+                "depth": 3,
+                "hidden_size": 32,
+                "num_heads": 2,
+                "intermediate_size": 48,
+                "patch_size": 8,
+                "out_hidden_size": 64,
+                "num_position_embeddings": 64,
+                "deepstack_visual_indexes": [0, 1],
+                "initializer_range": 0.25,
+            },
+            "user_token_id": ID["user"],
+            "initializer_range": 0.25,
+        }
+        | ids
+        | starts
+    )
+    talker = (
+        {
+            "text_config": {
+                "vocab_size": CODES + 1024,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 16,
+                "max_position_embeddings": 2048,
+                "rope_parameters": SECTIONS,
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "shared_expert_intermediate_size": 24,
+                "initializer_range": 0.25,
+            },
+            "code_predictor_config": {
+                "vocab_size": CODES,
+                "hidden_size": 32,
+                "intermediate_size": 48,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+                "head_dim": 8,
+                "num_code_groups": GROUPS,
+                "rope_parameters": ROPE,
+                "initializer_range": 0.25,
+            },
+            "num_code_groups": GROUPS,
+            "thinker_hidden_size": 64,
+            "accept_hidden_layer": 3,
+            "codec_eos_token_id": CODES + 1,
+            "codec_nothink_id": CODES + 2,
+            "codec_think_bos_id": CODES + 3,
+            "codec_think_eos_id": CODES + 4,
+            "codec_pad_id": CODES + 5,
+            "codec_bos_id": CODES + 6,
+            "speaker_id": {"ethan": CODES + 10, "chelsie": CODES + 11},
+            "spatial_merge_size": 2,
+            "initializer_range": 0.25,
+        }
+        | ids
+        | starts
+    )
     sound = {
-        "codebook_size": CODES, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "sliding_window": 6, "intermediate_size": 48,
-        "num_hidden_layers": 2, "num_quantizers": GROUPS, "upsample_rates": [4, 2], "upsampling_ratios": [2, 2], "decoder_dim": 16,
-        "rope_parameters": ROPE, "initializer_range": 0.25, "layer_scale_initial_scale": 0.5,
-    }  # fmt: skip
+        "codebook_size": CODES,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "sliding_window": 6,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_quantizers": GROUPS,
+        "upsample_rates": [4, 2],
+        "upsampling_ratios": [2, 2],
+        "decoder_dim": 16,
+        "rope_parameters": ROPE,
+        "initializer_range": 0.25,
+        "layer_scale_initial_scale": 0.5,
+    }
     return Qwen3OmniMoeConfig(
         thinker_config=thinker,
         talker_config=talker,
@@ -98,7 +188,7 @@ def config() -> Any:
 
 
 def write(where: Path) -> Path:
-    """The checkpoint, in a folder that is there."""
+    """Write the checkpoint into a folder that exists, and return the folder."""
     words = Tokenizer(BPE(vocab={c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words.decoder = decoders.ByteLevel()

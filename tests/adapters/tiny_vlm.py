@@ -47,8 +47,8 @@ def write(
 ) -> Path:
     """Write the checkpoint into a folder that exists, and return the folder.
 
-    `text` and `vision` override the sizes of the two configurations. `tokenizer`: another one than that of single bytes;
-    the control tokens are added to it.
+    `text` and `vision` override the sizes of the two configurations. `tokenizer`: another one than that of single
+    bytes; the control tokens are added to it.
     """
     smol = family == "smolvlm"
     made = tokenizer

@@ -1,4 +1,4 @@
-"""MiniCPM-o of tiny random weights behind a real server: units over real sockets, sessions side by side, frames, the demo's worker."""
+"""MiniCPM-o of tiny random weights behind a real server: sessions that share it, frames, and the demo's worker."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def picture(number: int) -> str:
 
 
 async def units(socket: ClientConnection, first: int, frames: bool, count: int) -> list[str]:
-    """What the first units gave: "" where the model listened. All are there from the start, so that none is silence the server fed."""
+    """The text of the first units, "" where the model listened.
+
+    All units are sent at the start, so that none of them is silence that the server fed.
+    """
     for unit in range(NUM_UNITS):
         await socket.send(append(unit, first, **({"video_frames": [picture(unit)]} if frames and unit == 2 else {})))
     out: list[str] = []
@@ -80,7 +83,7 @@ async def session(url: str, first: int, count: int, frames: bool = False) -> lis
 
 
 def alone(folder: Path, first: int, frames: bool = False) -> list[str]:
-    """The same without a server."""
+    """The same units without a server."""
 
     async def main() -> list[str]:
         model = MiniCpmO(folder, "tiny", weights="fp32", threads=1)
@@ -103,7 +106,7 @@ def alone(folder: Path, first: int, frames: bool = False) -> list[str]:
     return run(main())  # type: ignore[no-any-return]
 
 
-def test_sessions_side_by_side_say_what_each_would_alone(native: Process, folder: Path) -> None:
+def test_sessions_that_share_the_model_say_what_each_says_alone(native: Process, folder: Path) -> None:
     wanted = [alone(folder, 0), alone(folder, 30), alone(folder, 60, frames=True)]
 
     async def main() -> list[list[str]]:
@@ -114,13 +117,13 @@ def test_sessions_side_by_side_say_what_each_would_alone(native: Process, folder
         )
 
     assert run(main()) == wanted
-    # They do speak, and not all the same.
+    # The sessions speak, and differ.
     assert any(wanted[0])
     assert wanted[0] != wanted[1]
     assert wanted[2] != alone(folder, 60)
 
 
-def test_the_demos_worker_forces_it_to_listen(native: Process) -> None:
+def test_when_the_demos_worker_forces_it_then_the_model_listens(native: Process) -> None:
     async def main() -> list[dict[str, Any]]:
         out = []
         async with connect(native.url.replace("http", "ws") + "/ws/duplex") as socket:
@@ -137,7 +140,7 @@ def test_the_demos_worker_forces_it_to_listen(native: Process) -> None:
         assert result["is_listen"]
 
 
-def test_an_answer_cannot_be_asked_for(native: Process) -> None:
+def test_when_a_client_asks_for_a_response_then_it_is_refused(native: Process) -> None:
     async def main() -> dict[str, Any]:
         async with connect(native.url.replace("http", "ws") + "/v1/duplex") as socket:
             await socket.send(json.dumps({"type": "session.update", "session": SESSION}))
@@ -150,14 +153,17 @@ def test_an_answer_cannot_be_asked_for(native: Process) -> None:
     assert event["error"]["code"] == "response_create_unsupported"
 
 
-def test_it_converses_without_duplex_too(native: Process) -> None:
-    """A client of the plain conversation is told of its turns, and of nothing it does not know."""
-
+def test_when_a_client_has_no_duplex_dialect_then_it_gets_responses_it_knows(native: Process) -> None:
     async def main() -> list[str]:
         async with connect(native.url.replace("http", "ws") + "/v1/realtime?model=default") as socket:
             assert json.loads(await socket.recv())["type"] == "session.created"
             sound = {"type": "audio/pcm", "rate": 24_000}
-            session = {"type": "realtime", "instructions": tiny.PROMPT, "output_modalities": ["text"], "audio": {"input": {"format": sound, "turn_detection": None}}}  # fmt: skip
+            session = {
+                "type": "realtime",
+                "instructions": tiny.PROMPT,
+                "output_modalities": ["text"],
+                "audio": {"input": {"format": sound, "turn_detection": None}},
+            }
             await socket.send(json.dumps({"type": "session.update", "session": session}))
             for unit in range(14):
                 pcm = np.repeat(tiny.sound(unit), 3)[::2]
@@ -173,7 +179,7 @@ def test_it_converses_without_duplex_too(native: Process) -> None:
     assert "response.created" in kinds
 
 
-def test_a_folder_that_is_no_checkpoint_is_named(tmp_path: Path, folder: Path) -> None:
+def test_when_a_folder_is_no_checkpoint_then_the_error_says_so(tmp_path: Path, folder: Path) -> None:
     from antiphon.errors import ModelError
 
     with pytest.raises(ModelError, match="no MiniCPM-o"):

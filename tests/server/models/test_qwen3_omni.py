@@ -1,4 +1,4 @@
-"""Qwen3-Omni of tiny random weights behind every door: conversations that hear and see, the vLLM dialect with its sound, video, chat."""
+"""Qwen3-Omni of tiny random weights behind a real server: conversations, the vLLM dialect, video and chat."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(serve: Serve, folder: Path) -> Process:
-    # Its own thinker is the language model.
+    # The language model is the checkpoint's own thinker.
     return serve("--partner", str(folder), "--weights", "fp32", "--language-model", "")
 
 
@@ -44,7 +44,7 @@ def picture() -> str:
     return b64encode(file.getvalue()).decode()
 
 
-def test_what_is_said_and_shown_is_answered_in_sound(server: Process, recordings: dict[str, Recording]) -> None:
+def test_speech_and_images_are_answered_aloud_and_in_text(server: Process, recordings: dict[str, Recording]) -> None:
     recording = next(r for r in recordings.values() if r.language == "en" and r.seconds < 8)
 
     async def main() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -55,7 +55,7 @@ def test_what_is_said_and_shown_is_answered_in_sound(server: Process, recordings
                 session={"type": "realtime", "max_output_tokens": 6, "audio": {"input": {"turn_detection": None}}},
             )
             await wire.until("session.updated")
-            # What is said is drawn, and may be nothing.
+            # What the model says is drawn, and may be nothing.
             heard: list[dict[str, Any]] = []
             kinds = {"response.output_audio.delta", "response.output_audio_transcript.delta"}
             while not kinds <= {e["type"] for e in heard}:
@@ -83,13 +83,13 @@ def test_what_is_said_and_shown_is_answered_in_sound(server: Process, recordings
     assert said
     assert done["usage"]["output_tokens"]
     assert not [e for e in written if e["type"] == "response.output_audio.delta"]
-    # The sound's rows are in the prompt, 13 a second, and of the second prompt what was said before is known.
+    # The audio's rows are in the prompt, 13 a second, and of the second prompt they are cached.
     first = next(e for e in spoken if e["type"] == "response.done")["response"]["usage"]
     assert first["input_tokens"] > 13 * recording.seconds
     assert done["usage"]["input_token_details"]["cached_tokens"] > 13 * recording.seconds
 
 
-def test_a_turn_that_ends_by_itself_is_answered(server: Process, recordings: dict[str, Recording]) -> None:
+def test_when_server_vad_ends_a_turn_then_it_is_answered(server: Process, recordings: dict[str, Recording]) -> None:
     recording = next(r for r in recordings.values() if r.language == "en" and r.seconds < 8)
 
     async def main() -> list[dict[str, Any]]:
@@ -109,7 +109,9 @@ def test_a_turn_that_ends_by_itself_is_answered(server: Process, recordings: dic
     assert done["usage"]["input_tokens"] > 13 * recording.seconds
 
 
-def test_the_vllm_dialect_speaks_where_the_model_does(server: Process, recordings: dict[str, Recording]) -> None:
+def test_when_the_model_speaks_then_the_vllm_dialect_has_audio(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
     recording = next(r for r in recordings.values() if r.language == "en" and r.seconds < 8)
 
     async def turn(wire: Wire) -> list[dict[str, Any]]:
@@ -126,7 +128,7 @@ def test_the_vllm_dialect_speaks_where_the_model_does(server: Process, recording
         async with opened(server.ws) as wire:
             await wire.say("session.update", model=name, prompt="Be brief.", voice="chelsie", realtime_max_tokens=8)
             turns = [await turn(wire), await turn(wire)]
-            # What is said is drawn, and may be nothing.
+            # What the model says is drawn, and may be nothing.
             while not any(events[-1]["has_audio"] for events in turns):
                 turns.append(await turn(wire))
             await wire.say("session.update", model="default")
@@ -144,15 +146,13 @@ def test_the_vllm_dialect_speaks_where_the_model_does(server: Process, recording
         assert all((s["format"], s["sample_rate_hz"]) == ("pcm16", 24_000) for s in sounds)
         assert all(b64decode(s["audio"]) for s in sounds)
         assert events[-1]["has_audio"] == bool(sounds)
-    # Both turns are of one conversation.
+    # Both turns belong to one conversation.
     prompts = [next(e for e in events if e["type"] == "transcription.done")["usage"] for events in turns]
     assert prompts[1]["prompt_tokens"] > 2 * 13 * recording.seconds
     assert refused["code"] == "invalid_event"
 
 
-def test_questions_about_a_video_are_heard_and_answered_aloud(
-    server: Process, recordings: dict[str, Recording]
-) -> None:
+def test_spoken_questions_about_a_video_are_answered_aloud(server: Process, recordings: dict[str, Recording]) -> None:
     recording = next(r for r in recordings.values() if r.language == "en" and r.seconds < 8)
 
     async def main() -> list[dict[str, Any]]:
@@ -183,7 +183,7 @@ def test_questions_about_a_video_are_heard_and_answered_aloud(
     assert [m["video"] for m in listed if "video" in m] == ["pictures"]
 
 
-def test_the_thinker_answers_in_text_too(server: Process) -> None:
+def test_the_thinker_serves_chat_completions(server: Process) -> None:
     answer = httpx.post(
         f"{server.url}/v1/chat/completions",
         json={"model": "default", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 5},

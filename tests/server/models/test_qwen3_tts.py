@@ -74,6 +74,7 @@ def test_a_live_text_is_heard_before_it_is_complete(server: Process) -> None:
                         "response_format": "pcm",
                         "stream_audio": True,
                         "split_granularity": "none",
+                        "max_new_tokens": 60,
                     }
                 )
             )
@@ -99,7 +100,7 @@ def test_a_live_text_is_heard_before_it_is_complete(server: Process) -> None:
 
 def test_a_voice_from_a_sample(cloning: Process) -> None:
     sound = sample()
-    assert spoken(cloning).status_code == 200
+    assert spoken(cloning, max_new_tokens=12).status_code == 200
     along = spoken(cloning, language="English", max_new_tokens=12, ref_audio=base64.b64encode(sound).decode())
     assert along.status_code == 200
     assert len(along.content) > 0

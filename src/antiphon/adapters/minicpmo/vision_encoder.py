@@ -60,7 +60,7 @@ class VisionEncoder(nn.Module):
     def __init__(
         self, config: Idefics2VisionConfig, width: int, num_queries: int, slice_side: int, *, drop_last: bool
     ) -> None:
-        """`width`: the decoder's. `slice_side`: of a slice, in pixels. `drop_last`: leave out the last of its layers."""
+        """`width`: the decoder's. `slice_side`: of a slice, in pixels. `drop_last`: leave the last layer out."""
         super().__init__()
         encoder: Any = Idefics2VisionTransformer
         self.vpm = encoder._from_config(config, attn_implementation="sdpa")

@@ -1,7 +1,8 @@
-"""Codes to sound, 1920 samples a frame: the vocoder of Qwen3-TTS but for how it begins. A stream that is kept is the one-shot output, however it is cut.
+"""Codes to audio, 1920 samples a frame: the vocoder of Qwen3-TTS, but for how a stream begins.
 
-A transposed convolution here gives only what two inputs made: of a stream's first input the first samples are missing, 555 in all, and frame n begins
-at n * 1920 - 555. Chunks decoded by themselves lose them each time.
+A transposed convolution gives only what two inputs made here. So a stream's first 555 samples are missing, and frame n
+begins at sample n * 1920 - 555. With the stream's state kept, the audio does not depend on how the frames are cut into
+chunks; chunks that are decoded by themselves lose 555 samples each time.
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ from antiphon.modeling.codec_vocoder import (
 
 
 class Code2Wav(nn.Module):
-    """`config`: a Qwen3OmniMoeCode2WavConfig. Names under `code2wav.`"""
+    """The vocoder of all conversations; what a stream has seen is in its VocoderState.
+
+    `config`: a Qwen3OmniMoeCode2WavConfig. Parameter names are the checkpoint's, under `code2wav.`. `frame_samples`:
+    samples of audio in a frame.
+    """
 
     def __init__(self, config: Any) -> None:
         super().__init__()
         width, rates = int(config.hidden_size), list(config.upsample_rates)
-        inside, self._size = int(config.decoder_dim), int(config.codebook_size)
-        shape = {
+        channels, self._codebook_size = int(config.decoder_dim), int(config.codebook_size)
+        transformer = {
             "hidden_size": width,
             "num_attention_heads": config.num_attention_heads,
             "num_key_value_heads": config.num_key_value_heads,
@@ -43,24 +48,31 @@ class Code2Wav(nn.Module):
             "rms_norm_eps": config.rms_norm_eps,
             "rope_theta": config.rope_parameters["rope_theta"],
         }
-        self.code_embedding = nn.Embedding(self._size * int(config.num_quantizers), width)
-        self.pre_transformer = Transformer(shape, projects=False)
+        self.code_embedding = nn.Embedding(self._codebook_size * int(config.num_quantizers), width)
+        self.pre_transformer = Transformer(transformer, projects=False)
         self.upsample = nn.ModuleList(
             nn.ModuleList([CausalUpsample(width, width, r, r), ConvNext(width)]) for r in config.upsampling_ratios
         )
-        uppers = [
-            UpsampleBlock(inside // 2**i, inside // 2 ** (i + 1), rate, trim_start=True) for i, rate in enumerate(rates)
+        blocks = [
+            UpsampleBlock(channels // 2**i, channels // 2 ** (i + 1), rate, trim_start=True)
+            for i, rate in enumerate(rates)
         ]
-        last = inside // 2 ** len(rates)
-        self.decoder = nn.ModuleList([CausalConv(width, inside, 7), *uppers, Snake(last), CausalConv(last, 1, 7)])
+        last = channels // 2 ** len(rates)
+        self.decoder = nn.ModuleList([CausalConv(width, channels, 7), *blocks, Snake(last), CausalConv(last, 1, 7)])
         self.frame_samples = prod([*rates, *config.upsampling_ratios])
 
     @torch.inference_mode()
     def forward(self, frames: Sequence[Sequence[int]], past: VocoderState) -> torch.Tensor:
-        """Sound of more frames of a stream, each of one code a codebook: float32 [samples], in [-1, 1]."""
+        """Return the audio of a stream's next frames: float32 [num_samples], 24 kHz, in [-1, 1], on the CPU.
+
+        `frames`: one code for each codebook. `past`: the stream's state, which is advanced; an empty one begins a
+        stream, whose first chunk is 555 samples short. Called in the engine's thread.
+        """
         table = self.code_embedding
         codes = torch.tensor(frames, dtype=torch.long, device=table.weight.device)
-        x: torch.Tensor = table(codes + torch.arange(codes.shape[1], device=codes.device) * self._size).mean(1)[None]
+        x: torch.Tensor = table(codes + torch.arange(codes.shape[1], device=codes.device) * self._codebook_size).mean(
+            1
+        )[None]
         x = self.pre_transformer(x, past).transpose(1, 2)
         upsample: Any = self.upsample
         for part in (*(p for parts in upsample for p in parts), *self.decoder):

@@ -1,7 +1,7 @@
-"""The talker: it has heard what the user's turns are made of, and speaks the thinker's answer while that is written.
+"""The talker: it knows what the users' turns are made of, and speaks the thinker's reply while that is written.
 
-Its rows are the users' turns, of text as the text is embedded and of sound and pictures as the thinker's tapped layer has them, then the answer's. So
-between turns its KV is kept too: what it said is taken back, the next user's turn is appended.
+Its rows are the users' turns, of text as the text is embedded and of audio and images as the thinker's tapped layer has
+them, then the reply's. So its KV too is kept between turns: the reply is taken back, and the next user's turn appended.
 """
 
 from __future__ import annotations
@@ -25,63 +25,74 @@ from antiphon.modeling.codec_talker import CodecSampling, CodePredictorBatch, Te
 from antiphon.modeling.codec_vocoder import VocoderState
 from antiphon.modeling.media_rows import MediaRows
 
-# As its makers have it choose (generate()'s own settings).
-MANNER = CodecSampling(
+# What the makers sample with (the defaults of their generate()).
+TALKER_SAMPLING = CodecSampling(
     Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, repetition_window=4096),
     Sampling(temperature=1.0, top_k=50, top_p=0.8),
     min_frames=0,
     max_frames=4096,
 )
-# A session is promised room for a turn and its answer.
+# Rows a session is promised: a turn and its reply.
 RESERVE_ROWS = 1024
-# The tokens that open an answer: whose turn it is.
-OPENING_ROWS = 3
+# The tokens that open a reply: "<|im_start|>assistant\n".
+REPLY_OPENING_TOKENS = 3
 
 
 class OmniTalker:
-    """The loaded talker on its engine. `embed`: the thinker's table of tokens."""
+    """The loaded talker on an engine of its own, in whose thread the code predictor and the vocoder run too.
+
+    `parts`: its modules. `sampling`: how codes are chosen. `embed`: the thinker's table of tokens, which may be on
+    another device.
+    """
 
     def __init__(
-        self, talker: TalkerParts, embed: torch.nn.Embedding, engine: Engine, manner: CodecSampling = MANNER
+        self, parts: TalkerParts, embed: torch.nn.Embedding, engine: Engine, sampling: CodecSampling = TALKER_SAMPLING
     ) -> None:
-        self.talker, self.engine, self.manner = talker, engine, manner
-        self.inners = CodePredictorBatch(engine, talker.inner, talker.decoder.get_input_embeddings())
+        self.parts, self.engine, self.sampling = parts, engine, sampling
+        self.code_predictors = CodePredictorBatch(engine, parts.code_predictor, parts.decoder.get_input_embeddings())
         self._embed = embed
 
     @property
-    def speakers(self) -> tuple[str, ...]:
-        """Names of its voices."""
-        return tuple(self.talker.speakers)
+    def voices(self) -> tuple[str, ...]:
+        """The names of its voices in lower case, in the checkpoint's order; the first is the default."""
+        return tuple(self.parts.speakers)
 
     async def open(self) -> OmniTalkerStream:
-        """For a new conversation. Raises Refused where there is no room."""
+        """Return a new conversation's side of the talker, which the caller closes. Raises Refused without room."""
         return OmniTalkerStream(self, await self.engine.open(RESERVE_ROWS))
 
     @torch.inference_mode()
     def text_rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """Text tokens as the talker reads them: [n, width]. In the engine's thread."""
-        given = self._embed(torch.tensor(list(ids), device=self._embed.weight.device))
-        return self._projected(self.talker.model.text_projection, given)
+        """Return text tokens as the talker reads them: [n, width]. Called in the engine's thread."""
+        embedded = self._embed(torch.tensor(list(ids), device=self._embed.weight.device))
+        return self._projected(self.parts.model.text_projection, embedded)
 
     @torch.inference_mode()
-    def sensed_rows(self, sensed: MediaRows) -> torch.Tensor:
-        """Sound or a picture as the talker has it: [n, width]. In the engine's thread."""
-        hidden = sensed.hidden
+    def media_rows(self, media: MediaRows) -> torch.Tensor:
+        """Return an audio clip or image as the talker reads it: [n, width]. Called in the engine's thread.
+
+        That is the output of the thinker's tapped layer. Rows that left the thinker's context before they were computed
+        have none: they are zeros before the projection, as the thinker knows nothing of them either.
+        """
+        hidden = media.hidden
         if hidden is None:
-            # It left the context before it was computed: the thinker knows nothing of it either.
-            hidden = torch.zeros(len(sensed.rows), self._embed.weight.shape[1])
-        return self._projected(self.talker.model.hidden_projection, hidden)
+            hidden = torch.zeros(len(media.rows), self._embed.weight.shape[1])
+        return self._projected(self.parts.model.hidden_projection, hidden)
 
     @torch.inference_mode()
     def opening_rows(self, ids: Sequence[int], speaker: str) -> torch.Tensor:
-        """How an answer begins [n, width]: `ids`, the tokens that open it and its first. In the engine's thread."""
-        marks = self.talker.marks
-        told = (marks.no_think, marks.think_bos, marks.think_eos, self.talker.speakers[speaker], marks.pad, marks.bos)
-        table = self.talker.decoder.get_input_embeddings()
-        codes = table(torch.tensor(told, device=table.weight.device))
+        """Return the rows that a reply begins with, [n, width], up to its first frame. Called in the engine's thread.
+
+        `ids`: the tokens that open the reply, and its first token. `speaker`: one of `voices`; KeyError for another.
+        """
+        special = self.parts.special_ids
+        control = (special.no_think, special.think_bos, special.think_eos)
+        codes = (*control, self.parts.speakers[speaker], special.pad, special.bos)
+        table = self.parts.decoder.get_input_embeddings()
+        code_rows = table(torch.tensor(codes, device=table.weight.device))
         *opening, first = ids
-        written = self.text_rows([*[marks.text_pad] * (len(told) - 2), marks.text_bos, first])
-        return torch.cat((self.text_rows(opening), written + codes.to(written)))
+        text = self.text_rows([*[special.text_pad] * (len(codes) - 2), special.text_bos, first])
+        return torch.cat((self.text_rows(opening), text + code_rows.to(text)))
 
     def _projected(self, projection: torch.nn.Module, given: torch.Tensor) -> torch.Tensor:
         like = next(projection.parameters())
@@ -89,98 +100,110 @@ class OmniTalker:
         return out
 
     def close(self) -> None:
-        """Stop the engine."""
+        """Stop the engine's thread. Replies that are being spoken fail."""
         self.engine.close()
 
 
 class OmniTalkerStream:
-    """One conversation's session with the talker."""
+    """One conversation's side of the talker: a session of its engine that holds the users' turns between replies.
 
-    def __init__(self, voice: OmniTalker, session: EngineSession) -> None:
-        self._voice, self._session = voice, session
-        # Users' rows that it has.
+    Owns the session, and `close` closes it. One reply is spoken at a time.
+    """
+
+    def __init__(self, talker: OmniTalker, session: EngineSession) -> None:
+        self._talker, self._session = talker, session
+        # The rows of users' turns that the session holds.
         self._rows: list[ChatRow] = []
 
-    async def say(
+    async def speak(
         self,
         prompt: Sequence[ChatRow],
-        sensed: Mapping[MediaPart, MediaRows],
+        media: Mapping[MediaPart, MediaRows],
         text: AsyncIterator[int],
         speaker: str,
         seed: int | None = None,
     ) -> AsyncGenerator[Pcm, None]:
-        """The sound of an answer whose tokens are `text`, while they come. `prompt`: the conversation's rows up to it.
+        """Yield the audio of a reply whose tokens are `text`, while they come: float32 [num_samples], 24 kHz.
 
-        Raises ModelError, Refused.
+        `prompt`: the conversation's rows up to the reply. `media`: the rows of the audio and images in them, computed
+        by the thinker already. A reply without tokens gives no audio. Waits for the tokens and the engine. Closing the
+        generator ends the audio within a step. Raises ModelError, Refused.
         """
-        voice, session = self._voice, self._session
+        talker, session = self._talker, self._session
         first = await anext(text, None)
         if first is None:
             return
         try:
-            await self._hear(prompt, sensed)
-            opening = [row for row in prompt[_last_turn(prompt, voice.talker.roles[0]) :] if isinstance(row, int)]
-            ids = [*opening[:OPENING_ROWS], first]
-            session.append_embeddings(await voice.engine.call_model(lambda: voice.opening_rows(ids, speaker)))
-            async with aclosing(self.frames(text, seed)) as made, aclosing(self._sounds(made)) as sounds:
-                async for pcm in sounds:
+            await self._hold_user_turns(prompt, media)
+            last_turn = prompt[_last_turn(prompt, talker.parts.turn_start) :]
+            opening = [row for row in last_turn if isinstance(row, int)]
+            ids = [*opening[:REPLY_OPENING_TOKENS], first]
+            session.append_embeddings(await talker.engine.call_model(lambda: talker.opening_rows(ids, speaker)))
+            async with aclosing(self.frames(text, seed)) as frames, aclosing(self._vocoded(frames)) as audio:
+                async for pcm in audio:
                     yield pcm
         except EngineError as error:
             raise ModelError(f"the engine failed: {error}") from error
 
     async def frames(self, text: AsyncIterator[int], seed: int | None = None) -> AsyncGenerator[list[int], None]:
-        """Frames of codes behind the rows there are, while the rest of the text comes. Raises ModelError, EngineError, Refused."""
-        voice, talker = self._voice, self._voice.talker
-        marks, manner = talker.marks, voice.manner
+        """Yield frames of codes behind the rows that the session holds, one code for each codebook.
+
+        Each frame takes one token of `text`, and waits for it; after the last one frames go on until the talker ends
+        them. `seed`: of all codes; None draws one. Raises ModelError, EngineError, Refused.
+        """
+        talker, parts = self._talker, self._talker.parts
+        special, sampling = parts.special_ids, talker.sampling
         if seed is not None:
-            manner = replace(manner, first=replace(manner.first, seed=seed), rest=replace(manner.rest, seed=seed + 1))
-        rows = TextRows(voice.engine, voice.text_rows, marks.text_eos, marks.text_pad, [], _one_by_one(text))
-        size = int(talker.decoder.config.vocab_size)
-        async with aclosing(generate_frames(self._session, voice.inners, rows.next, manner, marks.end, size)) as made:
-            async for frame in made:
+            first, rest = replace(sampling.first, seed=seed), replace(sampling.rest, seed=seed + 1)
+            sampling = replace(sampling, first=first, rest=rest)
+        rows = TextRows(talker.engine, talker.text_rows, special.text_eos, special.text_pad, [], _one_by_one(text))
+        size = int(parts.decoder.config.vocab_size)
+        made = generate_frames(self._session, talker.code_predictors, rows.next, sampling, special.end, size)
+        async with aclosing(made) as frames:
+            async for frame in frames:
                 yield frame
 
-    async def _sounds(self, made: AsyncIterator[list[int]]) -> AsyncGenerator[Pcm, None]:
-        past, sizes = VocoderState(), chunk_sizes()
+    async def _vocoded(self, frames: AsyncIterator[list[int]]) -> AsyncGenerator[Pcm, None]:
+        state, sizes = VocoderState(), chunk_sizes()
         held, size = list[list[int]](), next(sizes)
-        async for frame in made:
+        async for frame in frames:
             held.append(frame)
             if len(held) == size:
-                yield await self._sound(held, past)
+                yield await self._vocode(held, state)
                 held, size = [], next(sizes)
         if held:
-            yield await self._sound(held, past)
+            yield await self._vocode(held, state)
 
-    async def _sound(self, held: list[list[int]], past: VocoderState) -> Pcm:
-        voice = self._voice
-        pcm: Pcm = (await voice.engine.call_model(lambda: voice.talker.vocoder(held, past))).numpy()
+    async def _vocode(self, frames: list[list[int]], state: VocoderState) -> Pcm:
+        talker = self._talker
+        pcm: Pcm = (await talker.engine.call_model(lambda: talker.parts.vocoder(frames, state))).numpy()
         return pcm
 
-    async def _hear(self, prompt: Sequence[ChatRow], sensed: Mapping[MediaPart, MediaRows]) -> None:
-        """Make the session hold just the users' turns."""
-        voice, session = self._voice, self._session
-        wanted = list(_users(prompt, voice.talker.roles))
+    async def _hold_user_turns(self, prompt: Sequence[ChatRow], media: Mapping[MediaPart, MediaRows]) -> None:
+        """Make the session hold just the users' turns of the prompt; the rows of those it holds already stay."""
+        talker, session = self._talker, self._session
+        wanted = _user_rows(prompt, talker.parts.turn_start, talker.parts.user)
         held = common_prefix(self._rows, wanted)
         try:
             session.rollback(held)
         except EngineError:
-            # Those rows left the context: begin anew.
+            # Those rows left the context: all are computed again.
             session.rollback(0)
             held = 0
         self._rows = wanted[:held]
         for part, ids in runs_by_part(wanted[held:]):
             if part is None:
                 held += len(ids)
-                session.append_embeddings(await voice.engine.call_model(partial(voice.text_rows, ids)))
+                session.append_embeddings(await talker.engine.call_model(partial(talker.text_rows, ids)))
             else:
-                of = sensed[part]
-                held += len(of.rows)
-                made = await voice.engine.call_model(partial(voice.sensed_rows, of))
-                session.append_embeddings(made, of.positions)
+                rows = media[part]
+                held += len(rows.rows)
+                embedded = await talker.engine.call_model(partial(talker.media_rows, rows))
+                session.append_embeddings(embedded, rows.positions)
             self._rows = wanted[:held]
 
     def close(self) -> None:
-        """End it."""
+        """Close the session and free its KV; a reply that is being spoken fails. The talker stays open."""
         self._session.close()
 
 
@@ -189,18 +212,17 @@ async def _one_by_one(tokens: AsyncIterator[int]) -> AsyncIterator[list[int]]:
         yield [token]
 
 
-def _last_turn(rows: Sequence[ChatRow], begins: int) -> int:
-    return max(i for i, row in enumerate(rows) if row == begins)
+def _last_turn(rows: Sequence[ChatRow], turn_start: int) -> int:
+    return max(i for i, row in enumerate(rows) if row == turn_start)
 
 
-def _users(rows: Sequence[ChatRow], roles: tuple[int, int]) -> list[ChatRow]:
-    """The users' turns, each with the token that begins it and those that end it."""
-    begins, user = roles
+def _user_rows(rows: Sequence[ChatRow], turn_start: int, user: int) -> list[ChatRow]:
+    """The rows of the users' turns, each with the tokens that begin and end it."""
     out: list[ChatRow] = []
-    mine = False
+    in_user_turn = False
     for row, following in itertools.zip_longest(rows, rows[1:]):
-        if row == begins:
-            mine = following == user
-        if mine:
+        if row == turn_start:
+            in_user_turn = following == user
+        if in_user_turn:
             out.append(row)
     return out

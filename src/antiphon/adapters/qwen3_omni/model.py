@@ -1,0 +1,203 @@
+"""Qwen3-Omni as a conversation model: the thinker's text on one engine, the talker's speech on another.
+
+Both engines serve all conversations at once. The thinker is a ChatModel with a media encoder; the talker is given the
+thinker's tokens while they are written (`spoken_tokens.py`) and speaks them (`talker.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, TalkerParts, ThinkerParts, read
+from antiphon.adapters.qwen3_omni.media_encoder import OmniMediaEncoder
+from antiphon.adapters.qwen3_omni.spoken_tokens import SpokenTokens
+from antiphon.adapters.qwen3_omni.talker import OmniTalker, OmniTalkerStream
+from antiphon.contracts import (
+    ConversationProfile,
+    Message,
+    ReplyOptions,
+    ResponseAudio,
+    ResponseChunk,
+    TextDelta,
+    VoiceOptions,
+)
+from antiphon.engine.api import EngineSettings
+from antiphon.engine.local.engine import Engine
+from antiphon.engine.local.runner import Runner
+from antiphon.engine.local.weights import weights_for
+from antiphon.engine.threads import load_errors, load_in_own_thread
+from antiphon.events.tools import Tool
+from antiphon.modeling.chat import ChatModel, ChatStream
+from antiphon.modeling.chat_template import ChatTemplate
+from antiphon.modeling.text_decoder import TextDecoder
+from antiphon.modeling.tool_grammar import CALL_OPENING
+from antiphon.pipelines.merge import PutChunk, side_by_side
+from antiphon.text.word_timing import WordPacer
+
+NO_AUDIO = np.zeros(0, np.float32)
+
+
+class Qwen3Omni:
+    """A ConversationModel that hears, sees, writes and speaks. It takes no turns by itself (`native` is None).
+
+    `folder` holds a checkpoint as it was released. `thinker`: its language model, which also answers by itself in text;
+    `talker`: its voice, None for a checkpoint that has none. `call_opening`: the token that begins a call of a tool.
+    """
+
+    native = None
+
+    def __init__(
+        self,
+        folder: Path,
+        model_id: str,
+        *,
+        settings: EngineSettings | None = None,
+        device: str = "cpu",
+        talker_device: str = "",
+        weights: str = "auto",
+        threads: int = 0,
+        observe: Callable[[int, int, float], None] | None = None,
+        parts: tuple[ThinkerParts, TalkerParts | None] | None = None,
+    ) -> None:
+        """Load the checkpoint and start an engine for each of its two decoders. Waits for a minute and more.
+
+        `settings`: three quarters of the KV memory are the thinker's, the rest is the talker's. `talker_device`: where
+        the talker is, if not on `device`. `weights`: auto, bf16 or fp32; int8 is not for mixtures of experts.
+        `threads`: of the CPU's products, 0 for one a core. `observe`: both engines' observer. `parts`: the loaded
+        parts, where the folder's are not to be loaded. Raises ModelError for a checkpoint that does not load.
+        """
+        _, dtype = weights_for(device, weights, mixture=True)
+        talker_device = talker_device or device
+        weights_for(talker_device, weights, mixture=True)
+        given = settings or EngineSettings()
+        # A row of the talker's is a fifth of one of the thinker's.
+        thinker_settings = replace(given, kv_bytes=given.kv_bytes // 4 * 3)
+        talker_settings = replace(given, kv_bytes=given.kv_bytes // 4, context_rows=0)
+
+        def runner(decoder: TextDecoder, where: str) -> Runner:
+            width = decoder.input_width
+            return Runner(decoder, torch.device(where), dtype, dtype, position_axes=3, input_width=width)
+
+        with load_errors(model_id, folder):
+            thinker, talker = load_in_own_thread(
+                lambda: parts or read(folder, device, talker_device, dtype), device=device, threads=threads
+            )
+            self.thinker = _chat_model(
+                folder, model_id, thinker, runner(thinker.decoder, device), thinker_settings, observe
+            )
+        self.talker: OmniTalker | None = None
+        if talker:
+            engine = Engine(runner(talker.decoder, talker_device), talker_settings, observe=observe)
+            self.talker = OmniTalker(talker, thinker.model.get_input_embeddings(), engine)
+        voices = self.talker.voices if self.talker else ()
+        self.profile = ConversationProfile(model_id, RATE_HZ, voices, accepts_media=True)
+        self.call_opening = thinker.tokenizer.convert_tokens_to_ids(CALL_OPENING)
+
+    async def open(self) -> OmniStream:
+        """Return a new conversation. The talker's session is opened with the first response that is spoken.
+
+        Raises Refused where the thinker's engine has no room for the conversation's KV.
+        """
+        return OmniStream(self, await self.thinker.open())
+
+    def close(self) -> None:
+        """Stop both engines' threads. Conversations that are still open fail."""
+        self.thinker.close()
+        if self.talker:
+            self.talker.close()
+
+
+def _chat_model(
+    folder: Path,
+    model_id: str,
+    thinker: ThinkerParts,
+    runner: Runner,
+    settings: EngineSettings,
+    observe: Callable[[int, int, float], None] | None,
+) -> ChatModel:
+    """The thinker with its template and its media encoder. Raises OSError, ValueError, with no engine left behind."""
+    chat = ChatModel(folder, model_id, runner, thinker.tokenizer, settings, observe)
+    chat.template = ChatTemplate(thinker.tokenizer, takes_media=True)
+    try:
+        chat.media_encoder = OmniMediaEncoder(folder, thinker, chat.engine)
+    except (OSError, ValueError):
+        chat.close()
+        raise
+    return chat
+
+
+class OmniStream:
+    """A ConversationStream: the thinker's conversation, and the talker's, once something was spoken.
+
+    `chat` is the thinker's side. The stream owns both, and `close` closes them.
+    """
+
+    def __init__(self, model: Qwen3Omni, chat: ChatStream) -> None:
+        self.chat = chat
+        self._model = model
+        self._talker: OmniTalkerStream | None = None
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        """Have the thinker compute these messages ahead. The talker's rows are computed with the response.
+
+        Waits for the encoders of new audio and images, not for the rows. Raises RemoteProtocolError, ModelError.
+        """
+        await self.chat.prefill(messages, tools)
+
+    async def respond(
+        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[ResponseChunk, None]:
+        """Respond to the last message: text as it is written, and its audio from the first frame (80 ms) on.
+
+        With `voice` None, or without a talker, there is no audio. Calls of tools are not spoken. The audio's words have
+        guessed times. Closing the generator ends both decoders within a step. Raises Refused, ModelError,
+        RemoteProtocolError.
+        """
+        if voice is None or self._model.talker is None:
+            async with aclosing(self.chat.reply(messages, options)) as replies:
+                async for reply in replies:
+                    yield reply
+            return
+        if self._talker is None:
+            self._talker = await self._model.talker.open()
+        talker = self._talker
+        spoken = SpokenTokens(self.chat, self._model.thinker.stop_tokens, self._model.call_opening)
+        pacer = WordPacer()
+
+        async def write(put: PutChunk) -> None:
+            self.chat.on_token = spoken.feed
+            try:
+                async with aclosing(self.chat.reply(messages, options)) as replies:
+                    async for reply in replies:
+                        if isinstance(reply, TextDelta):
+                            pacer.feed(reply.text)
+                        await put(reply)
+            finally:
+                self.chat.on_token = None
+                spoken.end()
+
+        async def speak(put: PutChunk) -> None:
+            prompt = await spoken.prompt()
+            seed = options.seed if voice.seed is None else voice.seed
+            audio = talker.speak(prompt, self.chat.media_rows, spoken.tokens(), voice.voice, seed)
+            async with aclosing(audio):
+                async for pcm in audio:
+                    await put(ResponseAudio(pcm, pacer.advance(len(pcm) / RATE_HZ)))
+            if words := pacer.finish():
+                await put(ResponseAudio(NO_AUDIO, words))
+
+        async with aclosing(side_by_side(write, speak)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def close(self) -> None:
+        """Close the talker's session, and the thinker's, whose KV is kept for a conversation that begins alike."""
+        self.chat.close(keep=True)
+        if self._talker:
+            self._talker.close()
