@@ -28,6 +28,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "protocols/negotiation.py": ("index",),
     "protocols/resume": ("index",),
     "protocols/openai/conversation.py": ("openai-realtime", "webrtc"),
+    "protocols/openai/input_fields.py": ("openai-transcription", "openai-realtime"),
     "protocols/openai/items.py": ("openai-realtime",),
     "protocols/openai/session_fields.py": ("openai-realtime",),
     "protocols/openai/transcription.py": ("openai-transcription",),
@@ -42,7 +43,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "server/routes/calls.py": ("webrtc",),
     "server/routes/chat.py": ("chat-completions",),
     "server/routes/client_secrets.py": ("client-secrets",),
-    "server/routes/health.py": ("bridges",),
+    "server/routes/health.py": ("bridges", "index"),
     "server/routes/speech.py": ("speech",),
     "server/routes/transcriptions.py": ("transcriptions",),
 }

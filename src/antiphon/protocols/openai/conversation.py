@@ -60,6 +60,7 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.protocols.fields import known, number, require, typed
+from antiphon.protocols.openai.input_fields import check_conversation_vad, check_format, default_input
 from antiphon.protocols.openai.items import (
     check_session_field,
     item_from,
@@ -79,9 +80,9 @@ from antiphon.protocols.openai.session_fields import (
     read_ga_update,
     uses_beta_names,
 )
-from antiphon.protocols.openai.transcription import NO_OBJECT, NOT_JSON, OpenAITranscription, default_input
+from antiphon.protocols.openai.transcription import NO_OBJECT, NOT_JSON, OpenAITranscription
 from antiphon.protocols.wire import decode_event
-from antiphon.turns.eagerness import EAGERNESS_MS, semantic_vad
+from antiphon.turns.eagerness import semantic_vad
 
 EVENTS = (
     "session.update",
@@ -95,8 +96,6 @@ EVENTS = (
     "response.create",
     "response.cancel",
 )
-# What `idle_timeout_ms` may be.
-IDLE_MS = (1000, 60_000)
 # GA event and content names that the beta spells otherwise.
 _BETA_EVENTS = {
     "response.output_text.delta": "response.text.delta",
@@ -288,61 +287,31 @@ class OpenAIConversation(OpenAITranscription):
         self._add_commands(self.configured())
         self._add_event("session.updated", session=self.session())
 
-    def _check_input_field(self, key: str, value: Any, param: str) -> Any:
-        if key == "transcription":
-            if value is None:
-                return None
-            given = typed(value, dict, param)
-            known(given, ("model", "language", "prompt"), param)
-            merged = dict(self.audio["transcription"] or {})
-            for name in ("model", "language", "prompt"):
-                if name in given and typed(given[name], (str, type(None)), f"{param}.{name}"):
-                    merged[name] = given[name]
-            if merged.get("language") and not self.language_check(merged["language"]):
-                raise RemoteProtocolError(
-                    "invalid_value",
-                    f"Invalid value: '{merged['language']}' is no language of this model.",
-                    f"{param}.language",
-                )
-            return merged
-        if key == "turn_detection" and isinstance(value, dict) and value.get("type") == "semantic_vad":
-            known(value, ("type", "eagerness", "create_response", "interrupt_response"), param)
-            eagerness = value.get("eagerness") or "auto"
-            if not isinstance(eagerness, str) or eagerness not in EAGERNESS_MS:
-                raise RemoteProtocolError(
-                    "invalid_value",
-                    f"Invalid value: '{eagerness}'. Supported values are: 'low', 'medium', 'high', 'auto'.",
-                    f"{param}.eagerness",
-                )
-            return {
-                "type": "semantic_vad",
-                "eagerness": eagerness,
-                "create_response": value.get("create_response") is not False,
-                "interrupt_response": value.get("interrupt_response") is not False,
-            }
-        if key == "turn_detection" and isinstance(value, dict):
-            # Slots and super() do not go together in a dataclass with slots.
-            before, base = self.audio, self.audio["turn_detection"]
-            try:
-                if base and base["type"] != "server_vad":
-                    self.audio = self.audio | {"turn_detection": None}
-                merged = OpenAITranscription._check_input_field(self, key, value | {"idle_timeout_ms": None}, param)
-            finally:
-                self.audio = before
-            for name in ("create_response", "interrupt_response"):
-                merged[name] = merged.get(name) is not False
-            idle_ms = value.get("idle_timeout_ms")
-            if idle_ms is not None:
-                idle_ms = number(idle_ms, f"{param}.idle_timeout_ms", *IDLE_MS)
-            return merged | {"idle_timeout_ms": idle_ms}
-        return OpenAITranscription._check_input_field(self, key, value, param)
+    def _check_transcription(self, value: Any, param: str) -> dict[str, Any] | None:
+        """The fields of `transcription` merged into those in force; null turns the user's transcripts off."""
+        if value is None:
+            return None
+        given = typed(value, dict, param)
+        known(given, ("model", "language", "prompt"), param)
+        merged = dict(self.audio["transcription"] or {})
+        for name in ("model", "language", "prompt"):
+            if name in given and typed(given[name], (str, type(None)), f"{param}.{name}"):
+                merged[name] = given[name]
+        if merged.get("language") and not self.language_check(merged["language"]):
+            raise RemoteProtocolError(
+                "invalid_value",
+                f"Invalid value: '{merged['language']}' is no language of this model.",
+                f"{param}.language",
+            )
+        return merged
+
+    def _check_turn_detection(self, value: Any, param: str) -> dict[str, Any] | None:
+        return check_conversation_vad(value, self.audio["turn_detection"], param)
 
     def _check_output(self, given: dict[str, Any]) -> dict[str, Any]:
         merged = dict(self.fields["output"])
         if given.get("format") is not None:
-            merged["format"] = OpenAITranscription._check_input_field(
-                self, "format", given["format"], "session.audio.output.format"
-            )
+            merged["format"] = check_format(given["format"], "session.audio.output.format")
         if given.get("speed") is not None:
             merged["speed"] = number(given["speed"], "session.audio.output.speed", 0.25, 1.5)
         if given.get("voice") is not None and given["voice"] != merged["voice"]:

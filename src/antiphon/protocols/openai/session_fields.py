@@ -6,7 +6,7 @@ from typing import Any
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import known, typed
-from antiphon.protocols.openai.transcription import BETA_FORMATS
+from antiphon.protocols.openai.input_fields import BETA_FORMATS, beta_format_name
 
 SessionUpdate = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 
@@ -85,18 +85,14 @@ def ga_session_json(model: str, fields: dict[str, Any], audio: dict[str, Any]) -
 
 def beta_session_json(model: str, fields: dict[str, Any], audio: dict[str, Any]) -> dict[str, Any]:
     """A session in the beta names."""
-    out = fields["output"]
-    old_in, old_out = (
-        next((k for k, v in BETA_FORMATS.items() if v["type"] == form["type"]), "pcm16")
-        for form in (audio["format"], out["format"])
-    )
+    output = fields["output"]
     return {
         "model": model,
         "modalities": ["audio", "text"] if fields["output_modalities"] == ["audio"] else ["text"],
         "instructions": fields["instructions"],
-        "voice": out["voice"],
-        "input_audio_format": old_in,
-        "output_audio_format": old_out,
+        "voice": output["voice"],
+        "input_audio_format": beta_format_name(audio["format"]),
+        "output_audio_format": beta_format_name(output["format"]),
         "input_audio_transcription": audio["transcription"],
         "input_audio_noise_reduction": audio["noise_reduction"],
         "turn_detection": audio["turn_detection"],

@@ -36,7 +36,16 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.protocols.fields import known, number, require, typed
+from antiphon.protocols.fields import known, require, typed
+from antiphon.protocols.openai.input_fields import (
+    BETA_FORMATS,
+    beta_format_name,
+    check_format,
+    check_keywords,
+    check_noise_reduction,
+    check_transcription_vad,
+    default_input,
+)
 from antiphon.protocols.wire import Dialect, decode_event
 
 MIN_COMMIT_MS = 100
@@ -50,38 +59,18 @@ EVENTS = (
 # Errors of what is no event, as (code, message).
 NOT_JSON = ("invalid_event", "The event is not valid JSON.")
 NO_OBJECT = ("invalid_event", "An event is a JSON object.")
-PCM_RATES_HZ = (8000, 16000, 24000, 44100, 48000)
-BETA_FORMATS: dict[str, dict[str, Any]] = {
-    "pcm16": {"type": "audio/pcm", "rate": 24000},
-    "g711_ulaw": {"type": "audio/pcmu"},
-    "g711_alaw": {"type": "audio/pcma"},
-}
+# The one value of `include`. It is accepted and shown; no logprobs are sent.
 LOGPROBS = "item.input_audio_transcription.logprobs"
-_TRANSCRIPTION_KEYS = ("model", "language", "prompt", "keywords")
-_VAD_KEYS = (
-    "type",
-    "threshold",
-    "prefix_padding_ms",
-    "silence_duration_ms",
-    "idle_timeout_ms",
-    "create_response",
-    "interrupt_response",
-)
-
-
-def default_input(model: str) -> dict[str, Any]:
-    """`session.audio.input` as a new session has it."""
-    return {
-        "format": {"type": "audio/pcm", "rate": 24000},
-        "transcription": {"model": model},
-        "noise_reduction": None,
-        "turn_detection": {
-            "type": "server_vad",
-            "threshold": 0.5,
-            "prefix_padding_ms": 300,
-            "silence_duration_ms": 200,
-        },
-    }
+_TRANSCRIPTION_FIELDS = ("model", "language", "prompt", "keywords")
+# Paths of the input's fields, for errors: in the beta's names, and in the GA names.
+_INPUT_FIELDS = ("format", "transcription", "noise_reduction", "turn_detection")
+_BETA_PARAMS = {
+    "format": "session.input_audio_format",
+    "transcription": "session.input_audio_transcription",
+    "noise_reduction": "session.input_audio_noise_reduction",
+    "turn_detection": "session.turn_detection",
+}
+_GA_PARAMS = {name: f"session.audio.input.{name}" for name in _INPUT_FIELDS}
 
 
 @dataclass(slots=True)
@@ -121,10 +110,8 @@ class OpenAITranscription(Dialect):
         """The whole session, in the shape of the names in use."""
         head = {"id": self.session_id, "object": "realtime.transcription_session", "expires_at": self.expires_at}
         if self.beta:
-            form = self.audio["format"]
-            old = next((k for k, v in BETA_FORMATS.items() if v["type"] == form["type"]), "pcm16")
             return head | {
-                "input_audio_format": old,
+                "input_audio_format": beta_format_name(self.audio["format"]),
                 "input_audio_transcription": self.audio["transcription"],
                 "input_audio_noise_reduction": self.audio["noise_reduction"],
                 "turn_detection": self.audio["turn_detection"],
@@ -203,13 +190,11 @@ class OpenAITranscription(Dialect):
     def _update(self, session: dict[str, Any], *, old: bool) -> None:
         """Check the whole update first; a wrong field refuses all of it."""
         beta = old or (self.beta and "audio" not in session and "type" not in session)
-        if beta:
-            changes, include = self._beta_changes(session)
-        else:
-            changes, include = self._ga_changes(session)
+        changes, include = self._beta_changes(session) if beta else self._ga_changes(session)
+        params = _BETA_PARAMS if beta else _GA_PARAMS
         audio = dict(self.audio)
         for key, value in changes.items():
-            audio[key] = self._check_input_field(key, value, _PARAM[beta][key])
+            audio[key] = self._check_input_field(key, value, params[key])
         config = self._config(audio)
         if audio["format"] != self.audio["format"]:
             self._flush_audio()
@@ -231,7 +216,7 @@ class OpenAITranscription(Dialect):
         audio = typed(session.get("audio", {}), dict, "session.audio")
         known(audio, ("input",), "session.audio")
         given = typed(audio.get("input", {}), dict, "session.audio.input")
-        known(given, ("format", "transcription", "noise_reduction", "turn_detection"), "session.audio.input")
+        known(given, _INPUT_FIELDS, "session.audio.input")
         return given, self._include(session)
 
     def _beta_changes(self, session: dict[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
@@ -261,20 +246,24 @@ class OpenAITranscription(Dialect):
     def _check_input_field(self, key: str, value: Any, param: str) -> Any:
         match key:
             case "format":
-                return _format(typed(value, (dict, str), param), param)
+                return check_format(value, param)
             case "transcription":
-                return self._transcription(typed(value, (dict, type(None)), param), param)
+                return self._check_transcription(value, param)
             case "noise_reduction":
-                return _noise_reduction(typed(value, (dict, type(None)), param), param)
+                return check_noise_reduction(value, param)
             case _:
-                return self._turn_detection(typed(value, (dict, type(None)), param), param)
+                return self._check_turn_detection(value, param)
 
-    def _transcription(self, value: dict[str, Any] | None, param: str) -> dict[str, Any]:
-        given = value or {}
-        known(given, _TRANSCRIPTION_KEYS, param)
+    def _check_turn_detection(self, value: Any, param: str) -> dict[str, Any] | None:
+        return check_transcription_vad(value, self.audio["turn_detection"], param)
+
+    def _check_transcription(self, value: Any, param: str) -> dict[str, Any] | None:
+        """The fields of `transcription` merged into those in force; null changes nothing. A hosted model name is logged."""
+        given = typed(value, (dict, type(None)), param) or {}
+        known(given, _TRANSCRIPTION_FIELDS, param)
         merged = dict(self.audio["transcription"])
         if "keywords" in given:
-            merged["keywords"] = _keywords(given["keywords"], f"{param}.keywords")
+            merged["keywords"] = check_keywords(given["keywords"], f"{param}.keywords")
         for key in ("model", "language", "prompt"):
             if key in given:
                 text = typed(given[key], (str, type(None)), f"{param}.{key}")
@@ -296,42 +285,14 @@ class OpenAITranscription(Dialect):
             )
         return merged
 
-    def _turn_detection(self, value: dict[str, Any] | None, param: str) -> dict[str, Any] | None:
-        if value is None:
-            return None
-        known(value, _VAD_KEYS, param)
-        if value.get("type", "server_vad") != "server_vad":
-            raise RemoteProtocolError(
-                "invalid_value",
-                f"Invalid value: '{value['type']}'. Supported values are: 'server_vad'.",
-                f"{param}.type",
-            )
-        if value.get("idle_timeout_ms") is not None:
-            raise RemoteProtocolError(
-                "invalid_value", "A transcription session has no idle timeout.", f"{param}.idle_timeout_ms"
-            )
-        merged: dict[str, Any] = dict(self.audio["turn_detection"] or default_input("")["turn_detection"])
-        for key, low, high in (
-            ("threshold", 0.0, 1.0),
-            ("prefix_padding_ms", 0, 5000),
-            ("silence_duration_ms", 32, 60000),
-        ):
-            if value.get(key) is not None:
-                checked = number(value[key], f"{param}.{key}", low, high)
-                merged[key] = checked if key == "threshold" else int(checked)
-        for key in ("create_response", "interrupt_response"):
-            if key in value:
-                merged[key] = typed(value[key], (bool, type(None)), f"{param}.{key}")
-        return merged
-
     def _config(self, audio: dict[str, Any]) -> TranscriptionConfig:
-        asked, vad = audio["transcription"], audio["turn_detection"]
-        turn = ServerVad(vad["threshold"], vad["prefix_padding_ms"], vad["silence_duration_ms"]) if vad else None
+        fields, vad = audio["transcription"], audio["turn_detection"]
+        keywords = ", ".join(fields.get("keywords", []))
         return TranscriptionConfig(
-            model=self.models.lenient(asked["model"]) or self.models.loaded[0],
-            language=asked.get("language"),
-            prompt=" ".join(filter(None, [asked.get("prompt", ""), ", ".join(asked.get("keywords", []))])),
-            vad=turn,
+            model=self.models.lenient(fields["model"]) or self.models.loaded[0],
+            language=fields.get("language"),
+            prompt=" ".join(filter(None, [fields.get("prompt", ""), keywords])),
+            vad=ServerVad(vad["threshold"], vad["prefix_padding_ms"], vad["silence_duration_ms"]) if vad else None,
         )
 
     def _set_format(self, form: dict[str, Any]) -> None:
@@ -417,53 +378,3 @@ class OpenAITranscription(Dialect):
         if self._event_id:
             error["event_id"] = self._event_id
         self._add_event("error", error=error)
-
-
-_PARAM: dict[bool, dict[str, str]] = {
-    False: {k: f"session.audio.input.{k}" for k in ("format", "transcription", "noise_reduction", "turn_detection")},
-    True: {
-        "format": "session.input_audio_format",
-        "transcription": "session.input_audio_transcription",
-        "noise_reduction": "session.input_audio_noise_reduction",
-        "turn_detection": "session.turn_detection",
-    },
-}
-
-
-def _format(value: dict[str, Any] | str, param: str) -> dict[str, Any]:
-    kinds = ("audio/pcm", "audio/pcmu", "audio/pcma")
-    if isinstance(value, str) or value.get("type") not in kinds:
-        name = value if isinstance(value, str) else value.get("type")
-        names = tuple(BETA_FORMATS) if isinstance(value, str) else kinds
-        supported = ", ".join(f"'{k}'" for k in names)
-        raise RemoteProtocolError(
-            "invalid_value", f"Invalid value: '{name}'. Supported values are: {supported}.", param
-        )
-    known(value, ("type", "rate"), param)
-    if value["type"] != "audio/pcm":
-        return {"type": value["type"]}
-    rate = value.get("rate", 24000)
-    if rate not in PCM_RATES_HZ:
-        rates = ", ".join(map(str, PCM_RATES_HZ))
-        raise RemoteProtocolError(
-            "invalid_value", f"Invalid rate: {rate}. Supported values are: {rates}.", f"{param}.rate"
-        )
-    return {"type": "audio/pcm", "rate": rate}
-
-
-def _keywords(value: Any, param: str) -> list[str]:
-    words = typed(value, (list, type(None)), param) or []
-    return [typed(w, str, param) for w in words]
-
-
-def _noise_reduction(value: dict[str, Any] | None, param: str) -> dict[str, Any] | None:
-    if value is None:
-        return None
-    known(value, ("type", "strength"), param)
-    if value.get("type", "near_field") not in ("near_field", "far_field"):
-        raise RemoteProtocolError(
-            "invalid_value",
-            f"Invalid value: '{value['type']}'. Supported values are: 'near_field', 'far_field'.",
-            f"{param}.type",
-        )
-    return value

@@ -1,1 +1,1 @@
-"""The video stream's messages."""
+"""The dialect of a video stream: docs/wire/video-stream.md."""

@@ -1,4 +1,8 @@
-"""`/v1/video/chat/stream`: frames and sound in, answers out. Sans-IO; the events are in docs/wire/video-stream.md."""
+"""The dialect of a video stream (/v1/video/chat/stream): docs/wire/video-stream.md.
+
+Frames and audio come in, questions about them are answered in text and audio. Frames are images that stay encoded here;
+only their first bytes are checked.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +33,19 @@ from antiphon.events.video import (
 )
 from antiphon.protocols.wire import decode_event, decode_json, frame
 
+# What the client is told when the server has waited too long for its first message, or for any other.
 CONFIG_TIMEOUT, IDLE_TIMEOUT = "Timeout waiting for session.config", "Idle timeout"
+# Of an image in base64.
 MAX_FRAME_CHARS = 10 << 20
 # A message is a frame and a little more.
 MAX_MESSAGE_CHARS = MAX_FRAME_CHARS + (64 << 10)
-# Longer names and later times than these are taken for none.
+# A longer name or a later time counts as missing. 1e15 ms are 31,000 years.
 MAX_NAME_CHARS, MAX_TIMESTAMP_MS = 256, 1e15
+# Of the audio in one message, decoded.
 MAX_AUDIO_BYTES = 4 << 20
+# What files of these formats begin with.
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
+# Older names of fields of a configuration.
 OLDER_NAMES = {
     "num_sample_frames": "num_frames",
     "evs_enabled": "enable_frame_filter",
@@ -47,9 +56,11 @@ INVALID_REQUEST = "invalid_request"
 
 
 class VideoDialect:
-    """One connection's dialect. `whole`: answers come in one piece of text and one of sound. `ga`: sound has its newer event names.
+    """One video stream's dialect. Nothing here waits.
 
-    `now_ms` tells the time, for what the client is told of when a frame came.
+    `now_ms`: any steady clock, in milliseconds; the client is sent its times.
+    `whole`: an answer comes as one
+    piece of text and one of audio. `ga`: the events of audio have OpenAI's GA names instead of the beta's.
     """
 
     def __init__(self, now_ms: Callable[[], float], *, whole: bool = False, ga: bool = False) -> None:
@@ -61,29 +72,33 @@ class VideoDialect:
         self._config: VideoConfig | None = None
         self._pcm_chunks: list[bytes] = []
         self._rate_hz = 0
+        # The model that the configuration names, unchecked; empty for any.
         self.model = ""
-        # Errors that end the connection; and all was said that was to be.
+        # The connection is to be closed when the frames that wait have been sent.
         self.closing = False
 
     @property
     def configured(self) -> bool:
-        """The session has begun."""
+        """Whether a `session.config` was accepted. Before that, any error ends the connection."""
         return self._config is not None
 
     def commands(self) -> list[VideoCommand | VideoConfig]:
-        """Take what frames received so far amount to; the configuration is the first."""
+        """Remove and return what the messages so far ask of the session; its configuration is the first."""
         taken, self._commands = self._commands, []
         return taken
 
     def frames(self) -> list[str]:
-        """Take the frames to be sent."""
+        """Remove and return the frames that wait to be sent, oldest first."""
         taken, self._frames = self._frames, []
         return taken
 
-    # --- from the client --------------------------------------------------------------------------------------------------
+    # --- from the client
 
     def receive(self, data: str | bytes) -> None:
-        """One message. Never raises; before the session has begun an error ends the connection."""
+        """Read one message of the client: commands, or an answer, are queued. Never raises.
+
+        An error before the configuration ends the connection.
+        """
         try:
             if self._config is None:
                 self._configure(data)
@@ -93,7 +108,7 @@ class VideoDialect:
             self.refuse(error.message)
 
     def refuse(self, message: str, detail: str = "") -> None:
-        """Answer with an error."""
+        """Queue an error, with which the connection ends if no configuration was accepted yet."""
         self._add_frame(type="error", message=message, **({"detail": detail} if detail else {}))
         self.closing = self.closing or not self.configured
 
@@ -150,7 +165,7 @@ class VideoDialect:
         if not image.startswith((JPEG, PNG)):
             raise _invalid("Invalid image data")
         name, quality = message.get("frame_id"), message.get("quality_profile")
-        facts = FrameInfo(
+        info = FrameInfo(
             self._now_ms(),
             name if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS else None,
             _timestamp_ms(message.get("pts_ms")),
@@ -158,7 +173,7 @@ class VideoDialect:
             _timestamp_ms(message.get("capture_ts_ms")),
             quality if isinstance(quality, str) and len(quality) <= MAX_NAME_CHARS else None,
         )
-        self._commands.append(AppendFrame(image, facts))
+        self._commands.append(AppendFrame(image, info))
 
     def _append_audio(self, data: Any) -> None:
         try:
@@ -169,13 +184,13 @@ class VideoDialect:
             raise _invalid("Audio buffer overflow")
         self._commands.append(AppendVideoAudio(from_pcm16(audio[: len(audio) // 2 * 2])))
 
-    # --- to the client ----------------------------------------------------------------------------------------------------
+    # --- to the client
 
     def send(self, output: VideoEvent) -> None:
-        """Queue the frames of one output."""
+        """Queue the frames of an event. Audio goes out as WAV files in base64, one for each chunk or each answer."""
         match output:
-            case FrameReceived(facts):
-                self._add_frame_ack(output, facts)
+            case FrameReceived(info):
+                self._add_frame_ack(output, info)
             case AnswerStarted(request_id, frames):
                 self._pcm_chunks = []
                 self._add_frame(type="response.start")
@@ -202,20 +217,20 @@ class VideoDialect:
                 self._add_frame(type="session.done")
                 self.closing = True
 
-    def _add_frame_ack(self, taken: FrameReceived, facts: FrameInfo) -> None:
-        if facts.id is None:
+    def _add_frame_ack(self, received: FrameReceived, info: FrameInfo) -> None:
+        if info.id is None:
             return
-        more: dict[str, Any] = {"reason": taken.reason} if taken.reason else {}
-        if taken.dropped and taken.dropped.id is not None:
-            more["dropped_frame_id"] = taken.dropped.id
+        more: dict[str, Any] = {"reason": received.reason} if received.reason else {}
+        if received.dropped and received.dropped.id is not None:
+            more["dropped_frame_id"] = received.dropped.id
         self._add_frame(
             type="video.frame.ack",
-            frame_id=facts.id,
-            pts_ms=facts.pts_ms,
-            capture_ts_ms=facts.capture_ts_ms,
-            accepted=taken.accepted,
-            buffered_frames=taken.buffered,
-            server_receive_ts_ms=facts.received_ms,
+            frame_id=info.id,
+            pts_ms=info.pts_ms,
+            capture_ts_ms=info.capture_ts_ms,
+            accepted=received.accepted,
+            buffered_frames=received.buffered,
+            server_receive_ts_ms=info.received_ms,
             **more,
         )
 
@@ -244,7 +259,7 @@ class VideoDialect:
         )
 
     def _add_wav(self) -> None:
-        """What has come of the sound, as a file of its own."""
+        """Queue the audio that waits as one WAV file; nothing where there is none."""
         data, self._pcm_chunks = b"".join(self._pcm_chunks), []
         if data:
             wav = wav_header(self._rate_hz, len(data)) + data
@@ -254,42 +269,44 @@ class VideoDialect:
         self._frames.append(frame(**fields))
 
 
-def _config(given: dict[str, Any]) -> VideoConfig:
-    """Raises RemoteProtocolError."""
-    modalities = given.get("modalities", ["text", "audio"])
+def _config(fields: dict[str, Any]) -> VideoConfig:
+    """The configuration that the fields come to, defaults included. Raises RemoteProtocolError."""
+    modalities = fields.get("modalities", ["text", "audio"])
     if not isinstance(modalities, list) or not modalities or not set(map(str, modalities)) <= {"text", "audio"}:
         raise _invalid("modalities is a list of text and audio")
-    named, on = given.get("frame_filter"), _flag(given, "enable_frame_filter")
+    named, filters_frames = fields.get("frame_filter"), _flag(fields, "enable_frame_filter")
     if named not in (None, "evs", "blocks"):
         raise _invalid("frame_filter is evs or blocks")
-    prompt, voice, memory = given.get("system_prompt"), given.get("voice"), given.get("max_memory_s")
+    prompt, voice, memory = fields.get("system_prompt"), fields.get("voice"), fields.get("max_memory_s")
     if not isinstance(prompt, str | None) or not isinstance(voice, str | None):
         raise _invalid("system_prompt and voice are text")
     return VideoConfig(
         audio_output="audio" in modalities,
         text_output="text" in modalities,
-        num_frames=int(_within(given, "num_frames", 4, 1, 128, whole=True)),
-        max_frames=int(_within(given, "max_frames", 50, 1, 256, whole=True)),
+        num_frames=int(_number(fields, "num_frames", 4, 1, 128, whole=True)),
+        max_frames=int(_number(fields, "max_frames", 50, 1, 256, whole=True)),
         instructions=prompt or "",
-        filter=(named or "evs") if on else None,
-        threshold=_within(given, "frame_filter_threshold", 0.95, 0, 1),
-        uses_audio=_flag(given, "use_audio_in_video"),
+        filter=(named or "evs") if filters_frames else None,
+        threshold=_number(fields, "frame_filter_threshold", 0.95, 0, 1),
+        uses_audio=_flag(fields, "use_audio_in_video"),
         voice=voice,
-        max_memory_s=None if memory is None else _within(given, "max_memory_s", 0, 1, 86_400),
+        max_memory_s=None if memory is None else _number(fields, "max_memory_s", 0, 1, 86_400),
     )
 
 
-def _within(given: dict[str, Any], key: str, default: float, low: float, high: float, *, whole: bool = False) -> float:
-    value = given.get(key, default)
+def _number(
+    fields: dict[str, Any], key: str, default: float, least: float, greatest: float, *, whole: bool = False
+) -> float:
+    value = fields.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != int(value)):
         raise _invalid(f"{key} is a {'whole ' if whole else ''}number")
-    if not low <= value <= high:
-        raise _invalid(f"{key} is from {low} to {high}")
+    if not least <= value <= greatest:
+        raise _invalid(f"{key} is from {least} to {greatest}")
     return float(value)
 
 
-def _flag(given: dict[str, Any], key: str) -> bool:
-    value = given.get(key, True)
+def _flag(fields: dict[str, Any], key: str) -> bool:
+    value = fields.get(key, True)
     if not isinstance(value, bool):
         raise _invalid(f"{key} is true or false")
     return value
