@@ -364,7 +364,9 @@ def test_what_was_kept_for_too_many_bytes_is_gone_by_name() -> None:
         gap = await attempt(url, client.session_id, client.token, begun)
         # Nobody reads, and it goes on: it stops keeping, and says so to who comes back.
         client = await opened(url, session={"modalities": ["audio"], "turn_detection": {"type": "server_vad"}})
-        await client.say(json.dumps({"type": "push_text", "text": "word " * 200}))
+        await client.say(json.dumps({"type": "push_text", "text": "word " * 900}))
+        # The reset of a connection may overtake the frame before it: the response has to have begun.
+        await until(client, "response.created")
         client.cut()
         for _ in range(500):
             await asyncio.sleep(0.02)
@@ -408,7 +410,7 @@ def test_nothing_is_resumed_that_was_not_to_be(scripted: tuple[str, ServerState,
     assert run(main())["error"]["code"] == "unknown_session"
 
 
-LONG = json.dumps({"type": "push_text", "text": "word " * 200})
+LONG = json.dumps({"type": "push_text", "text": "word " * 900})
 
 
 def test_a_client_that_does_not_read_is_replaced_all_the_same(scripted: tuple[str, ServerState, Echo]) -> None:
