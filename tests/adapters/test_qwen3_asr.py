@@ -169,7 +169,7 @@ class Scripted(Qwen3AsrStream):
         super().__init__(model)
         self.texts = list(texts)
 
-    async def _generate(self, session: Any, most: int, temperature: float) -> list[Any]:
+    async def generate(self, session: Any, max_tokens: int, temperature: float) -> list[Any]:
         ids = self._model.parts.vocabulary.control(self.texts.pop(0))
         return [transcriber.Token(i, -0.1) for i in ids]
 
@@ -307,10 +307,10 @@ class Failing(Qwen3AsrStream):
 
     failure: Exception | None = None
 
-    async def _generate(self, session: Any, most: int, temperature: float) -> list[Any]:
+    async def generate(self, session: Any, max_tokens: int, temperature: float) -> list[Any]:
         if self.failure:
             raise self.failure
-        return await super()._generate(session, most, temperature)
+        return await super().generate(session, max_tokens, temperature)
 
 
 def test_when_a_decode_fails_then_the_next_window_is_computed_from_its_start(folder: Path, unguarded: None) -> None:

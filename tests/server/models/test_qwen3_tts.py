@@ -1,4 +1,4 @@
-"""Qwen3-TTS of tiny random weights behind every door that speaks: its voices, live text, and voices from samples."""
+"""Qwen3-TTS of tiny random weights behind a real server: its voices, live text, and voices cloned from samples."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sample() -> bytes:
     return file.getvalue()
 
 
-def test_voices_languages_and_instructions(server: Process) -> None:
+def test_voices_languages_and_instructions_change_the_audio(server: Process) -> None:
     assert httpx.get(f"{server.url}/v1/audio/voices").json()["voices"] == ["ada", "eric"]
     plain = spoken(server, language="English")
     # The golden case: nine frames.
@@ -63,7 +63,7 @@ def test_voices_languages_and_instructions(server: Process) -> None:
     assert spoken(server, language="fr").status_code == 400
 
 
-def test_a_live_text_is_heard_before_it_is_complete(server: Process) -> None:
+def test_when_text_is_live_then_audio_comes_before_it_is_complete(server: Process) -> None:
     async def main() -> list[str]:
         seen = []
         async with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream", max_size=None) as socket:
@@ -98,7 +98,7 @@ def test_a_live_text_is_heard_before_it_is_complete(server: Process) -> None:
     assert seen[-2:] == ["audio.done", "session.done"]
 
 
-def test_a_voice_from_a_sample(cloning: Process) -> None:
+def test_when_a_sample_is_given_then_its_voice_is_cloned(cloning: Process) -> None:
     sound = sample()
     assert spoken(cloning, max_new_tokens=12).status_code == 200
     along = spoken(cloning, language="English", max_new_tokens=12, ref_audio=base64.b64encode(sound).decode())

@@ -275,10 +275,12 @@ class _Part:
 
     @property
     def seconds(self) -> float:
+        """The duration of the whole part, without the silence that is left out at its start."""
         return float(self.num_frames * FRAME_S)
 
     @property
     def over(self) -> bool:
+        """Whether all frames are decoded."""
         return self.at >= self.num_frames
 
     def spans(self, words: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:

@@ -86,17 +86,7 @@ class MiniCpmO:
         decoder = Runner(self.parts.decoder, where, compute_dtype, dtype, rotate_half=True)
         self.engine = Engine(decoder, settings, observe=observe)
         self.code_engine = Engine(Runner(self.parts.code_decoder, where, dtype, dtype), settings, observe=observe)
-        context = self.engine.context_rows
-        high = min(window[0], max(context - MARGIN_ROWS, context // 2))
-        self.profile = NativeProfile(
-            model_id,
-            UNIT_S,
-            SAMPLE_RATE_HZ if vocoder else 0,
-            ("default",) if vocoder else (),
-            MAX_FRAMES,
-            self.parts.max_slices,
-            (high, min(window[1], high * 3 // 4)),
-        )
+        self.profile = _profile(model_id, self.parts, self.engine.context_rows, window, speaks=bool(vocoder))
         self._plain = plain_tokenizer(self.parts.tokenizer)
 
     def encode(self, text: str, *, control: bool = False) -> list[int]:
@@ -140,6 +130,22 @@ class MiniCpmO:
         """Stop both engines' threads. Conversations that are still open fail."""
         self.engine.close()
         self.code_engine.close()
+
+
+def _profile(
+    model_id: str, parts: MiniCpmOParts, context_rows: int, window: tuple[int, int], *, speaks: bool
+) -> NativeProfile:
+    # A smaller context than the window has a smaller window, with room for the unit that fills it.
+    high = min(window[0], max(context_rows - MARGIN_ROWS, context_rows // 2))
+    return NativeProfile(
+        model_id,
+        UNIT_S,
+        SAMPLE_RATE_HZ if speaks else 0,
+        ("default",) if speaks else (),
+        MAX_FRAMES,
+        parts.max_slices,
+        (high, min(window[1], high * 3 // 4)),
+    )
 
 
 def _load(source: Path | MiniCpmOParts, device: torch.device, dtype: torch.dtype, *, rounded: bool) -> MiniCpmOParts:

@@ -253,7 +253,7 @@ class Qwen3AsrStream:
             session.append(vocabulary.control(f"language {language}{TEXT_MARK}"))
         session.append(window.prefix)
         num_prompt = session.length
-        tokens = await self._generate(session, _max_tokens(window), temperature)
+        tokens = await self.generate(session, _max_tokens(window), temperature)
         model.counts.decodes += 1
         text = [t for t in tokens if t.id not in vocabulary.stop]
         found = self._hypothesis(window, text, language, forced=bool(name))
@@ -302,9 +302,13 @@ class Qwen3AsrStream:
             else:
                 counts.open += 1
 
-    async def _generate(self, session: EngineSession, most: int, temperature: float) -> list[Token]:
+    async def generate(self, session: EngineSession, max_tokens: int, temperature: float) -> list[Token]:
+        """Sample the tokens behind the rows of `session`, tags and stop token included, until they end or loop.
+
+        Of a loop the phrase is left once. Waits for the engine. Raises ModelError, EngineError.
+        """
         sampling = Sampling(
-            max_tokens=most, temperature=temperature, stop=self._model.parts.vocabulary.stop, logprobs=True
+            max_tokens=max_tokens, temperature=temperature, stop=self._model.parts.vocabulary.stop, logprobs=True
         )
         out: list[Token] = []
         async with aclosing(session.generate(sampling)) as tokens:

@@ -79,21 +79,15 @@ class Qwen3Omni:
         # A row of the talker's is a fifth of one of the thinker's.
         thinker_settings = replace(given, kv_bytes=given.kv_bytes // 4 * 3)
         talker_settings = replace(given, kv_bytes=given.kv_bytes // 4, context_rows=0)
-
-        def runner(decoder: TextDecoder, where: str) -> Runner:
-            width = decoder.input_width
-            return Runner(decoder, torch.device(where), dtype, dtype, position_axes=3, input_width=width)
-
         with load_errors(model_id, folder):
             thinker, talker = load_in_own_thread(
                 lambda: parts or read(folder, device, talker_device, dtype), device=device, threads=threads
             )
-            self.thinker = _chat_model(
-                folder, model_id, thinker, runner(thinker.decoder, device), thinker_settings, observe
-            )
+            runner = _runner(thinker.decoder, device, dtype)
+            self.thinker = _chat_model(folder, model_id, thinker, runner, thinker_settings, observe)
         self.talker: OmniTalker | None = None
         if talker:
-            engine = Engine(runner(talker.decoder, talker_device), talker_settings, observe=observe)
+            engine = Engine(_runner(talker.decoder, talker_device, dtype), talker_settings, observe=observe)
             self.talker = OmniTalker(talker, thinker.model.get_input_embeddings(), engine)
         voices = self.talker.voices if self.talker else ()
         self.profile = ConversationProfile(model_id, RATE_HZ, voices, accepts_media=True)
@@ -111,6 +105,11 @@ class Qwen3Omni:
         self.thinker.close()
         if self.talker:
             self.talker.close()
+
+
+def _runner(decoder: TextDecoder, device: str, dtype: torch.dtype) -> Runner:
+    width = decoder.input_width
+    return Runner(decoder, torch.device(device), dtype, dtype, position_axes=3, input_width=width)
 
 
 def _chat_model(
@@ -159,14 +158,20 @@ class OmniStream:
         guessed times. Closing the generator ends both decoders within a step. Raises Refused, ModelError,
         RemoteProtocolError.
         """
+        chunks: AsyncGenerator[ResponseChunk, None]
         if voice is None or self._model.talker is None:
-            async with aclosing(self.chat.reply(messages, options)) as replies:
-                async for reply in replies:
-                    yield reply
-            return
-        if self._talker is None:
-            self._talker = await self._model.talker.open()
-        talker = self._talker
+            chunks = self.chat.reply(messages, options)
+        else:
+            if self._talker is None:
+                self._talker = await self._model.talker.open()
+            chunks = self._respond_aloud(self._talker, messages, options, voice)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
+    async def _respond_aloud(
+        self, talker: OmniTalkerStream, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions
+    ) -> AsyncGenerator[ResponseChunk, None]:
         spoken = SpokenTokens(self.chat, self._model.thinker.stop_tokens, self._model.call_opening)
         pacer = WordPacer()
 

@@ -33,6 +33,19 @@ DECODER_FIELDS = (
     "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias",
 )  # fmt: skip
 
+# Prefixes of a part's parameter names -> those of the checkpoint; the first that fits counts.
+TALKER_PREFIXES = {
+    "text.embed_tokens.": "talker.model.codec_embedding.",
+    "text.": "talker.model.",
+    "head.": "talker.codec_head.",
+}
+PREDICTOR_PREFIXES = {
+    "codec_embedding.": "talker.code_predictor.model.codec_embedding.",
+    "": "talker.code_predictor.",
+}
+# `transformers` 5 names the encoder's two halves apart; the checkpoint has both under one name.
+ENCODER_PREFIXES = {"encoder.encoder_seanet.": "encoder.encoder.", "encoder.": "encoder.", "": "encoder."}
+
 
 @dataclass(frozen=True, slots=True)
 class TtsSpecialIds:
@@ -94,42 +107,18 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Qwen3TtsPart
     parts = build(config, tokenizer_config, Vocabulary(folder, END), _sampling(folder))
     with ExitStack() as files:
         tensors = Tensors(folder, files, device, dtype)
-        fill(
-            parts.decoder,
-            tensors,
-            {
-                "text.embed_tokens.": "talker.model.codec_embedding.",
-                "text.": "talker.model.",
-                "head.": "talker.codec_head.",
-            },
-        )
+        fill(parts.decoder, tensors, TALKER_PREFIXES)
         fill(parts.text_embedding, tensors, {"": "talker.model.text_embedding."})
         fill(parts.text_projection, tensors, {"": "talker.text_projection."})
-        made = {
-            "model.embed_tokens.weight": torch.zeros(
-                1, parts.code_predictor.model.config.hidden_size, dtype=dtype, device=device
-            )
-        }
-        fill(
-            parts.code_predictor,
-            tensors,
-            {
-                "codec_embedding.": "talker.code_predictor.model.codec_embedding.",
-                "": "talker.code_predictor.",
-            },
-            made,
-        )
+        width = parts.code_predictor.model.config.hidden_size
+        unused = {"model.embed_tokens.weight": torch.zeros(1, width, dtype=dtype, device=device)}
+        fill(parts.code_predictor, tensors, PREDICTOR_PREFIXES, unused)
         tokenizer_tensors = Tensors(folder / "speech_tokenizer", files, device, torch.float32)
         fill(parts.vocoder, tokenizer_tensors, {"": "decoder."})
         if parts.speaker_encoder is not None:
             fill(parts.speaker_encoder, Tensors(folder, files, device, torch.float32), {"": "speaker_encoder."})
         if parts.sample_encoder is not None:
-            # `transformers` 5 names the encoder's two halves apart; the checkpoint has both under one name.
-            fill(
-                parts.sample_encoder,
-                tokenizer_tensors,
-                {"encoder.encoder_seanet.": "encoder.encoder.", "encoder.": "encoder.", "": "encoder."},
-            )
+            fill(parts.sample_encoder, tokenizer_tensors, ENCODER_PREFIXES)
     return parts
 
 
@@ -150,11 +139,7 @@ def build(
         text_embedding = nn.Embedding(int(talker["text_vocab_size"]), int(talker["text_hidden_size"]))
         text_projection = TextProjection(int(talker["text_hidden_size"]), int(talker["hidden_size"]))
         vocoder = CodecVocoder(tokenizer_config["decoder_config"])
-        sample_encoder = None
-        if clones and "encoder_config" in tokenizer_config:
-            mimi = MimiConfig(**own_config(tokenizer_config["encoder_config"]))
-            mimi.decoder_config = None
-            sample_encoder = MimiModel(mimi)
+        sample_encoder = _sample_encoder(tokenizer_config) if clones else None
     dialects = {s.lower(): d for s, d in (talker.get("spk_is_dialect") or {}).items() if d}
     return Qwen3TtsParts(
         kind=kind,
@@ -188,6 +173,14 @@ def _talker(talker: dict[str, Any]) -> tuple[TextDecoder, CodePredictor]:
     heads = nn.ModuleList(nn.Linear(inner_width, size, bias=False) for _ in range(num_codebooks - 1))
     decoder = TextDecoder(text, nn.Linear(width, int(talker["vocab_size"]), bias=False))
     return decoder, CodePredictor(small, tables, heads, width)
+
+
+def _sample_encoder(tokenizer_config: dict[str, Any]) -> Any:
+    if "encoder_config" not in tokenizer_config:
+        return None
+    mimi = MimiConfig(**own_config(tokenizer_config["encoder_config"]))
+    mimi.decoder_config = None
+    return MimiModel(mimi)
 
 
 def _special_ids(config: dict[str, Any]) -> TtsSpecialIds:
