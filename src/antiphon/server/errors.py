@@ -99,8 +99,9 @@ async def _handle(connection: HTTPConnection, error: Exception) -> Response | No
     if connection.client_state == WebSocketState.CONNECTING:
         await connection.send_denial_response(response)
     elif not isinstance(error, Refused):
-        # The session should have sent its client the error; that it did not is a bug, which must not be hidden.
-        raise error
+        # The session should have sent its client the error; that it did not is a bug, which must not be hidden. As
+        # another exception, since Starlette calls the handlers once more, for a socket that it takes for unaccepted.
+        raise RuntimeError(f"{connection.url.path}: {type(error).__name__} after the upgrade") from error
     return None
 
 
