@@ -1,8 +1,9 @@
-"""The black box: what is written can be read, and two runs are compared by what matters."""
+"""Recordings: what is written can be read, and two runs are compared by what matters."""
 
 from __future__ import annotations
 
 import json
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from antiphon.recording.recorder import Recorder
 from antiphon.recording.tape import Tape, TapeEntry, turns
 from antiphon.recording.timeline import render, write_timeline
 
+TRANSCRIPTION = "conversation.item.input_audio_transcription"
 ANSWER: list[tuple[float, dict[str, Any]]] = [
     (1.0, {"type": "input_audio_buffer.speech_started", "item_id": "item_1", "audio_start_ms": 0}),
     (2.0, {"type": "input_audio_buffer.committed", "item_id": "item_1"}),
-    (2.1, {"type": "conversation.item.input_audio_transcription.completed", "item_id": "item_1", "transcript": "Hello <b>."}),
+    (2.1, {"type": f"{TRANSCRIPTION}.completed", "item_id": "item_1", "transcript": "Hello <b>."}),
     (2.2, {"type": "response.created", "response": {"id": "resp_1"}}),
     (2.3, {"type": "response.output_audio_transcript.delta", "response_id": "resp_1", "delta": "Hi"}),
     (2.4, {"type": "sound", "delta": [0, 10, "item_2"]}),
@@ -35,17 +37,17 @@ def record(folder: Path) -> Recorder:
     return Recorder(folder, "sess-1", {"opening": {}, "models": ["one"]}, clock=lambda: next(now) / 10)
 
 
-def test_what_is_recorded_is_read_back(tmp_path: Path) -> None:
-    box = record(tmp_path)
-    box.event_in('{"type": "session.update"}')
-    box.event_in('{"type": "input_audio_buffer.append", "audio": "AAAA"}')
-    box.event_in("{not json")
-    heard = box.audio_in(np.array([0.1, -0.5, 2.0], np.float32))
-    box.audio_out("item_1", np.zeros(7, np.float32), 24_000)
-    box.event_out('{"type": "response.output_audio.delta", "delta": "AAAA"}')
-    box.event_out('{"type": "error", "error": {"message": "no"}}')
-    box.close()
-    tape = Tape.read(box.folder)
+def test_when_a_session_is_recorded_then_the_same_is_read_back(tmp_path: Path) -> None:
+    recorder = record(tmp_path)
+    recorder.event_in('{"type": "session.update"}')
+    recorder.event_in('{"type": "input_audio_buffer.append", "audio": "AAAA"}')
+    recorder.event_in("{not json")
+    heard = recorder.audio_in(np.array([0.1, -0.5, 2.0], np.float32))
+    recorder.audio_out("item_1", np.zeros(7, np.float32), 24_000)
+    recorder.event_out('{"type": "response.output_audio.delta", "delta": "AAAA"}')
+    recorder.event_out('{"type": "error", "error": {"message": "no"}}')
+    recorder.close()
+    tape = Tape.read(recorder.folder)
     assert [e.kind for e in tape.entries] == ["in", "in", "in", "sound", "out", "out"]
     assert tape.entries[0].value == {"type": "session.update"}
     # That there was an append may be what said which dialect it was.
@@ -53,71 +55,75 @@ def test_what_is_recorded_is_read_back(tmp_path: Path) -> None:
     assert tape.entries[3].value == [0, 3]
     assert np.array_equal(tape.input_pcm, heard)
     assert (len(tape.output_pcm), tape.output_hz) == (7, 24_000)
-    assert "AAAA" not in (box.folder / "events.jsonl").read_text()
+    assert "AAAA" not in (recorder.folder / "events.jsonl").read_text()
 
 
-def test_what_is_said_may_hold_any_character(tmp_path: Path) -> None:
-    box = record(tmp_path)
+def test_when_messages_hold_any_character_then_they_are_read_back(tmp_path: Path) -> None:
+    recorder = record(tmp_path)
     said = "a\u2028b\x85c"
-    box.event_out(json.dumps({"type": "x", "delta": said}))
-    box.event_in('{"type": "conversation.item.create", "text": "\\ud83d"}')
-    box.event_in("[" * 100_000)
-    box.close()
-    tape = Tape.read(box.folder)
+    recorder.event_out(json.dumps({"type": "x", "delta": said}))
+    recorder.event_in('{"type": "conversation.item.create", "text": "\\ud83d"}')
+    recorder.event_in("[" * 100_000)
+    recorder.close()
+    tape = Tape.read(recorder.folder)
     assert tape.entries[0].value["delta"] == said
     assert [e.kind for e in tape.entries] == ["out", "in", "in"]
 
 
-def test_a_full_disk_ends_the_recording_and_not_the_session(tmp_path: Path) -> None:
-    class Full:
-        def write(self, data: bytes) -> None:
-            raise OSError(28, "No space left on device")
+def test_when_the_disk_is_full_then_the_recording_ends_and_not_the_session(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_close = wave.Wave_write.close
 
-        def close(self) -> None:
-            raise OSError(28, "No space left on device")
+    def write_fails(self: wave.Wave_write, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
 
-    box = record(tmp_path)
-    box._in.close()
-    box._in = Full()  # type: ignore[assignment]
-    assert len(box.audio_in(np.zeros(320, np.float32))) == 320
-    box.event_out('{"type": "x"}')
-    box.close()
-    assert (box.folder / "events.jsonl").read_text() == ""
+    def close_fails(self: wave.Wave_write) -> None:
+        real_close(self)
+        raise OSError(28, "No space left on device")
+
+    recorder = record(tmp_path)
+    monkeypatch.setattr(wave.Wave_write, "writeframes", write_fails)
+    monkeypatch.setattr(wave.Wave_write, "close", close_fails)
+    assert len(recorder.audio_in(np.zeros(320, np.float32))) == 320
+    recorder.event_out('{"type": "x"}')
+    recorder.close()
+    assert (recorder.folder / "events.jsonl").read_text() == ""
 
 
-def test_a_killed_recording_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    box = record(tmp_path)
-    box.audio_in(np.zeros(320, np.float32))
-    with (box.folder / "events.jsonl").open("a") as file:
+def test_when_a_recording_was_killed_then_its_complete_lines_are_read(tmp_path: Path) -> None:
+    recorder = record(tmp_path)
+    recorder.audio_in(np.zeros(320, np.float32))
+    with (recorder.folder / "events.jsonl").open("a") as file:
         file.write('{"t": 1.0, "in": {"ty')
-    assert [e.kind for e in Tape.read(box.folder).entries] == ["sound"]
-    box.close()
+    assert [e.kind for e in Tape.read(recorder.folder).entries] == ["sound"]
+    recorder.close()
 
 
 @pytest.mark.parametrize("spoil", ["session.json", "events.jsonl", "in.wav"])
-def test_a_folder_that_is_none_is_named(tmp_path: Path, spoil: str) -> None:
-    box = record(tmp_path)
-    box.close()
-    (box.folder / spoil).unlink()
+def test_when_a_folder_holds_no_recorded_session_then_the_error_says_so(tmp_path: Path, spoil: str) -> None:
+    recorder = record(tmp_path)
+    recorder.close()
+    (recorder.folder / spoil).unlink()
     with pytest.raises(StoreError, match="no recorded session"):
-        Tape.read(box.folder)
+        Tape.read(recorder.folder)
 
 
-def test_another_version_is_named(tmp_path: Path) -> None:
-    box = record(tmp_path)
-    box.close()
-    (box.folder / "session.json").write_text(json.dumps({"version": 99}))
+def test_when_a_recording_is_of_another_version_then_the_error_names_it(tmp_path: Path) -> None:
+    recorder = record(tmp_path)
+    recorder.close()
+    (recorder.folder / "session.json").write_text(json.dumps({"version": 99}))
     with pytest.raises(StoreError, match="version 99"):
-        Tape.read(box.folder)
+        Tape.read(recorder.folder)
 
 
-def test_where_nothing_can_be_written_is_said(tmp_path: Path) -> None:
+def test_when_nothing_can_be_written_then_the_error_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot record"):
         record(tmp_path / "file")
 
 
-def test_turns_have_their_stages() -> None:
+def test_when_turns_are_gathered_then_each_has_its_times() -> None:
     (turn,) = turns(entries(ANSWER))
     assert (turn.transcript, turn.answer, turn.status) == ("Hello <b>.", "Hi", "completed")
     assert (turn.started, turn.ended, turn.transcribed, turn.asked, turn.first_text, turn.first_sound, turn.done) == (
@@ -125,7 +131,9 @@ def test_turns_have_their_stages() -> None:
     )  # fmt: skip
 
 
-def test_only_what_matters_is_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
+def test_when_two_runs_are_compared_then_drawn_words_and_pieces_are_no_difference(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     then = entries(ANSWER)
     assert compare(then, then) == 0
     # Other words of the model, in other pieces, later.
@@ -144,16 +152,16 @@ def test_only_what_matters_is_a_difference(capsys: pytest.CaptureFixture[str]) -
     assert compare(then, entries([*ANSWER, (3.0, ANSWER[0][1] | {"item_id": "item_3"})])) == 2
 
 
-def test_the_picture_holds_everything_and_nothing_from_elsewhere(tmp_path: Path) -> None:
-    box = record(tmp_path)
-    box.audio_in(np.full(3200, 0.3, np.float32))
+def test_when_a_session_is_drawn_then_the_page_has_its_turns_and_refers_to_nothing_else(tmp_path: Path) -> None:
+    recorder = record(tmp_path)
+    recorder.audio_in(np.full(3200, 0.3, np.float32))
     for _, event in ANSWER:
-        box.event_out(json.dumps(event))
-    box.event_out('{"type": "conversation.item.truncated", "item_id": "item_2", "audio_end_ms": 750}')
-    box.close()
-    write_timeline(box.folder, tmp_path / "t.html")
+        recorder.event_out(json.dumps(event))
+    recorder.event_out('{"type": "conversation.item.truncated", "item_id": "item_2", "audio_end_ms": 750}')
+    recorder.close()
+    write_timeline(recorder.folder, tmp_path / "t.html")
     page = (tmp_path / "t.html").read_text()
-    assert page == render(Tape.read(box.folder))
+    assert page == render(Tape.read(recorder.folder))
     assert "Hello &lt;b&gt;." in page
     assert "cut at 750 ms" in page
     assert "http" not in page

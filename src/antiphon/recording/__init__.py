@@ -1,1 +1,1 @@
-"""Recorded sessions: written while they run, read back, drawn."""
+"""Recorded sessions: written while they run, read back, and drawn."""

@@ -1,12 +1,15 @@
-"""The black box: one session's events and sound, both ways, with their times, in one folder; and how such a folder is read.
+"""Records one session's events and audio, in both directions and with their times, in one folder.
 
-`session.json` says what was opened and with which models; `events.jsonl` has a line for each thing that came or went, in order:
+`session.json` says what was opened and with which models; `events.jsonl` has a line for each thing that came or went,
+in order:
 
-    {"t": 1.204, "in": {...}}           an event of the client, without sound
-    {"t": 1.224, "sound": [0, 320]}     sound of the client: first sample and number of samples in in.wav (16 kHz)
-    {"t": 2.071, "out": {...}}          an event of the server; "delta" of sound is [first sample, samples, item] in out.wav
+    {"t": 1.204, "in": {...}}           an event of the client, without audio
+    {"t": 1.224, "sound": [0, 320]}     audio of the client: first sample and number of samples in in.wav (16 kHz)
+    {"t": 2.071, "out": {...}}          an event of the server; the "delta" of audio is [first sample, samples, item]
+                                        in out.wav
 
-`t` is seconds since the session began. Keys are never written. The WAVs hold the sound end to end, without the pauses between.
+`t` is seconds since the session began. Keys are never written. The WAVs hold the audio end to end, without the pauses
+between.
 """
 
 from __future__ import annotations
@@ -30,12 +33,18 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Writes one session. What was written so far can be read at any time, also if the process is killed."""
+    """Writes one session. What was written so far can be read at any time, also if the process is killed.
+
+    Writing blocks for as long as the disk takes. Where it fails, for one because the disk is full, the recording ends
+    with an error in the log and the session goes on. `folder` is the recording's own folder, named by time and session.
+    """
 
     def __init__(
         self, folder: Path, session_id: str, facts: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Raises StoreError where nothing can be written."""
+        """Create the recording's folder below `folder`. `facts` are written into session.json; `clock` gives seconds.
+        Raises StoreError where nothing can be written.
+        """
         self._clock = clock
         self._begun_s = clock()
         self.folder = folder / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{session_id}"
@@ -47,51 +56,59 @@ class Recorder:
         except OSError as error:
             raise StoreError(f"cannot record in {folder}: {error}") from error
         self._out: _Wav | None = None
-        self._broken = self._appended = False
-        self._heard = self._said = 0
+        # Writing has failed once, so nothing more is written; the client has sent audio in an event.
+        self._failed = self._has_append = False
+        # Samples written to in.wav and out.wav.
+        self._num_in = self._num_out = 0
 
     def event_in(self, data: str | bytes) -> None:
-        """A frame of the client. One that carries sound is written as its sound alone."""
+        """Record a message of the client. One that carries audio is left out, because `audio_in` records the audio; the
+        first 1,000 characters of a message that is not JSON are kept.
+        """
         try:
             event = json.loads(data)
         except (ValueError, RecursionError):
             event = {"unreadable": str(data)[:1000]}
         if isinstance(event, dict) and event.get("type") == "input_audio_buffer.append":
-            if self._appended:
+            if self._has_append:
                 return
-            # The first one may be what says which dialect is spoken.
-            self._appended, event = True, {"type": "input_audio_buffer.append", "audio": ""}
+            # The first one is kept, without its audio: it may be what tells the dialect of the session.
+            self._has_append, event = True, {"type": "input_audio_buffer.append", "audio": ""}
         self._line("in", event)
 
     def audio_in(self, pcm: Pcm) -> Pcm:
-        """Sound of the client, 16 kHz. Returns what was written, which is what the session should hear: a replay hears no other."""
+        """Record audio of the client: float32 [num_samples], 16 kHz. Returns it as it was written, in 16 bits, which is
+        what the session should hear, because a replay hears no other.
+        """
         data = to_pcm16(pcm)
-        self._keep(lambda: self._in.write(data))
-        self._line("sound", [self._heard, len(pcm)])
-        self._heard += len(pcm)
+        self._write(lambda: self._in.write(data))
+        self._line("sound", [self._num_in, len(pcm)])
+        self._num_in += len(pcm)
         return from_pcm16(data)
 
     def audio_out(self, item_id: str, pcm: Pcm, rate_hz: int) -> None:
-        """Sound of an answer, at the voice's rate."""
+        """Record audio of a response: float32 [num_samples] at `rate_hz`. The first call sets the rate of out.wav."""
 
-        def keep() -> None:
+        def write() -> None:
             if self._out is None:
                 self._out = _Wav(self.folder / "out.wav", rate_hz)
             self._out.write(to_pcm16(pcm))
 
-        self._keep(keep)
-        self._line("out", {"type": "sound", "delta": [self._said, len(pcm), item_id]})
-        self._said += len(pcm)
+        self._write(write)
+        self._line("out", {"type": "sound", "delta": [self._num_out, len(pcm), item_id]})
+        self._num_out += len(pcm)
 
     def event_out(self, frame: str) -> None:
-        """A frame to the client; those that carry sound are `sound_out`'s."""
+        """Record a message to the client. Messages that carry audio are left out, because `audio_out` records the
+        audio.
+        """
         event = json.loads(frame)
         if event.get("type") in ("response.output_audio.delta", "response.audio.delta"):
             return
         self._line("out", event)
 
     def close(self) -> None:
-        """The session is over."""
+        """Close the files when the session is over. An error of the disk is ignored."""
         for file in (self._events, self._in, self._out):
             if file:
                 with contextlib.suppress(OSError):
@@ -99,21 +116,21 @@ class Recorder:
 
     def _line(self, kind: str, value: Any) -> None:
         line = json.dumps({"t": round(self._clock() - self._begun_s, 4), kind: value})
-        self._keep(lambda: print(line, file=self._events, flush=True))
+        self._write(lambda: print(line, file=self._events, flush=True))
 
-    def _keep(self, write: Callable[[], object]) -> None:
-        """Write, as long as that works: what is to be remembered is not worth more than what is going on."""
-        if self._broken:
+    def _write(self, write: Callable[[], object]) -> None:
+        """Write unless writing has failed before: a recording must not end the session that it records."""
+        if self._failed:
             return
         try:
             write()
         except OSError as error:
-            self._broken = True
+            self._failed = True
             log.error("%s is recorded no further: %s", self.folder.name, error)
 
 
 class _Wav:
-    """A WAV file that is whole after each write."""
+    """A WAV file whose header fits its data after each write."""
 
     def __init__(self, path: Path, rate_hz: int) -> None:
         self._file = path.open("wb", buffering=0)
@@ -127,5 +144,7 @@ class _Wav:
         self._wave.writeframes(data)
 
     def close(self) -> None:
-        self._wave.close()
-        self._file.close()
+        try:
+            self._wave.close()
+        finally:
+            self._file.close()

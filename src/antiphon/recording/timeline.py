@@ -1,4 +1,4 @@
-"""`antiphon timeline DIR`: one self-contained HTML picture of a recorded session."""
+"""Draws a recorded session as one self-contained HTML file (`antiphon timeline DIR`)."""
 
 from __future__ import annotations
 
@@ -10,17 +10,31 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.recording.tape import RecordedTurn, Tape, TapeEntry, turns
 
-PX_PER_S, LEFT, LANE, STEP_S = 60, 110, 46, 0.05
+# Pixels a second of time, of the labels on the left, and of one lane's height.
+PX_PER_S, LEFT_PX, LANE_PX = 60, 110, 46
 LANES = ("microphone", "you speak", "thinking", "answer made", "events")
 STYLE = """
-:root { color-scheme: light dark; --ink: #1b1d22; --paper: #fbfaf7; --line: #d9d6cd; --you: #2f6f4f; --think: #c08a1e; --answer: #2b5aa8; --stop: #b3372f; }
-@media (prefers-color-scheme: dark) { :root { --ink: #ecebe6; --paper: #17181b; --line: #34373d; --you: #76c69a; --think: #e0b356; --answer: #86aef0; --stop: #f0837b; } }
+:root {
+  color-scheme: light dark;
+  --ink: #1b1d22; --paper: #fbfaf7; --line: #d9d6cd;
+  --you: #2f6f4f; --think: #c08a1e; --answer: #2b5aa8; --stop: #b3372f;
+}
+@media (prefers-color-scheme: dark) {
+  :root {
+    --ink: #ecebe6; --paper: #17181b; --line: #34373d;
+    --you: #76c69a; --think: #e0b356; --answer: #86aef0; --stop: #f0837b;
+  }
+}
 body { margin: 1rem; font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
-.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; } svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
-.you { fill: var(--you); } .think { fill: var(--think); } .answer { fill: var(--answer); } .stop { fill: var(--stop); stroke: var(--stop); } .grid { stroke: var(--line); }
-table { border-collapse: collapse; margin-top: 1rem; font-variant-numeric: tabular-nums; } th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
+.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; }
+svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
+.you { fill: var(--you); } .think { fill: var(--think); } .answer { fill: var(--answer); }
+.stop { fill: var(--stop); stroke: var(--stop); } .grid { stroke: var(--line); }
+table { border-collapse: collapse; margin-top: 1rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
 th.text, td.text { text-align: left; max-width: 26rem; }
 """
+# Headings of the table, and the times of RecordedTurn that stand under them.
 COLUMNS = (
     ("transcript", "transcribed"),
     ("first words", "first_text"),
@@ -30,44 +44,55 @@ COLUMNS = (
 
 
 def render(tape: Tape) -> str:
-    """The page: lanes over time, and a row a turn."""
+    """The HTML page: lanes over time, and a table with a row for each turn. It refers to nothing outside itself and has
+    no script.
+    """
     outputs = tape.outputs()
-    found = turns(outputs)
-    width = LEFT + int((tape.duration_s + 1) * PX_PER_S)
-    parts = [f'<svg width="{width}" height="{LANE * len(LANES) + 24}" role="img" aria-label="The session over time">']
-    for second in range(int(tape.duration_s) + 2):
-        x = LEFT + second * PX_PER_S
-        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{LANE * len(LANES)}"/>')
-        parts.append(f'<text x="{x + 2}" y="{LANE * len(LANES) + 14}">{second} s</text>')
-    parts += [f'<text x="4" y="{k * LANE + 27}">{name}</text>' for k, name in enumerate(LANES)]
-    parts.append(_loudness(tape))
-    for turn in found:
-        parts += _spans(turn, outputs, tape.duration_s)
-    parts += [_mark(e) for e in outputs if e.value.get("type") in ("conversation.item.truncated", "error")]
-    parts.append("</svg>")
+    recorded_turns = turns(outputs)
     title = html.escape(f"{tape.facts.get('id', '')}, {tape.duration_s:.1f} s")
-    rows = "\n".join(_row(k, t) for k, t in enumerate(found, 1))
-    heads = "".join(f"<th scope=col>{name}" for name, _ in COLUMNS)
+    models = html.escape(", ".join(map(str, tape.facts.get("models", []))))
+    rows = "\n".join(_row(k, t) for k, t in enumerate(recorded_turns, 1))
+    headings = "".join(f"<th scope=col>{name}" for name, _ in COLUMNS)
     return (
         f'<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width">'
-        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><p>{html.escape(', '.join(map(str, tape.facts.get('models', []))))}</p>"
-        f"<div class=scroll tabindex=0>{''.join(parts)}</div><table><caption>From the end of the turn, ms</caption>"
-        f"<tr><th scope=col>turn<th class=text scope=col>said<th class=text scope=col>answered{heads}<th scope=col>status</tr>{rows}</table></html>\n"
+        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><p>{models}</p>"
+        f"<div class=scroll tabindex=0>{_drawing(tape, outputs, recorded_turns)}</div>"
+        f"<table><caption>From the end of the turn, ms</caption>"
+        f"<tr><th scope=col>turn<th class=text scope=col>said<th class=text scope=col>answered{headings}"
+        f"<th scope=col>status</tr>{rows}</table></html>\n"
     )
 
 
-def _x(t: float) -> float:
-    return LEFT + t * PX_PER_S
+def _drawing(tape: Tape, outputs: list[TapeEntry], recorded_turns: list[RecordedTurn]) -> str:
+    """The lanes as one SVG."""
+    width, height = LEFT_PX + int((tape.duration_s + 1) * PX_PER_S), LANE_PX * len(LANES)
+    parts = [f'<svg width="{width}" height="{height + 24}" role="img" aria-label="The session over time">']
+    for second in range(int(tape.duration_s) + 2):
+        x = LEFT_PX + second * PX_PER_S
+        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{height}"/>')
+        parts.append(f'<text x="{x + 2}" y="{height + 14}">{second} s</text>')
+    parts += [f'<text x="4" y="{k * LANE_PX + 27}">{name}</text>' for k, name in enumerate(LANES)]
+    parts.append(_loudness(tape))
+    for turn in recorded_turns:
+        parts += _boxes(turn, tape.duration_s)
+    parts += [_mark(e) for e in outputs if e.value.get("type") in ("conversation.item.truncated", "error")]
+    return "".join([*parts, "</svg>"])
 
 
-def _box(lane: int, kind: str, start: float, end: float, label: str) -> str:
-    wide = max(1.5, (end - start) * PX_PER_S)
-    text = html.escape(label)
-    return f'<rect class="{kind}" x="{_x(start):.1f}" y="{lane * LANE + 12}" width="{wide:.1f}" height="22"><title>{text}</title></rect>'
+def _x(at_s: float) -> float:
+    return LEFT_PX + at_s * PX_PER_S
+
+
+def _box(lane: int, kind: str, start_s: float, end_s: float, label: str) -> str:
+    width = max(1.5, (end_s - start_s) * PX_PER_S)
+    return (
+        f'<rect class="{kind}" x="{_x(start_s):.1f}" y="{lane * LANE_PX + 12}" width="{width:.1f}" height="22">'
+        f"<title>{html.escape(label)}</title></rect>"
+    )
 
 
 def _loudness(tape: Tape) -> str:
-    """The microphone's level, placed when it came."""
+    """The microphone's level, drawn at the time when the audio came."""
     bars = []
     for entry in tape.entries:
         if entry.kind != "sound":
@@ -76,13 +101,15 @@ def _loudness(tape: Tape) -> str:
         pcm: Pcm = tape.input_pcm[start : start + count]
         if len(pcm):
             level = float(np.sqrt(np.mean(pcm**2)))
-            high = min(1.0, max(0.0, (20 * np.log10(level + 1e-6) + 60) / 60)) * 30
+            # From nothing at -60 dB of full scale to 30 pixels at 0 dB.
+            height = min(1.0, max(0.0, (20 * np.log10(level + 1e-6) + 60) / 60)) * 30
             x = _x(entry.at_s - count / SAMPLE_RATE_HZ)
-            bars.append(f"M{x:.1f} {27 - high / 2:.1f}v{high:.1f}")
+            bars.append(f"M{x:.1f} {27 - height / 2:.1f}v{height:.1f}")
     return f'<path d="{"".join(bars)}" fill="none" style="stroke:var(--you)"/>'
 
 
-def _spans(turn: RecordedTurn, outputs: list[TapeEntry], end: float) -> list[str]:
+def _boxes(turn: RecordedTurn, end: float) -> list[str]:
+    """The turn's speech, thinking and response; what had no end lasts until the session's `end`, in seconds."""
     out = []
     if turn.started is not None:
         out.append(_box(1, "you", turn.started, turn.ended if turn.ended is not None else end, turn.transcript))
@@ -97,24 +124,28 @@ def _spans(turn: RecordedTurn, outputs: list[TapeEntry], end: float) -> list[str
 def _mark(entry: TapeEntry) -> str:
     kind = entry.value["type"]
     error = entry.value.get("error")
-    # The vLLM dialect's errors are texts.
+    # An error of the vLLM dialect is a text.
     message = error.get("message", "") if isinstance(error, dict) else error
     what = f"cut at {entry.value['audio_end_ms']} ms" if kind.endswith("truncated") else str(message)
-    x, y = _x(entry.at_s), 4 * LANE
-    return f'<line class="stop" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{y + 36}"/><text x="{x + 4:.1f}" y="{y + 27}">{html.escape(what)}</text>'
+    x, y = _x(entry.at_s), 4 * LANE_PX
+    return (
+        f'<line class="stop" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{y + 36}"/>'
+        f'<text x="{x + 4:.1f}" y="{y + 27}">{html.escape(what)}</text>'
+    )
 
 
 def _row(k: int, turn: RecordedTurn) -> str:
     cells = []
     for _, name in COLUMNS:
-        value = getattr(turn, name)
-        cells.append(
-            f"<td>{(value - turn.ended) * 1000:.0f}" if value is not None and turn.ended is not None else "<td>"
-        )
+        at_s = getattr(turn, name)
+        took = f"{(at_s - turn.ended) * 1000:.0f}" if at_s is not None and turn.ended is not None else ""
+        cells.append(f"<td>{took}")
     said, answer = html.escape(turn.transcript), html.escape(turn.answer)
     return f"<tr><td>{k}<td class=text>{said}<td class=text>{answer}{''.join(cells)}<td>{html.escape(turn.status)}</tr>"
 
 
 def write_timeline(folder: Path, target: Path) -> None:
-    """Raises StoreError for a folder that is none of a session."""
+    """Read the recording in `folder` and write its page to `target`. Raises StoreError for a folder that holds no
+    recorded session.
+    """
     target.write_text(render(Tape.read(folder)), encoding="utf-8")
