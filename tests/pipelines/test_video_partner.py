@@ -1,8 +1,8 @@
-"""A partner that sees, asked about what is seen: its answers are those to the whole conversation, and a question computes what is new."""
+"""A conversation model that sees, asked about frames: it is given one conversation, and computes only what is new."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -14,24 +14,27 @@ from antiphon.contracts import (
     ImagePart,
     Message,
     MessagePart,
+    ReplyDone,
     ReplyOptions,
     ResponseChunk,
     TextDelta,
     VideoFrame,
     VideoQuestion,
+    VoiceOptions,
 )
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import Engine
+from antiphon.events.tools import Tool
 from antiphon.pipelines.video_partner import (
-    LEFT_FRAMES,
-    MOST_FRAMES,
+    KEPT_PAST_FRAMES,
+    MAX_PAST_FRAMES,
     SYSTEM,
     ConversationVideoModel,
     ConversationVideoStream,
 )
 from antiphon.vision.images import EncodedImage
 from tests.adapters import tiny_qwen3_omni as tiny
-from tests.adapters.test_qwen3_omni import TOKENS, Whole, image, sound
+from tests.adapters.published_qwen3_omni import TOKENS, Whole, clip, image
 
 GREEDY = ReplyOptions(max_tokens=TOKENS, temperature=0.0)
 
@@ -56,23 +59,17 @@ def whole(folder: Path) -> Whole:
 
 
 async def computed(engine: Engine) -> None:
-    """Wait until all rows that sessions were given are in the KV.
-
-    A call runs between two steps, so a step lies between one call and the next for as long as there is work.
-    """
-    rows = -1
-    while rows != engine.runner.stats.rows:
-        rows = engine.runner.stats.rows
-        for _ in range(2):
-            await engine.call(lambda: None)
+    """Wait until no session of the engine has rows that a step could compute."""
+    while await engine.call(lambda: any(session.ready for session in engine.scheduler.sessions)):
+        pass
 
 
 async def answered(stream: ConversationVideoStream, question: VideoQuestion, most: int = 1000) -> str:
     """The text of an answer, which is broken off after `most` chunks."""
     out: list[ResponseChunk] = []
-    async with aclosing(stream.answer(question, GREEDY, None)) as answers:
-        async for answer in answers:
-            out.append(answer)
+    async with aclosing(stream.answer(question, GREEDY, None)) as chunks:
+        async for chunk in chunks:
+            out.append(chunk)
             if len(out) == most:
                 break
     return "".join(a.text for a in out if isinstance(a, TextDelta))
@@ -83,9 +80,11 @@ def turn(*parts: MessagePart) -> Message:
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_answers_are_those_to_the_whole(model: Qwen3Omni, whole: Whole, eager: bool) -> None:
+def test_when_questions_follow_then_answers_are_those_to_the_whole_conversation(
+    model: Qwen3Omni, whole: Whole, eager: bool
+) -> None:
     frames = [image(i) for i in range(4)]
-    heard = sound(1.3, 7)
+    heard = clip(1.3, 7)
 
     async def run() -> tuple[list[str], list[int]]:
         stream = await ConversationVideoModel(model, eager=eager).open("Look well.")
@@ -122,26 +121,56 @@ def test_answers_are_those_to_the_whole(model: Qwen3Omni, whole: Whole, eager: b
     first = turn("<0.0 seconds>", frames[0], "<0.5 seconds>", frames[1], "What is it?")
     second = turn("<1.0 seconds>", frames[2], "<1.5 seconds>", frames[3], heard, "And this?")
     said = [Message("assistant", text.strip()) for text in texts]
-    talked = [system, first, said[0], second, said[1], turn("Why?")]
+    messages = [system, first, said[0], second, said[1], turn("Why?")]
     for count, text in zip((2, 4, 6), texts, strict=True):
-        ids = whole.ids(talked[:count])
+        ids = whole.ids(messages[:count])
         written = whole.tokenizer.decode(ids, skip_special_tokens=False)
-        # Bytes at the end that are no character yet are not told.
+        # Bytes at the end that are no character yet are not in the answer.
         assert written.startswith(text)
         assert len(written) - len(text) <= 3
-    # "Why?" is a turn of a few tokens, whatever came before it; the first question had its frames already, where they were taken in ahead.
+    # "Why?" is a turn of a few tokens, whatever came before it. The first question finds its frames in the KV already
+    # where they were prefilled.
     assert rows[2] < 60
     assert (rows[0] < 30) == eager
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    watching = ConversationVideoStream(None, "", eager=False)  # type: ignore[arg-type]
-    for number in range(MOST_FRAMES // 2 + 1):
-        watching._past += [
-            turn(ImagePart(EncodedImage(b"")), ImagePart(EncodedImage(b"")), str(number)),
-            Message("assistant", "Yes."),
-        ]
-        watching._trim()
-    left = [m.parts[2] for m in watching._past if m.parts]
-    assert len(left) == LEFT_FRAMES // 2
-    assert left[-1] == str(MOST_FRAMES // 2)
+class Partner:
+    """A ConversationStream that answers "Yes." and keeps the messages of each response."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Message, ...]] = []
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        return
+
+    async def respond(
+        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[ResponseChunk, None]:
+        self.asked.append(tuple(messages))
+        yield TextDelta("Yes.")
+        yield ReplyDone("stop", 1, 0, 1)
+
+    def close(self) -> None:
+        return
+
+
+def test_when_answered_questions_have_too_many_frames_then_the_oldest_questions_leave() -> None:
+    partner, png = Partner(), image().image.data
+
+    async def run() -> None:
+        stream = ConversationVideoStream(partner, "", eager=False)
+        # Two frames a question: with the last of these there are more than MAX_PAST_FRAMES.
+        for question in range(MAX_PAST_FRAMES // 2 + 2):
+            numbers = (2 * question, 2 * question + 1)
+            for number in numbers:
+                await stream.append_frame(VideoFrame(number, 0.0, EncodedImage(png)))
+            await answered(stream, VideoQuestion(str(question), 0.0, numbers))
+
+    anyio.run(run)
+    num_frames = [sum(isinstance(p, ImagePart) for m in messages for p in m.parts) for messages in partner.asked]
+    # Each response is asked for with its own two frames and those of all questions before it, until these are too many.
+    assert num_frames[:-1] == [2 * n for n in range(1, MAX_PAST_FRAMES // 2 + 2)]
+    assert num_frames[-1] == KEPT_PAST_FRAMES + 2
+    system, oldest, *_ = partner.asked[-1]
+    assert system.role == "system"
+    assert oldest.parts[-1] == str(MAX_PAST_FRAMES // 2 + 1 - KEPT_PAST_FRAMES // 2)

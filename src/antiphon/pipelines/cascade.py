@@ -1,19 +1,20 @@
-"""A language model and a voice as one partner: text is spoken clause by clause while it is still being written.
+"""A language model and a synthesizer as one conversation model: text is spoken while it is still being written.
 
-Two tasks a response: one reads the language model and cuts its text into units (the first at a clause or a few words, so that sound begins
-early; then sentences, or what there is of one when the sound before it is about to run out), one speaks them. What they make
-goes through one queue. Closing the generator cancels both.
+A response is made by two tasks. One reads the language model and cuts its text into sentences: the first ends at a
+clause or after a few words, so that audio begins early; the others are whole, but for what is cut off when the audio
+before it is about to run out. The other task speaks them. Closing the response's generator cancels both.
 """
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import cast
 
+import anyio
 import numpy as np
 
 from antiphon.contracts import (
@@ -38,19 +39,30 @@ from antiphon.pipelines.merge import PutChunk, side_by_side
 from antiphon.text.sentences import SentenceSplitter
 from antiphon.text.word_timing import WordPacer
 
-# A first unit shorter than this waits for more: "Well," alone would be followed by a gap.
+log = logging.getLogger(__name__)
+
+# A first sentence that is shorter waits for more: "Well," alone would be followed by a gap.
 MIN_FIRST_CHARS = 10
-# Without a mark the first unit ends after so many words: each one more is 70 ms later on two cores, and three sound for as long as
-# the next ten take to be written.
+# Without a mark the first sentence ends after so many words. Each word more begins the audio 70 ms later on two cores,
+# and three words last as long as the next ten take to be written.
 FIRST_WORDS = 3
-# With less than this left of the sound so far, what is written of a sentence is spoken before it is complete: a voice begins within
-# 50 ms, and a break of breath is heard less than a gap. Seconds; words.
-RUNNING_OUT_S, FEWEST_WORDS = 0.3, 3
-NO_SOUND = np.zeros(0, np.float32)
+# With less than this left of the audio so far, an incomplete sentence is cut and spoken: the voice begins within 50 ms,
+# and a pause for breath is heard less than a gap. The cut has at least so many words.
+RUNNING_OUT_S, MIN_CUT_WORDS = 0.3, 3
+# Bound: texts that wait for the voice, sentences or, for a voice that reads while it speaks, the deltas of the language
+# model. When it is full, which takes a response of thousands of words, the language model waits.
+MAX_WAITING_TEXTS = 4096
+# The profile's rate where there is no voice, and so no audio.
+DEFAULT_RATE_HZ = 24_000
+NO_AUDIO = np.zeros(0, np.float32)
 
 
 class Cascade:
-    """A language model that speaks with a synthesizer's voice; without one it writes."""
+    """A ConversationModel whose text is the language model's and whose audio is the synthesizer's.
+
+    Without a synthesizer, which is None then, it answers in text. Both models belong to the caller, who closes them.
+    `clock` returns monotonic seconds; it only decides when audio is about to run out.
+    """
 
     native = None
 
@@ -65,164 +77,198 @@ class Cascade:
         self.synthesizer = synthesizer
         voice = synthesizer.profile if synthesizer else None
         self.profile = ConversationProfile(
-            language.profile.id, voice.sample_rate_hz if voice else 24_000, voice.voices if voice else ()
+            language.profile.id, voice.sample_rate_hz if voice else DEFAULT_RATE_HZ, voice.voices if voice else ()
         )
 
     async def open(self) -> ConversationStream:
-        """A new conversation. Raises Refused where there is no room for its KV."""
+        """Open a conversation with the language model; the synthesizer keeps no state of one.
+
+        Raises Refused where there is no room for its KV.
+        """
         return _CascadeStream(await self._language.open(), self.synthesizer, self._clock)
 
 
 def spoken(
-    dialogue: LanguageStream,
+    language: LanguageStream,
     synthesizer: Synthesizer | None,
     options: ReplyOptions,
     voice: VoiceOptions | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[ResponseChunk, None]:
-    """What a dialogue answers, spoken as it is written; see ConversationStream.respond."""
-    return _CascadeStream(dialogue, synthesizer, clock).respond((), options, voice)
+    """Speak what a language stream replies to no messages, as a cascade's `respond` does.
 
-
-class _Pace:
-    """How much is left of the sound made so far, were it heard from the first on without a break."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._ends_s: float | None = None
-        # Units given to the voice and not spoken yet.
-        self.waiting = 0
-
-    def made(self, seconds: float) -> None:
-        """More sound was made."""
-        self._ends_s = max(self._ends_s or 0.0, self._clock()) + seconds
-
-    @property
-    def running_out(self) -> bool:
-        """The voice has nothing to do, and what it made is nearly over."""
-        return not self.waiting and self._ends_s is not None and self._ends_s - self._clock() < RUNNING_OUT_S
+    For a stream that knows by itself what it is asked. The stream stays open; closing the generator ends the response.
+    """
+    return _CascadeStream(language, synthesizer, clock).respond((), options, voice)
 
 
 class _CascadeStream:
-    def __init__(self, dialogue: LanguageStream, synthesizer: Synthesizer | None, clock: Callable[[], float]) -> None:
-        self._dialogue = dialogue
+    def __init__(self, language: LanguageStream, synthesizer: Synthesizer | None, clock: Callable[[], float]) -> None:
+        self._language = language
         self._synthesizer = synthesizer
         self._clock = clock
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """See ConversationStream."""
-        await self._dialogue.prefill(messages, tools)
+        """Prefill the language model. The synthesizer has nothing to prepare."""
+        await self._language.prefill(messages, tools)
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """See ConversationStream."""
-        if voice is None or self._synthesizer is None:
-            async with aclosing(self._dialogue.reply(messages, options)) as replies:
+        """Write a response and speak it. What the voice cannot speak is in the text alone."""
+        synthesizer = self._synthesizer
+        if voice is None or synthesizer is None:
+            async with aclosing(self._language.reply(messages, options)) as replies:
                 async for reply in replies:
                     yield reply
             return
-        units: asyncio.Queue[str | None] = asyncio.Queue()
-        pace = _Pace(self._clock)
-        work = (
-            lambda put: self._write(messages, options, units, put, pace),
-            lambda put: self._speak(voice, units, put, pace),
-        )
-        async with aclosing(side_by_side(*work)) as answers:
-            async for answer in answers:
-                yield answer
+        audio_left = _AudioLeft(self._clock)
+        texts_in, texts_out = anyio.create_memory_object_stream[str](MAX_WAITING_TEXTS)
+
+        async def give(text: str) -> None:
+            # A voice that has come to an end of its own reads no more; the text goes on.
+            with suppress(anyio.BrokenResourceError):
+                await texts_in.send(text)
+
+        async def write(put: PutChunk) -> None:
+            cutter = _TextCutter(audio_left, whole_texts=synthesizer.profile.streams_text)
+            async with texts_in, aclosing(self._language.reply(messages, options)) as replies:
+                async for reply in replies:
+                    await put(reply)
+                    for text in cutter.feed(reply.text) if isinstance(reply, TextDelta) else ():
+                        await give(text)
+                if rest := cutter.flush():
+                    await give(rest)
+
+        async def speak(put: PutChunk) -> None:
+            async with texts_out:
+                if synthesizer.profile.streams_text:
+                    await _speak_live(cast(LiveSynthesizer, synthesizer), voice, texts_out, put)
+                else:
+                    await _speak_sentences(synthesizer, voice, texts_out, put, audio_left)
+
+        with texts_in, texts_out:
+            async with aclosing(side_by_side(write, speak)) as chunks:
+                async for chunk in chunks:
+                    yield chunk
 
     def close(self) -> None:
-        """See ConversationStream."""
-        self._dialogue.close(keep=True)
+        """Close the language model's conversation; a later one that begins alike may go on from its KV."""
+        self._language.close(keep=True)
 
-    async def _write(
-        self,
-        messages: Sequence[Message],
-        options: ReplyOptions,
-        units: asyncio.Queue[str | None],
-        put: PutChunk,
-        pace: _Pace,
-    ) -> None:
-        assert self._synthesizer
-        splitter, first, live = SentenceSplitter("clause"), "", self._synthesizer.profile.streams_text
 
-        def speak(unit: str) -> None:
-            pace.waiting += 1
-            units.put_nowait(unit)
-            splitter.granularity = "sentence"
+class _AudioLeft:
+    """Estimates how much of the audio made so far is still to be heard, if it is heard from the first on without a gap.
 
-        async with aclosing(self._dialogue.reply(messages, options)) as replies:
-            async for reply in replies:
-                await put(reply)
-                if not isinstance(reply, TextDelta):
-                    continue
-                if live:
-                    # It reads while it speaks: there is nothing to be cut.
-                    units.put_nowait(reply.text)
-                    continue
-                for unit in splitter.feed(reply.text):
-                    if splitter.granularity == "sentence":
-                        speak(unit)
-                        continue
-                    first = f"{first} {unit}".strip()
-                    if len(first) >= MIN_FIRST_CHARS or first[-1] in ".!?":
-                        speak(first)
-                        first = ""
-                if splitter.granularity == "clause" and (head := splitter.cut_words(FIRST_WORDS, MIN_FIRST_CHARS)):
-                    speak(f"{first} {head}".strip())
-                    first = ""
-                elif pace.running_out and (head := splitter.cut_clause(FEWEST_WORDS)):
-                    speak(head)
-        rest = " ".join([*([first] if first else []), *splitter.flush()])
-        if rest:
-            speak(rest)
-        units.put_nowait(None)
+    `num_waiting`: sentences that were given to the voice and are not spoken yet.
+    """
 
-    async def _speak(
-        self,
-        voice: VoiceOptions,
-        units: asyncio.Queue[str | None],
-        put: PutChunk,
-        pace: _Pace,
-    ) -> None:
-        assert self._synthesizer
-        rate_hz, at_s = self._synthesizer.profile.sample_rate_hz, 0.0
-        if self._synthesizer.profile.streams_text:
-            live, paced = cast(LiveSynthesizer, self._synthesizer), WordPacer()
-            async with aclosing(live.speak_live(_pieces(units, paced), voice)) as sounds:
-                async for sound in sounds:
-                    await put(ResponseAudio(sound.pcm, paced.advance(len(sound.pcm) / rate_hz)))
-            if words := paced.finish():
-                await put(ResponseAudio(NO_SOUND, words))
-            return
-        while (unit := await units.get()) is not None:
-            began_s, paced = at_s, WordPacer()
-            if not self._synthesizer.profile.word_times:
-                paced.feed(unit)
-            try:
-                async with aclosing(self._synthesizer.speak(unit, voice, lambda: Urgency.FINAL)) as sounds:
-                    async for sound in sounds:
-                        length_s = len(sound.pcm) / rate_hz
-                        words = _moved(sound.words or paced.advance(length_s), began_s)
-                        at_s += length_s
-                        pace.made(length_s)
-                        if len(sound.pcm) or words:
-                            await put(ResponseAudio(sound.pcm, words))
-                if words := _moved(paced.finish(), began_s):
-                    await put(ResponseAudio(NO_SOUND, words))
-            except RemoteProtocolError:
-                # A unit that the voice cannot speak is text all the same.
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ends_s: float | None = None
+        self.num_waiting = 0
+
+    def add(self, seconds: float) -> None:
+        """Add audio that was made just now."""
+        self._ends_s = max(self._ends_s or 0.0, self._clock()) + seconds
+
+    @property
+    def is_running_out(self) -> bool:
+        """Whether the voice has nothing to do, and what it made is nearly over."""
+        return not self.num_waiting and self._ends_s is not None and self._ends_s - self._clock() < RUNNING_OUT_S
+
+
+class _TextCutter:
+    """Cuts a reply, as it is written, into the texts that the voice is given.
+
+    `whole_texts`: the voice reads while it speaks, so that its texts are the deltas themselves.
+    """
+
+    def __init__(self, audio_left: _AudioLeft, *, whole_texts: bool) -> None:
+        self._audio_left = audio_left
+        self._whole_texts = whole_texts
+        # Sentences are clauses until the first text was given to the voice.
+        self._splitter = SentenceSplitter("clause")
+        self._first = ""
+
+    def feed(self, text: str) -> list[str]:
+        """Add text, and return the texts that the voice is to speak now, in order."""
+        if self._whole_texts:
+            return [text]
+        ready = []
+        for sentence in self._splitter.feed(text):
+            if self._splitter.granularity == "sentence":
+                ready.append(self._given(sentence))
                 continue
-            finally:
-                pace.waiting -= 1
+            self._first = f"{self._first} {sentence}".strip()
+            if len(self._first) >= MIN_FIRST_CHARS or self._first[-1] in ".!?":
+                ready.append(self._given(self._first))
+        if self._splitter.granularity == "clause":
+            if head := self._splitter.cut_words(FIRST_WORDS, MIN_FIRST_CHARS):
+                ready.append(self._given(f"{self._first} {head}".strip()))
+        elif self._audio_left.is_running_out and (head := self._splitter.cut_clause(MIN_CUT_WORDS)):
+            ready.append(self._given(head))
+        return ready
+
+    def flush(self) -> str:
+        """Return the rest of the reply as one text; "" where there is none."""
+        rest = " ".join([*([self._first] if self._first else []), *self._splitter.flush()])
+        return self._given(rest) if rest else ""
+
+    def _given(self, text: str) -> str:
+        self._audio_left.num_waiting += 1
+        self._splitter.granularity, self._first = "sentence", ""
+        return text
 
 
-def _moved(words: Sequence[Word], by_s: float) -> tuple[Word, ...]:
+async def _speak_sentences(
+    synthesizer: Synthesizer,
+    voice: VoiceOptions,
+    sentences: AsyncIterator[str],
+    put: PutChunk,
+    audio_left: _AudioLeft,
+) -> None:
+    """Speak one sentence after the other. Word times go on from one to the next; a voice without any has them paced."""
+    rate_hz, at_s = synthesizer.profile.sample_rate_hz, 0.0
+    async for sentence in sentences:
+        start_s, pacer = at_s, WordPacer()
+        if not synthesizer.profile.word_times:
+            pacer.feed(sentence)
+        try:
+            async with aclosing(synthesizer.speak(sentence, voice, lambda: Urgency.FINAL)) as chunks:
+                async for chunk in chunks:
+                    length_s = len(chunk.pcm) / rate_hz
+                    words = _shifted(chunk.words or pacer.advance(length_s), start_s)
+                    at_s += length_s
+                    audio_left.add(length_s)
+                    if len(chunk.pcm) or words:
+                        await put(ResponseAudio(chunk.pcm, words))
+            if words := _shifted(pacer.finish(), start_s):
+                await put(ResponseAudio(NO_AUDIO, words))
+        except RemoteProtocolError as error:
+            # It stays in the response as text.
+            log.info("a sentence of a response is not spoken: %s", error.code)
+        finally:
+            audio_left.num_waiting -= 1
+
+
+async def _speak_live(
+    synthesizer: LiveSynthesizer, voice: VoiceOptions, texts: AsyncIterator[str], put: PutChunk
+) -> None:
+    """Speak texts that may end anywhere as one, with paced word times: such a voice gives none."""
+    rate_hz, pacer = synthesizer.profile.sample_rate_hz, WordPacer()
+
+    async def paced() -> AsyncGenerator[str, None]:
+        async for text in texts:
+            pacer.feed(text)
+            yield text
+
+    async with aclosing(synthesizer.speak_live(paced(), voice)) as chunks:
+        async for chunk in chunks:
+            await put(ResponseAudio(chunk.pcm, pacer.advance(len(chunk.pcm) / rate_hz)))
+    if words := pacer.finish():
+        await put(ResponseAudio(NO_AUDIO, words))
+
+
+def _shifted(words: Sequence[Word], by_s: float) -> tuple[Word, ...]:
     return tuple(replace(w, start_s=by_s + w.start_s, end_s=by_s + w.end_s) for w in words)
-
-
-async def _pieces(units: asyncio.Queue[str | None], paced: WordPacer) -> AsyncGenerator[str, None]:
-    while (piece := await units.get()) is not None:
-        paced.feed(piece)
-        yield piece

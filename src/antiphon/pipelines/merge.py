@@ -1,4 +1,7 @@
-"""An answer that several tasks make at once: one writes, one speaks."""
+"""Runs the parts of one response side by side, such as writing and speaking, and merges what they make into one stream.
+
+Knows neither models nor voices: a part is a function that puts chunks.
+"""
 
 from __future__ import annotations
 
@@ -7,39 +10,46 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from antiphon.contracts import ReplyDone, ResponseAudio, ResponseChunk, ToolCallStarted
 
-# Bound: outputs nobody has read; the makers wait.
-MAX_WAITING = 64
+# Bound: chunks that are made and not read yet. When it is full, `put` waits, and with it the model that makes them.
+MAX_WAITING_CHUNKS = 64
 
 PutChunk = Callable[[ResponseChunk], Awaitable[None]]
+ResponsePart = Callable[[PutChunk], Awaitable[None]]
 
 
-async def side_by_side(*work: Callable[[PutChunk], Awaitable[None]]) -> AsyncGenerator[ResponseChunk, None]:
-    """What they put, as it comes; calls of tools, and ReplyDone, once all are through: what is spoken belongs to what was written before a call.
+async def side_by_side(*parts: ResponsePart) -> AsyncGenerator[ResponseChunk, None]:
+    """Run the parts of a response at the same time, and yield what they put in the order in which they put it.
 
-    What one raises ends all; so does closing the generator.
+    Each part is called once, with a function that puts one chunk. From the first tool call on, everything but audio is
+    held back until all parts have returned, and ReplyDone always is: the audio belongs to text from before the call.
+    The first exception of a part is raised here and ends the others. Closing the generator cancels the parts and waits
+    until they have ended.
     """
-    out: asyncio.Queue[ResponseChunk | Exception | None] = asyncio.Queue(MAX_WAITING)
+    chunks: asyncio.Queue[ResponseChunk | Exception | None] = asyncio.Queue(MAX_WAITING_CHUNKS)
 
-    async def guarded(part: Callable[[PutChunk], Awaitable[None]]) -> None:
+    async def run(part: ResponsePart) -> None:
         try:
-            await part(out.put)
+            await part(chunks.put)
         except Exception as error:
-            await out.put(error)
-        # It is through.
-        await out.put(None)
+            await chunks.put(error)
+        # None: this part has returned.
+        await chunks.put(None)
 
-    tasks = [asyncio.create_task(guarded(part)) for part in work]
-    later: list[ResponseChunk] = []
+    # Tasks of asyncio, and no task group: a generator that holds one open across `yield` breaks when it is closed in
+    # another task than the one that began it. This generator owns them: they have ended before it returns.
+    tasks = [asyncio.create_task(run(part)) for part in parts]
+    held_back: list[ResponseChunk] = []
     try:
         for _ in tasks:
-            while (item := await out.get()) is not None:
+            while (item := await chunks.get()) is not None:
                 if isinstance(item, Exception):
                     raise item
-                if isinstance(item, ToolCallStarted | ReplyDone) or (later and not isinstance(item, ResponseAudio)):
-                    later.append(item)
+                after_call = held_back and not isinstance(item, ResponseAudio)
+                if after_call or isinstance(item, ToolCallStarted | ReplyDone):
+                    held_back.append(item)
                 else:
                     yield item
-        for item in later:
+        for item in held_back:
             yield item
     finally:
         for task in tasks:

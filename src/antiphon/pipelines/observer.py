@@ -173,7 +173,8 @@ class ObserverStream:
                 reading, image = self._unread.pop()
                 try:
                     reading.lines = await self._reader.read(image)
-                except (ModelError, Refused, MediaError):
+                except (ModelError, Refused, MediaError) as error:
+                    log.warning("the text on a frame was not read: %s", error)
                     reading.lines = ()
                 self.num_read += 1
                 self._changed.notify()
@@ -349,7 +350,8 @@ async def words_of(question: VideoQuestion, transcriber: Transcriber | None) -> 
         async for part in transcriber.transcribe(question.pcm, FileOptions()):
             if isinstance(part, TranscriptSegment):
                 words.append(part.text.strip())
-    except (ModelError, Refused):
+    except (ModelError, Refused) as error:
+        log.warning("a spoken question was not transcribed: %s", error)
         return ""
     return " ".join(w for w in words if w)
 

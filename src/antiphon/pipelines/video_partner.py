@@ -1,6 +1,8 @@
-"""A partner that hears and sees, asked about what is seen: each question is a turn of one conversation, made of its frames, what was heard, and the words.
+"""A conversation model that hears and sees, as a video model: each question is a turn of one conversation.
 
-Frames are taken in as they come (`eager`) or when somebody asks; the rows of a turn that goes on are kept, so that a question costs its own.
+A turn is made of the new frames with their times, what was heard, and the question. With `eager`, frames are prefilled
+as they come, otherwise when a question is asked. The rows of earlier turns stay in the model's KV, so that a question
+costs only what is new.
 """
 
 from __future__ import annotations
@@ -36,20 +38,25 @@ log = logging.getLogger(__name__)
 
 SYSTEM = "You answer questions about what a camera or a screen shows and what is heard, in one or two sentences."
 MAX_TOKENS = 256
-# So many frames are taken in ahead at once, at most: where the sampling shifts with every frame, most would be taken in again.
-MAX_AHEAD = 2
-# Frames of answered questions that are remembered, seconds of sound, and messages: past the first, the oldest questions go until the second is left.
-MOST_FRAMES, LEFT_FRAMES = 256, 128
-MOST_SOUND_S, LEFT_SOUND_S = 600, 300
-MOST_MESSAGES, LEFT_MESSAGES = 400, 200
-# Of what was heard since the last question, a question has so much.
-MAX_SOUND_S = 60
+# At most so many frames are prefilled at once. Where more are new, the sampling shifts with every frame, and most of
+# them would be computed again each time.
+MAX_PREFILL_FRAMES = 2
+# Bounds of what answered questions leave in the conversation. Past the first number of any pair, the oldest questions
+# leave until every second number holds.
+MAX_PAST_FRAMES, KEPT_PAST_FRAMES = 256, 128
+MAX_PAST_AUDIO_S, KEPT_PAST_AUDIO_S = 600, 300
+MAX_PAST_MESSAGES, KEPT_PAST_MESSAGES = 400, 200
+# A question has the last so many seconds of what was heard since the one before.
+MAX_QUESTION_AUDIO_S = 60
 # A conversation that has outgrown the context is cut back to this share of it.
-KEPT = 0.75
+TRUNCATION = 0.75
 
 
 class ConversationVideoModel:
-    """See Watcher."""
+    """A VideoModel on a conversation model that accepts media.
+
+    `partner` belongs to the caller, who closes it. `eager`: prefill frames before a question is asked about them.
+    """
 
     def __init__(self, partner: ConversationModel, *, eager: bool) -> None:
         self._partner, self._eager = partner, eager
@@ -57,30 +64,38 @@ class ConversationVideoModel:
         self.profile = VideoProfile(facts.id, "pictures", facts.sample_rate_hz, facts.voices)
 
     async def open(self, instructions: str) -> ConversationVideoStream:
-        """See Watcher."""
+        """Open a conversation of its own for a session; `instructions` follow this module's. Raises Refused."""
         return ConversationVideoStream(await self._partner.open(), instructions, eager=self._eager)
 
     def close(self) -> None:
-        """The partner is closed by who loaded it."""
+        """Do nothing: the conversation model stays open, and is closed by the caller that made it."""
 
 
 class ConversationVideoStream:
-    """See Watching."""
+    """A VideoStream whose questions and answers are the messages of `conversation`, which it owns and closes.
 
-    def __init__(self, talk: ConversationStream, instructions: str, *, eager: bool) -> None:
-        self._talk, self._eager = talk, eager
+    Used from one event loop. Frames are held as files, at most as many as the session keeps, and those of answered
+    questions within the bounds of this module.
+    """
+
+    def __init__(self, conversation: ConversationStream, instructions: str, *, eager: bool) -> None:
+        self._conversation, self._eager = conversation, eager
         self._system = Message("system", f"{SYSTEM} {instructions}".strip())
-        # Questions and their answers.
+        # Answered questions and their answers, in turn.
         self._past: list[Message] = []
-        # Frames that came and are in no answered question yet; those that a question asked now would be answered from.
-        self._new: dict[int, tuple[float, ImagePart]] = {}
-        self._expected: tuple[int, ...] = ()
-        self._shown: list[int] = []
-        self._answering = self._closed = self._prefill_due = False
+        # Frames that are in no answered question yet: number -> time in seconds, and the image.
+        self._frames: dict[int, tuple[float, ImagePart]] = {}
+        # The frames that a question asked now would be answered from, and those of them that are prefilled or will be.
+        self._selected: tuple[int, ...] = ()
+        self._prefilled: list[int] = []
+        self._prefill_due = self._answering = self._closed = False
         self._changed = Signal()
 
     async def run(self) -> None:
-        """Prefill the selected frames as they change, until cancelled. Does nothing where the stream is not eager."""
+        """Prefill the selected frames as they change, until cancelled. Where the stream is not eager, it only waits.
+
+        Errors of a prefill are logged: the question to come meets them again, unless they were temporary.
+        """
         while True:
             while not self._prefill_due:
                 await self._changed.wait()
@@ -96,99 +111,108 @@ class ConversationVideoStream:
             await self._changed.wait()
 
     async def append_frame(self, frame: VideoFrame) -> None:
-        """Keep a frame for the next question, as a file. Raises MediaError for what is no image, or is cut off."""
+        """Hold a frame for the next question, as a file. Raises MediaError for what is no image, or is cut off."""
         await anyio.to_thread.run_sync(frame.image.overview)
         # The model's encoder soon reads the newest frame, from the pixels that are there; those that wait keep only
         # their files.
-        for _, waiting in self._new.values():
+        for _, waiting in self._frames.values():
             waiting.image.release()
-        self._new[frame.number] = (frame.at_s, ImagePart(frame.image))
+        self._frames[frame.number] = (frame.at_s, ImagePart(frame.image))
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
-        """See Watching."""
-        self._expected = frames
-        wanted = self._wanted(frames)
-        same = next((i for i, (a, b) in enumerate(zip(self._shown, wanted, strict=False)) if a != b), None)
-        kept = min(len(self._shown), len(wanted)) if same is None else same
-        free = self._eager and not self._answering and not self._closed
-        if free and wanted and len(wanted) - kept <= MAX_AHEAD:
-            self._shown = wanted
+        """Name the frames that a question asked now would be answered from, and have them prefilled where that pays.
+
+        Nothing is prefilled during an answer, or where over MAX_PREFILL_FRAMES of them are new at once.
+        """
+        self._selected = frames
+        wanted = self._held(frames)
+        same = next((i for i, (a, b) in enumerate(zip(self._prefilled, wanted, strict=False)) if a != b), None)
+        num_kept = min(len(self._prefilled), len(wanted)) if same is None else same
+        may_prefill = self._eager and not self._answering and not self._closed
+        if may_prefill and wanted and len(wanted) - num_kept <= MAX_PREFILL_FRAMES:
+            self._prefilled = wanted
             self._prefill_due = True
             self._changed.notify()
 
     async def _prefill(self) -> None:
         """Prefill the frames that a question would be answered from, again as long as they changed meanwhile."""
         prefilled: list[int] | None = None
-        while prefilled is not self._shown and not self._answering:
-            prefilled = self._shown
+        while prefilled is not self._prefilled and not self._answering:
+            prefilled = self._prefilled
             try:
-                await self._talk.prefill((*self._asked_so_far(), self._user(self._wanted(prefilled))))
+                await self._conversation.prefill((*self._messages(), self._turn(self._held(prefilled))))
             except (ModelError, EngineError, Refused, MediaError, RemoteProtocolError) as error:
-                # The question to come says it, if it is not for now only.
-                log.warning("a frame was not taken in ahead: %s", error)
+                log.warning("a frame was not prefilled: %s", error)
                 return
 
     def drop_frame(self, frame: int) -> None:
-        """See Watching."""
-        self._new.pop(frame, None)
+        """Drop one frame, by number, unless a question was answered from it. Unknown numbers are ignored."""
+        self._frames.pop(frame, None)
 
     def forget(self, before_s: float) -> None:
-        """See Watching. What a question was answered from leaves with the oldest questions."""
-        self._new = {n: (at_s, image) for n, (at_s, image) in self._new.items() if at_s >= before_s}
+        """Drop the frames that are older than `before_s`, in seconds since the session began.
 
-    def _wanted(self, frames: Sequence[int]) -> list[int]:
-        return [n for n in sorted(frames) if n in self._new]
+        Frames of answered questions stay in the conversation; they leave with the oldest questions.
+        """
+        self._frames = {n: (at_s, image) for n, (at_s, image) in self._frames.items() if at_s >= before_s}
 
-    def _asked_so_far(self) -> tuple[Message, ...]:
+    def _held(self, frames: Sequence[int]) -> list[int]:
+        return [n for n in sorted(frames) if n in self._frames]
+
+    def _messages(self) -> tuple[Message, ...]:
         return (self._system, *self._past)
 
-    def _user(self, frames: Sequence[int], *more: MessagePart) -> Message:
-        """A turn: each frame behind its time, and what is said."""
-        seen = [part for n in frames for part in (f"<{self._new[n][0]:.1f} seconds>", self._new[n][1])]
-        parts = (*seen, *more)
+    def _turn(self, frames: Sequence[int], *more: MessagePart) -> Message:
+        """Return a user's turn: each frame behind its time, and then `more`."""
+        shown = [part for n in frames for part in (f"<{self._frames[n][0]:.1f} seconds>", self._frames[n][1])]
+        parts = (*shown, *more)
         return Message("user", " ".join(p for p in parts if isinstance(p, str)), parts=parts)
 
     async def answer(
         self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """See Watching."""
-        known, text, complete = tuple(self._new), "", False
+        """Answer a question as a turn of the conversation, in at most MAX_TOKENS tokens unless `options` says more.
+
+        An answer that is broken off is not remembered, nor is its question; its frames stay for the next. One question
+        is answered at a time. Raises Refused, ModelError, EngineError, RemoteProtocolError.
+        """
+        known, text, complete = tuple(self._frames), "", False
         more: list[MessagePart] = [question.text] if question.text.strip() else []
         if question.pcm is not None and len(question.pcm):
-            more.insert(0, AudioPart(question.pcm[-MAX_SOUND_S * SAMPLE_RATE_HZ :]))
-        asked = self._user(self._wanted(question.frames), *more)
-        wanted = replace(options, max_tokens=options.max_tokens or MAX_TOKENS, truncation=KEPT)
+            more.insert(0, AudioPart(question.pcm[-MAX_QUESTION_AUDIO_S * SAMPLE_RATE_HZ :]))
+        turn = self._turn(self._held(question.frames), *more)
+        options = replace(options, max_tokens=options.max_tokens or MAX_TOKENS, truncation=TRUNCATION)
         self._answering = True
         try:
-            async with aclosing(self._talk.respond((*self._asked_so_far(), asked), wanted, voice)) as answers:
-                async for answer in answers:
-                    if isinstance(answer, TextDelta):
-                        text += answer.text
-                    complete = complete or isinstance(answer, ReplyDone)
-                    yield answer
+            async with aclosing(self._conversation.respond((*self._messages(), turn), options, voice)) as chunks:
+                async for chunk in chunks:
+                    if isinstance(chunk, TextDelta):
+                        text += chunk.text
+                    complete = complete or isinstance(chunk, ReplyDone)
+                    yield chunk
         finally:
             self._answering = False
             if complete:
-                self._past += [asked, Message("assistant", text.strip())]
-                # Those that were passed over when a question was asked are old at the next.
+                self._past += [turn, Message("assistant", text.strip())]
+                # Frames that were passed over when a question was asked would be old news to the next.
                 for number in known:
-                    self._new.pop(number, None)
-                self._shown = []
+                    self._frames.pop(number, None)
+                self._prefilled = []
                 self._trim()
-            self.select_frames(self._expected)
+            self.select_frames(self._selected)
 
     def _trim(self) -> None:
-        if self._is_over(MOST_FRAMES, MOST_SOUND_S, MOST_MESSAGES):
-            while len(self._past) > 2 and self._is_over(LEFT_FRAMES, LEFT_SOUND_S, LEFT_MESSAGES):
+        if self._exceeds(MAX_PAST_FRAMES, MAX_PAST_AUDIO_S, MAX_PAST_MESSAGES):
+            while len(self._past) > 2 and self._exceeds(KEPT_PAST_FRAMES, KEPT_PAST_AUDIO_S, KEPT_PAST_MESSAGES):
                 del self._past[:2]
 
-    def _is_over(self, frames: int, sound_s: float, messages: int) -> bool:
+    def _exceeds(self, num_frames: int, audio_s: float, num_messages: int) -> bool:
         parts = [part for m in self._past for part in m.parts]
-        heard_s = sum(len(part.pcm) for part in parts if isinstance(part, AudioPart)) / SAMPLE_RATE_HZ
-        seen = sum(isinstance(part, ImagePart) for part in parts)
-        return seen > frames or heard_s > sound_s or len(self._past) > messages
+        past_audio_s = sum(len(part.pcm) for part in parts if isinstance(part, AudioPart)) / SAMPLE_RATE_HZ
+        past_frames = sum(isinstance(part, ImagePart) for part in parts)
+        return past_frames > num_frames or past_audio_s > audio_s or len(self._past) > num_messages
 
     def close(self) -> None:
-        """See Watching."""
+        """Close the conversation. Nothing is prefilled any more; the caller cancels `run`."""
         self._closed = True
-        self._talk.close()
+        self._conversation.close()

@@ -378,7 +378,9 @@ class Decoding:
         pcm = self.segmenter.audio(window.start)
         try:
             final = await self._final(window, pcm, patient=False)
-        except (ModelError, Refused):
+        except (ModelError, Refused) as error:
+            # Nothing is lost: the turn's final is decoded when the turn has ended.
+            log.info("a final was not decoded ahead: %s", error)
             return
         turn = window.spans[-1].turn
         self._guess = _Guess(window.id, quiet, final, turn)
@@ -457,6 +459,7 @@ class Decoding:
         try:
             final = await self._final(window, pcm, patient=True, words=True)
         except (ModelError, Refused) as error:
+            log.error("transcript failed: %s", error)
             self._fail(window, error)
             final = None
         if self.segmenter.window is not window:
