@@ -1,4 +1,4 @@
-"""A client that stops reading: what it is told is bounded, and after a while it is not attached any more."""
+"""Clients that stop reading, and clients that are given up as idle: what each still gets, and what it costs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.transports.attachment import Attachment
 from antiphon.transports.outbox import Outbox
 
-STALL_S, GRACE_S, MOST = 0.05, 0.1, 3
+STALL_S, GRACE_S, MAX_WAITING = 0.05, 0.1, 3
 
 
 class Stalled:
@@ -38,7 +38,7 @@ class Stalled:
 
 
 class Talking:
-    """A session that never stops talking."""
+    """A session that never stops sending frames."""
 
     id, ending, idle_s = "sess", False, None
 
@@ -57,7 +57,7 @@ class Talking:
 
 
 @pytest.mark.parametrize("resumes", [False, True])
-def test_a_client_that_stops_reading_is_given_up_and_costs_what_is_bounded(resumes: bool) -> None:
+def test_when_a_client_stops_reading_then_it_is_detached_and_costs_bounded_memory(resumes: bool) -> None:
     async def main() -> tuple[Talking, Stalled, list[str]]:
         overflowed: list[str] = []
 
@@ -66,7 +66,7 @@ def test_a_client_that_stops_reading_is_given_up_and_costs_what_is_bounded(resum
             attachment.over.set()
 
         journal = Journal(time.monotonic, resumes, max_bytes=2000, max_s=60.0)
-        outbox = Outbox(journal, MOST, on_overflow=overflow)
+        outbox = Outbox(journal, MAX_WAITING, on_overflow=overflow)
         session, transport = Talking(outbox), Stalled()
         token = ResumeToken() if resumes else None
         if token:
@@ -84,10 +84,69 @@ def test_a_client_that_stops_reading_is_given_up_and_costs_what_is_bounded(resum
     session, transport, overflowed = asyncio.run(bounded())
     assert len(transport.sent) == 1
     if resumes:
-        # It might have come back: what was said meanwhile is kept up to the bound, then it ends by name.
+        # It might have resumed: frames are kept for it up to the bound, then the session ends and says why.
         assert overflowed == ["overflow"]
         assert session.said < 400
     else:
         assert not overflowed
-        # As many as may wait, and a few in the moment in which it is let go.
+        # As many as may wait, and a few in the moment in which it is detached.
         assert session.said <= 20
+
+
+class Waiting:
+    """A transport of a client that sends nothing, and whose every send takes several steps of the event loop."""
+
+    playback = None
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+        self.closed: tuple[int, str] | None = None
+
+    async def send(self, frame: str) -> None:
+        for _ in range(5):
+            await anyio.lowlevel.checkpoint()
+        self.sent.append(frame)
+
+    async def receive(self) -> str | None:
+        await anyio.sleep_forever()
+        return None
+
+    async def close(self, code: int, reason: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.closed = code, reason
+
+
+class Idle:
+    """A session that gives its client up as idle, as speech and video streams do: without `ending`."""
+
+    id, ending, idle_s = "sess", False, 0.0
+
+    def __init__(self, outbox: Outbox) -> None:
+        self.outbox = outbox
+
+    async def end_if_idle(self) -> bool:
+        self.outbox.put("an error")
+        self.outbox.put("the end")
+        self.outbox.end(1000, "timeout")
+        return True
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_when_a_client_is_given_up_as_idle_then_it_gets_its_last_frames_before_the_close(resumes: bool) -> None:
+    async def main() -> Waiting:
+        journal = Journal(time.monotonic, False, max_bytes=2000, max_s=60.0)
+        outbox = Outbox(journal, MAX_WAITING)
+        transport = Waiting()
+        token = ResumeToken() if resumes else None
+        attachment = Attachment(Idle(outbox), outbox, token, GRACE_S)  # type: ignore[arg-type]
+        async with anyio.create_task_group() as group:
+            await attachment.serve(transport, group)
+            group.cancel_scope.cancel()
+        return transport
+
+    async def bounded() -> Any:
+        return await asyncio.wait_for(main(), 10)
+
+    transport = asyncio.run(bounded())
+    assert transport.sent == ["an error", "the end"]
+    assert transport.closed == (1000, "timeout")

@@ -194,11 +194,12 @@ class Attachment:
                 async with anyio.create_task_group() as group:
                     group.start_soon(self._cancel_when_over, scope)
                     group.start_soon(self._write, transport, scope)
+                    given_up = False
                     with reading:
-                        await self._read(transport)
+                        given_up = await self._read(transport)
                     if self._session.ending:
                         await self._session.wind_up()
-                    else:
+                    elif not given_up:
                         # The client has left: frames that are still to come have no reader.
                         scope.cancel()
         except* Exception:
@@ -245,22 +246,27 @@ class Attachment:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    async def _read(self, transport: Transport) -> None:
+    async def _read(self, transport: Transport) -> bool:
+        """Handle frames until the client leaves or the session ends; return True for a client given up as idle.
+
+        Its outbox has ended then: the writer sends the last frames, and closes the transport.
+        """
         session = self._session
         while not session.ending:
             with anyio.move_on_after(session.idle_s) as waiting:
                 data = await transport.receive()
             if waiting.cancelled_caught:
                 if await session.end_if_idle():
-                    return
+                    return True
                 continue
             if data is None:
-                return
+                return False
             if not (self._token and isinstance(data, str | bytes) and await self._control(self._token, data)):
                 # A frame is handled to its end or not at all: a client that resumes does not send it again.
                 with anyio.CancelScope(shield=self._token is not None):
                     self.num_received += 1
                     await session.handle(data)
+        return False
 
     async def _control(self, token: ResumeToken, data: str | bytes) -> bool:
         """Handle an event about the connection itself; return False for all others."""
