@@ -417,7 +417,7 @@ class DuplexDialect(OpenAIConversation):
                 if part.kind == "output_audio":
                     delta = self._audio_texts.end(at.item_id, self.fields["output"]["format"])
                     self._add_media_event(at, "response.output_audio.delta", **delta)
-                OpenAIConversation._part_done(self, at, part)
+                OpenAIConversation._add_part_done(self, at, part)
             case SessionEnding(code, message):
                 OpenAIConversation.send(self, output)
                 kind = "session.expired" if code in ("session_expired", "idle_timeout") else "session.closed"
@@ -451,7 +451,9 @@ class DuplexDialect(OpenAIConversation):
             metadata={},
         )
 
-    def _error(self, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error") -> None:
+    def _add_error(
+        self, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error"
+    ) -> None:
         code = DUPLEX_CODES.get(code, code)
         error: dict[str, Any] = {
             "type": "rate_limit_error" if code in RETRYABLE else kind,
@@ -466,10 +468,10 @@ class DuplexDialect(OpenAIConversation):
     def reject(self, error: RemoteProtocolError, event_id: str | None) -> None:
         """Answer what the client did wrong."""
         self._event_id = event_id
-        self._error(error.code, error.message, error.param)
+        self._add_error(error.code, error.message, error.param)
         self._event_id = None
 
     def too_large(self, max_bytes: int) -> None:
         """A frame over the server's limit came: the connection ends after this."""
         self._event_id = None
-        self._error("event_too_large", f"The event is larger than {max_bytes} bytes.")
+        self._add_error("event_too_large", f"The event is larger than {max_bytes} bytes.")

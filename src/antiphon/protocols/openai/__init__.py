@@ -1,1 +1,1 @@
-"""The OpenAI Realtime API, GA and beta: transcription sessions and conversations."""
+"""OpenAI's Realtime API, GA and beta names: docs/wire/openai-transcription.md and docs/wire/openai-realtime.md."""

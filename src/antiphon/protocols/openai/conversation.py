@@ -1,6 +1,7 @@
-"""OpenAI's Realtime conversation over WebSocket, GA and beta names: docs/wire/openai-realtime.md. Sans-IO.
+"""OpenAI's Realtime conversation, GA and beta names: docs/wire/openai-realtime.md.
 
-The audio side (formats, turn detection, input transcription) is that of a transcription session, which this extends.
+Its input (formats, turn detection, transcripts of the user) is that of a transcription session, which this extends. The
+JSON of items and responses is made by items.py, that of the session by session_fields.py.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from antiphon.events.conversation import (
     CreateItem,
     DeleteItem,
     IdleTimeoutReached,
+    Item,
     ItemAdded,
     ItemDeleted,
     ItemDone,
@@ -84,6 +86,7 @@ from antiphon.protocols.openai.transcription import NO_OBJECT, NOT_JSON, OpenAIT
 from antiphon.protocols.wire import decode_event
 from antiphon.turns.eagerness import semantic_vad
 
+# What a client may send, as errors list it.
 EVENTS = (
     "session.update",
     "input_audio_buffer.append",
@@ -96,7 +99,7 @@ EVENTS = (
     "response.create",
     "response.cancel",
 )
-# GA event and content names that the beta spells otherwise.
+# Events that have another name in the beta, and those that it does not have.
 _BETA_EVENTS = {
     "response.output_text.delta": "response.text.delta",
     "response.output_text.done": "response.text.done",
@@ -111,19 +114,23 @@ _BETA_SILENT = frozenset(("conversation.item.done",))
 
 @dataclass(slots=True)
 class OpenAIConversation(OpenAITranscription):
-    """One connection. `voices`: those loaded, the first is the default; empty: answers are text only."""
+    """One connection. Call `begin` first, which sets the session's defaults; nothing here waits."""
 
+    # The conversation model's voices; the first is the default. With none, responses are text.
     voices: tuple[str, ...] = ()
-    # The server plays the answers itself (WebRTC): their sound is in no event.
+    # The server plays the audio of responses itself, on a WebRTC track: it is in no event.
     server_plays: bool = False
+    # The model's name as the client spells it.
     model: str = ""
+    # The session's fields but `audio.input`, as the client is shown them in the GA names.
     fields: dict[str, Any] = field(default_factory=dict)
+    # The client was sent audio: the voice cannot be changed any more.
     _audio_sent: bool = False
-    # By item: an answer beside the conversation may be spoken at the same time.
+    # By item: a response beside the conversation may be spoken at the same time.
     _output_resamplers: dict[str, Resampler] = field(default_factory=dict)
 
     def begin(self, model: str) -> None:
-        """Set the defaults for the model the URL named (as the client spells it)."""
+        """Set the session's defaults. `model` is the name in the URL, shown as the client spells it."""
         self.model = model
         self.audio = default_input("") | {"transcription": None}
         self.audio["turn_detection"] |= {"create_response": True, "interrupt_response": True, "idle_timeout_ms": None}
@@ -145,7 +152,7 @@ class OpenAIConversation(OpenAITranscription):
         }
 
     def configured(self) -> Any:
-        """The configuration in force."""
+        """The session's configuration as a command (ConfigureConversation)."""
         f, vad = self.fields, self.audio["turn_detection"] or {}
         most = f["max_output_tokens"]
         return ConfigureConversation(
@@ -168,7 +175,7 @@ class OpenAIConversation(OpenAITranscription):
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """What the session was told to be, for `restore`."""
+        """The session's configuration as JSON values, for `restore`. The stored keys are these; items are stored elsewhere."""
         return {
             "model": self.model,
             "audio": self.audio,
@@ -178,7 +185,7 @@ class OpenAIConversation(OpenAITranscription):
         }
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """Be what a session of before was told to be."""
+        """Take the configuration of an earlier session, of which `kept` is the snapshot. Nothing is queued."""
         self.model, self.audio, self.fields = kept["model"], kept["audio"], kept["fields"]
         self.beta, self._audio_sent = kept["beta"], kept["spoken"]
         self._set_format(self.audio["format"])
@@ -194,7 +201,7 @@ class OpenAIConversation(OpenAITranscription):
             language=asked.get("language"),
             prompt=asked.get("prompt", ""),
             vad=turn,
-            # What overlaps an answer is judged by its first words where meaning decides.
+            # With semantic_vad, the first words of an overlap decide whether it is a barge-in.
             partials=self.audio["transcription"] is not None or bool(turn and turn.patience_ms),
             preflight=True,
         )
@@ -204,18 +211,22 @@ class OpenAIConversation(OpenAITranscription):
         return next((v for v in self.voices if isinstance(name, str) and v.lower() == name.lower()), None)
 
     def session(self) -> dict[str, Any]:
-        """The whole session, in the shape of the names in use."""
+        """The whole session as JSON values, in the beta's names or the GA names, whichever are in use."""
         f, head = self.fields, {"id": self.session_id, "object": "realtime.session", "expires_at": self.expires_at}
         if self.beta:
             return head | beta_session_json(self.model, f, self.audio)
         return head | ga_session_json(self.model, f, self.audio)
 
-    # --- from the client --------------------------------------------------------------------------------------------------
+    # --- from the client
 
     def _receive_event(self, data: str | bytes) -> None:
         event = decode_event(data, NOT_JSON, NO_OBJECT)
-        mine = event.get("event_id")
-        self._event_id = mine if isinstance(mine, str) else None
+        event_id = event.get("event_id")
+        self._event_id = event_id if isinstance(event_id, str) else None
+        self._handle_event(event)
+
+    def _handle_event(self, event: dict[str, Any]) -> None:
+        """Read one event, whose id is `_event_id`. Raises RemoteProtocolError."""
         match require(event, "type", str, "type"):
             case "session.update":
                 self._update(require(event, "session", dict, "session"))
@@ -227,26 +238,8 @@ class OpenAIConversation(OpenAITranscription):
             case "input_audio_buffer.clear":
                 self._resampler.flush()
                 self._add_commands(ClearAudio())
-            case "conversation.item.create":
-                after = typed(event.get("previous_item_id"), (str, type(None)), "previous_item_id")
-                self._add_commands(
-                    CreateItem(
-                        item_from(require(event, "item", dict, "item"), "item", self.new_id, self._decode_whole),
-                        after,
-                        self._event_id,
-                    )
-                )
-            case "conversation.item.retrieve":
-                self._add_commands(RetrieveItem(require(event, "item_id", str, "item_id"), self._event_id))
-            case "conversation.item.delete":
-                self._add_commands(DeleteItem(require(event, "item_id", str, "item_id"), self._event_id))
-            case "conversation.item.truncate":
-                index = require(event, "content_index", int, "content_index")
-                end_ms = require(event, "audio_end_ms", int, "audio_end_ms")
-                number(end_ms, "audio_end_ms", 0, 2**31)
-                self._add_commands(
-                    TruncateItem(require(event, "item_id", str, "item_id"), index, end_ms, self._event_id)
-                )
+            case kind if kind.startswith("conversation.item.") and kind in EVENTS:
+                self._handle_item_event(kind, event)
             case "response.create":
                 self._add_commands(
                     response_from(
@@ -268,12 +261,29 @@ class OpenAIConversation(OpenAITranscription):
                     "invalid_value", f"Invalid value: '{kind}'. Supported values are: {supported}.", "type"
                 )
 
-    def _update(self, session: dict[str, Any], *, old: bool = False) -> None:
-        """Check the whole update first; a wrong field refuses all of it."""
-        old_names = self.beta or uses_beta_names(session)
-        fields, given, output = read_beta_update(session) if old_names else read_ga_update(session)
+    def _handle_item_event(self, kind: str, event: dict[str, Any]) -> None:
+        if kind == "conversation.item.create":
+            previous_id = typed(event.get("previous_item_id"), (str, type(None)), "previous_item_id")
+            fields = require(event, "item", dict, "item")
+            item = item_from(fields, "item", self.new_id, self._decode_whole)
+            self._add_commands(CreateItem(item, previous_id, self._event_id))
+            return
+        if kind == "conversation.item.truncate":
+            index = require(event, "content_index", int, "content_index")
+            end_ms = require(event, "audio_end_ms", int, "audio_end_ms")
+            number(end_ms, "audio_end_ms", 0, 2**31)
+            item_id = require(event, "item_id", str, "item_id")
+            self._add_commands(TruncateItem(item_id, index, end_ms, self._event_id))
+            return
+        command = RetrieveItem if kind == "conversation.item.retrieve" else DeleteItem
+        self._add_commands(command(require(event, "item_id", str, "item_id"), self._event_id))
+
+    def _update(self, session: dict[str, Any], *, old_event: bool = False) -> None:
+        """Check a whole update, then apply it. A wrong field refuses all of it."""
+        beta_names = self.beta or uses_beta_names(session)
+        fields, inputs, output = read_beta_update(session) if beta_names else read_ga_update(session)
         audio = dict(self.audio)
-        for key, value in given.items():
+        for key, value in inputs.items():
             audio[key] = self._check_input_field(key, value, f"session.audio.input.{key}")
         merged = dict(self.fields)
         for key, value in fields.items():
@@ -283,7 +293,7 @@ class OpenAIConversation(OpenAITranscription):
         if audio["format"] != self.audio["format"]:
             self._flush_audio()
             self._set_format(audio["format"])
-        self.audio, self.fields, self.beta = audio, merged, old_names
+        self.audio, self.fields, self.beta = audio, merged, beta_names
         self._add_commands(self.configured())
         self._add_event("session.updated", session=self.session())
 
@@ -327,78 +337,23 @@ class OpenAIConversation(OpenAITranscription):
                 self.log_alias(f"voice {given['voice']}", self.voices[0] if self.voices else "nobody")
         return merged
 
-    # --- to the client ----------------------------------------------------------------------------------------------------
+    # --- to the client
 
     def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the frames of an output."""
+        """Queue the frames of an event; several events have none here, and some of the GA's have none in the beta.
+
+        Raises LocalProtocolError for an event that no conversation reports.
+        """
         match output:
-            case OverlapStarted() | OverlapDecided():
-                return
-            case TurnCommitted():
-                # Its item comes with UserTurnCommitted.
+            case OverlapStarted() | OverlapDecided() | TurnCommitted():
+                # An overlap is told in full duplex only, and a turn's item comes with UserTurnCommitted.
                 return
             case UserTurnStarted(turn, item_id):
                 self._items[turn] = item_id
-            case UserTurnCommitted(_, item, previous):
-                self._add_event("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous)
-                self._add_event(
-                    "conversation.item.added", item=item_json(item, beta=self.beta), previous_item_id=previous
-                )
-                self._add_event(
-                    "conversation.item.done", item=item_json(item, beta=self.beta), previous_item_id=previous
-                )
             case CommandRejected(code, message, param, event_id):
                 self._event_id = event_id
-                self._error(code, message, param)
+                self._add_error(code, message, param)
                 self._event_id = None
-            case ItemAdded(item, previous):
-                self._add_event(
-                    "conversation.item.added", item=item_json(item, beta=self.beta), previous_item_id=previous
-                )
-            case ItemDone(item, previous):
-                self._add_event(
-                    "conversation.item.done", item=item_json(item, beta=self.beta), previous_item_id=previous
-                )
-            case ItemRetrieved(item):
-                self._add_event("conversation.item.retrieved", item=item_json(item, beta=self.beta))
-            case ItemDeleted(item_id):
-                self._add_event("conversation.item.deleted", item_id=item_id)
-            case ItemTruncated(item_id, index, end_ms):
-                self._add_event(
-                    "conversation.item.truncated", item_id=item_id, content_index=index, audio_end_ms=end_ms
-                )
-            case ResponseCreated(response):
-                self._add_event("response.created", response=self._response_json(response))
-            case ResponseDone(response):
-                self._add_event("response.done", response=self._response_json(response))
-                self._add_event("rate_limits.updated", rate_limits=[])
-            case OutputItemAdded(response, index, item):
-                self._add_event(
-                    "response.output_item.added",
-                    response_id=response.id,
-                    output_index=index,
-                    item=item_json(item, beta=self.beta),
-                )
-            case OutputItemDone(response, index, item):
-                self._add_event(
-                    "response.output_item.done",
-                    response_id=response.id,
-                    output_index=index,
-                    item=item_json(item, beta=self.beta),
-                )
-            case ContentPartAdded(at, part):
-                self._add_event("response.content_part.added", **position_fields(at), part=part_json(part))
-            case ResponseTextDelta(at, text, spoken):
-                name = "output_audio_transcript" if spoken else "output_text"
-                self._add_event(f"response.{name}.delta", **position_fields(at), delta=text)
-            case ResponseAudioDelta() if self.server_plays:
-                self._audio_sent = True
-            case PlaybackStarted(response_id):
-                self._add_event("output_audio_buffer.started", response_id=response_id)
-            case PlaybackStopped(response_id):
-                self._add_event("output_audio_buffer.stopped", response_id=response_id)
-            case PlaybackCleared(response_id):
-                self._add_event("output_audio_buffer.cleared", response_id=response_id)
             case IdleTimeoutReached(item_id, start_ms, end_ms):
                 self._add_event(
                     "input_audio_buffer.timeout_triggered",
@@ -406,48 +361,113 @@ class OpenAIConversation(OpenAITranscription):
                     audio_end_ms=end_ms,
                     item_id=item_id,
                 )
-            case ResponseAudioDelta(at, pcm, rate_hz):
-                self._audio_sent = True
-                self._add_audio_delta(at, self._encode_audio(at, pcm, rate_hz))
-            case ContentPartDone(at, part):
-                self._part_done(at, part)
-            case ArgumentsDelta(at, call_id, text):
-                self._add_event(
-                    "response.function_call_arguments.delta",
-                    **position_fields(at, content=False),
-                    call_id=call_id,
-                    delta=text,
-                )
-            case ArgumentsDone(at, call_id, name, arguments):
-                self._add_event(
-                    "response.function_call_arguments.done",
-                    **position_fields(at, content=False),
-                    call_id=call_id,
-                    name=name,
-                    arguments=arguments,
-                )
+            case UserTurnCommitted() | ItemAdded() | ItemDone() | ItemRetrieved() | ItemDeleted() | ItemTruncated():
+                self._send_item_event(output)
+            case ResponseCreated(response):
+                self._add_event("response.created", response=self._response_json(response))
+            case ResponseDone(response):
+                self._add_event("response.done", response=self._response_json(response))
+                self._add_event("rate_limits.updated", rate_limits=[])
+            case PlaybackStarted(response_id):
+                self._add_event("output_audio_buffer.started", response_id=response_id)
+            case PlaybackStopped(response_id):
+                self._add_event("output_audio_buffer.stopped", response_id=response_id)
+            case PlaybackCleared(response_id):
+                self._add_event("output_audio_buffer.cleared", response_id=response_id)
+            case OutputItemAdded() | OutputItemDone():
+                self._send_output_item(output)
+            case ContentPartAdded() | ContentPartDone() | ResponseTextDelta() | ResponseAudioDelta():
+                self._send_content(output)
+            case ArgumentsDelta() | ArgumentsDone():
+                self._send_arguments(output)
             case _:
-                # What has no frame there is ours to be told of.
+                # The rest are events of the input, or of no conversation.
                 OpenAITranscription.send(self, output)  # type: ignore[arg-type]
 
-    def _part_done(self, at: ContentPosition, part: ContentPart) -> None:
+    def _send_item_event(
+        self, output: UserTurnCommitted | ItemAdded | ItemDone | ItemRetrieved | ItemDeleted | ItemTruncated
+    ) -> None:
+        match output:
+            case UserTurnCommitted(_, item, previous_id):
+                self._add_event("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous_id)
+                self._add_item_event("added", item, previous_item_id=previous_id)
+                self._add_item_event("done", item, previous_item_id=previous_id)
+            case ItemAdded(item, previous_id):
+                self._add_item_event("added", item, previous_item_id=previous_id)
+            case ItemDone(item, previous_id):
+                self._add_item_event("done", item, previous_item_id=previous_id)
+            case ItemRetrieved(item):
+                self._add_item_event("retrieved", item)
+            case ItemDeleted(item_id):
+                self._add_event("conversation.item.deleted", item_id=item_id)
+            case ItemTruncated(item_id, index, end_ms):
+                self._add_event(
+                    "conversation.item.truncated", item_id=item_id, content_index=index, audio_end_ms=end_ms
+                )
+
+    def _send_output_item(self, output: OutputItemAdded | OutputItemDone) -> None:
+        name = "added" if isinstance(output, OutputItemAdded) else "done"
+        self._add_event(
+            f"response.output_item.{name}",
+            response_id=output.response.id,
+            output_index=output.index,
+            item=item_json(output.item, beta=self.beta),
+        )
+
+    def _send_content(
+        self, output: ContentPartAdded | ContentPartDone | ResponseTextDelta | ResponseAudioDelta
+    ) -> None:
+        match output:
+            case ContentPartAdded(position, part):
+                self._add_event("response.content_part.added", **position_fields(position), part=part_json(part))
+            case ResponseTextDelta(position, text, spoken):
+                name = "output_audio_transcript" if spoken else "output_text"
+                self._add_event(f"response.{name}.delta", **position_fields(position), delta=text)
+            case ResponseAudioDelta(position, pcm, rate_hz):
+                self._audio_sent = True
+                if not self.server_plays:
+                    self._add_audio_delta(position, self._encode_audio(position, pcm, rate_hz))
+            case ContentPartDone(position, part):
+                self._add_part_done(position, part)
+
+    def _send_arguments(self, output: ArgumentsDelta | ArgumentsDone) -> None:
+        place = position_fields(output.at, content=False)
+        if isinstance(output, ArgumentsDelta):
+            self._add_event(
+                "response.function_call_arguments.delta", **place, call_id=output.call_id, delta=output.text
+            )
+            return
+        self._add_event(
+            "response.function_call_arguments.done",
+            **place,
+            call_id=output.call_id,
+            name=output.name,
+            arguments=output.arguments,
+        )
+
+    def _add_item_event(self, name: str, item: Item, **fields: Any) -> None:
+        self._add_event(f"conversation.item.{name}", item=item_json(item, beta=self.beta), **fields)
+
+    def _add_part_done(self, position: ContentPosition, part: ContentPart) -> None:
         if part.kind == "output_audio":
-            if resampler := self._output_resamplers.pop(at.item_id, None):
-                self._add_audio_delta(at, self._to_output_format(resampler.flush()))
-            self._add_event("response.output_audio.done", **position_fields(at))
-            self._add_event("response.output_audio_transcript.done", **position_fields(at), transcript=part.text)
+            if resampler := self._output_resamplers.pop(position.item_id, None):
+                self._add_audio_delta(position, self._to_output_format(resampler.flush()))
+            self._add_event("response.output_audio.done", **position_fields(position))
+            self._add_event("response.output_audio_transcript.done", **position_fields(position), transcript=part.text)
         else:
-            self._add_event("response.output_text.done", **position_fields(at), text=part.text)
-        self._add_event("response.content_part.done", **position_fields(at), part=part_json(part))
+            self._add_event("response.output_text.done", **position_fields(position), text=part.text)
+        self._add_event("response.content_part.done", **position_fields(position), part=part_json(part))
 
-    def _add_audio_delta(self, at: ContentPosition, data: bytes) -> None:
+    def _add_audio_delta(self, position: ContentPosition, data: bytes) -> None:
         if data:
-            self._add_event("response.output_audio.delta", **position_fields(at), delta=b64encode(data).decode())
+            self._add_event("response.output_audio.delta", **position_fields(position), delta=b64encode(data).decode())
 
-    def _encode_audio(self, at: ContentPosition, pcm: Pcm, rate_hz: int) -> bytes:
-        if at.item_id not in self._output_resamplers:
-            self._output_resamplers[at.item_id] = Resampler(rate_hz, self.fields["output"]["format"].get("rate", 8000))
-        return self._to_output_format(self._output_resamplers[at.item_id].feed(pcm))
+    def _encode_audio(self, position: ContentPosition, pcm: Pcm, rate_hz: int) -> bytes:
+        if position.item_id not in self._output_resamplers:
+            self._output_resamplers[position.item_id] = Resampler(
+                rate_hz, self.fields["output"]["format"].get("rate", 8000)
+            )
+        return self._to_output_format(self._output_resamplers[position.item_id].feed(pcm))
 
     def _to_output_format(self, pcm: Pcm) -> bytes:
         kind = self.fields["output"]["format"]["type"]

@@ -1,8 +1,8 @@
 """OpenAI's Realtime transcription session, GA and beta names: docs/wire/openai-transcription.md.
 
-Under server VAD the server finds the turns; with `turn_detection: null` the client commits. A turn is an item; its deltas
-may come before the item is committed. `completed.transcript` is the best reading of the whole turn; joined deltas can
-differ from it where the model thought better of a word. Noise reduction is accepted and echoed, and does nothing.
+With server VAD the server finds the turns; with `turn_detection: null` the client commits them. A turn is an item,
+whose deltas may come before the item is committed. `completed.transcript` is the final of the whole turn: the joined
+deltas can differ from it by a word that the model read differently at first.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ from antiphon.protocols.openai.input_fields import (
 )
 from antiphon.protocols.wire import Dialect, decode_event
 
+# OpenAI's own minimum of new audio in a commit.
 MIN_COMMIT_MS = 100
+# What a client may send, as errors list it.
 EVENTS = (
     "session.update",
     "transcription_session.update",
@@ -56,7 +58,7 @@ EVENTS = (
     "input_audio_buffer.commit",
     "input_audio_buffer.clear",
 )
-# Errors of what is no event, as (code, message).
+# The errors for a frame that is no event, as (code, message).
 NOT_JSON = ("invalid_event", "The event is not valid JSON.")
 NO_OBJECT = ("invalid_event", "An event is a JSON object.")
 # The one value of `include`. It is accepted and shown; no logprobs are sent.
@@ -75,39 +77,51 @@ _GA_PARAMS = {name: f"session.audio.input.{name}" for name in _INPUT_FIELDS}
 
 @dataclass(slots=True)
 class OpenAITranscription(Dialect):
-    """One connection. `expires_at`: unix seconds. `beta`: the older names are used for what is sent."""
+    """One connection. Call `begin` first, which sets the session's defaults; nothing here waits.
 
+    Updates are checked as a whole before anything of them is in force.
+    """
+
+    # Unix seconds.
     expires_at: int = 0
+    # Events and sessions are sent with the beta's names.
     beta: bool = False
+    # Whether the transcriber knows a language.
     language_check: Callable[[str], bool] = lambda _: True
-    # (name, what serves it instead of the transcriber)
+    # Called with a name that is not loaded and, unless it is the transcriber, with what serves it instead.
     log_alias: Callable[..., None] = lambda *_: None
+    # `session.audio.input` as the client is shown it.
     audio: dict[str, Any] = field(default_factory=dict)
     include: list[str] | None = None
     _decode: Callable[[bytes], Pcm] = from_pcm16
     _resampler: Resampler = field(default_factory=lambda: Resampler(24000, SAMPLE_RATE_HZ))
+    # The items of turns whose transcript is still to come, by turn.
     _items: dict[int, str] = field(default_factory=dict)
     _last_item: str | None = None
+    # The id of the client's event that is being read, which errors repeat.
     _event_id: str | None = None
 
-    # --- what the connection begins with ---------------------------------------------------------------------------
+    # --- the session
 
     def begin(self, model: str) -> None:
-        """Set the defaults for the model the URL named (as the client spells it)."""
+        """Set the session's defaults. `model` is the name in the URL, shown as the client spells it."""
         self.audio = default_input(model)
 
     def preset(self, session: dict[str, Any]) -> None:
-        """Begin with this update; nothing is told of it. Raises RemoteProtocolError."""
-        self._update(session, old=False)
+        """Apply an update before the session begins, for a client secret or a call. Nothing is queued.
+
+        Raises RemoteProtocolError for a field that is wrong, and then changes nothing.
+        """
+        self._update(session, old_event=False)
         self.frames()
         self.commands()
 
     def configured(self) -> ConfigureTranscription:
-        """The configuration in force."""
+        """The session's configuration as a command, with hosted model names replaced by the loaded model."""
         return ConfigureTranscription(self._config(self.audio))
 
     def session(self) -> dict[str, Any]:
-        """The whole session, in the shape of the names in use."""
+        """The whole session as JSON values, in the beta's names or the GA names, whichever are in use."""
         head = {"id": self.session_id, "object": "realtime.transcription_session", "expires_at": self.expires_at}
         if self.beta:
             return head | {
@@ -119,20 +133,20 @@ class OpenAITranscription(Dialect):
             }
         return head | {"type": "transcription", "audio": {"input": self.audio}, "include": self.include}
 
-    # --- from the client -------------------------------------------------------------------------------------------
+    # --- from the client
 
     def receive(self, data: str | bytes) -> None:
-        """One frame from the client. Never raises: what is wrong is answered."""
+        """Read one frame from the client: commands, or an error for the client, are queued. Never raises."""
         self._event_id = None
         try:
             self._receive_event(data)
         except RemoteProtocolError as error:
-            self._error(error.code, error.message, error.param)
+            self._add_error(error.code, error.message, error.param)
 
     def too_large(self, max_bytes: int) -> None:
-        """A frame over the server's limit came: the connection ends after this."""
+        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
         self._event_id = None
-        self._error("invalid_event", f"The event is larger than {max_bytes} bytes.")
+        self._add_error("invalid_event", f"The event is larger than {max_bytes} bytes.")
 
     def _receive_event(self, data: str | bytes) -> None:
         event = decode_event(data, NOT_JSON, NO_OBJECT)
@@ -141,7 +155,7 @@ class OpenAITranscription(Dialect):
         match require(event, "type", str, "type"):
             case "session.update" | "transcription_session.update" as kind:
                 known(event, ("type", "event_id", "session"), "")
-                self._update(require(event, "session", dict, "session"), old=kind.startswith("transcription"))
+                self._update(require(event, "session", dict, "session"), old_event=kind.startswith("transcription"))
             case "input_audio_buffer.append":
                 self._append(require(event, "audio", str, "audio"))
             case "input_audio_buffer.commit":
@@ -160,7 +174,7 @@ class OpenAITranscription(Dialect):
         self._add_audio(self._resampler.feed(self._decode_audio(text, "audio")))
 
     def _decode_audio(self, text: str, param: str) -> Pcm:
-        """Base64 sound in the session's format, at its rate. Raises RemoteProtocolError."""
+        """Samples of base64 audio in the session's format, at its rate. Raises RemoteProtocolError."""
         try:
             data = decode_base64(text)
         except ValueError:
@@ -176,7 +190,7 @@ class OpenAITranscription(Dialect):
         return self._decode(data)
 
     def _decode_whole(self, text: str, param: str) -> Pcm:
-        """Base64 sound in the session's format, at 16 kHz. Raises RemoteProtocolError."""
+        """All samples of base64 audio in the session's format, at 16 kHz. Raises RemoteProtocolError."""
         resampler = Resampler(self.audio["format"].get("rate", 8000), SAMPLE_RATE_HZ)
         return np.concatenate((resampler.feed(self._decode_audio(text, param)), resampler.flush()))
 
@@ -187,9 +201,9 @@ class OpenAITranscription(Dialect):
         if len(pcm):
             self._add_commands(AppendAudio(pcm))
 
-    def _update(self, session: dict[str, Any], *, old: bool) -> None:
-        """Check the whole update first; a wrong field refuses all of it."""
-        beta = old or (self.beta and "audio" not in session and "type" not in session)
+    def _update(self, session: dict[str, Any], *, old_event: bool) -> None:
+        """Check a whole update, then apply it. A wrong field refuses all of it."""
+        beta = old_event or (self.beta and "audio" not in session and "type" not in session)
         changes, include = self._beta_changes(session) if beta else self._ga_changes(session)
         params = _BETA_PARAMS if beta else _GA_PARAMS
         audio = dict(self.audio)
@@ -215,9 +229,9 @@ class OpenAITranscription(Dialect):
         known(session, ("type", "audio", "include"), "session")
         audio = typed(session.get("audio", {}), dict, "session.audio")
         known(audio, ("input",), "session.audio")
-        given = typed(audio.get("input", {}), dict, "session.audio.input")
-        known(given, _INPUT_FIELDS, "session.audio.input")
-        return given, self._include(session)
+        fields = typed(audio.get("input", {}), dict, "session.audio.input")
+        known(fields, _INPUT_FIELDS, "session.audio.input")
+        return fields, self._include(session)
 
     def _beta_changes(self, session: dict[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
         names = {
@@ -227,7 +241,7 @@ class OpenAITranscription(Dialect):
             "turn_detection": "turn_detection",
         }
         known(session, (*names, "include", "modalities", "client_secret", "type"), "session")
-        changes = {new: session[old] for old, new in names.items() if old in session}
+        changes = {name: session[beta_name] for beta_name, name in names.items() if beta_name in session}
         if "format" in changes:
             changes["format"] = BETA_FORMATS.get(changes["format"], changes["format"])
         return changes, self._include(session)
@@ -258,15 +272,15 @@ class OpenAITranscription(Dialect):
         return check_transcription_vad(value, self.audio["turn_detection"], param)
 
     def _check_transcription(self, value: Any, param: str) -> dict[str, Any] | None:
-        """The fields of `transcription` merged into those in force; null changes nothing. A hosted model name is logged."""
-        given = typed(value, (dict, type(None)), param) or {}
-        known(given, _TRANSCRIPTION_FIELDS, param)
+        """The fields of `transcription` merged into those in force; null changes nothing. Hosted names are logged."""
+        fields = typed(value, (dict, type(None)), param) or {}
+        known(fields, _TRANSCRIPTION_FIELDS, param)
         merged = dict(self.audio["transcription"])
-        if "keywords" in given:
-            merged["keywords"] = check_keywords(given["keywords"], f"{param}.keywords")
+        if "keywords" in fields:
+            merged["keywords"] = check_keywords(fields["keywords"], f"{param}.keywords")
         for key in ("model", "language", "prompt"):
-            if key in given:
-                text = typed(given[key], (str, type(None)), f"{param}.{key}")
+            if key in fields:
+                text = typed(fields[key], (str, type(None)), f"{param}.{key}")
                 merged.pop(key, None)
                 if text:
                     merged[key] = text
@@ -295,34 +309,34 @@ class OpenAITranscription(Dialect):
             vad=ServerVad(vad["threshold"], vad["prefix_padding_ms"], vad["silence_duration_ms"]) if vad else None,
         )
 
-    def _set_format(self, form: dict[str, Any]) -> None:
-        self._decode = {"audio/pcmu": from_ulaw, "audio/pcma": from_alaw}.get(form["type"], from_pcm16)
-        self._resampler = Resampler(form.get("rate", 8000), SAMPLE_RATE_HZ)
+    def _set_format(self, audio_format: dict[str, Any]) -> None:
+        self._decode = {"audio/pcmu": from_ulaw, "audio/pcma": from_alaw}.get(audio_format["type"], from_pcm16)
+        self._resampler = Resampler(audio_format.get("rate", 8000), SAMPLE_RATE_HZ)
 
-    # --- to the client ---------------------------------------------------------------------------------------------
+    # --- to the client
 
     def send(self, output: TranscriptionEvent) -> None:
-        """Queue the frames of an output."""
+        """Queue the frames of an event. Raises LocalProtocolError for one that no transcription session reports."""
         match output:
             case SpeechStarted(turn, at_ms):
-                self._add_event("input_audio_buffer.speech_started", audio_start_ms=at_ms, item_id=self._item(turn))
+                self._add_event("input_audio_buffer.speech_started", audio_start_ms=at_ms, item_id=self._item_id(turn))
             case SpeechStopped(turn, at_ms):
-                self._add_event("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._item(turn))
+                self._add_event("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._item_id(turn))
             case TurnCommitted(turn):
-                self._committed(self._item(turn))
+                self._add_committed(self._item_id(turn))
             case TurnCleared():
                 self._add_event("input_audio_buffer.cleared")
             case CommitRefused(have_ms, minimum_ms):
                 self._event_id = None
-                self._error(
+                self._add_error(
                     "input_audio_buffer_commit_empty",
                     "Error committing input audio buffer: buffer too small. "
                     f"Expected at least {minimum_ms}ms of audio, but buffer only has {have_ms:.2f}ms of audio.",
                 )
             case TranscriptDelta(turn, text):
-                self._transcription_event("delta", turn, delta=text)
+                self._add_transcription_event("delta", turn, delta=text)
             case TranscriptDone():
-                self._transcription_event(
+                self._add_transcription_event(
                     "completed",
                     output.turn,
                     transcript=output.text,
@@ -331,17 +345,17 @@ class OpenAITranscription(Dialect):
                 self._items.pop(output.turn, None)
             case TranscriptFailed(turn, message):
                 error = {"type": "server_error", "code": "transcription_failed", "message": message}
-                self._transcription_event("failed", turn, error=error)
+                self._add_transcription_event("failed", turn, error=error)
                 self._items.pop(turn, None)
             case SessionEnding(code, message):
                 self._event_id = None
-                self._error(
+                self._add_error(
                     code, message, kind="server_error" if code != "session_expired" else "invalid_request_error"
                 )
             case _:
                 raise LocalProtocolError(f"no frame for {type(output).__name__}")
 
-    def _committed(self, item_id: str) -> None:
+    def _add_committed(self, item_id: str) -> None:
         previous, self._last_item = self._last_item, item_id
         item = {
             "id": item_id,
@@ -355,15 +369,15 @@ class OpenAITranscription(Dialect):
         for name in ("created",) if self.beta else ("added", "done"):
             self._add_event(f"conversation.item.{name}", item=item, previous_item_id=previous)
 
-    def _transcription_event(self, name: str, turn: int, **fields: Any) -> None:
+    def _add_transcription_event(self, name: str, turn: int, **fields: Any) -> None:
         self._add_event(
             f"conversation.item.input_audio_transcription.{name}",
-            item_id=self._item(turn),
+            item_id=self._item_id(turn),
             content_index=0,
             **fields,
         )
 
-    def _item(self, turn: int) -> str:
+    def _item_id(self, turn: int) -> str:
         if turn not in self._items:
             self._items[turn] = self.new_id("item_")
         return self._items[turn]
@@ -371,7 +385,9 @@ class OpenAITranscription(Dialect):
     def _add_event(self, kind: str, /, **fields: Any) -> None:
         self._add_frame(type=kind, event_id=self.new_id("event_"), **fields)
 
-    def _error(self, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error") -> None:
+    def _add_error(
+        self, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error"
+    ) -> None:
         error = {"type": kind, "code": code, "message": message}
         if param:
             error["param"] = param
