@@ -143,7 +143,7 @@ def test_an_image_has_the_rows_that_the_published_model_gives_it(folder: Path) -
     whole = Whole(folder)
 
     async def act(model: VisionLanguageModel) -> Any:
-        return (await model.encode_image(picture(1))).rows
+        return (await model.encode_image(EncodedImage(picture(1)))).rows
 
     given = whole.inputs([picture(1)])
     with torch.inference_mode():
@@ -365,7 +365,7 @@ def test_pictures_of_extreme_shapes_have_rows(folder: Path) -> None:
         for size in ((1, 1), (1, 4000), (3000, 2), (2500, 1500)):
             file = io.BytesIO()
             Image.new("RGB", size, "red").save(file, "PNG")
-            counts.append(len((await model.encode_image(file.getvalue())).rows))
+            counts.append(len((await model.encode_image(EncodedImage(file.getvalue()))).rows))
         return counts
 
     assert all(1 <= count <= 64 for count in run(folder, act))
