@@ -7,15 +7,15 @@ import logging
 import os
 import runpy
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
-from antiphon import __version__
+from antiphon.cli.arguments import argument_parser
 from antiphon.errors import AntiphonError, SettingsError
-from antiphon.settings import Option, Settings, load, options
+from antiphon.settings import Settings, load, options
 
 if TYPE_CHECKING:
     from antiphon.store import Model, Store
@@ -35,7 +35,7 @@ CLIENT_LINE = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 failed with a message, 2 wrong arguments, 130 interrupted."""
-    parser = _parser()
+    parser = argument_parser()
     args, rest = parser.parse_known_args(argv)
     if rest and args.command != "bench":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Request lines carry query strings, which are the client's; sessions log their own start and end.
         for name in ("aioice", "aiortc", "httpx", "faster_whisper", "uvicorn"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        return int(args.run(settings, args))
+        return RUN[args.command](settings, args)
     except SettingsError as error:
         print(f"antiphon: {error}", file=sys.stderr)
         return 2
@@ -62,109 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read our output has had enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="antiphon", description="Live speech on your own machine.")
-    parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-
-    serve = commands.add_parser("serve", help="start the server")
-    _add_settings(serve, ("server", "resume", "audio", "models", "engine", "speech", "video"))
-    serve.add_argument(
-        "--no-pull", action="store_true", help="fail if model files are missing instead of fetching them"
-    )
-    serve.set_defaults(run=_serve)
-
-    pull = commands.add_parser("pull", help="fetch the models of a profile")
-    _add_settings(pull, ("models", "engine", "speech"))
-    pull.add_argument("--list", action="store_true", help="list the models and what is here, fetch nothing")
-    pull.set_defaults(run=_pull)
-
-    transcribe = commands.add_parser("transcribe", help="turn a file, or standard input, into text as it is read")
-    transcribe.add_argument("file", help="any audio or video file; - for standard input")
-    transcribe.add_argument("--language", help="ISO-639-1; detected if not given")
-    transcribe.add_argument("--prompt", default="", help="names and words to expect")
-    transcribe.add_argument("--json", action="store_true", help="print one JSON object with segments and words")
-    transcribe.add_argument("--srt", action="store_true", help="print subtitles")
-    _add_settings(transcribe, ("models",))
-    transcribe.set_defaults(run=_transcribe)
-
-    say = commands.add_parser("say", help="speak a text, or standard input as it arrives")
-    say.add_argument("text", help="what to say; - for standard input")
-    target = say.add_mutually_exclusive_group()
-    target.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        help="wav, mp3, flac, opus, aac or pcm by its name; - for WAV on standard output",
-    )
-    target.add_argument("--play", action="store_true", help="play it; what is done if no file is given")
-    say.add_argument("--speak-as", metavar="VOICE", help="the voice; the first one loaded if not given")
-    say.add_argument("--speed", type=float, default=1.0, help="0.25 to 4")
-    say.add_argument("--seed", type=int, default=None, help="the same seed gives the same samples")
-    say.add_argument("--words", action="store_true", help="print where each word lies, on standard error")
-    _add_settings(say, ("models", "speech"))
-    say.set_defaults(run=_say)
-
-    watch = commands.add_parser("watch", help="ask about a clip, a camera or a stream")
-    watch.add_argument("source", help="a file, a URL, or a camera (/dev/video0)")
-    watch.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be given several times")
-    watch.add_argument("--fps", type=float, default=1.0, help="frames looked at a second")
-    watch.add_argument("--seconds", type=float, default=None, help="how much is watched; all of a file if not given")
-    _add_settings(watch, ("models", "engine"))
-    watch.set_defaults(run=_watch)
-
-    chat = commands.add_parser("chat", help="talk to the language model in the terminal, or answer standard input")
-    chat.add_argument("--system", default="", help="what the model is told first")
-    chat.add_argument("--max-tokens", type=int, default=None, help="most tokens of an answer")
-    chat.add_argument("--temperature", type=float, default=None, help="0 for always the likeliest token")
-    _add_settings(chat, ("models", "engine"))
-    chat.set_defaults(run=_chat)
-
-    replay = commands.add_parser("replay", help="run a recorded session again and print what differs")
-    replay.add_argument("folder", type=Path, help="a session's folder, as serve --record wrote it")
-    _add_settings(replay, ("audio", "models", "engine", "speech"))
-    replay.set_defaults(run=_replay)
-
-    timeline = commands.add_parser("timeline", help="draw a recorded session as one HTML file")
-    timeline.add_argument("folder", type=Path, help="a session's folder, as serve --record wrote it")
-    timeline.add_argument("-o", "--output", type=Path, help="the file; timeline.html in the folder if not given")
-    _add_settings(timeline, ())
-    timeline.set_defaults(run=_timeline)
-
-    doctor = commands.add_parser("doctor", help="what is installed, which devices, which models, how fast")
-    _add_settings(doctor, ("models", "engine", "speech"))
-    doctor.set_defaults(run=_doctor)
-
-    bench = commands.add_parser(
-        "bench", help="measure (from a checkout); arguments go to bench/NAME.py", add_help=False
-    )
-    bench.add_argument("name", choices=("asr", "engine", "tts", "talk", "duplex", "native", "video", "qwen3"))
-    return parser
-
-
-def _add_settings(parser: argparse.ArgumentParser, sections: Sequence[str]) -> None:
-    group = parser.add_argument_group("settings (docs/settings.md)")
-    group.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
-    for option in options():
-        if option.section in sections:
-            _add_option(group, option)
-
-
-def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
-    text = option.help.replace("%", "%%")
-    if option.type is bool:
-        group.add_argument(
-            option.flag, dest=option.name, action=argparse.BooleanOptionalAction, default=None, help=text
-        )
-    elif option.type in (int, float, str):
-        shown = f"{text} [{option.default}]" if option.default != "" else text
-        group.add_argument(
-            option.flag, dest=option.name, default=None, metavar=option.type.__name__.upper(), help=shown
-        )
-    else:
-        group.add_argument(option.flag, dest=option.name, action="append", default=None, metavar="TEXT", help=text)
 
 
 def _settings(args: argparse.Namespace) -> Settings:
@@ -309,6 +206,20 @@ def _bench(name: str, rest: list[str]) -> int:
     sys.argv = [str(script), *rest]
     runpy.run_path(str(script), run_name="__main__")
     return 0
+
+
+# What runs a command; `bench` is handed on before settings are read.
+RUN: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
+    "serve": _serve,
+    "pull": _pull,
+    "transcribe": _transcribe,
+    "say": _say,
+    "watch": _watch,
+    "chat": _chat,
+    "replay": _replay,
+    "timeline": _timeline,
+    "doctor": _doctor,
+}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,188 @@
+"""The arguments of every command, and their help. Settings become flags here, grouped by their section.
+
+Nothing heavy is imported: `antiphon --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon import __version__
+from antiphon.settings import Option, options
+
+# The heading of each section of the settings in a command's help.
+HEADINGS = {
+    "server": "server",
+    "resume": "resume (sessions that outlive their connection)",
+    "audio": "audio (what clients send)",
+    "models": "models (which are loaded, from where and on which device)",
+    "engine": "engine (language model, partner, watcher and their KV)",
+    "speech": "speech (synthesizer, voices and speech streams)",
+    "video": "video (video streams)",
+}
+BENCHMARKS = ("asr", "engine", "tts", "talk", "duplex", "native", "video", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of the command line.
+
+    - `help`: what it does, in one line.
+    - `operands`: what its usage line names besides its options.
+    - `sections`: the sections of the settings that are its flags.
+    - `add_arguments`: adds the arguments that are its own.
+    """
+
+    help: str
+    operands: str
+    sections: tuple[str, ...]
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+
+
+def argument_parser() -> argparse.ArgumentParser:
+    """The parser of all commands. It sets `command`, a command's own arguments, and one attribute for each setting of
+    the command's sections, by its name; a setting that was not given is None."""
+    parser = argparse.ArgumentParser(
+        prog="antiphon",
+        usage="antiphon COMMAND [options]",
+        description="Live speech on your own machine.",
+        epilog="`antiphon COMMAND --help` shows the options of a command.",
+    )
+    parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True, prog="antiphon"
+    )
+    for name, command in COMMANDS.items():
+        usage = f"antiphon {name} [options] {command.operands}".rstrip()
+        # `bench` hands all its options on, `--help` too.
+        description = f"{command.help[0].upper()}{command.help[1:]}."
+        own = commands.add_parser(
+            name, help=command.help, usage=usage, description=description, add_help=name != "bench"
+        )
+        command.add_arguments(own)
+        if name != "bench":
+            _add_settings(own, command.sections)
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser, sections: Sequence[str]) -> None:
+    parser.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings (docs/settings.md)")
+    for section in sections:
+        group = parser.add_argument_group(HEADINGS[section])
+        for option in options():
+            if option.section == section:
+                _add_option(group, option)
+
+
+def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
+    text = option.help.replace("%", "%%")
+    if option.type is bool:
+        switch = argparse.BooleanOptionalAction
+        group.add_argument(option.flag, dest=option.name, action=switch, default=None, help=text)
+    elif option.type in (int, float, str):
+        metavar = option.type.__name__.upper()
+        shown = f"{text} [{option.default}]" if option.default != "" else text
+        group.add_argument(option.flag, dest=option.name, default=None, metavar=metavar, help=shown)
+    else:
+        group.add_argument(option.flag, dest=option.name, action="append", default=None, metavar="TEXT", help=text)
+
+
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--no-pull", action="store_true", help="fail if model files are missing instead of fetching them"
+    )
+
+
+def _add_pull(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--list", action="store_true", help="list the models and what is here, fetch nothing")
+
+
+def _add_transcribe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="any audio or video file; - for standard input")
+    parser.add_argument("--language", help="ISO-639-1; detected if not given")
+    parser.add_argument("--prompt", default="", help="names and words to expect")
+    parser.add_argument("--json", action="store_true", help="print one JSON object with segments and words")
+    parser.add_argument("--srt", action="store_true", help="print subtitles")
+
+
+def _add_say(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("text", metavar="TEXT", help="what to say; - for standard input")
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="wav, mp3, flac, opus, aac or pcm by its name; - for WAV on standard output",
+    )
+    target.add_argument("--play", action="store_true", help="play it; this is the default without a file")
+    parser.add_argument("--speak-as", metavar="VOICE", help="the voice; the first one loaded if not given")
+    parser.add_argument("--speed", type=float, default=1.0, help="0.25 to 4")
+    parser.add_argument("--seed", type=int, default=None, help="the same seed gives the same samples")
+    parser.add_argument("--words", action="store_true", help="print each word's times, on standard error")
+
+
+def _add_watch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="a file, a URL, or a camera (/dev/video0)")
+    parser.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be given several times")
+    parser.add_argument("--fps", type=float, default=1.0, help="frames shown to the model each second")
+    parser.add_argument("--seconds", type=float, default=None, help="how much is watched; all of a file if not given")
+
+
+def _add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", default="", help="instructions that the model is told first")
+    parser.add_argument("--max-tokens", type=int, default=None, help="the most tokens of an answer")
+    parser.add_argument("--temperature", type=float, default=None, help="0 always takes the likeliest token")
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a session's folder, as serve --record wrote it")
+
+
+def _add_timeline(parser: argparse.ArgumentParser) -> None:
+    _add_replay(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="the file; timeline.html in the folder if not given"
+    )
+
+
+def _add_nothing(parser: argparse.ArgumentParser) -> None:
+    return
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", choices=BENCHMARKS, help=", ".join(BENCHMARKS))
+
+
+COMMANDS: Mapping[str, Command] = {
+    "serve": Command(
+        "start the server", "", ("server", "resume", "audio", "models", "engine", "speech", "video"), _add_serve
+    ),
+    "pull": Command("fetch the models of a profile", "", ("models", "engine", "speech"), _add_pull),
+    "transcribe": Command(
+        "turn a file, or standard input, into text as it is read", "FILE", ("models",), _add_transcribe
+    ),
+    "say": Command("speak a text, or standard input as it arrives", "TEXT", ("models", "speech"), _add_say),
+    "watch": Command(
+        "ask about a clip, a camera or a stream", "SOURCE --ask QUESTION", ("models", "engine"), _add_watch
+    ),
+    "chat": Command(
+        "talk to the language model in the terminal, or answer standard input", "", ("models", "engine"), _add_chat
+    ),
+    "replay": Command(
+        "run a recorded session again and print what differs",
+        "FOLDER",
+        ("audio", "models", "engine", "speech"),
+        _add_replay,
+    ),
+    "timeline": Command("draw a recorded session as one HTML file", "FOLDER", (), _add_timeline),
+    "doctor": Command(
+        "show what is installed, which devices and models there are, and how fast they are",
+        "",
+        ("models", "engine", "speech"),
+        _add_nothing,
+    ),
+    "bench": Command("measure (from a checkout); arguments go to bench/NAME.py", "NAME", (), _add_bench),
+}
