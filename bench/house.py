@@ -25,7 +25,9 @@ src/antiphon; files that git ignores are left out. The figures:
                              after one consistent renaming of names, strings and numbers. Blank lines, comments,
                              docstrings, imports and lines of brackets alone are passed over; six lines with fewer than
                              24 tokens are too thin to count. From Python 3.12 on an f-string is several tokens.
-    exact duplicated runs    The same, with no renaming.
+    duplicated statements    Duplicated runs among the lines of function bodies alone: dataclasses' fields, signatures
+                             and tables, whose shapes are alike without saying the same, are passed over.
+    exact duplicated runs    Duplicated runs with no renaming.
     shared class names       Names of public classes at module level that more than one module defines.
     private in tests         Accesses `x._name` in tests where x is neither `self` nor `cls`; dunder names left out.
     private in source        The same in the source.
@@ -208,6 +210,9 @@ def folders(report: Report, source: Sequence[Module]) -> None:
 def repetition(report: Report, source: Sequence[Module]) -> None:
     lines = {m.path: code_lines(m) for m in source}
     report.count("duplicated runs", repeated(lines, shape))
+    inside = {m.path: statement_lines(m) for m in source}
+    statements = {path: [line for line in own if line.number in inside[path]] for path, own in lines.items()}
+    report.count("duplicated statements", repeated(statements, shape))
     report.count("exact duplicated runs", repeated(lines, exact))
     homes: dict[str, list[str]] = defaultdict(list)
     for module in source:
@@ -238,6 +243,15 @@ def code_lines(module: Module) -> list[Line]:
             lines[token.start[0]].append((token.string, kind))
     words = {n for n, tokens in lines.items() if any(kind or text.isalpha() for text, kind in tokens)}
     return [Line(n, tuple(tokens)) for n, tokens in lines.items() if n in words]
+
+
+def statement_lines(module: Module) -> set[int]:
+    """The numbers of the lines inside function bodies."""
+    found = set[int]()
+    for kind in (ast.FunctionDef, ast.AsyncFunctionDef):
+        for node in nodes(module, kind):
+            found.update(range(node.body[0].lineno, (node.end_lineno or node.lineno) + 1))
+    return found
 
 
 def is_code(node: ast.stmt) -> bool:

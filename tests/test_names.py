@@ -1,0 +1,102 @@
+"""Names: one class name means one thing, commands are verbs and events are past, and what is private stays private."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from antiphon.events.conversation import ConversationCommand, ConversationEvent
+from antiphon.events.duplex import DuplexCommand, DuplexEvent
+from antiphon.events.speech import SpeechCommand, SpeechEvent
+from antiphon.events.transcription import TranscriptionCommand, TranscriptionEvent
+from antiphon.events.video import VideoCommand, VideoEvent
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "antiphon"
+SOURCES = sorted(SRC.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+COMMANDS = (TranscriptionCommand, SpeechCommand, ConversationCommand, DuplexCommand, VideoCommand)
+EVENTS = (TranscriptionEvent, SpeechEvent, ConversationEvent, DuplexEvent, VideoEvent)
+VERBS = (
+    *("Acknowledge", "Append", "Ask", "BargeIn", "Cancel", "Clear", "Commit", "Configure", "Create", "Delete"),
+    *("Finish", "Flush", "Hold", "Retrieve", "Signal", "Skip", "Truncate"),
+)
+# An event says what happened, or is a piece of what is made.
+PAST = ("ed", "Began", "Done", "Taken", "Ending")
+PIECES = ("Delta", "Partial", "Audio")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def trees(paths: list[Path]) -> dict[Path, ast.Module]:
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def test_a_public_class_name_means_one_thing() -> None:
+    places = defaultdict(list)
+    for path, tree in trees(SOURCES).items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(relative(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("command", [c for union in COMMANDS for c in get_args(union)], ids=lambda c: c.__name__)
+def test_a_command_is_named_by_a_verb(command: type) -> None:
+    assert command.__name__.startswith(VERBS)
+
+
+@pytest.mark.parametrize("event", [e for union in EVENTS for e in get_args(union)], ids=lambda e: e.__name__)
+def test_an_event_is_named_in_the_past_tense(event: type) -> None:
+    assert event.__name__.endswith(PAST + PIECES)
+
+
+def private_names(tree: ast.Module) -> Iterator[str]:
+    """The private attributes, methods and functions that a module defines."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                yield name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name
+
+
+def foreign_private_accesses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and name of each `thing._name` where `thing` is not the object, or class, itself."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            itself = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            base = isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Name)
+            if not itself and not (base and node.value.func.id == "super"):
+                yield node.lineno, node.attr
+
+
+OURS = {name for tree in trees(SOURCES).values() for name in private_names(tree) if name.startswith("_")}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=relative)
+def test_no_module_touches_what_is_private_to_another_folder(path: Path) -> None:
+    folder = {n for tree in trees(sorted(path.parent.glob("*.py"))).values() for n in private_names(tree)}
+    found = [
+        f"line {line}: {name}"
+        for line, name in foreign_private_accesses(ast.parse(path.read_text(encoding="utf-8")))
+        if name in OURS - folder
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize("path", TESTS, ids=relative)
+def test_no_test_touches_what_is_private_in_the_package(path: Path) -> None:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    own = set(private_names(tree))
+    found = [f"line {line}: {name}" for line, name in foreign_private_accesses(tree) if name in OURS - own]
+    assert found == []
