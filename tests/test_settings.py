@@ -1,3 +1,5 @@
+"""Settings: the order of their sources, their checks, and their page in the docs."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,7 +12,7 @@ from antiphon.settings import load, markdown, options
 ROOT = Path(__file__).parents[1]
 
 
-def test_later_sources_win(tmp_path: Path) -> None:
+def test_when_sources_disagree_then_the_later_one_wins(tmp_path: Path) -> None:
     file = tmp_path / "antiphon.toml"
     file.write_text('[server]\nport = 1\nhost = "::1"\napi_keys = ["a"]\n[audio]\nmax_backlog_s = 5\n')
     settings = load({"port": "3", "api_keys": ["x", "y"]}, {"ANTIPHON_PORT": "2", "ANTIPHON_HOST": "127.0.0.2"}, file)
@@ -35,7 +37,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
         ({}, {}, "[server]\nport = true\n", "port"),
     ],
 )
-def test_a_bad_value_names_its_key(
+def test_when_a_value_is_wrong_then_the_error_names_its_key(
     flags: dict[str, object], environment: dict[str, str], toml: str, names: str, tmp_path: Path
 ) -> None:
     file = None
@@ -46,10 +48,10 @@ def test_a_bad_value_names_its_key(
         load(flags, environment, file)
 
 
-def test_every_setting_is_documented() -> None:
+def test_when_settings_change_then_their_page_is_generated_anew() -> None:
     assert (ROOT / "docs" / "settings.md").read_text() == markdown()
 
 
-def test_names_are_unique() -> None:
+def test_when_settings_are_listed_then_their_names_and_flags_are_unique() -> None:
     assert len({o.name for o in options()}) == len(options())
     assert len({o.flag for o in options()}) == len(options())

@@ -24,7 +24,7 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_transcribe_prints_text_subtitles_and_json() -> None:
+def test_when_a_file_is_transcribed_then_text_subtitles_or_json_are_printed() -> None:
     file = str(DATA / "audio" / "jfk.flac")
     plain = run("transcribe", file)
     assert plain.returncode == 0, plain.stderr
@@ -38,13 +38,13 @@ def test_transcribe_prints_text_subtitles_and_json() -> None:
     assert 9.0 < words[-1]["end"] <= 11.0
 
 
-def test_transcribe_reads_standard_input() -> None:
+def test_when_the_file_is_a_dash_then_standard_input_is_transcribed() -> None:
     with (DATA / "audio" / "lj-LJ001-0008.flac").open("rb") as file:
         done = run("transcribe", "-", stdin=file)
     assert "never been surpassed" in done.stdout.lower()
 
 
-def test_a_file_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
+def test_when_a_file_cannot_be_decoded_then_the_error_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_text("no sound")
     for name in (str(tmp_path / "a.wav"), str(tmp_path / "missing.wav")):
         done = run("transcribe", name)
@@ -54,7 +54,7 @@ def test_a_file_that_is_none_is_one_clear_line(tmp_path: Path) -> None:
         assert done.stderr.count("\n") == 1
 
 
-def test_a_missing_model_offline_is_one_clear_line(tmp_path: Path) -> None:
+def test_when_a_model_is_missing_offline_then_the_error_names_its_file(tmp_path: Path) -> None:
     done = run("serve", "--port", "0", "--home", str(tmp_path), "--offline")
     assert done.returncode == 1
     assert "model.bin" in done.stderr
@@ -64,7 +64,7 @@ def test_a_missing_model_offline_is_one_clear_line(tmp_path: Path) -> None:
     assert listed.count("missing") == len(MODELS)
 
 
-def test_doctor_says_what_is_here_and_how_fast() -> None:
+def test_when_the_doctor_is_asked_then_it_prints_models_and_speeds() -> None:
     done = run("doctor", "--language-model", SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"first token in \d+ ms, then \d+ tokens a second", done.stdout)
@@ -72,7 +72,7 @@ def test_doctor_says_what_is_here_and_how_fast() -> None:
     assert re.search(r"final, 5 s +\d+ ms", done.stdout)
 
 
-def test_wrong_settings_stop_the_start_and_are_named() -> None:
+def test_when_settings_are_wrong_then_the_start_stops_and_they_are_named() -> None:
     done = run("serve", "--port", "99999")
     assert (done.returncode, done.stderr) == (2, "antiphon: --port: 99999 is above 65535\n")
     done = run("serve", env=os.environ | {"ANTIPHON_OVERFLOW": "drop"})

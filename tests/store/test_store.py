@@ -10,6 +10,7 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,8 @@ class Origin:
         return self.url(package), digest(WHEELS[package])
 
     def store(self, home: Path, **options: object) -> Store:
-        return Store(home, **{"wheel_url": self.wheel_url, "hub_url": lambda hub, sha: None, **options})  # type: ignore[arg-type]
+        ways: dict[str, Any] = {"wheel_url": self.wheel_url, "hub_url": lambda hub, sha: None}
+        return Store(home, **(ways | options))
 
     def close(self) -> None:
         self._server.shutdown()

@@ -1,1 +1,1 @@
-"""The command line: one module for each command; `main` parses the arguments."""
+"""The command line: one module for each command. `arguments` declares their arguments, `main` runs them."""

@@ -1,4 +1,6 @@
-"""`antiphon chat`: a conversation with the language model in a terminal. Standard input that is no terminal is one question."""
+"""`antiphon chat`: a conversation with the language model in a terminal. Standard input that is no terminal is one
+question.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,13 @@ from antiphon.settings import Settings
 
 
 async def chat(settings: Settings, system: str, max_tokens: int | None, temperature: float | None) -> None:
-    """Until the input ends. Raises SettingsError where no language model is to be loaded, StoreError, ModelError."""
+    """Converse until the input ends: an empty line, or its end. `system` is what the model is told first; None leaves
+    `max_tokens` and `temperature` to the model. Raises SettingsError where no language model is to be loaded,
+    StoreError, ModelError.
+    """
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, LANGUAGE_ROLES)
     if models.language_model is None:
-        raise SettingsError("--language-model none: there is nobody to talk to")
+        raise SettingsError("--language-model none: there is no language model to talk to")
     try:
         await _converse(models.language_model, system, ReplyOptions(max_tokens=max_tokens, temperature=temperature))
     finally:
@@ -27,16 +32,16 @@ async def chat(settings: Settings, system: str, max_tokens: int | None, temperat
 
 
 async def _converse(model: LanguageModel, system: str, options: ReplyOptions) -> None:
-    dialogue = await model.open()
+    stream = await model.open()
     messages = [Message("system", system)] if system else []
     try:
         if sys.stdin.isatty():
             print(f"{model.profile.id} — an empty line or Ctrl-D ends the conversation", file=sys.stderr)
         async for question in _questions():
             messages.append(Message("user", question))
-            messages.append(Message("assistant", await _answer(dialogue, messages, options)))
+            messages.append(Message("assistant", await _print_answer(stream, messages, options)))
     finally:
-        dialogue.close()
+        stream.close()
 
 
 async def _questions() -> AsyncIterator[str]:
@@ -56,9 +61,9 @@ def _line() -> str:
         return ""
 
 
-async def _answer(dialogue: LanguageStream, messages: list[Message], options: ReplyOptions) -> str:
+async def _print_answer(stream: LanguageStream, messages: list[Message], options: ReplyOptions) -> str:
     text = ""
-    async with aclosing(dialogue.reply(messages, options)) as parts:
+    async with aclosing(stream.reply(messages, options)) as parts:
         async for part in parts:
             match part:
                 case TextDelta(more):

@@ -1,4 +1,4 @@
-"""`antiphon doctor`: what is installed, which devices, which models, how fast. Exit status 1 if something is missing."""
+"""`antiphon doctor`: shows what is installed, which devices and models there are, and how fast the models are."""
 
 from __future__ import annotations
 
@@ -46,40 +46,43 @@ PACKAGES = (
     "websockets",
     "numpy",
 )
+# Each time is the median of so many trials.
 TRIALS = 5
 SENTENCE = "The weather will be mild tomorrow, with some rain late in the evening."
 
 
 async def report(settings: Settings) -> int:
-    """Print the report."""
+    """Print the report, which loads all models and takes up to a minute. Returns the exit status: 1 where a package or
+    model is missing, or a model does not load.
+    """
     print(f"antiphon {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
-    bad = False
+    package_missing = False
     for package in PACKAGES:
         try:
             print(f"  {package:16} {version(package)}")
         except PackageNotFoundError:
-            bad = True
+            package_missing = True
             print(f"  {package:16} MISSING: pip install {package}")
-    _devices(settings)
+    _print_devices(settings)
     store = store_of(settings.models)
     print(f"models in {store.home}, profile {settings.models.profile}")
-    missing = False
+    model_missing = False
     for model in selected_models(settings):
         gaps = () if isinstance(model, LocalModel) else store.missing(model)
-        missing = missing or bool(gaps)
+        model_missing = model_missing or bool(gaps)
         print(f"  {model.id:28} {'missing: ' + ', '.join(f.name for f in gaps) if gaps else 'here, verified'}")
-    if missing:
+    if model_missing:
         print("  fix: antiphon pull")
         return 1
     try:
-        await _speed(settings)
+        await _print_speeds(settings)
     except AntiphonError as error:
         print(f"  {error}", file=sys.stderr)
         return 1
-    return int(bad)
+    return int(package_missing)
 
 
-def _devices(settings: Settings) -> None:
+def _print_devices(settings: Settings) -> None:
     name = platform.processor() or "?"
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
         if line.startswith("model name"):
@@ -90,41 +93,41 @@ def _devices(settings: Settings) -> None:
     print(f"  cuda devices     {ctranslate2.get_cuda_device_count()}")
 
 
-async def _speed(settings: Settings) -> None:
+async def _print_speeds(settings: Settings) -> None:
     started = time.perf_counter()
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models))
     print(f"  loaded in        {time.perf_counter() - started:.1f} s")
     try:
-        hearing = models.required_transcriber.open()
-        sound = np.random.default_rng(0).normal(0, 0.05, 5 * SAMPLE_RATE_HZ).astype(np.float32)
+        transcription = models.required_transcriber.open()
+        noise = np.random.default_rng(0).normal(0, 0.05, 5 * SAMPLE_RATE_HZ).astype(np.float32)
         for label, final in (("partial, 5 s", False), ("final, 5 s", True)):
             times = []
             for _ in range(TRIALS):
                 started = time.perf_counter()
-                await hearing.decode(Window(sound, language="en", final=final))
+                await transcription.decode(Window(noise, language="en", final=final))
                 times.append(time.perf_counter() - started)
             print(f"  {label:16} {sorted(times)[TRIALS // 2] * 1000:.0f} ms (median of {TRIALS})")
         stream = models.required_vad.open()
         started = time.perf_counter()
-        frames = await stream.feed(sound)
+        frames = await stream.feed(noise)
         print(f"  speech detection {(time.perf_counter() - started) / len(frames) * 1e6:.0f} µs a frame of 32 ms")
         if models.language_model:
-            await _answers(models.language_model)
+            await _print_answer_speed(models.language_model)
         if models.synthesizer:
-            await _speaks(models.synthesizer)
+            await _print_speech_speed(models.synthesizer)
     finally:
         models.close()
 
 
-async def _speaks(synthesizer: Synthesizer) -> None:
-    """How soon a sentence's sound begins, and how much faster than it is heard it is made."""
+async def _print_speech_speed(synthesizer: Synthesizer) -> None:
+    """How soon a sentence's audio begins, and how many times faster it is generated than it is heard."""
     options = VoiceOptions(synthesizer.profile.voices[0])
     firsts, ratios = [], []
     for _ in range(TRIALS):
         started, first, samples = time.perf_counter(), 0.0, 0
-        async for sound in synthesizer.speak(SENTENCE, options, lambda: Urgency.FINAL):
+        async for chunk in synthesizer.speak(SENTENCE, options, lambda: Urgency.FINAL):
             first = first or time.perf_counter() - started
-            samples += len(sound.pcm)
+            samples += len(chunk.pcm)
         ratios.append((time.perf_counter() - started) * synthesizer.profile.sample_rate_hz / samples)
         firsts.append(first)
     print(
@@ -133,18 +136,18 @@ async def _speaks(synthesizer: Synthesizer) -> None:
     )
 
 
-async def _answers(model: LanguageModel) -> None:
+async def _print_answer_speed(model: LanguageModel) -> None:
     """How soon and how fast the language model answers a short question, once it is warm."""
-    ask = [Message("user", "Count from one to thirty.")]
+    question = [Message("user", "Count from one to thirty.")]
     for warm in (False, True):
-        dialogue = await model.open()
+        stream = await model.open()
         started = time.perf_counter()
         first, done = 0.0, None
-        async for part in dialogue.reply(ask, ReplyOptions(max_tokens=24, temperature=0.0)):
+        async for part in stream.reply(question, ReplyOptions(max_tokens=24, temperature=0.0)):
             first = first or time.perf_counter()
             done = part if isinstance(part, ReplyDone) else done
         ended = time.perf_counter()
-        dialogue.close()
+        stream.close()
         if warm and done and done.completion_tokens > 1:
             speed = (done.completion_tokens - 1) / (ended - first)
             print(

@@ -1,4 +1,7 @@
-"""The command line: serve, pull, transcribe, say, chat, replay, timeline, bench, doctor. The only place that configures logging."""
+"""Runs the commands of the command line. The only place that configures logging and reads the environment.
+
+What a command needs is imported by the command itself, so that the others start fast.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,10 @@ if TYPE_CHECKING:
     from antiphon.store import Model, Store
     from antiphon.store.registry import ModelRole
 
-log = logging.getLogger(__name__)
 
-# Threads of one product wait for each other a tenth of a millisecond awake before they sleep: asleep at once, a step of the
-# language model takes 68 ms instead of 49 (112 instead of 62 with eight sessions). Read when OpenMP is first loaded.
+# The threads of one matrix product wait for each other awake for a tenth of a millisecond before they sleep. Where they
+# sleep at once, a step of the language model takes 68 ms instead of 49 (112 instead of 62 with eight sessions). The
+# variable is read when OpenMP is first loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 CLIENT_LINE = (
@@ -34,7 +37,11 @@ CLIENT_LINE = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 1 failed with a message, 2 wrong arguments, 130 interrupted."""
+    """Run the command that `argv` (otherwise the process's arguments) names, until it ends.
+
+    Returns the exit status: 0 done, 1 failed with a message, 2 wrong arguments or settings, 130 interrupted. Wrong
+    arguments, and `--help`, raise SystemExit, as argparse does.
+    """
     parser = argument_parser()
     args, rest = parser.parse_known_args(argv)
     if rest and args.command != "bench":
@@ -42,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args.command == "bench":
             return _bench(args.name, rest)
-        settings = _settings(args)
+        settings = _settings_of(args)
         logging.basicConfig(
             level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
         )
@@ -59,12 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has had enough.
+        # The reader of our output has closed it, as `head` does: that is no failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-def _settings(args: argparse.Namespace) -> Settings:
+def _settings_of(args: argparse.Namespace) -> Settings:
     names = {o.name for o in options()}
     flags = {k: v for k, v in vars(args).items() if k in names}
     return load(flags, os.environ, args.config)

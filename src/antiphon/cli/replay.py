@@ -1,7 +1,7 @@
-"""`antiphon replay DIR`: a recorded session again, against the present build, and what differs.
+"""`antiphon replay DIR`: runs a recorded session again against the present build, and prints what differs.
 
-The client's events and sound go in when they came then, through the same connection as a socket's; ids that the client named are
-translated. What the language model says is drawn by chance and is shown, not compared; all else is.
+The client's messages and audio go in at their recorded times, through the same connection as a socket's; ids that the
+client named are translated. What the language model says is drawn by chance: it is shown, and not compared.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 
-# After the last thing of the recording, what it asked for may still take this long.
+# Seconds that the session may go on after the recording's last entry, for what the client has asked for.
 TAIL_S = 3.0
+# Times of RecordedTurn that are compared.
 STAGES = ("transcribed", "asked", "first_text", "first_sound", "done")
-# Events whose number depends on how text or sound was cut into pieces.
-PIECES = (".delta", "sound", "rate_limits.updated")
+# Ends of the types of events whose number depends on how text or audio was cut into chunks.
+CHUNKED_EVENTS = (".delta", "sound", "rate_limits.updated")
 
 
 @dataclass(slots=True)
 class _RecordedClient:
-    """A recorded client as a transport; see server/transport.py."""
+    """A recorded client as a transport (transports/transport.py): gives the recording's messages at their times, and
+    keeps what the session sends. `begun_s` is when the replay began, by the monotonic clock."""
 
     tape: Tape
     playback: None = None
@@ -53,7 +55,7 @@ class _RecordedClient:
             entry = entries[self._at]
             self._at += 1
             if entry.kind == "out":
-                _ids(entry.value, self._old_ids)
+                _collect_ids(entry.value, self._old_ids)
                 continue
             await anyio.sleep(max(0.0, self.begun_s + entry.at_s - time.monotonic()))
             if entry.kind == "sound":
@@ -65,7 +67,7 @@ class _RecordedClient:
 
     async def send(self, frame: str) -> None:
         event = json.loads(frame)
-        _ids(event, self._new_ids)
+        _collect_ids(event, self._new_ids)
         self.out.append(TapeEntry(time.monotonic() - self.begun_s, "out", event))
         if event.get("type") == "response.output_audio.delta":
             self.out[-1] = TapeEntry(self.out[-1].at_s, "out", {"type": "sound"})
@@ -79,8 +81,8 @@ class _RecordedClient:
         return text
 
 
-def _ids(event: Any, seen: list[str]) -> None:
-    """Ids of items and responses in the order of their first appearance."""
+def _collect_ids(event: Any, seen: list[str]) -> None:
+    """Add the ids of items and responses in an event to `seen`, in the order of their first appearance."""
     if isinstance(event, dict):
         for key, value in event.items():
             if (
@@ -91,14 +93,16 @@ def _ids(event: Any, seen: list[str]) -> None:
                 if value not in seen:
                     seen.append(value)
             else:
-                _ids(value, seen)
+                _collect_ids(value, seen)
     elif isinstance(event, list):
         for value in event:
-            _ids(value, seen)
+            _collect_ids(value, seen)
 
 
 async def replay(settings: Settings, folder: Path) -> int:
-    """Run it again and print what differs. Returns the number of differences. Raises StoreError, ModelError, SettingsError."""
+    """Run the recording in `folder` again, in real time, and print what differs. Returns the number of differences.
+    Raises StoreError, ModelError, SettingsError.
+    """
     tape = Tape.read(folder)
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models))
     try:
@@ -107,16 +111,18 @@ async def replay(settings: Settings, folder: Path) -> int:
         opening = Opening(**tape.facts["opening"])
         wire = connection_for(state, opening)
         wire.open()
-        player = _RecordedClient(tape)
+        client = _RecordedClient(tape)
         print(f"playing {tape.duration_s:.1f} s of {folder.name} …", file=sys.stderr)
-        await LiveRealtime(state, "", wire, player).run()
+        await LiveRealtime(state, "", wire, client).run()
     finally:
         models.close()
-    return compare(tape.outputs(), player.out)
+    return compare(tape.outputs(), client.out)
 
 
 def compare(old: list[TapeEntry], new: list[TapeEntry]) -> int:
-    """Print both, side by side where they differ; returns how many differences there are."""
+    """Print two runs side by side where they differ: in their turns, transcripts, statuses and order of events. Returns
+    the number of differences. Times are printed and not compared.
+    """
     then, now = turns(old), turns(new)
     differences = 0
     if len(then) != len(now):
@@ -129,11 +135,13 @@ def compare(old: list[TapeEntry], new: list[TapeEntry]) -> int:
                 print(f"turn {k} {name}\n  then: {getattr(a, name)}\n  now:  {getattr(b, name)}")
         if a.answer != b.answer:
             print(f"turn {k} answer (drawn by chance)\n  then: {a.answer}\n  now:  {b.answer}")
-    shapes = [[k for k, _ in groupby(e.value.get("type", "") for e in side if _counts(e))] for side in (old, new)]
-    if shapes[0] != shapes[1]:
+    old_order, new_order = _event_order(old), _event_order(new)
+    if old_order != new_order:
         differences += 1
-        at = next((k for k, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b), min(map(len, shapes)))
-        print(f"order of events, from number {at}\n  then: {shapes[0][at : at + 5]}\n  now:  {shapes[1][at : at + 5]}")
+        pairs = zip(old_order, new_order, strict=False)
+        at = next((k for k, (a, b) in enumerate(pairs) if a != b), min(len(old_order), len(new_order)))
+        print(f"order of events, from number {at}")
+        print(f"  then: {old_order[at : at + 5]}\n  now:  {new_order[at : at + 5]}")
     print(f"\n{'from the end of the turn, ms':<30}{'then':>10}{'now':>10}")
     for stage in STAGES:
         print(f"{stage.replace('_', ' '):<30}{_delay(then, stage):>10}{_delay(now, stage):>10}")
@@ -141,8 +149,10 @@ def compare(old: list[TapeEntry], new: list[TapeEntry]) -> int:
     return differences
 
 
-def _counts(entry: TapeEntry) -> bool:
-    return not str(entry.value.get("type", "")).endswith(PIECES)
+def _event_order(outputs: list[TapeEntry]) -> list[str]:
+    """The types of the events, equal ones that follow each other once, without those whose number is by chance."""
+    types = (str(e.value.get("type", "")) for e in outputs)
+    return [name for name, _ in groupby(t for t in types if not t.endswith(CHUNKED_EVENTS))]
 
 
 def _delay(side: list[RecordedTurn], stage: str) -> str:

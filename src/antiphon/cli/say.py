@@ -1,4 +1,4 @@
-"""`antiphon say`: a text, or what arrives on standard input, spoken to a file, a player or standard output."""
+"""`antiphon say`: speaks a text, or what arrives on standard input, to a file, a player or standard output."""
 
 from __future__ import annotations
 
@@ -39,9 +39,13 @@ PLAYERS: dict[str, Callable[[int], list[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class SayRequest:
-    """What is to be said, and where to. `text` "-": standard input, spoken as it arrives. `file` "-": standard output.
+    """What is to be spoken, and where to.
 
-    Neither `file` nor `play`: played where there is a player. `words`: print where each word lies, on standard error.
+    - `text`: the text; "-" is standard input, spoken as it arrives.
+    - `file`: its name's ending is the format; "-" is WAV on standard output.
+    - `play`: play the audio; also without it where no `file` is given.
+    - `voice`, `speed`, `seed`: as in SpeechConfig.
+    - `words`: print where each word lies, on standard error.
     """
 
     text: str
@@ -54,11 +58,13 @@ class SayRequest:
 
 
 async def say(settings: Settings, request: SayRequest) -> None:
-    """Until all is said. Raises SettingsError for a voice or format that is not there, StoreError, ModelError."""
+    """Speak all of the text, and return when it was written or played. Raises SettingsError for a voice or format that
+    there is not, or where there is no player, StoreError, ModelError.
+    """
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, SPEECH_ROLES)
     try:
         if models.synthesizer is None:
-            raise SettingsError("--synthesizer none: there is nobody to speak")
+            raise SettingsError("--synthesizer none: there is no voice to speak with")
         profile = models.synthesizer.profile
         if request.voice and request.voice not in profile.voices:
             raise SettingsError(f"--speak-as {request.voice}: there are {', '.join(profile.voices)}")
@@ -77,36 +83,36 @@ async def _say(synthesizer: Synthesizer, request: SayRequest, sink: _Sink) -> No
     config = SpeechConfig(
         request.voice, "none", "pcm", request.speed, request.seed, stream=True, word_times=request.words
     )
-    playback, at_s = ListenerBuffer(), 0.0
-    async for unit in _units(request.text):
-        begins_s = at_s
+    buffer, at_s = ListenerBuffer(), 0.0
+    async for sentence in _sentences(request.text):
+        sentence_s = at_s
         try:
-            async with aclosing(speak(synthesizer, unit, config, playback)) as pieces:
-                async for piece in pieces:
-                    at_s += piece.end_s - piece.start_s
-                    await anyio.to_thread.run_sync(sink.write, piece.data)
-                    if piece.skipped:
-                        print(f"left out, for the voice cannot speak it: {piece.skipped}", file=sys.stderr)
-                    for word in piece.words if request.words else ():
-                        print(
-                            f"{begins_s + word.start_s:8.3f} {begins_s + word.end_s:8.3f} {word.text}", file=sys.stderr
-                        )
+            async with aclosing(speak(synthesizer, sentence, config, buffer)) as chunks:
+                async for chunk in chunks:
+                    at_s += chunk.end_s - chunk.start_s
+                    await anyio.to_thread.run_sync(sink.write, chunk.data)
+                    if chunk.skipped:
+                        print(f"left out, for the voice cannot speak it: {chunk.skipped}", file=sys.stderr)
+                    for word in chunk.words if request.words else ():
+                        start_s, end_s = sentence_s + word.start_s, sentence_s + word.end_s
+                        print(f"{start_s:8.3f} {end_s:8.3f} {word.text}", file=sys.stderr)
         except RemoteProtocolError as error:
             print(f"antiphon: {error}", file=sys.stderr)
 
 
-async def _units(text: str) -> AsyncIterator[str]:
+async def _sentences(text: str) -> AsyncIterator[str]:
+    """The sentences of a text, or for "-" of standard input as it arrives."""
     splitter = SentenceSplitter()
     if text != "-":
-        for unit in splitter.feed(text) + splitter.flush():
-            yield unit
+        for sentence in splitter.feed(text) + splitter.flush():
+            yield sentence
         return
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     while data := await anyio.to_thread.run_sync(os.read, sys.stdin.fileno(), 4096):
-        for unit in splitter.feed(decoder.decode(data)):
-            yield unit
-    for unit in splitter.flush():
-        yield unit
+        for sentence in splitter.feed(decoder.decode(data)):
+            yield sentence
+    for sentence in splitter.flush():
+        yield sentence
 
 
 class _Sink:
@@ -117,10 +123,10 @@ class _Sink:
     ) -> None:
         self._out, self._rate_hz, self._format, self._player = out, rate_hz, format, player
         self._encoder = Encoder(format, rate_hz)
-        self._size = 0
+        self._num_bytes = 0
 
     def write(self, data: bytes) -> None:
-        self._size += len(data)
+        self._num_bytes += len(data)
         self._out.write(self._encoder.feed(from_pcm16(data)))
         self._out.flush()
 
@@ -129,7 +135,7 @@ class _Sink:
             self._out.write(self._encoder.finish())
             if self._format == "wav" and self._out.seekable():
                 self._out.seek(0)
-                self._out.write(wav_header(self._rate_hz, self._size))
+                self._out.write(wav_header(self._rate_hz, self._num_bytes))
             if self._out is not sys.stdout.buffer:
                 self._out.close()
         finally:

@@ -1,4 +1,6 @@
-"""`antiphon transcribe`: a file or standard input through the same session the server runs, words shown as they come."""
+"""`antiphon transcribe`: runs a file or standard input through the session that the server runs, and
+prints the words.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,14 @@ from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings
 
+# The pause that ends a turn, which becomes a line or a subtitle.
 SILENCE_MS = 600
+# Seconds of audio that the file's reader may be ahead of the session.
 BACKLOG_S = 30.0
 
 
 class OutputStyle(Enum):
-    """What goes to standard output."""
+    """What is printed on standard output: lines of text as turns end, or at the end one JSON document or subtitles."""
 
     TEXT = auto()
     JSON = auto()
@@ -46,7 +50,7 @@ class OutputStyle(Enum):
 
 @dataclass(slots=True)
 class _TranscriptPrinter:
-    """Partials on a terminal's last line, finished turns above it; or everything at the end."""
+    """Prints partials on the terminal's last line and finished turns above it, or all of it at the end."""
 
     style: OutputStyle
     live: bool
@@ -75,7 +79,7 @@ class _TranscriptPrinter:
                 pass
 
     def finish(self) -> None:
-        """Print what is printed at the end."""
+        """Print what is printed at the end of the file: the JSON document or the subtitles."""
         if self.style is OutputStyle.JSON:
             print(msgspec.json.format(msgspec.json.encode(self._document()), indent=2).decode())
         elif self.style is OutputStyle.SRT:
@@ -109,7 +113,9 @@ class _TranscriptPrinter:
 
 
 async def transcribe_file(settings: Settings, file: str, language: str | None, prompt: str, style: OutputStyle) -> None:
-    """Print the file's transcript. Raises MediaError, StoreError, ModelError."""
+    """Print the transcript of a file ("-": standard input) while it is read, so that a file of any length fits in
+    memory. `language` None: it is detected. Raises MediaError for what is no audio, StoreError, ModelError.
+    """
     chunks = decode(sys.stdin.buffer if file == "-" else file)
     first = await anyio.to_thread.run_sync(next, chunks, None)
     if first is None:

@@ -1,4 +1,4 @@
-"""`antiphon watch`: a clip, or what a camera or a stream shows, and questions about it."""
+"""`antiphon watch`: answers questions about a clip, or about what a camera or a stream shows."""
 
 from __future__ import annotations
 
@@ -29,15 +29,21 @@ from antiphon.loading.selection import LANGUAGE_ROLES, VIDEO_ROLES
 from antiphon.sessions.video.session import VideoSession
 from antiphon.settings import Settings
 
-# What an image loses by being kept as JPEG is nothing anyone reads.
+# JPEG quality of the frames, at which no text becomes harder to read.
 QUALITY = 90
-# What has no end is watched for so long, if nothing else is asked.
+# Seconds that a camera or stream is watched where --seconds is not given.
 LIVE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class WatchRequest:
-    """`source`: a file, a URL, or a camera's device (`/dev/video0`). `seconds`: how much of it is watched; None: all of a file, LIVE_S of what has no end."""
+    """What is watched, and what is asked about it.
+
+    - `source`: a file, a URL, or a camera's device (`/dev/video0`).
+    - `questions`: asked in order, after everything was watched.
+    - `fps`: frames a second that are taken from the source.
+    - `seconds`: how much is watched; None: all of a file, LIVE_S of a camera or stream.
+    """
 
     source: str
     questions: tuple[str, ...]
@@ -46,7 +52,9 @@ class WatchRequest:
 
 
 async def watch(settings: Settings, request: WatchRequest) -> None:
-    """Print the answers. Raises MediaError for what cannot be opened, StoreError, ModelError, Refused."""
+    """Watch the source, ask the questions, and print the answers as they are written. Raises MediaError for a source
+    that cannot be opened, StoreError, ModelError, Refused.
+    """
     try:
         await _watch(settings, request)
     except BaseExceptionGroup as group:
@@ -60,10 +68,10 @@ async def _watch(settings: Settings, request: WatchRequest) -> None:
     try:
         watcher = models.video_model
         if watcher is None:
-            raise MediaError("--language-model none: there is nobody to answer")
-        told = _AnswerPrinter()
+            raise MediaError("--language-model none: there is no model to answer")
+        printer = _AnswerPrinter()
         session = VideoSession(
-            VideoConfig(audio_output=False, max_frames=256, filter="blocks"), watcher, told.emit, new_id=lambda p: p
+            VideoConfig(audio_output=False, max_frames=256, filter="blocks"), watcher, printer.emit, new_id=lambda p: p
         )
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)
@@ -74,9 +82,9 @@ async def _watch(settings: Settings, request: WatchRequest) -> None:
             await session.settled()
             for question in request.questions:
                 print(f"{question}\n  ", end="", flush=True)
-                told.done = anyio.Event()
+                printer.done = anyio.Event()
                 await session.put(AskQuestion(question))
-                await told.done.wait()
+                await printer.done.wait()
                 print()
             await session.put(FinishVideo())
     finally:
@@ -84,7 +92,7 @@ async def _watch(settings: Settings, request: WatchRequest) -> None:
 
 
 class _AnswerPrinter:
-    """Prints what a session says."""
+    """Prints a session's answers and errors; `done` is set when one is complete."""
 
     def __init__(self) -> None:
         self.done = anyio.Event()
