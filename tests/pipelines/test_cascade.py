@@ -1,4 +1,4 @@
-"""A language model and a voice as one partner: order, early sound, barge-in, failures."""
+"""A language model and a voice as one conversation model: order, early audio, barge-in, failures."""
 
 from __future__ import annotations
 
@@ -75,17 +75,17 @@ class Writer:
 
 
 class Voice:
-    """A tenth of a second a unit's word."""
+    """Speaks each word for a tenth of a second. `sentences`: the texts it was given; `num_ended`: those that ended."""
 
     def __init__(self, word_times: bool = True) -> None:
         self.profile = SynthesizerProfile("voice", RATE_HZ, ("one",), ("en",), (0.5, 2.0), word_times)
-        self.units: list[str] = []
-        self.left = 0
+        self.sentences: list[str] = []
+        self.num_ended = 0
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        self.units.append(text)
+        self.sentences.append(text)
         try:
             if "foreign" in text:
                 raise RemoteProtocolError("unsupported_text", "no")
@@ -96,7 +96,7 @@ class Voice:
                 words = (Word(word, k / 10, (k + 1) / 10, 1.0),) if self.profile.word_times else ()
                 yield SpeechChunk(np.zeros(RATE_HZ // 10, np.float32), words)
         finally:
-            self.left += 1
+            self.num_ended += 1
 
 
 async def answers(
@@ -109,7 +109,7 @@ async def answers(
 
 
 class LiveVoice(Voice):
-    """Says each word as it comes."""
+    """Reads while it speaks: a tenth of a second for each text as it comes."""
 
     def __init__(self) -> None:
         super().__init__(word_times=False)
@@ -118,53 +118,53 @@ class LiveVoice(Voice):
     async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
         try:
             async for text in texts:
-                self.units.append(text)
+                self.sentences.append(text)
                 if "broken" in text:
                     raise ModelError("the voice broke")
                 yield SpeechChunk(np.zeros(RATE_HZ // 10, np.float32))
         finally:
-            self.left += 1
+            self.num_ended += 1
 
 
-def test_a_voice_that_reads_while_it_speaks_is_given_the_text_as_it_is_written() -> None:
+def test_when_a_voice_reads_while_it_speaks_then_it_is_given_the_text_as_it_is_written() -> None:
     voice = LiveVoice()
     out = asyncio.run(answers(Writer("One two three, four."), voice))
-    assert voice.units == ["One ", "two ", "three, ", "four. "]
+    assert voice.sentences == ["One ", "two ", "three, ", "four. "]
     assert len([p for p in out if isinstance(p, ResponseAudio) and len(p.pcm)]) == 4
     words = [w for p in out if isinstance(p, ResponseAudio) for w in p.words]
     assert [w.text for w in words] == ["One", "two", "three,", "four."]
     assert words[-1].end_s == pytest.approx(0.4)
     assert isinstance(out[-1], ReplyDone)
-    # The first sound is there before the last word is.
+    # The first audio comes before the last word does.
     kinds = [type(p) for p in out]
     assert kinds.index(ResponseAudio) < len(kinds) - 1 - kinds[::-1].index(TextDelta)
     broken = LiveVoice()
     with pytest.raises(ModelError, match="broke"):
         asyncio.run(answers(Writer("One broken two"), broken))
-    assert (voice.left, broken.left) == (1, 1)
+    assert (voice.num_ended, broken.num_ended) == (1, 1)
 
 
-def test_a_voice_that_does_not_say_where_words_lie_has_them_guessed() -> None:
+def test_when_a_voice_gives_no_word_times_then_they_are_estimated() -> None:
     voice = Voice(word_times=False)
     out = asyncio.run(answers(Writer("One two three four five six. Seven eight."), voice))
     words = [w for p in out if isinstance(p, ResponseAudio) for w in p.words]
     assert [w.text for w in words] == ["One", "two", "three", "four", "five", "six.", "Seven", "eight."]
     assert all(a.end_s <= b.start_s + 1e-9 for a, b in pairwise(words))
-    # A unit's words end with its sound.
+    # The words of a sentence end with its audio.
     assert words[-1].end_s == pytest.approx(0.8)
 
 
-def test_a_long_sentence_is_spoken_in_breaths_where_sound_would_run_out() -> None:
-    """A word of it takes as long to write as to say: the first unit's sound is over long before the sentence is."""
+def test_when_audio_would_run_out_then_a_long_sentence_is_spoken_in_parts() -> None:
+    """A word takes as long to write as to say, so the audio of the first words is over long before the sentence."""
     text = "One two three four five six, seven eight nine ten eleven twelve."
     writer, voice = Writer(text), Voice()
     out = asyncio.run(answers(writer, voice, clock=lambda: 0.1 * len(writer.log)))
-    assert voice.units == ["One two three", "four five six,", "seven eight nine ten eleven", "twelve."]
+    assert voice.sentences == ["One two three", "four five six,", "seven eight nine ten eleven", "twelve."]
     assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words] == text.split()
-    # Written at once, it is spoken whole.
+    # A sentence that is written at once is spoken whole.
     swift = Voice()
     asyncio.run(answers(Writer(text), swift))
-    assert swift.units == ["One two three", "four five six, seven eight nine ten eleven twelve."]
+    assert swift.sentences == ["One two three", "four five six, seven eight nine ten eleven twelve."]
 
 
 TEXT = "Well, I think it is, all in all, fine. Do you not? Yes."
@@ -173,21 +173,21 @@ TEXT = "Well, I think it is, all in all, fine. Do you not? Yes."
 def test_the_first_clause_is_spoken_before_the_text_is_complete() -> None:
     writer, voice = Writer(TEXT), Voice()
     out = asyncio.run(answers(writer, voice))
-    assert voice.units == ["Well, I think it", "is, all in all, fine.", "Do you not?", "Yes."]
+    assert voice.sentences == ["Well, I think it", "is, all in all, fine.", "Do you not?", "Yes."]
     first = next(k for k, p in enumerate(out) if isinstance(p, ResponseAudio))
     assert any(isinstance(p, TextDelta) for p in out[first:])
     assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == TEXT
     words = [w for p in out if isinstance(p, ResponseAudio) for w in p.words]
     assert [w.text for w in words] == TEXT.split()
-    # Times go on over the units.
+    # Times go on from one sentence to the next.
     assert [round(w.start_s, 3) for w in words] == [round(k / 10, 3) for k in range(len(words))]
     assert isinstance(out[-1], ReplyDone)
 
 
-def test_a_first_clause_that_is_long_is_begun_after_three_words() -> None:
+def test_when_the_first_clause_is_long_then_it_is_spoken_from_three_words_on() -> None:
     voice = Voice()
     out = asyncio.run(answers(Writer("The weather in Rome will be sunny and warm today. Yes, it will."), voice))
-    assert voice.units == ["The weather in", "Rome will be sunny and warm today.", "Yes, it will."]
+    assert voice.sentences == ["The weather in", "Rome will be sunny and warm today.", "Yes, it will."]
     words = [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words]
     assert words == [
         "The",
@@ -206,23 +206,23 @@ def test_a_first_clause_that_is_long_is_begun_after_three_words() -> None:
     ]
 
 
-def test_without_a_voice_it_writes() -> None:
+def test_when_there_is_no_voice_then_the_response_is_text() -> None:
     for voice, speaks in ((None, True), (Voice(), False)):
         out = asyncio.run(answers(Writer(TEXT), voice, speaks))
         assert not [p for p in out if isinstance(p, ResponseAudio)]
         assert isinstance(out[-1], ReplyDone)
 
 
-def test_calls_come_in_order_and_are_not_spoken() -> None:
+def test_when_a_tool_is_called_then_the_call_comes_last_and_is_not_spoken() -> None:
     writer, voice = Writer("One moment please.", call=True), Voice()
     out = asyncio.run(answers(writer, voice))
-    assert voice.units == ["One moment please."]
+    assert voice.sentences == ["One moment please."]
     kinds = [type(p) for p in out if not isinstance(p, ResponseAudio)]
     assert kinds == [TextDelta, TextDelta, TextDelta, ToolCallStarted, ToolCallDelta, ReplyDone]
     assert asyncio.run(answers(Writer("", call=True), Voice()))[-1] == ReplyDone("tool_calls", 10, 4, 3)
 
 
-def test_leaving_ends_both() -> None:
+def test_when_the_response_is_closed_then_writing_and_speaking_end() -> None:
     async def main() -> tuple[Writer, Voice]:
         writer, voice = Writer("word " * 1000), Voice()
         talk = await Cascade(writer, voice).open()
@@ -237,44 +237,60 @@ def test_leaving_ends_both() -> None:
 
     writer, voice = asyncio.run(main())
     assert "left" in writer.log
-    assert voice.left == len(voice.units)
+    assert voice.num_ended == len(voice.sentences)
 
 
 @pytest.mark.parametrize(
     ("text", "message"), [("One two !fail three", "no"), ("A broken one. Two.", "the voice broke")]
 )
-def test_a_failure_of_either_is_one_error(text: str, message: str) -> None:
+def test_when_writing_or_speaking_fails_then_the_response_raises_that_error(text: str, message: str) -> None:
     writer = Writer(text)
     with pytest.raises(ModelError, match=message):
         asyncio.run(answers(writer, Voice()))
     assert "left" in writer.log
 
 
-def test_what_the_voice_cannot_speak_is_written() -> None:
+def test_when_the_voice_cannot_speak_a_sentence_then_it_is_still_written() -> None:
     out = asyncio.run(answers(Writer("A foreign word. Fine."), Voice()))
     assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == "A foreign word. Fine."
     assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words] == ["Fine."]
 
 
-class Slow(Voice):
-    """It is still speaking when the model calls."""
+class SlowVoice(Voice):
+    """Still speaks when the language model calls a tool."""
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        async for sound in super().speak(text, options, urgency):
+        async for chunk in super().speak(text, options, urgency):
             for _ in range(20):
                 await asyncio.sleep(0)
-            yield sound
+            yield chunk
 
 
-def test_what_is_spoken_before_a_call_is_told_before_it() -> None:
-    out = asyncio.run(answers(Writer("I will look that up for you.", call=True), Slow()))
+def test_when_a_voice_is_slower_than_a_call_then_its_audio_still_comes_before_the_call() -> None:
+    out = asyncio.run(answers(Writer("I will look that up for you.", call=True), SlowVoice()))
     kinds = [type(p) for p in out]
     assert kinds.count(ResponseAudio) == 7
     assert kinds[-3:] == [ToolCallStarted, ToolCallDelta, ReplyDone]
 
 
-def test_a_live_voice_says_nothing_where_nothing_is_written() -> None:
+def test_when_nothing_is_written_then_a_live_voice_says_nothing() -> None:
     out = asyncio.run(answers(Writer("", call=True), LiveVoice()))
     assert [type(p) for p in out] == [ToolCallStarted, ToolCallDelta, ReplyDone]
+
+
+class ShortVoice(LiveVoice):
+    """Ends after its first text, as a voice does that has come to its longest audio."""
+
+    async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
+        async with aclosing(super().speak_live(texts, options)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+                return
+
+
+def test_when_a_live_voice_ends_early_then_the_text_goes_on() -> None:
+    out = asyncio.run(answers(Writer("One two three."), ShortVoice()))
+    assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == "One two three."
+    assert isinstance(out[-1], ReplyDone)

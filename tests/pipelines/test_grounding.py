@@ -1,4 +1,4 @@
-"""When an answer is let out: what was read or heard says so, and nothing that was made up."""
+"""When an answer is let out: where it says what was read or heard, and not where it is made up."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ READ = ["RUE DE LONDRES", "Google France", "Total: 12.50 EUR"]
     ],
 )
 @pytest.mark.parametrize("size", [1, 3, 100])
-def test_the_first_word_with_a_meaning_decides(question: str, answer: str, grounded: bool, size: int) -> None:
+def test_the_first_word_that_carries_meaning_decides(question: str, answer: str, grounded: bool, size: int) -> None:
     check = Grounding(question, READ)
-    out = "".join(check.feed(answer[i : i + size]) for i in range(0, len(answer), size)) + check.end()
+    out = "".join(check.feed(answer[i : i + size]) for i in range(0, len(answer), size)) + check.finish()
     assert check.grounded is grounded
     assert out == (answer if grounded else "")
 
 
-def test_it_streams_from_there_on() -> None:
+def test_when_an_answer_is_grounded_then_the_rest_of_it_streams() -> None:
     check = Grounding("What is the company?", READ)
     assert check.feed("The company is Goo") == ""
     assert check.grounded is None
@@ -39,10 +39,10 @@ def test_it_streams_from_there_on() -> None:
     assert check.feed("gle") == ""
     assert check.feed(",") == "The company is Google,"
     assert check.feed(" a cat") == " a cat"
-    assert check.end() == ""
+    assert check.finish() == ""
 
 
-def test_a_word_that_is_made_up_ends_it_before_the_answer_does() -> None:
+def test_when_a_word_is_made_up_then_the_answer_is_not_waited_for() -> None:
     check = Grounding("What animal is it?", READ)
     assert check.feed("It is a dog") == ""
     assert check.grounded is None

@@ -1,1 +1,1 @@
-"""Models made of models: a cascade of a language model and a voice, an observer of video, the wrappers around native models."""
+"""Models made of models: the cascade of language model and voice, the observer of video, a native model's wrapper."""

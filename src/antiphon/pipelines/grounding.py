@@ -1,7 +1,8 @@
-"""Whether an answer says what its notes say, told as early as can be: a small language model makes up the rest. Pure.
+"""Checks whether an answer says what its notes say, as early as can be: a small language model makes up the rest. Pure.
 
-The first word with a meaning decides. One that was read or heard lets the answer out, and the rest of it streams; one that is neither there nor in the
-question is made up. An answer that only gives the question's words back says nothing.
+The first word that carries meaning decides. Where it was read or heard, the answer is let out, and the rest of it
+streams; where it is neither in the notes nor in the question, the answer is made up. An answer that only gives the
+question's words back says nothing, and is not let out either.
 """
 
 from __future__ import annotations
@@ -10,187 +11,73 @@ import re
 from collections.abc import Iterable
 
 WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
-# Words without a meaning of their own.
-EMPTY = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "been",
-        "being",
-        "but",
-        "by",
-        "can",
-        "cannot",
-        "could",
-        "did",
-        "do",
-        "does",
-        "done",
-        "for",
-        "from",
-        "had",
-        "has",
-        "have",
-        "he",
-        "her",
-        "here",
-        "hers",
-        "him",
-        "his",
-        "how",
-        "i",
-        "if",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "just",
-        "may",
-        "might",
-        "mostly",
-        "much",
-        "my",
-        "no",
-        "nobody",
-        "nothing",
-        "not",
-        "now",
-        "of",
-        "on",
-        "one",
-        "only",
-        "or",
-        "our",
-        "out",
-        "over",
-        "said",
-        "same",
-        "say",
-        "says",
-        "she",
-        "should",
-        "so",
-        "some",
-        "somebody",
-        "something",
-        "than",
-        "that",
-        "the",
-        "their",
-        "them",
-        "then",
-        "there",
-        "these",
-        "they",
-        "this",
-        "those",
-        "to",
-        "too",
-        "under",
-        "up",
-        "very",
-        "was",
-        "we",
-        "were",
-        "what",
-        "when",
-        "where",
-        "which",
-        "while",
-        "who",
-        "whose",
-        "will",
-        "with",
-        "would",
-        "yes",
-        "you",
-        "your",
-        "second",
-        "seconds",
-        "s",
-        "shown",
-        "shows",
-        "show",
-        "seen",
-        "see",
-        "screen",
-        "camera",
-        "picture",
-        "text",
-        "read",
-        "reads",
-        "written",
-        "notes",
-        "note",
-        "time",
-        "answer",
-        "question",
-        "currently",
-        "displayed",
-        "display",
-        "displays",
-        "word",
-        "words",
-        "visible",
-    ]
+# Words that decide nothing: those without a meaning of their own, and those that answers speak of a picture with.
+_FUNCTION_WORDS = (
+    "a an and are as at be been being but by can cannot could did do does done for from had has have he her here "
+    "hers him his how i if in into is it its just may might mostly much my no nobody nothing not now of on one "
+    "only or our out over said same say says she should so some somebody something than that the their them then "
+    "there these they this those to too under up very was we were what when where which while who whose will with "
+    "would yes you your second seconds s shown shows show seen see screen camera picture text read reads written "
+    "notes note time answer question currently displayed display displays word words visible"
 )
+FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 def words(text: str) -> list[str]:
-    """In lower case."""
+    """Return the words of a text in order, in lower case and without punctuation; numbers are words too."""
     return [w.lower() for w in WORD.findall(text)]
 
 
 class Grounding:
-    """Feed an answer's text as it comes. `known`: what was read and heard."""
+    """Holds an answer back until it is known whether it is grounded; fed with the answer's text as it comes.
+
+    `known`: texts that were read and heard. `grounded`: whether the answer says something of them; None while no word
+    decides. It does not change any more once it is known.
+    """
 
     def __init__(self, question: str, known: Iterable[str]) -> None:
-        self._asked = frozenset(words(question))
-        self._known = frozenset(w for text in known for w in words(text)) - EMPTY
-        self._held = ""
-        # None: not decided yet.
+        self._question_words = frozenset(words(question))
+        self._known_words = frozenset(w for text in known for w in words(text)) - FUNCTION_WORDS
+        self._held_back = ""
         self.grounded: bool | None = None
 
     def feed(self, text: str) -> str:
-        """What of the answer may be said now."""
-        self._held += text
-        # The last word may go on.
-        self._decide(self._held.removesuffix(_last_word(self._held)))
-        return self._let_out()
+        """Add text of the answer, and return what of the answer may be sent now: "" until it is grounded.
 
-    def end(self) -> str:
-        """The rest, where it is grounded."""
-        self._decide(self._held)
+        A word decides once it is known where it ends.
+        """
+        self._held_back += text
+        self._decide(self._held_back.removesuffix(_last_word(self._held_back)))
+        return self._released()
+
+    def finish(self) -> str:
+        """End the answer, and return what is left of it if it is grounded. An answer that is undecided is not."""
+        self._decide(self._held_back)
         if self.grounded is None:
             self.grounded = False
-        return self._let_out()
+        return self._released()
 
     def _decide(self, text: str) -> None:
         if self.grounded is not None:
             return
         for word in words(text):
-            if word in EMPTY:
+            if word in FUNCTION_WORDS:
                 continue
-            if word in self._known:
+            if word in self._known_words:
                 self.grounded = True
                 return
-            if word not in self._asked:
+            if word not in self._question_words:
                 self.grounded = False
                 return
 
-    def _let_out(self) -> str:
+    def _released(self) -> str:
         if not self.grounded:
             return ""
-        out, self._held = self._held, ""
+        out, self._held_back = self._held_back, ""
         return out
 
 
 def _last_word(text: str) -> str:
+    """The word that the text ends with, which may go on; "" where it ends with something else."""
     found = WORD.findall(text)
     return found[-1] if found and text.endswith(found[-1]) else ""

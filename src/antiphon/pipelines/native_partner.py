@@ -1,4 +1,4 @@
-"""A model that takes turns by itself, as the partner of a conversation: nobody asks it for answers."""
+"""Presents a native model, which takes turns by itself, as a conversation model: nothing asks it for responses."""
 
 from __future__ import annotations
 
@@ -8,39 +8,43 @@ from antiphon.contracts import ConversationProfile, Message, NativeModel, ReplyO
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import Tool
 
-# Of a model without a voice: nothing is said at it.
-NO_RATE_HZ = 24_000
+# The profile's rate for a model without a voice, of which no audio is sent.
+DEFAULT_RATE_HZ = 24_000
 
 
 class NativeConversationModel:
-    """See Partner. The conversation feeds `native` with units."""
+    """A ConversationModel around a native model.
+
+    `native` is the model itself, for the conversation session, which feeds it units of audio. This object owns it:
+    `close` closes it.
+    """
 
     def __init__(self, native: NativeModel) -> None:
         self.native = native
         facts = native.profile
-        self.profile = ConversationProfile(facts.id, facts.sample_rate_hz or NO_RATE_HZ, facts.voices)
+        self.profile = ConversationProfile(facts.id, facts.sample_rate_hz or DEFAULT_RATE_HZ, facts.voices)
 
     async def open(self) -> NativePlaceholderStream:
-        """What it says is not asked of it here."""
+        """Return a stream that refuses to respond. The session opens one of `native` itself."""
         return NativePlaceholderStream()
 
     def close(self) -> None:
-        """Stop its workers."""
+        """Stop the native model's workers, for all sessions."""
         self.native.close()
 
 
 class NativePlaceholderStream:
-    """See Talk."""
+    """A ConversationStream for sessions whose model speaks unasked: every request for a response is an error."""
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """It has heard everything already."""
+        """Do nothing: the model has heard the audio already, unit by unit."""
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """Raises RemoteProtocolError: it speaks when it wants to."""
+        """Raise RemoteProtocolError `response_create_unsupported` at the first step."""
         raise RemoteProtocolError("response_create_unsupported", "This model decides by itself when to speak.")
         yield
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: there is no stream."""

@@ -1,16 +1,15 @@
-"""Questions about a stream of frames, answered where no model that sees is at hand: from the text read on the frames and plain facts about them.
+"""A video model for where no model that sees is loaded: it answers from text read on the frames, and plain facts.
 
-Frames are read as they come, the newest first, and one that looks like the last that was read is not read again. At a question the language model gets
-what is new since the last one, with its times, so that its KV is appended to; questions about a time get what was seen then put before them.
+Frames are read as they come, the newest first; a frame that looks like the last one that was read is not read again. At
+a question the language model is told what is new since the one before, with its times, so that its KV is only appended
+to. A question about a time gets what was seen then put before it.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
@@ -37,86 +36,45 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.errors import EngineError, MediaError, ModelError, Refused
+from antiphon.pipelines.frame_notes import (
+    MAX_NOTES,
+    PROMPT,
+    FrameReading,
+    ObservedFrame,
+    asked_time,
+    asks_about_whole_picture,
+    notes_on,
+    unseen_answer,
+)
 from antiphon.pipelines.grounding import Grounding
 from antiphon.signals import Signal
 from antiphon.vision.frame_filters import EvsFilter
 from antiphon.vision.images import EncodedImage
-from antiphon.vision.scene import SceneFacts, describe
+from antiphon.vision.scene import describe
 
 log = logging.getLogger(__name__)
 
-# A frame as like as this to one that was read says the same.
-SAME = 0.999
-# A question waits so long for the frames it is to be answered from to be read; they are read before all others.
-READING_S = 4.0
-# Frames whose text is still to be read: the oldest of more are not.
+# A frame that is as like as this to the last one that was read has the same text.
+SAME_TEXT_LIKENESS = 0.999
+# A question waits so long for the text of its frames, which is read before all other.
+MAX_READING_WAIT_S = 4.0
+# Bound: frames whose text is still to be read. Past it the oldest are not read, and count as frames without text.
 MAX_UNREAD, MAX_UNREAD_BYTES = 16, 32 << 20
-# Bound: kept frames whose notes are remembered, an hour of two a second.
-MAX_MOMENTS = 7200
-# The newest of them an answer may be about, unless it asks about a time, and that are taken in ahead.
-MAX_KNOWN = 500
-# Moments that are told of a question's time: the nearest, within so many seconds.
-NEAR_S = 3.0
-# Of more that is new at one question the newest is told.
-MAX_NOTES = 24
-# Lines of text that one moment is told with.
-MAX_LINES = 20
-
-PROMPT = """You answer questions about what a camera or a screen shows, in one or two short sentences. You cannot see pictures. You only have notes: the text that was read on the picture, what was said, brightness, main \
-colours and motion, each with the seconds at which it was so."""
-# What is said where the notes do not say it, and how the picture is right now.
-UNSEEN = "I cannot see that: I only read text and notice motion, light and colours. Right now it is {look}, and {text}."
-# Questions about what is written: where the language model does not say it, it is said as it was read.
-READS = re.compile(r"\b(read|reads|say|says|written|writing|text|words)\b", re.I)
-# Questions that the plain facts answer.
-PLAIN = re.compile(
-    r"\b(bright|brightness|dark|light|lit|motion|moving|moves?|still|chang\w*|scenes?|colou?rs?)\b", re.I
-)
-OF_ALL = re.compile(
-    r"\b(screen|picture|scene|image|background|frame|it|overall|camera|anything|something|everything)\b", re.I
-)
-AGO = re.compile(
-    r"\b(\d+(?:\.\d+)?|an?|one|two|three|five|ten|twenty|thirty)\s*(s|sec|secs|seconds?|m|min|mins|minutes?)\s+ago\b",
-    re.I,
-)
-AT = re.compile(r"\bat\s+(?:(\d+):(\d{2})|(?:second\s+)?(\d+(?:\.\d+)?)\s*(?:s|sec|secs|seconds?)?)\b", re.I)
-NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "five": 5, "ten": 10, "twenty": 20, "thirty": 30}
-
-
-@dataclass(slots=True, eq=False)
-class FrameReading:
-    """The text of one frame, and of those after it that look the same. `lines` None: not read yet."""
-
-    lines: tuple[str, ...] | None = None
-
-
-@dataclass(slots=True, eq=False)
-class ObservedFrame:
-    """One kept frame."""
-
-    number: int
-    at_s: float
-    look: SceneFacts
-    reading: FrameReading
-
-    def facts(self) -> str:
-        """The picture in a few words."""
-        colours = " and ".join(self.look.colours[:2] or ("mixed colours",))
-        return f"{self.look.light_level}, {self.look.motion_level}, mostly {colours}"
-
-    @property
-    def text(self) -> str:
-        """What is written on it."""
-        return " / ".join((self.reading.lines or ())[:MAX_LINES])
-
-    def told(self) -> str:
-        """For the language model."""
-        said = f'it says "{self.text}"' if self.text else "no text"
-        return f"{said} ({'a new scene, ' if self.look.new_scene else ''}{self.facts()})"
+# Bound: frames whose notes are remembered, an hour of two a second. The oldest are forgotten.
+MAX_FRAMES = 7200
+# The newest of them that an answer may be about, unless its question names a time, and that are prefilled.
+MAX_ANSWER_FRAMES = 500
+# A question about a time is told of the frame that is nearest, within so many seconds.
+MAX_TIME_OFFSET_S = 3.0
 
 
 class Observer:
-    """See Watcher. `partner` writes and speaks the answers, `synthesizer` says what it does not."""
+    """A VideoModel that knows of a frame what `reader` reads on it, and its brightness, colours and motion.
+
+    `partner` words the answers, and speaks them in its voice. `transcriber` hears spoken questions; None: they go
+    unheard. `synthesizer` speaks the answer that replaces one that the notes do not support; None: it is text only. All
+    of them belong to the caller, who closes them.
+    """
 
     def __init__(
         self,
@@ -131,43 +89,48 @@ class Observer:
         self.profile = VideoProfile(facts.id, "text", facts.sample_rate_hz, facts.voices)
 
     async def open(self, instructions: str) -> ObserverStream:
-        """See Watcher."""
-        return ObserverStream(
-            await self._partner.open(), self._reader, self._transcriber, self._synthesizer, instructions
-        )
+        """Open a conversation of its own for a session; `instructions` follow the observer's. Raises Refused."""
+        conversation = await self._partner.open()
+        return ObserverStream(conversation, self._reader, self._transcriber, self._synthesizer, instructions)
 
     def close(self) -> None:
-        """See Watcher. The models it uses are others'."""
+        """Do nothing: the models that it uses are closed by the caller that loaded them."""
 
 
 class ObserverStream:
-    """See Watching."""
+    """A VideoStream over notes. It owns `conversation` and closes it; used from one event loop.
+
+    It holds the files of at most MAX_UNREAD frames, and the notes of MAX_FRAMES.
+    """
 
     def __init__(
         self,
-        talk: ConversationStream,
+        conversation: ConversationStream,
         reader: ImageReader,
         transcriber: Transcriber | None,
         synthesizer: Synthesizer | None,
         instructions: str,
     ) -> None:
-        self._talk, self._reader, self._transcriber = talk, reader, transcriber
+        self._conversation, self._reader, self._transcriber = conversation, reader, transcriber
         self._synthesizer = synthesizer
-        system = f"{PROMPT} {instructions}".strip()
-        self._messages: list[Message] = [Message("system", system)]
-        self._moments: list[ObservedFrame] = []
-        self._told = -1
+        # The conversation so far: the system turn, then each question with its notes, and its answer.
+        self._messages: list[Message] = [Message("system", f"{PROMPT} {instructions}".strip())]
+        self._frames: list[ObservedFrame] = []
+        # The number of the last frame that a remembered question told the language model about.
+        self._last_told = -1
+        # What is still to be read; the last is read next.
         self._unread: list[tuple[FrameReading, EncodedImage]] = []
         self._changed = Signal()
         self._thumbnail: np.ndarray | None = None
-        self._alike = EvsFilter(SAME)
+        self._likeness = EvsFilter(SAME_TEXT_LIKENESS)
         self._reading = FrameReading()
-        self._answering = self._grounded_last = False
-        # How many frames were read, for measuring.
-        self.num_read = 0
+        self._answering = self._was_grounded = False
 
     async def run(self) -> None:
-        """Read what is on the frames, the newest first."""
+        """Read the text on frames, the newest first, and prefill the notes once all is read, until cancelled.
+
+        A frame that cannot be read has no text; the reason is logged.
+        """
         while True:
             while self._unread:
                 reading, image = self._unread.pop()
@@ -176,7 +139,6 @@ class ObserverStream:
                 except (ModelError, Refused, MediaError) as error:
                     log.warning("the text on a frame was not read: %s", error)
                     reading.lines = ()
-                self.num_read += 1
                 self._changed.notify()
             changed = self._changed.pending()
             await self._prefill()
@@ -184,26 +146,30 @@ class ObserverStream:
                 await changed.wait()
 
     async def _prefill(self) -> None:
-        """The language model takes in what is new before it is asked."""
-        new = [m for m in self._moments[-MAX_KNOWN:] if m.number > self._told]
-        if self._answering or not new or len(new) == MAX_KNOWN or any(m.reading.lines is None for m in new):
+        """Give the language model what is new, before a question asks about it."""
+        new = self._new_frames()
+        unread = any(frame.reading.lines is None for frame in new)
+        if self._answering or not new or len(new) == MAX_ANSWER_FRAMES or unread:
             return
-        lines = _lines(new)
-        if len(lines) >= MAX_NOTES:
-            # The first of them will not be told: what was taken in would be given up again.
+        notes = notes_on(new)
+        if len(notes) >= MAX_NOTES:
+            # The oldest of them will have left by the time of the question: the rows would be computed in vain.
             return
-        message = Message("user", "Notes:\n" + "\n".join(lines) + "\n")
+        message = Message("user", "Notes:\n" + "\n".join(notes) + "\n")
         try:
-            await self._talk.prefill((*self._messages, message))
+            await self._conversation.prefill((*self._messages, message))
         except (ModelError, EngineError, Refused) as error:
-            # The answer to come will say it, if it is not for now only.
+            # The question to come meets it again, unless it was temporary.
             log.warning("notes were not prefilled: %s", error)
 
+    def _new_frames(self) -> list[ObservedFrame]:
+        return [frame for frame in self._frames[-MAX_ANSWER_FRAMES:] if frame.number > self._last_told]
+
     async def append_frame(self, frame: VideoFrame) -> None:
-        """See Watching."""
+        """Note the plain facts of a frame, and have its text read by `run`. Raises MediaError."""
         pixels = await anyio.to_thread.run_sync(frame.image.overview)
-        seen, self._thumbnail = describe(pixels, self._thumbnail)
-        if self._alike.keeps(pixels):
+        scene, self._thumbnail = describe(pixels, self._thumbnail)
+        if self._likeness.keeps(pixels):
             self._reading = FrameReading()
             # The newest is read first and soon, from the pixels that are there; those that wait keep only their files.
             for _, image in self._unread:
@@ -211,51 +177,57 @@ class ObserverStream:
             self._unread.append((self._reading, frame.image))
             while len(self._unread) > MAX_UNREAD or sum(len(i.data) for _, i in self._unread) > MAX_UNREAD_BYTES:
                 self._unread.pop(0)[0].lines = ()
-        self._moments.append(ObservedFrame(frame.number, frame.at_s, seen, self._reading))
-        del self._moments[:-MAX_MOMENTS]
+        self._frames.append(ObservedFrame(frame.number, frame.at_s, scene, self._reading))
+        del self._frames[:-MAX_FRAMES]
         self._changed.notify()
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
-        """See Watching. All that is read is taken in as it is read."""
+        """Do nothing: a question is answered from all notes that are new, whatever the sampling."""
 
     def drop_frame(self, frame: int) -> None:
-        """See Watching. What was read on it stays known, within MAX_MOMENTS."""
+        """Do nothing: notes cost little, and outlive their frame within MAX_FRAMES."""
 
     async def settled(self) -> None:
-        """See Watching."""
-        while any(m.reading.lines is None for m in self._moments):
+        """Wait until the text of all frames is read. `run` has to be running."""
+        while any(frame.reading.lines is None for frame in self._frames):
             await self._changed.wait()
 
     def forget(self, before_s: float) -> None:
-        """See Watching. What the language model was told stays told; nothing of it is told again."""
-        self._moments = [m for m in self._moments if m.at_s >= before_s]
-        alive = {id(m.reading) for m in self._moments}
-        self._unread = [(r, i) for r, i in self._unread if id(r) in alive]
+        """Drop the notes on frames older than `before_s`, in seconds since the session began, and do not read them.
+
+        What the language model was told with a question stays in its conversation.
+        """
+        self._frames = [frame for frame in self._frames if frame.at_s >= before_s]
+        held = {id(frame.reading) for frame in self._frames}
+        self._unread = [(reading, image) for reading, image in self._unread if id(reading) in held]
 
     async def answer(
         self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """See Watching."""
-        asked_s = time_of(question.text, question.at_s)
+        """Answer a question from the notes. Waits up to MAX_READING_WAIT_S for the text of its frames.
+
+        Where the language model begins to say what the notes do not, its answer is replaced by one that says so. Such
+        an answer is not remembered, and neither is one that is broken off: what was new then is still new at the next
+        question. One question is answered at a time. Raises Refused, ModelError, EngineError, RemoteProtocolError.
+        """
+        asked_s = asked_time(question.text, question.at_s)
         await self._read_for(question, asked_s)
         heard = await words_of(question, self._transcriber)
-        message = Message("user", self._notes(question, asked_s, heard))
-        said: list[str] = []
-        messages = [*self._messages, message]
+        messages = [*self._messages, Message("user", self._question_with_notes(question, asked_s, heard))]
+        text: list[str] = []
         self._answering = True
         try:
-            async with aclosing(self._grounded(messages, question, heard, options, voice)) as answers:
-                async for answer in answers:
-                    if isinstance(answer, TextDelta):
-                        said.append(answer.text)
-                    yield answer
+            async with aclosing(self._grounded(messages, question, heard, options, voice)) as chunks:
+                async for chunk in chunks:
+                    if isinstance(chunk, TextDelta):
+                        text.append(chunk.text)
+                    yield chunk
         finally:
             self._answering = False
-        # An answer that was cut is not remembered: the model's KV goes back to the question before. Nor is one that was made up, which would be
-        # what the next is made like.
-        if self._grounded_last:
-            self._messages = [*messages, Message("assistant", "".join(said))]
-            self._told = max([self._told, *(m.number for m in self._moments)])
+        # Made-up answers are not remembered, because the next would be made like them.
+        if self._was_grounded:
+            self._messages = [*messages, Message("assistant", "".join(text))]
+            self._last_told = max([self._last_told, *(frame.number for frame in self._frames)])
 
     async def _grounded(
         self,
@@ -265,84 +237,89 @@ class ObserverStream:
         options: ReplyOptions,
         voice: VoiceOptions | None,
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """The language model's answer, if it says what the notes say; else that nobody can see that here."""
-        readings = {id(m.reading): m.reading for m in self._moments[-MAX_KNOWN:]}
-        known = [line for reading in readings.values() for line in reading.lines or ()]
+        """The language model's answer where it says what the notes say, else one that says what can be told."""
         text = question.text.strip() or heard
-        if PLAIN.search(text) and OF_ALL.search(text):
-            known += [m.told() for m in self._moments[-MAX_KNOWN:]]
-        check, held = Grounding(text, [*known, heard]), list[ResponseChunk]()
+        check, held_back = Grounding(text, [*self._known_texts(text), heard]), list[ResponseChunk]()
         done = ReplyDone("stop", 0, 0, 0)
-        async with aclosing(self._talk.respond(tuple(messages), options, voice)) as answers:
-            async for answer in answers:
-                if isinstance(answer, ReplyDone):
-                    done = answer
-                elif not isinstance(answer, TextDelta):
-                    held.append(answer)
-                elif out := check.feed(answer.text):
-                    yield TextDelta(out)
+        async with aclosing(self._conversation.respond(tuple(messages), options, voice)) as chunks:
+            async for chunk in chunks:
+                if isinstance(chunk, ReplyDone):
+                    done = chunk
+                elif not isinstance(chunk, TextDelta):
+                    held_back.append(chunk)
+                elif allowed := check.feed(chunk.text):
+                    yield TextDelta(allowed)
                 if check.grounded is False:
                     break
-                while check.grounded and held:
-                    yield held.pop(0)
-        if check.grounded is None and (out := check.end()):
-            yield TextDelta(out)
-            for answer in held:
-                yield answer
-        self._grounded_last = bool(check.grounded)
+                while check.grounded and held_back:
+                    yield held_back.pop(0)
+        if check.grounded is None and (allowed := check.finish()):
+            yield TextDelta(allowed)
+            for chunk in held_back:
+                yield chunk
+        self._was_grounded = bool(check.grounded)
         if not check.grounded:
-            async for answer in self._unseen(text, voice):
-                yield answer
+            async for chunk in self._unseen(text, voice):
+                yield chunk
         yield done
 
-    async def _unseen(self, asked: str, voice: VoiceOptions | None) -> AsyncGenerator[ResponseChunk, None]:
-        last = self._moments[-1] if self._moments else None
-        lines = (last.reading.lines or ()) if last else ()
-        shown = f'the text on it is "{" / ".join(lines[:3])}"' if lines else "there is no text on it"
-        text = UNSEEN.format(look=last.facts() if last else "dark", text=shown)
-        if lines and READS.search(asked):
-            text = f'It says "{" / ".join(lines[:MAX_LINES])}".'
+    def _known_texts(self, question: str) -> list[str]:
+        """The texts that an answer's words may come from."""
+        frames = self._frames[-MAX_ANSWER_FRAMES:]
+        readings = {id(frame.reading): frame.reading for frame in frames}
+        texts = [line for reading in readings.values() for line in reading.lines or ()]
+        if asks_about_whole_picture(question):
+            texts += [frame.note() for frame in frames]
+        return texts
+
+    async def _unseen(self, question: str, voice: VoiceOptions | None) -> AsyncGenerator[ResponseChunk, None]:
+        text = unseen_answer(question, self._frames[-1] if self._frames else None)
         yield TextDelta(text)
         if voice and self._synthesizer:
-            async with aclosing(self._synthesizer.speak(text, voice, lambda: Urgency.FINAL)) as sounds:
-                async for sound in sounds:
-                    yield ResponseAudio(sound.pcm, sound.words)
+            async with aclosing(self._synthesizer.speak(text, voice, lambda: Urgency.FINAL)) as chunks:
+                async for chunk in chunks:
+                    yield ResponseAudio(chunk.pcm, chunk.words)
 
     async def _read_for(self, question: VideoQuestion, asked_s: float | None) -> None:
-        """Wait a little for what the question is about to be read."""
-        wanted = [m for m in self._moments if m.number in question.frames]
+        """Wait up to MAX_READING_WAIT_S until the frames that a question is about are read, which are read first."""
+        wanted = [frame for frame in self._frames if frame.number in question.frames]
         if asked_s is not None:
-            near = [m for m in self._moments if abs(m.at_s - asked_s) <= NEAR_S]
-            wanted = sorted(near, key=lambda m: abs(m.at_s - asked_s))[:2]
-        first = {id(m.reading) for m in wanted}
+            wanted = self._nearest(asked_s)[:2]
+        first = {id(frame.reading) for frame in wanted}
         self._unread.sort(key=lambda unread: id(unread[0]) in first)
-        with anyio.move_on_after(READING_S):
-            while any(m.reading.lines is None for m in wanted):
+        with anyio.move_on_after(MAX_READING_WAIT_S):
+            while any(frame.reading.lines is None for frame in wanted):
                 await self._changed.wait()
 
-    def _notes(self, question: VideoQuestion, asked_s: float | None, heard: str) -> str:
-        """What is new since the last question, and the question."""
-        new = [m for m in self._moments[-MAX_KNOWN:] if m.number > self._told]
-        lines = _lines(new)
+    def _nearest(self, at_s: float) -> list[ObservedFrame]:
+        """The frames within MAX_TIME_OFFSET_S of a time, the nearest first."""
+        near = [frame for frame in self._frames if abs(frame.at_s - at_s) <= MAX_TIME_OFFSET_S]
+        return sorted(near, key=lambda frame: abs(frame.at_s - at_s))
+
+    def _question_with_notes(self, question: VideoQuestion, asked_s: float | None, heard: str) -> str:
+        """The user's turn: what is new since the last remembered question, and the question."""
+        lines = notes_on(self._new_frames())
         if heard:
             lines.append(f'Somebody said: "{heard}".')
         if not lines:
             lines.append("Nothing new.")
         if asked_s is not None:
-            near = sorted(self._moments, key=lambda m: abs(m.at_s - asked_s))[:1]
-            near = [m for m in near if abs(m.at_s - asked_s) <= NEAR_S]
-            told = near[0].told() if near else "nothing is known of it"
-            lines.append(f"The time asked about is {asked_s:.0f} s; then {told}.")
+            near = self._nearest(asked_s)
+            note = near[0].note() if near else "nothing is known of it"
+            lines.append(f"The time asked about is {asked_s:.0f} s; then {note}.")
         text = question.text.strip() or heard or "What do you see?"
         return "Notes:\n" + "\n".join(lines) + f"\nIt is {question.at_s:.0f} s now. Question: {text}"
 
     def close(self) -> None:
-        """See Watching."""
-        self._talk.close()
+        """Close the conversation. The caller cancels `run`, and the reader stays open."""
+        self._conversation.close()
 
 
 async def words_of(question: VideoQuestion, transcriber: Transcriber | None) -> str:
-    """What was said since the last question; "" where nobody hears, or it cannot be told."""
+    """Transcribe the audio of a question, as a whole. Waits for the transcriber.
+
+    Returns "" where there is no audio or no transcriber, and where the transcriber fails, which is logged.
+    """
     if question.pcm is None or transcriber is None:
         return ""
     words = []
@@ -354,35 +331,3 @@ async def words_of(question: VideoQuestion, transcriber: Transcriber | None) -> 
         log.warning("a spoken question was not transcribed: %s", error)
         return ""
     return " ".join(w for w in words if w)
-
-
-def _lines(moments: Sequence[ObservedFrame]) -> list[str]:
-    """Notes, a line for each stretch that says the same; as it was at its end."""
-    groups: list[list[ObservedFrame]] = []
-    for moment in moments:
-        if groups and groups[-1][-1].text == moment.text:
-            groups[-1].append(moment)
-        else:
-            groups.append([moment])
-    out = []
-    for group in groups[-MAX_NOTES:]:
-        cuts = sum(m.look.new_scene for m in group)
-        more = f", {cuts} scene changes" if cuts > 1 else ""
-        out.append(f"At {_span(group)}: {group[-1].told()}{more}.")
-    return out
-
-
-def _span(group: Sequence[ObservedFrame]) -> str:
-    first, last = group[0].at_s, group[-1].at_s
-    return f"{first:.1f} s" if last - first < 0.5 else f"{first:.1f} to {last:.1f} s"
-
-
-def time_of(text: str, now_s: float) -> float | None:
-    """The moment a question asks about, on the session's clock; None where it names none."""
-    if found := AGO.search(text):
-        word = found[1].lower()
-        amount = float(NUMBERS[word]) if word in NUMBERS else float(word)
-        return max(0.0, now_s - amount * (60 if found[2].lower().startswith("m") else 1))
-    if found := AT.search(text):
-        return int(found[1]) * 60 + int(found[2]) if found[1] else float(found[3])
-    return None

@@ -44,7 +44,7 @@ from antiphon.events.video import (
 from antiphon.pipelines.observer import Observer
 from antiphon.sessions.video.session import MAX_SOUND_SAMPLES, MAX_WAITING_BYTES, VideoSession
 from antiphon.vision.images import decode
-from tests.pipelines.test_observer import Partner, Reader
+from tests.pipelines.scripted import Partner, Reader
 
 
 def png(value: int, side: int = 64) -> bytes:

@@ -1,0 +1,130 @@
+"""Notes on frames for a language model that cannot see: the text read on them, and plain facts. Pure.
+
+Also finds the time that a question asks about.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from antiphon.vision.scene import SceneFacts
+
+# The notes of one question: at most so many, the newest; each has at most so many lines of text.
+MAX_NOTES = 24
+MAX_NOTE_LINES = 20
+
+PROMPT = (
+    "You answer questions about what a camera or a screen shows, in one or two short sentences. You cannot see "
+    "pictures. You only have notes: the text that was read on the picture, what was said, brightness, main colours and "
+    "motion, each with the seconds at which it was so."
+)
+# The answer where the notes do not say it, with how the picture is right now.
+UNSEEN = "I cannot see that: I only read text and notice motion, light and colours. Right now it is {look}, and {text}."
+# Questions about text. Where the language model does not answer from it, the text itself is the answer.
+TEXT_QUESTION = re.compile(r"\b(read|reads|say|says|written|writing|text|words)\b", re.I)
+# Questions that the plain facts answer, if they are about the whole picture.
+PLAIN_QUESTION = re.compile(
+    r"\b(bright|brightness|dark|light|lit|motion|moving|moves?|still|chang\w*|scenes?|colou?rs?)\b", re.I
+)
+WHOLE_PICTURE = re.compile(
+    r"\b(screen|picture|scene|image|background|frame|it|overall|camera|anything|something|everything)\b", re.I
+)
+# "20 s ago", "a minute ago"; "at 1:05", "at 19 seconds".
+TIME_AGO = re.compile(
+    r"\b(\d+(?:\.\d+)?|an?|one|two|three|five|ten|twenty|thirty)\s*(s|sec|secs|seconds?|m|min|mins|minutes?)\s+ago\b",
+    re.I,
+)
+TIME_AT = re.compile(r"\bat\s+(?:(\d+):(\d{2})|(?:second\s+)?(\d+(?:\.\d+)?)\s*(?:s|sec|secs|seconds?)?)\b", re.I)
+NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "five": 5, "ten": 10, "twenty": 20, "thirty": 30}
+
+
+@dataclass(slots=True, eq=False)
+class FrameReading:
+    """The text of a frame, and of the frames after it that look the same, which share this object.
+
+    `lines`: from the top of the picture; None while it has not been read, empty where there is no text.
+    """
+
+    lines: tuple[str, ...] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class ObservedFrame:
+    """What is known of one kept frame. `number` and `at_s` are the VideoFrame's."""
+
+    number: int
+    at_s: float
+    scene: SceneFacts
+    reading: FrameReading
+
+    def facts(self) -> str:
+        """Describe the light, the motion and the two main colours, in words that stand within a sentence."""
+        colours = " and ".join(self.scene.colours[:2] or ("mixed colours",))
+        return f"{self.scene.light_level}, {self.scene.motion_level}, mostly {colours}"
+
+    @property
+    def text(self) -> str:
+        """The first MAX_NOTE_LINES lines of text, divided by slashes; "" where there is none or it is not read yet."""
+        return " / ".join((self.reading.lines or ())[:MAX_NOTE_LINES])
+
+    def note(self) -> str:
+        """Return the text and the facts as the language model is told them, without the time."""
+        text = f'it says "{self.text}"' if self.text else "no text"
+        return f"{text} ({'a new scene, ' if self.scene.new_scene else ''}{self.facts()})"
+
+
+def notes_on(frames: Sequence[ObservedFrame]) -> list[str]:
+    """Return a note with its time for each stretch of frames that have the same text, the last MAX_NOTES of them.
+
+    The facts of a stretch are those at its end.
+    """
+    stretches: list[list[ObservedFrame]] = []
+    for frame in frames:
+        if stretches and stretches[-1][-1].text == frame.text:
+            stretches[-1].append(frame)
+        else:
+            stretches.append([frame])
+    notes = []
+    for stretch in stretches[-MAX_NOTES:]:
+        num_cuts = sum(frame.scene.new_scene for frame in stretch)
+        cuts = f", {num_cuts} scene changes" if num_cuts > 1 else ""
+        notes.append(f"At {_time_span(stretch)}: {stretch[-1].note()}{cuts}.")
+    return notes
+
+
+def _time_span(stretch: Sequence[ObservedFrame]) -> str:
+    first_s, last_s = stretch[0].at_s, stretch[-1].at_s
+    return f"{first_s:.1f} s" if last_s - first_s < 0.5 else f"{first_s:.1f} to {last_s:.1f} s"
+
+
+def asks_about_whole_picture(question: str) -> bool:
+    """Whether brightness, colours and motion of the whole picture may be the answer, and not those of a thing on it."""
+    return bool(PLAIN_QUESTION.search(question) and WHOLE_PICTURE.search(question))
+
+
+def unseen_answer(question: str, last: ObservedFrame | None) -> str:
+    """Return the answer where the notes have none: what can be told of the last frame, or just the text on it.
+
+    `last` None: no frame is known.
+    """
+    lines = (last.reading.lines or ()) if last else ()
+    if lines and TEXT_QUESTION.search(question):
+        return f'It says "{" / ".join(lines[:MAX_NOTE_LINES])}".'
+    text = f'the text on it is "{" / ".join(lines[:3])}"' if lines else "there is no text on it"
+    return UNSEEN.format(look=last.facts() if last else "dark", text=text)
+
+
+def asked_time(question: str, now_s: float) -> float | None:
+    """Return the time that a question asks about, in seconds since the session began; None where it names none.
+
+    `now_s`: when it was asked. A time before the session is its beginning.
+    """
+    if found := TIME_AGO.search(question):
+        word = found[1].lower()
+        amount = float(NUMBERS[word]) if word in NUMBERS else float(word)
+        return max(0.0, now_s - amount * (60 if found[2].lower().startswith("m") else 1))
+    if found := TIME_AT.search(question):
+        return int(found[1]) * 60 + int(found[2]) if found[1] else float(found[3])
+    return None
