@@ -31,7 +31,7 @@ from common import RESULTS, machine, percentile, save, table
 from tests.adapters import tiny_minicpmo as tiny
 from tokenizers import Tokenizer
 
-from antiphon.adapters.minicpmo.checkpoint import VISION, build
+from antiphon.adapters.minicpmo.checkpoint import DEFAULT_VISION, build
 from antiphon.adapters.minicpmo.model import MiniCpmO
 from antiphon.contracts import NativeOptions, Unit
 from antiphon.engine.api import EngineSettings
@@ -48,7 +48,7 @@ RELEASED: dict[str, Any] = tiny.CONFIG | {
     "max_position_embeddings": 40960,
     "query_num": 64,
     "drop_vision_last_layer": False,
-    "vision_config": VISION,
+    "vision_config": DEFAULT_VISION,
     "audio_config": tiny.CONFIG["audio_config"]
     | {
         "d_model": 1024,

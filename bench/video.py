@@ -340,13 +340,13 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
         watching = await model.open("")
         took_s, frame_s, rows = [], [], []
         for number in range(questions):
-            began, length = stats.rows, watching._session.length
+            began, length = stats.rows, watching.session.length
             frame_s.append(await show(watching, 2 * number, 2 * number + 2))
             shown = stats.rows
             took_s.append(await first_s(watching))
             # What was computed is what was new, and the row a generation had left; of the first question, the system
             # turn too.
-            new = watching._session.length - (length if number else 0)
+            new = watching.session.length - (length if number else 0)
             assert stats.rows - began <= new + 1, (stats.rows - began, new)
             rows.append(stats.rows - shown)
         watching.close()
