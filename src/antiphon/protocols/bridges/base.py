@@ -46,7 +46,7 @@ ENDPOINTING = semantic_vad()
 
 
 class Bridge:
-    """One connection of a bridge. A subclass reads messages of the client (`_handle_event`) and writes its own (`_send`).
+    """One connection of a bridge. A subclass reads the client's messages (`_handle_event`) and writes others (`_send`).
 
     `conversation_models`: the names of the conversation model, None where none is loaded. `voices`: its voices, the
     first is the default; with none, responses are text. `max_bytes`: the most audio in one message, decoded. `now_s`:

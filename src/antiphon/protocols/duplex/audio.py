@@ -1,4 +1,7 @@
-"""An answer's sound as a duplex client gets it: in its format, with how long it is and which words have sounded by when. Pure."""
+"""The audio of responses as a full-duplex client gets it: in its format, with its length and the times of its words.
+
+docs/wire/duplex.md describes the deltas and the formats.
+"""
 
 from __future__ import annotations
 
@@ -18,65 +21,75 @@ from antiphon.protocols.duplex.session_fields import AudioFormat
 
 
 @dataclass(slots=True)
-class _Said:
-    """Of one item: its text so far, where in it its sounding words end, and how long its sound is."""
+class _SentItem:
+    """What was sent of one item."""
 
     text: str = ""
-    at: int = 0
-    sound_s: float = 0.0
+    # Where in the text the words of its audio so far end, in characters.
+    spoken_chars: int = 0
+    audio_s: float = 0.0
+    # The ends of words that the next delta will have: characters of the text, and milliseconds of the audio.
     marks: list[dict[str, int]] = field(default_factory=list)
     resampler: Resampler | None = None
 
 
 class ResponseAudioTexts:
-    """By item."""
+    """Joins the text and the audio of each item, so that deltas of audio say how far in the text they have come.
+
+    What it keeps of an item goes with the item's last delta, or with `forget`.
+    """
 
     def __init__(self) -> None:
-        self._said: dict[str, _Said] = {}
+        self._items: dict[str, _SentItem] = {}
 
-    def text(self, item_id: str, text: str) -> None:
-        """More of its text."""
-        self._said.setdefault(item_id, _Said()).text += text
+    def add_text(self, item_id: str, text: str) -> None:
+        """Add to an item's text. It has to come before the audio of its words, or they have no mark of their own."""
+        self._items.setdefault(item_id, _SentItem()).text += text
 
-    def sound(
-        self, item_id: str, pcm: Pcm, rate_hz: int, words: Sequence[Word], form: AudioFormat
+    def add_audio(
+        self, item_id: str, pcm: Pcm, rate_hz: int, words: Sequence[Word], audio_format: AudioFormat
     ) -> dict[str, Any] | None:
-        """More of its sound, as the fields of a delta; None where it fills no frame yet."""
-        said = self._said.setdefault(item_id, _Said())
-        said.sound_s += len(pcm) / rate_hz
-        for word in words:
-            found = said.text.find(word.text, said.at)
-            said.at = found + len(word.text) if found >= 0 else said.at
-            said.marks.append({"text_chars": said.at, "audio_end_ms": round(word.end_s * 1000)})
-        said.resampler = said.resampler or Resampler(rate_hz, form["rate"])
-        out = said.resampler.feed(pcm)
-        return _delta(said, out, form, last=False) if len(out) else None
+        """The fields of a delta with more of an item's audio; None where it is too short to give a sample yet.
 
-    def end(self, item_id: str, form: AudioFormat) -> dict[str, Any]:
-        """The last of its sound, which may be empty, as the fields of a delta."""
-        said = self._said.pop(item_id, _Said())
-        rest = said.resampler.flush() if said.resampler else np.zeros(0, np.float32)
-        return _delta(said, rest, form, last=True)
+        `pcm` is float32 [num_samples] at `rate_hz`. `words` are those that end in it, with times from the beginning of
+        the item's audio.
+        """
+        sent = self._items.setdefault(item_id, _SentItem())
+        sent.audio_s += len(pcm) / rate_hz
+        for word in words:
+            found = sent.text.find(word.text, sent.spoken_chars)
+            if found >= 0:
+                sent.spoken_chars = found + len(word.text)
+            sent.marks.append({"text_chars": sent.spoken_chars, "audio_end_ms": round(word.end_s * 1000)})
+        sent.resampler = sent.resampler or Resampler(rate_hz, audio_format["rate"])
+        out = sent.resampler.feed(pcm)
+        return _delta(sent, out, audio_format, last=False) if len(out) else None
+
+    def end(self, item_id: str, audio_format: AudioFormat) -> dict[str, Any]:
+        """The fields of an item's last delta, whose audio may be empty. The item is forgotten."""
+        sent = self._items.pop(item_id, _SentItem())
+        rest = sent.resampler.flush() if sent.resampler else np.zeros(0, np.float32)
+        return _delta(sent, rest, audio_format, last=True)
 
     def forget(self, item_id: str) -> None:
-        """Nothing more of it comes."""
-        self._said.pop(item_id, None)
+        """Drop what is kept of an item that was cut off; nothing if there is nothing."""
+        self._items.pop(item_id, None)
 
 
-def decoder(form: AudioFormat) -> tuple[Any, int]:
-    """What makes float32 of bytes of this format, and how many bytes a sample has."""
+def decoder(audio_format: AudioFormat) -> tuple[Any, int]:
+    """The function from bytes of an input format to float32 samples in [-1, 1], and how many bytes a sample has."""
     kinds: dict[str, tuple[Any, int]] = {
         "pcm16": (from_pcm16, 2),
         "pcm_f32le": (_from_f32, 4),
         "g711_ulaw": (from_ulaw, 1),
         "g711_alaw": (from_alaw, 1),
     }
-    return kinds[form["type"]]
+    return kinds[audio_format["type"]]
 
 
-def encoded(pcm: Pcm, form: AudioFormat) -> bytes:
-    """float32 at the format's rate to its bytes; a WAV is whole."""
-    match form["type"]:
+def encoded(pcm: Pcm, audio_format: AudioFormat) -> bytes:
+    """The bytes of an output format for float32 samples at its rate; a `wav` is a whole file, header included."""
+    match audio_format["type"]:
         case "pcm_f32le":
             return pcm.astype("<f4").tobytes()
         case "g711_ulaw":
@@ -85,23 +98,23 @@ def encoded(pcm: Pcm, form: AudioFormat) -> bytes:
             return to_alaw(pcm)
         case "wav":
             data = to_pcm16(pcm)
-            return wav_header(form["rate"], len(data)) + data
+            return wav_header(audio_format["rate"], len(data)) + data
         case _:
             return to_pcm16(pcm)
 
 
-def _delta(said: _Said, pcm: Pcm, form: AudioFormat, *, last: bool) -> dict[str, Any]:
-    marks, said.marks = said.marks, []
-    sound_ms = round(said.sound_s * 1000)
+def _delta(sent: _SentItem, pcm: Pcm, audio_format: AudioFormat, *, last: bool) -> dict[str, Any]:
+    marks, sent.marks = sent.marks, []
+    audio_ms = round(sent.audio_s * 1000)
     return {
-        "delta": b64encode(encoded(pcm, form) if len(pcm) else b"").decode(),
-        "format": form["type"],
-        "sample_rate_hz": form["rate"],
+        "delta": b64encode(encoded(pcm, audio_format) if len(pcm) else b"").decode(),
+        "format": audio_format["type"],
+        "sample_rate_hz": audio_format["rate"],
         "metadata": {
             "end_of_turn": last,
-            "audio_duration_ms": sound_ms,
+            "audio_duration_ms": audio_ms,
             "audio_text_marks": marks,
-            "playback": {"generated_ms": sound_ms, "sent_ms": sound_ms},
+            "playback": {"generated_ms": audio_ms, "sent_ms": audio_ms},
         },
     }
 

@@ -1,4 +1,4 @@
-"""What a full-duplex client says about overlap and playback, as commands. Pure; `docs/wire/duplex.md` has the fields."""
+"""What a full-duplex client says about overlap and playback, read into commands: docs/wire/duplex.md."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def overlap_action(event: dict[str, Any]) -> str | None:
 def overlap_command(event: dict[str, Any], event_id: str | None, *, silent: bool) -> BargeIn | HoldFloor | None:
     """What an append says about audio over a response.
 
-    Where it says several things, the first of these counts: its action, `force_barge_in`, `force_listen`, a `transcript`
-    that is a backchannel. The transcript of audio that is `silent` does not count.
+    Where it says several things, the first of these counts: its action, `force_barge_in`, `force_listen`, and a
+    `transcript` that is a backchannel. The transcript of audio that is `silent` does not count.
     """
     action = overlap_action(event)
     if action in INTERRUPT_ACTIONS:

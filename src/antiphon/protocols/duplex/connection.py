@@ -186,7 +186,7 @@ class DuplexConnection:
         return resumed_frame(self.new_id, self.id, self.session(), resume_token=token, **facts)
 
     def replaced(self) -> str:
-        """The `session.replaced` frame, the last to a connection whose session another has resumed. It is not queued."""
+        """The `session.replaced` frame, the last to a connection whose session was resumed elsewhere. Not queued."""
         return replaced_frame(self.new_id, self.id)
 
 

@@ -1,16 +1,15 @@
-"""Full duplex: docs/wire/duplex.md. OpenAI's conversation and what goes beyond it: epochs, overlap, playback, turn states. Sans-IO.
+"""The full-duplex dialect: docs/wire/duplex.md. OpenAI's conversation with epochs, overlap, playback and turn states.
 
-The first frame opens the session; until then nothing is said. Frames with an answer's words and sound carry their epoch, so that what is not
-sent yet can be thrown away when it is raised. Frames are numbered as they are sent (journal.py).
+Frames with text or audio of a response carry its epoch, so that those that wait can be dropped when the epoch is raised
+(resume/journal.py). What opens the session is in connection.py, the session's own fields are in session_fields.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -59,7 +58,7 @@ from antiphon.protocols.duplex.session_fields import (
     DUPLEX_CODES,
     RETRYABLE,
     AudioFormat,
-    audio_format,
+    audio_json,
     capabilities,
     conversation_update,
     duplex_config,
@@ -67,44 +66,56 @@ from antiphon.protocols.duplex.session_fields import (
     input_format,
     output_format,
     own_update,
+    read_audio_format,
     video_frames,
 )
+from antiphon.protocols.duplex.turn_events import overlap_fields, turn_event
 from antiphon.protocols.fields import require, typed
 from antiphon.protocols.openai.conversation import EVENTS, OpenAIConversation
-from antiphon.protocols.openai.items import check_session_field, position_fields
+from antiphon.protocols.openai.items import position_fields
+from antiphon.protocols.openai.session_fields import check_session_field
 from antiphon.protocols.wire import MediaFrame, decode_event, frame
 from antiphon.turns.eagerness import semantic_vad
 
 
 @dataclass(slots=True)
 class DuplexDialect(OpenAIConversation):
-    """One connection. `own`: the session's fields that a conversation does not have. `resume_token`: what resumes it, if anything does.
-    `unit_ms`: see Models.
+    """One connection. Call `begin` first, which sets the session's defaults, then `open` or `restore`.
+
+    Errors have the dialect's own codes; an update is checked as a whole before anything of it is in force.
     """
 
+    # The fields that a conversation does not have, as the client is shown them; `ref_audio` is the file's bytes.
     own_fields: dict[str, Any] = field(default_factory=duplex_fields)
+    # The token that resumes the session, where it can be resumed.
     resume_token: str | None = None
+    # The milliseconds of a native model's unit; 0 for a cascade.
     unit_ms: int = 0
+    # The session's epoch: audio and text of an older one are not sent any more.
     epoch: int = 0
-    # Why the client wants to leave, once it has said so.
+    # Why the client has asked for the end of the session, once it has.
     closing: str | None = None
     _sample_bytes: int = 2
     _audio_texts: ResponseAudioTexts = field(default_factory=ResponseAudioTexts)
-    # An answer is made, or sounds.
+    # A response is generated or played: what the client says about overlap counts.
     _responding: bool = False
+    # The epochs in which the responses under way began, by id.
     _epochs: dict[str, int] = field(default_factory=dict)
 
-    # --- the session ------------------------------------------------------------------------------------------------------
+    # --- the session
 
     def begin(self, model: str) -> None:
-        """Set the defaults for the model the URL named (as the client spells it)."""
+        """Set the session's defaults. `model` is the name in the URL, shown as the client spells it."""
         OpenAIConversation.begin(self, model)
         self.audio = self.audio | {"turn_detection": None}
         self.fields["output"] = self.fields["output"] | {"format": {"type": "pcm16", "rate": 24000}}
         self._set_audio_format({"type": "pcm16", "rate": SAMPLE_RATE_HZ})
 
     def open(self, session: Mapping[str, Any] | None = None) -> None:
-        """Open it, as a first `session.update` asks where there was one. Raises RemoteProtocolError."""
+        """Open the session with the fields of a first `session.update`, or with its defaults: queue `session.created`.
+
+        Raises RemoteProtocolError for a field that is wrong; the session can then still be opened.
+        """
         if session is not None:
             self._apply_update(dict(session))
         self.start()
@@ -112,18 +123,20 @@ class DuplexDialect(OpenAIConversation):
         self._add_event("session.created", session_id=self.session_id, session=self.session(), **token)
 
     def preset(self, session: dict[str, Any]) -> None:
-        """Begin with this update, as a short-lived key gives it. Raises RemoteProtocolError."""
+        """Apply an update before the session is opened, for a client secret. Nothing is queued.
+
+        Raises RemoteProtocolError for a field that is wrong, and then changes nothing.
+        """
         self._apply_update(session)
         self.commands()
 
     def start(self) -> None:
-        """Let the session begin; nothing is said of it."""
+        """Queue the configuration, with which the session begins. The client is sent nothing."""
         self._add_commands(self.configured())
 
     def session(self) -> dict[str, Any]:
-        """The whole session, in the flat names of this dialect."""
-        f = self.fields
-        form, out = self.audio["format"], f["output"]
+        """The whole session as JSON values, in the flat names of this dialect and without `ref_audio`."""
+        f, form, out = self.fields, self.audio["format"], self.fields["output"]
         return {
             "id": self.session_id,
             "session_id": self.session_id,
@@ -137,15 +150,7 @@ class DuplexDialect(OpenAIConversation):
             "input_audio_format": form["type"],
             "output_audio_format": out["format"]["type"],
             "sample_rate_hz": form["rate"],
-            "audio": {
-                "input": {"format": form["type"], "sample_rate_hz": form["rate"]},
-                "output": {
-                    "format": out["format"]["type"],
-                    "sample_rate_hz": out["format"]["rate"],
-                    "voice": out["voice"],
-                    "speed": out["speed"],
-                },
-            },
+            "audio": audio_json(form, out),
             "turn_detection": self.audio["turn_detection"],
             "input_audio_transcription": self.audio["transcription"],
             "tools": f["tools"],
@@ -159,57 +164,59 @@ class DuplexDialect(OpenAIConversation):
         }
 
     def configured(self) -> Any:
-        """The configuration in force."""
+        """The session's configuration as a command (ConfigureConversation)."""
         config = OpenAIConversation.configured(self).config
-        own_fields, vad = self.own_fields, self.audio["turn_detection"] or {}
+        vad = self.audio["turn_detection"] or {}
         transcription = config.transcription
         if not vad:
             # Null leaves endpointing to the server. A native model decides by itself, a cascade by a turn detector.
             transcription = replace(transcription, vad=semantic_vad())
-        policy = own_fields["overlap_policy"]
-        ends = vad.get("interrupt_response") is not False and policy != "listen_only"
-        # A partner that takes turns by itself hears who speaks over it.
-        ends = ends and bool(vad or not self.unit_ms)
+        policy = self.own_fields["overlap_policy"]
+        # A native model hears the user speak over it, and decides by itself unless the client sets turn detection.
+        interrupts = bool(vad or not self.unit_ms)
+        interrupts = interrupts and vad.get("interrupt_response") is not False and policy != "listen_only"
         return ConfigureConversation(
             replace(
                 config,
                 transcription=replace(transcription, partials=True),
                 create_response=self._auto_response,
-                interrupt_response=ends,
+                interrupt_response=interrupts,
                 reports_transcripts=True,
                 allows_backchannels=policy == "auto",
-                duplex=duplex_config(own_fields),
+                duplex=duplex_config(self.own_fields),
             )
         )
 
     @property
     def _auto_response(self) -> bool:
-        vad = self.audio["turn_detection"] or {}
-        return (
-            self.own_fields["extra_body"].get("auto_response") is not False and vad.get("create_response") is not False
-        )
+        """Whether a turn is answered without being asked."""
+        vad, extra = self.audio["turn_detection"] or {}, self.own_fields["extra_body"]
+        return extra.get("auto_response") is not False and vad.get("create_response") is not False
 
     @property
     def idle_s(self) -> float:
-        """After this long without a frame from the client the session expires."""
+        """How many seconds may pass without a frame from the client before the session expires."""
         return float(self.own_fields["idle_timeout_s"])
 
     def snapshot(self) -> dict[str, Any]:
-        """See OpenAIConversation."""
+        """The session's configuration and epoch as JSON values, for `restore`. `ref_audio` is not stored."""
         return OpenAIConversation.snapshot(self) | {"own": self.own_fields | {"ref_audio": None}, "epoch": self.epoch}
 
     def restore(self, kept: dict[str, Any]) -> None:
-        """See OpenAIConversation. What an answer was saying when it ended is old."""
+        """Take the configuration of an earlier session, of which `kept` is the snapshot. Nothing is queued.
+
+        The epoch is raised, so that nothing of a response from before is sent.
+        """
         OpenAIConversation.restore(self, kept)
         self._set_audio_format(self.audio["format"])
         self.own_fields, self.epoch = kept["own"], kept["epoch"] + 1
 
     def _apply_update(self, session: dict[str, Any]) -> None:
-        """Check an update whole, then put it in force."""
+        """Check a whole update, then apply it. A wrong field refuses all of it."""
         own_fields = own_update(session)
-        fields, given, output = conversation_update(session)
+        fields, inputs, output = conversation_update(session)
         audio = dict(self.audio)
-        for key, value in given.items():
+        for key, value in inputs.items():
             audio[key] = self._check_input(key, value)
         merged = dict(self.fields)
         for key, value in fields.items():
@@ -245,25 +252,18 @@ class DuplexDialect(OpenAIConversation):
         self._decode, self._sample_bytes = decoder(form)
         self._resampler = Resampler(form["rate"], SAMPLE_RATE_HZ)
 
-    # --- from the client --------------------------------------------------------------------------------------------------
+    # --- from the client
 
     def _receive_event(self, data: str | bytes) -> None:
         event = decode_event(data)
-        mine = event.get("event_id")
-        self._event_id = mine if isinstance(mine, str) else None
-        self.event(event)
+        self._event_id = _event_id(event)
+        self._handle_event(event)
 
-    def event(self, event: dict[str, Any]) -> None:
-        """One event, decoded. Raises RemoteProtocolError."""
+    def _handle_event(self, event: dict[str, Any]) -> None:
         name = require(event, "type", str, "type")
         match ALIASES.get(name, name):
             case "session.update":
-                session = event.get("session")
-                self._apply_update(
-                    session if isinstance(session, dict) else {k: v for k, v in event.items() if k != "type"}
-                )
-                self._add_commands(self.configured())
-                self._add_event("session.updated", session_id=self.session_id, session=self.session())
+                self._update_event(event)
             case "session.heartbeat":
                 self._add_event("session.heartbeat_ack", session_id=self.session_id)
             case "session.close":
@@ -274,18 +274,10 @@ class DuplexDialect(OpenAIConversation):
             case "input_audio_buffer.commit" | "input.commit":
                 self._commit_event(event, default=True if name == "input.commit" else None)
             case "push_text":
-                text = require(event, "text", str, "text")
-                self._add_commands(
-                    CreateItem(
-                        Item(self.new_id("item_"), parts=[ContentPart("input_text", text)]), None, self._event_id
-                    )
-                )
-                if self._auto_response:
-                    self._add_commands(CreateResponse(event_id=self._event_id))
+                self._text_event(event)
             case "input.cancel":
                 self._resampler.flush()
-                self._add_commands(CancelInput(self._event_id))
-                self._add_commands(ClearAudio())
+                self._add_commands(CancelInput(self._event_id), ClearAudio())
             case "barge_in":
                 self._add_commands(BargeIn("client_barge_in", self._event_id))
             case "playback.ack":
@@ -293,20 +285,37 @@ class DuplexDialect(OpenAIConversation):
             case "turn.signal":
                 self._handle_turn_signal(event)
             case kind if kind in EVENTS:
-                if (
-                    kind.startswith("conversation.item.")
-                    and kind != "conversation.item.create"
-                    and not event.get("item_id")
-                ):
-                    raise RemoteProtocolError("missing_item_id", f"{kind} needs an item_id.", "item_id")
-                if kind == "conversation.item.truncate":
-                    event = {"content_index": 0} | event
-                OpenAIConversation._receive_event(self, msgspec.json.encode(event))
+                self._conversation_event(kind, event)
             case kind:
                 raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
 
+    def _update_event(self, event: dict[str, Any]) -> None:
+        session = event.get("session")
+        if not isinstance(session, dict):
+            session = {k: v for k, v in event.items() if k != "type"}
+        self._apply_update(session)
+        self._add_commands(self.configured())
+        self._add_event("session.updated", session_id=self.session_id, session=self.session())
+
+    def _text_event(self, event: dict[str, Any]) -> None:
+        text = require(event, "text", str, "text")
+        item = Item(self.new_id("item_"), parts=[ContentPart("input_text", text)])
+        self._add_commands(CreateItem(item, None, self._event_id))
+        if self._auto_response:
+            self._add_commands(CreateResponse(event_id=self._event_id))
+
+    def _conversation_event(self, kind: str, event: dict[str, Any]) -> None:
+        """Read an event that a conversation has too. Inside a `turn.signal`, errors repeat its own id, if any."""
+        names_item = kind.startswith("conversation.item.") and kind != "conversation.item.create"
+        if names_item and not event.get("item_id"):
+            raise RemoteProtocolError("missing_item_id", f"{kind} needs an item_id.", "item_id")
+        if kind == "conversation.item.truncate":
+            event = {"content_index": 0} | event
+        self._event_id = _event_id(event)
+        OpenAIConversation._handle_event(self, event)
+
     def _append_event(self, event: dict[str, Any]) -> None:
-        form = audio_format(event.get("format"), event.get("sample_rate_hz"), self.audio["format"])
+        form = read_audio_format(event.get("format"), event.get("sample_rate_hz"), self.audio["format"])
         if form != self.audio["format"]:
             self._flush_audio()
             self._set_audio_format(form)
@@ -335,7 +344,7 @@ class DuplexDialect(OpenAIConversation):
         return pcm
 
     def _apply_overlap(self, event: dict[str, Any]) -> bool:
-        """Pass on what the client says about audio over a response. True: the audio is to be dropped."""
+        """Queue what an append says about audio over a response. True: the audio itself counts as silence."""
         if overlap_action(event) in DROP_ACTIONS and self._responding:
             self._add_overlap_decision("drop", "client_overlap_action")
             return True
@@ -348,55 +357,51 @@ class DuplexDialect(OpenAIConversation):
     def _commit_event(self, event: dict[str, Any], default: bool | None) -> None:
         self._flush_audio()
         final = event.get("final") is not False
-        answer = event.get("response_create", event.get("create_response", default))
-        if final and answer is False and self._auto_response:
+        wants_response = event.get("response_create", event.get("create_response", default))
+        if final and wants_response is False and self._auto_response:
             self._add_commands(SkipResponse(self._event_id))
         self._add_commands(CommitAudio(final))
-        if final and answer is True and not self._auto_response:
+        if final and wants_response is True and not self._auto_response:
             self._add_commands(CreateResponse(event_id=self._event_id))
 
     def _handle_turn_signal(self, event: dict[str, Any]) -> None:
         name = require(event, "event", str, "event")
         payload = typed(event.get("payload") or {}, dict, "payload")
         match name:
-            case "barge_in" | "input.cancel" | "conversation.item.create" | "conversation.item.delete":
-                self.event(payload | {"type": name})
-            case "conversation.item.truncate" | "conversation.item.retrieve" | "session.update":
-                self.event(payload | {"type": name})
+            case (
+                "barge_in"
+                | "input.cancel"
+                | "session.update"
+                | "conversation.item.create"
+                | "conversation.item.delete"
+                | "conversation.item.truncate"
+                | "conversation.item.retrieve"
+            ):
+                self._handle_event(payload | {"type": name})
             case "response.cancel":
                 wanted = payload.get("response_id", event.get("response_id"))
                 self._add_commands(CancelResponse(typed(wanted, (str, type(None)), "response_id"), self._event_id))
             case _:
                 self._add_commands(SignalTurn(name, payload, self._event_id))
 
-    # --- to the client ----------------------------------------------------------------------------------------------------
+    # --- to the client
 
     def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the frames of an output."""
-        here = {"session_id": self.session_id, "epoch": self.epoch}
+        """Queue the frames of an event. Text and audio of a response from an older epoch are dropped.
+
+        Raises LocalProtocolError for an event that no conversation reports.
+        """
         match output:
             case EpochRaised(epoch):
                 self.epoch = epoch
-            case TurnStateChanged(event, state, payload):
-                self._responding = state in ("assistant_generating", "assistant_playing")
-                more = {"payload": payload} if payload else {}
-                self._add_event("turn.event", **here, event=event, turn_state=state, **more)
-            case OverlapReported(policy, action, reason, facts):
-                self._add_event(
-                    "overlap.decision", **here, policy=policy, action=action, reason=reason, metadata=dict(facts)
-                )
-            case SpeakStepTaken(response_id):
-                self._add_event("response.speak", **here, response_id=response_id, metadata={})
-            case ListenStepTaken(reason):
-                shown = {"object": "realtime.response", "status": "listening", "metadata": {"reason": reason}}
-                self._add_event("response.listen", **here, response=shown)
-            case PlaybackAcknowledged(response_id, item_id, played_ms, committed_ms, cursors, kept):
-                known = here | {"type": "playback.acknowledged", "response_id": response_id, "item_id": item_id}
-                known |= {"played_ms": played_ms, "committed_ms": committed_ms, "playback": asdict(cursors)}
-                self._add_event("playback.acknowledged", event=known | {"history_committed": kept})
+            case TurnStateChanged() | OverlapReported() | SpeakStepTaken() | ListenStepTaken() | PlaybackAcknowledged():
+                if isinstance(output, TurnStateChanged):
+                    self._responding = output.state in ("assistant_generating", "assistant_playing")
+                kind, fields = turn_event(output, self.session_id, self.epoch)
+                self._add_event(kind, **fields)
             case ResponseCreated(response):
                 if response.stored:
-                    # One beside the conversation goes on whatever happens in it.
+                    # A response beside the conversation is in no epoch: it goes on whatever happens there.
                     self._epochs[response.id] = self.epoch
                 self._add_event("response.created", response_id=response.id, response=self._response_json(response))
             case ResponseDone(response):
@@ -404,20 +409,20 @@ class DuplexDialect(OpenAIConversation):
                 for item in response.output:
                     self._audio_texts.forget(item.id)
                 self._add_event("response.done", response_id=response.id, response=self._response_json(response))
-            case ResponseTextDelta(at, text, spoken):
+            case ResponseTextDelta(position, text, spoken):
                 name = "output_audio_transcript" if spoken else "output_text"
-                self._audio_texts.text(at.item_id, text)
-                self._add_media_event(at, f"response.{name}.delta", delta=text)
-            case ResponseAudioDelta(at, pcm, rate_hz, words):
+                self._audio_texts.add_text(position.item_id, text)
+                self._add_media_event(position, f"response.{name}.delta", delta=text)
+            case ResponseAudioDelta(position, pcm, rate_hz, words):
                 self._audio_sent = True
                 form = self.fields["output"]["format"]
-                if delta := self._audio_texts.sound(at.item_id, pcm, rate_hz, words, form):
-                    self._add_media_event(at, "response.output_audio.delta", **delta)
-            case ContentPartDone(at, part):
+                if delta := self._audio_texts.add_audio(position.item_id, pcm, rate_hz, words, form):
+                    self._add_media_event(position, "response.output_audio.delta", **delta)
+            case ContentPartDone(position, part):
                 if part.kind == "output_audio":
-                    delta = self._audio_texts.end(at.item_id, self.fields["output"]["format"])
-                    self._add_media_event(at, "response.output_audio.delta", **delta)
-                OpenAIConversation._add_part_done(self, at, part)
+                    delta = self._audio_texts.end(position.item_id, self.fields["output"]["format"])
+                    self._add_media_event(position, "response.output_audio.delta", **delta)
+                self._add_part_done(position, part)
             case SessionEnding(code, message):
                 OpenAIConversation.send(self, output)
                 kind = "session.expired" if code in ("session_expired", "idle_timeout") else "session.closed"
@@ -426,30 +431,23 @@ class DuplexDialect(OpenAIConversation):
                 OpenAIConversation.send(self, output)
 
     def closed(self) -> None:
-        """The client's close was carried out."""
+        """Queue `session.closed`: the end that the client has asked for was carried out."""
         self._add_event("session.closed", session_id=self.session_id, reason=self.closing or "closed")
 
     def _add_media_event(
-        self, at: ContentPosition, kind: str, *, metadata: Mapping[str, Any] | None = None, **fields: Any
+        self, position: ContentPosition, kind: str, *, metadata: Mapping[str, Any] | None = None, **fields: Any
     ) -> None:
-        """A frame that is worth nothing once its epoch has passed."""
-        epoch = self._epochs.get(at.response_id, self.epoch)
+        """Queue text or audio of a response with its epoch, unless that has passed."""
+        epoch = self._epochs.get(position.response_id, self.epoch)
         if epoch < self.epoch:
             return
         facts = {"session_id": self.session_id, "epoch": epoch, "end_of_turn": False} | dict(metadata or {})
-        text = frame(type=kind, event_id=self.new_id("event_"), **position_fields(at), **fields, metadata=facts)
+        text = frame(type=kind, event_id=self.new_id("event_"), **position_fields(position), **fields, metadata=facts)
         self._frames.append(MediaFrame(text, epoch))
 
     def _add_overlap_decision(self, action: str, reason: str) -> None:
-        self._add_event(
-            "overlap.decision",
-            session_id=self.session_id,
-            epoch=self.epoch,
-            policy=self.own_fields["overlap_policy"],
-            action=action,
-            reason=reason,
-            metadata={},
-        )
+        policy = self.own_fields["overlap_policy"]
+        self._add_event("overlap.decision", **overlap_fields(self.session_id, self.epoch, policy, action, reason, {}))
 
     def _add_error(
         self, code: str, message: str, param: str | None = None, kind: str = "invalid_request_error"
@@ -466,12 +464,17 @@ class DuplexDialect(OpenAIConversation):
         self._add_event("error", error=error)
 
     def reject(self, error: RemoteProtocolError, event_id: str | None) -> None:
-        """Answer what the client did wrong."""
+        """Queue an error of the client's, with the id of its event if that had one. The session goes on."""
         self._event_id = event_id
         self._add_error(error.code, error.message, error.param)
         self._event_id = None
 
     def too_large(self, max_bytes: int) -> None:
-        """A frame over the server's limit came: the connection ends after this."""
+        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
         self._event_id = None
         self._add_error("event_too_large", f"The event is larger than {max_bytes} bytes.")
+
+
+def _event_id(event: dict[str, Any]) -> str | None:
+    found = event.get("event_id")
+    return found if isinstance(found, str) else None

@@ -1,4 +1,7 @@
-"""A duplex session's own fields, formats and capabilities, taken out of what its client sends. Pure."""
+"""The fields of a full-duplex session that a conversation does not have, its audio formats and its capabilities.
+
+docs/wire/duplex.md describes them. What is read is checked: a wrong field raises RemoteProtocolError.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from antiphon.events.data_uri import decode_base64, split_data_uri
 from antiphon.events.duplex import DuplexConfig
 from antiphon.protocols.fields import audio_file, number, typed
 
+# `{"type": ..., "rate": ...}`: a format of _INPUT_FORMATS or _OUTPUT_FORMATS, and Hz.
 AudioFormat = dict[str, Any]
-# Other names of events.
+# Other names of the client's events, and the names that the dialect knows them by.
 ALIASES = {
     "input.audio.append": "input_audio_buffer.append",
     "push_chunk": "input_audio_buffer.append",
@@ -22,7 +26,7 @@ ALIASES = {
     "close": "session.close",
     "session.create": "session.update",
 }
-# What a conversation calls an error, and what it is called here.
+# Error codes of a conversation, and what they are called here.
 DUPLEX_CODES = {
     "invalid_type": "bad_event",
     "invalid_value": "bad_event",
@@ -36,26 +40,38 @@ DUPLEX_CODES = {
     "input_audio_buffer_overflow": "input_backpressure",
     "rate_limit_exceeded": "resource_exhausted",
 }
+# Errors after which the same message may be accepted later.
 RETRYABLE = frozenset({"resource_exhausted", "input_backpressure"})
 
 OVERLAP_POLICIES = ("listen_only", "barge_in_on_speech", "auto")
 COMMIT_POLICIES = ("commit_all_on_done", "ack_only")
 _INPUT_FORMATS = ("pcm16", "pcm_f32le", "g711_ulaw", "g711_alaw")
 _OUTPUT_FORMATS = (*_INPUT_FORMATS, "wav")
+# Other names of formats.
 _FORMAT_ALIASES = {
-    "pcm": "pcm16", "pcm_s16le": "pcm16", "s16le": "pcm16", "audio/pcm": "pcm16", "pcm_f32": "pcm_f32le", "f32le": "pcm_f32le",
-    "float32": "pcm_f32le", "audio/pcmu": "g711_ulaw", "audio/pcma": "g711_alaw", "audio/wav": "wav",
-}  # fmt: skip
+    "pcm": "pcm16",
+    "pcm_s16le": "pcm16",
+    "s16le": "pcm16",
+    "audio/pcm": "pcm16",
+    "pcm_f32": "pcm_f32le",
+    "f32le": "pcm_f32le",
+    "float32": "pcm_f32le",
+    "audio/pcmu": "g711_ulaw",
+    "audio/pcma": "g711_alaw",
+    "audio/wav": "wav",
+}
 MIN_RATE_HZ, MAX_RATE_HZ = 8000, 192_000
+# In one append.
 MAX_VIDEO_FRAMES = 2
+# What `capabilities` tells: how often a cascade is best sent audio, and how soon a barge-in silences a response.
 CHUNK_PERIOD_MS = 100
 TARGET_BARGE_IN_MS = 300
-# A voice to speak with, as a file.
+# Of a recording of the voice to speak with, as a file.
 MAX_REFERENCE_BYTES = 10 << 20
 
 
 def duplex_fields() -> dict[str, Any]:
-    """The fields a duplex session has beside a conversation's, with their defaults."""
+    """The fields that a full-duplex session has beside a conversation's, as the client is shown them, by default."""
     return {
         "overlap_policy": "auto",
         "overlap_short_ack_ms": 700,
@@ -71,7 +87,10 @@ def duplex_fields() -> dict[str, Any]:
 
 
 def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> dict[str, Any]:
-    """What the partner can do: a cascade of models, or one that takes turns by itself every `unit_ms`."""
+    """`capabilities` as JSON values. `unit_ms`: the length of a native model's unit, 0 for a cascade.
+
+    `speaks`: there is a voice. `resumes`: the session outlives its connection.
+    """
     return {
         "implementation_level": "model_native_duplex" if unit_ms else "turn_based_duplex",
         "input_modes": ["audio", "video"] if unit_ms else ["audio", "text"],
@@ -87,8 +106,24 @@ def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> dict[str, Any]
     }
 
 
+def audio_json(input_format: AudioFormat, output: dict[str, Any]) -> dict[str, Any]:
+    """The session's `audio` as JSON values. `output` is the conversation's: format, voice and speed."""
+    return {
+        "input": {"format": input_format["type"], "sample_rate_hz": input_format["rate"]},
+        "output": {
+            "format": output["format"]["type"],
+            "sample_rate_hz": output["format"]["rate"],
+            "voice": output["voice"],
+            "speed": output["speed"],
+        },
+    }
+
+
 def own_update(session: dict[str, Any]) -> dict[str, Any]:
-    """The session's own fields of an update, checked. Raises RemoteProtocolError."""
+    """Read the fields of an update that a conversation does not have. Those that are missing or null are left out.
+
+    Raises RemoteProtocolError (`bad_event` for a policy). `ref_audio` becomes the bytes of the file.
+    """
     out: dict[str, Any] = {}
     for key, allowed in (("overlap_policy", OVERLAP_POLICIES), ("playback_commit_policy", COMMIT_POLICIES)):
         if session.get(key) is not None:
@@ -118,7 +153,7 @@ def own_update(session: dict[str, Any]) -> dict[str, Any]:
 
 
 def duplex_config(own_fields: dict[str, Any]) -> DuplexConfig:
-    """What of these fields the conversation goes by."""
+    """The session's configuration from the fields of `duplex_fields`, all of which are there."""
     first = own_fields["extra_body"].get("force_listen_count")
     return DuplexConfig(
         own_fields["overlap_policy"],
@@ -132,7 +167,10 @@ def duplex_config(own_fields: dict[str, Any]) -> DuplexConfig:
 
 
 def conversation_update(session: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What of an update a conversation knows, in its GA names: the session's fields, its input's, its output's voice and speed."""
+    """The fields of an update that a conversation has too, by their GA names and unchecked.
+
+    Three objects: the session's own fields, those of its input, and voice and speed of its output.
+    """
     fields: dict[str, Any] = {
         k: session[k] for k in ("instructions", "tools", "tool_choice", "truncation") if k in session
     }
@@ -144,7 +182,7 @@ def conversation_update(session: dict[str, Any]) -> tuple[dict[str, Any], dict[s
     for key in ("max_response_output_tokens", "max_output_tokens"):
         if key in session:
             fields["max_output_tokens"] = session[key]
-    given_in, given_out = _audio(session, "input"), _audio(session, "output")
+    given_in, given_out = _audio_side(session, "input"), _audio_side(session, "output")
     given: dict[str, Any] = {
         k: given_in[k] for k in ("transcription", "noise_reduction", "turn_detection") if k in given_in
     }
@@ -157,27 +195,32 @@ def conversation_update(session: dict[str, Any]) -> tuple[dict[str, Any], dict[s
 
 
 def input_format(session: dict[str, Any], before: AudioFormat) -> AudioFormat:
-    """The sound the client sends, by any of the names it may have in an update."""
-    given = _audio(session, "input")
+    """The format that the client sends, by any of the names it may have in an update; `before` where it is missing."""
+    given = _audio_side(session, "input")
     kind = session.get("input_audio_format", given.get("format"))
     rate = session.get("sample_rate_hz", given.get("sample_rate_hz"))
-    return audio_format(kind, rate, before, _INPUT_FORMATS, "session.input_audio_format")
+    return read_audio_format(kind, rate, before, _INPUT_FORMATS, "session.input_audio_format")
 
 
 def output_format(session: dict[str, Any], before: AudioFormat) -> AudioFormat:
-    """The sound the client gets."""
-    given = _audio(session, "output")
+    """The format that the client is sent; `before` where an update has none."""
+    given = _audio_side(session, "output")
     kind = session.get("output_audio_format", given.get("format"))
-    return audio_format(kind, given.get("sample_rate_hz"), before, _OUTPUT_FORMATS, "session.output_audio_format")
+    return read_audio_format(kind, given.get("sample_rate_hz"), before, _OUTPUT_FORMATS, "session.output_audio_format")
 
 
-def audio_format(
+def read_audio_format(
     kind: Any, rate: Any, before: AudioFormat, allowed: tuple[str, ...] = _INPUT_FORMATS, param: str = "format"
 ) -> AudioFormat:
-    """`{"type", "rate"}`; what is not given is as before. Raises RemoteProtocolError (unsupported_audio_format)."""
+    """Read a format, which is a name or an object with `type` and `rate`. What is missing is as `before`.
+
+    G.711 without a rate is at 8,000 Hz. Raises RemoteProtocolError (`unsupported_audio_format`).
+    """
     if isinstance(kind, dict):
         kind, rate = kind.get("type"), kind.get("rate", rate)
-    name = before["type"] if kind is None else _FORMAT_ALIASES.get(kind, kind) if isinstance(kind, str) else kind
+    name = before["type"] if kind is None else kind
+    if isinstance(name, str):
+        name = _FORMAT_ALIASES.get(name, name)
     if name not in allowed:
         raise RemoteProtocolError(
             "unsupported_audio_format",
@@ -197,7 +240,10 @@ def audio_format(
 
 
 def video_frames(value: Any) -> tuple[bytes, ...]:
-    """At most two JPEG or PNG images in base64. Raises RemoteProtocolError (invalid_video_frames)."""
+    """The images in a `video_frames`: at most two, in base64 or `data:` URIs. They stay encoded.
+
+    Raises RemoteProtocolError (`invalid_video_frames`) for more, and for what does not begin as JPEG or PNG does.
+    """
     if not isinstance(value, list) or len(value) > MAX_VIDEO_FRAMES:
         raise RemoteProtocolError(
             "invalid_video_frames", f"At most {MAX_VIDEO_FRAMES} images in base64.", "video_frames"
@@ -217,7 +263,8 @@ def video_frames(value: Any) -> tuple[bytes, ...]:
     return tuple(frames)
 
 
-def _audio(session: dict[str, Any], side: str) -> dict[str, Any]:
+def _audio_side(session: dict[str, Any], side: str) -> dict[str, Any]:
+    """`audio.input` or `audio.output` of an update; empty where it is missing."""
     audio = typed(session.get("audio") or {}, dict, "session.audio")
     found: dict[str, Any] = typed(audio.get(side) or {}, dict, f"session.audio.{side}")
     return found

@@ -64,7 +64,6 @@ from antiphon.events.transcription import (
 from antiphon.protocols.fields import known, number, require, typed
 from antiphon.protocols.openai.input_fields import check_conversation_vad, check_format, default_input
 from antiphon.protocols.openai.items import (
-    check_session_field,
     item_from,
     item_json,
     part_json,
@@ -73,13 +72,14 @@ from antiphon.protocols.openai.items import (
     response_json,
     tool_choice_from,
     tools_from,
-    truncation_from,
 )
 from antiphon.protocols.openai.session_fields import (
     beta_session_json,
+    check_session_field,
     ga_session_json,
     read_beta_update,
     read_ga_update,
+    truncation_from,
     uses_beta_names,
 )
 from antiphon.protocols.openai.transcription import NO_OBJECT, NOT_JSON, OpenAITranscription
@@ -175,7 +175,7 @@ class OpenAIConversation(OpenAITranscription):
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """The session's configuration as JSON values, for `restore`. The stored keys are these; items are stored elsewhere."""
+        """The session's configuration as JSON values, for `restore`. These keys are stored, so they must not change."""
         return {
             "model": self.model,
             "audio": self.audio,

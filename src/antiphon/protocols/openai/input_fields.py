@@ -35,7 +35,7 @@ _VAD_FIELDS = (
 
 
 def default_input(model: str) -> dict[str, Any]:
-    """`session.audio.input` as a new transcription has it: the service's defaults, and the model by its name in the URL."""
+    """`session.audio.input` of a new transcription: the hosted service's defaults, and the model as it is named."""
     return {
         "format": {"type": "audio/pcm", "rate": 24000},
         "transcription": {"model": model},

@@ -1,9 +1,13 @@
-"""Items, responses and tools of the OpenAI Realtime API: read from a client's JSON, and shown to it."""
+"""Items, responses and tools of OpenAI's Realtime API: read from a client's JSON, and written as JSON values.
+
+docs/wire/openai-realtime.md describes them. What is read raises RemoteProtocolError with the path of the field at
+fault, which begins with `where` or `param`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from antiphon.audio import Pcm
 from antiphon.contracts import AudioPart
@@ -13,12 +17,38 @@ from antiphon.events.tools import Tool
 from antiphon.protocols.fields import known, number, require, typed
 from antiphon.protocols.wire import NewId
 
-# Base64 sound, and where it stands, to float32 [num_samples], 16 kHz. Raises RemoteProtocolError.
+# Base64 audio in the session's format, and the path of its field, to float32 [num_samples], 16 kHz. Raises
+# RemoteProtocolError.
 Decode = Callable[[str, str], Pcm]
+# The fields of a response in both names, and those that this server and others accept beside them.
+_RESPONSE_FIELDS = (
+    "instructions",
+    "output_modalities",
+    "modalities",
+    "audio",
+    "voice",
+    "output_audio_format",
+    "temperature",
+    "tools",
+    "tool_choice",
+    "max_output_tokens",
+    "max_response_output_tokens",
+    "metadata",
+    "conversation",
+    "input",
+    "parallel_tool_calls",
+    "prompt",
+    "reasoning",
+    "commit",
+    "cancel_previous",
+)
 
 
 def item_from(raw: dict[str, Any], where: str, new_id: NewId, decode: Decode) -> Item:
-    """An item as a client gives it. Raises RemoteProtocolError."""
+    """Read an item: a message, a function call or a call's result. It gets a new id where it has none.
+
+    Audio is decoded; images stay as data URIs, of which only the beginning is checked here.
+    """
     item_id = typed(raw.get("id"), (str, type(None)), f"{where}.id") or new_id("item_")
     match require(raw, "type", str, f"{where}.type"):
         case "message":
@@ -89,47 +119,47 @@ def response_from(
     decode: Decode,
     event_id: str | None,
 ) -> CreateResponse:
-    """What a `response.create` asks. Raises RemoteProtocolError."""
-    known(
-        raw,
-        ("instructions", "output_modalities", "modalities", "audio", "voice", "output_audio_format", "temperature", "tools", "tool_choice", "max_output_tokens",
-         "max_response_output_tokens", "metadata", "conversation", "input", "parallel_tool_calls", "prompt", "reasoning", "commit", "cancel_previous"),
-        "response",
-    )  # fmt: skip
-    speaks = None
+    """Read the `response` of a `response.create`; fields that are missing are None: as the session has them.
+
+    `voice_of` finds the loaded voice that a value names, None for the default. Fields without effect are accepted.
+    """
+    known(raw, _RESPONSE_FIELDS, "response")
+    audio_output = None
     modalities = raw.get("output_modalities") or raw.get("modalities")
     if modalities:
-        speaks = "audio" in typed(modalities, list, "response.output_modalities")
-    where = raw.get("conversation") or "auto"
-    if where not in ("auto", "none"):
+        audio_output = "audio" in typed(modalities, list, "response.output_modalities")
+    conversation = raw.get("conversation") or "auto"
+    if conversation not in ("auto", "none"):
         raise RemoteProtocolError(
             "invalid_value", "Invalid value for 'response.conversation': auto or none.", "response.conversation"
         )
-    most = raw.get("max_output_tokens") or raw.get("max_response_output_tokens")
     items: tuple[Item | str, ...] | None = None
     if raw.get("input") is not None:
-        given = typed(raw["input"], list, "response.input")
+        inputs = typed(raw["input"], list, "response.input")
         items = tuple(
-            _input_item(typed(v, dict, f"response.input[{i}]"), i, new_id, decode) for i, v in enumerate(given)
+            _input_item(typed(v, dict, f"response.input[{i}]"), i, new_id, decode) for i, v in enumerate(inputs)
         )
-    output = typed(
-        typed(raw.get("audio") or {}, dict, "response.audio").get("output") or {}, dict, "response.audio.output"
-    )
+    audio = typed(raw.get("audio") or {}, dict, "response.audio")
+    output = typed(audio.get("output") or {}, dict, "response.audio.output")
     voice = output.get("voice") or raw.get("voice")
     return CreateResponse(
         instructions=typed(raw.get("instructions"), (str, type(None)), "response.instructions"),
-        audio_output=speaks,
+        audio_output=audio_output,
         voice=voice_of(voice) if voice else None,
         tools=tools_from(raw["tools"], "response.tools") if raw.get("tools") is not None else None,
         tool_choice=tool_choice_from(raw["tool_choice"], "response.tool_choice") if raw.get("tool_choice") else None,
-        max_tokens=None
-        if most in (None, "inf")
-        else int(number(typed(most, int, "response.max_output_tokens"), "response.max_output_tokens", 1, 4096)),
-        stored=where == "auto",
+        max_tokens=_max_tokens(raw.get("max_output_tokens") or raw.get("max_response_output_tokens")),
+        stored=conversation == "auto",
         items=items,
         metadata=typed(raw.get("metadata"), (dict, type(None)), "response.metadata"),
         event_id=event_id,
     )
+
+
+def _max_tokens(value: Any, param: str = "response.max_output_tokens") -> int | None:
+    if value in (None, "inf"):
+        return None
+    return int(number(typed(value, int, param), param, 1, 4096))
 
 
 def _input_item(raw: dict[str, Any], index: int, new_id: NewId, decode: Decode) -> Item | str:
@@ -140,40 +170,20 @@ def _input_item(raw: dict[str, Any], index: int, new_id: NewId, decode: Decode) 
 
 
 def response_json(response: Response, session_id: str, output: dict[str, Any], *, beta: bool) -> dict[str, Any]:
-    """A response as the client is shown it. `output`: the session's format and voice."""
-    details = None
-    if response.status == "failed":
-        kind = "server_error" if response.code == "server_error" else "invalid_request_error"
-        details = {"type": "failed", "error": {"type": kind, "code": response.code}}
-    elif response.status in ("cancelled", "incomplete"):
-        details = {"type": response.status, "reason": response.reason}
-    usage = None
-    if response.status != "in_progress":
-        u = response.usage
-        prompt, cached, made = (u.prompt_tokens, u.cached_tokens, u.completion_tokens) if u else (0, 0, 0)
-        usage = {
-            "total_tokens": prompt + made,
-            "input_tokens": prompt,
-            "output_tokens": made,
-            "input_token_details": {
-                "text_tokens": prompt,
-                "audio_tokens": 0,
-                "image_tokens": 0,
-                "cached_tokens": cached,
-                "cached_tokens_details": {"text_tokens": cached, "audio_tokens": 0, "image_tokens": 0},
-            },
-            "output_token_details": {"text_tokens": made, "audio_tokens": 0},
-        }
+    """A response as JSON values, with the items so far. `output` is the session's `audio.output`.
+
+    Usage is null while the response is in progress; all its input tokens count as text.
+    """
     shown: dict[str, Any] = {
         "id": response.id,
         "object": "realtime.response",
         "status": response.status,
-        "status_details": details,
+        "status_details": _status_details(response),
         "output": [item_json(i, beta=beta) for i in response.output],
         "output_modalities": ["audio"] if response.audio_output else ["text"],
         "max_output_tokens": response.max_tokens or "inf",
         "metadata": response.metadata,
-        "usage": usage,
+        "usage": None if response.status == "in_progress" else _usage_json(response),
     }
     if response.stored:
         shown["conversation_id"] = f"conv_{session_id.removeprefix('sess-')}"
@@ -181,13 +191,39 @@ def response_json(response: Response, session_id: str, output: dict[str, Any], *
         shown["modalities"] = ["audio", "text"] if response.audio_output else ["text"]
         del shown["output_modalities"]
     else:
-        form = output["format"]
-        shown["audio"] = {"output": {"format": form, "voice": output["voice"]}}
+        shown["audio"] = {"output": {"format": output["format"], "voice": output["voice"]}}
     return shown
 
 
+def _status_details(response: Response) -> dict[str, Any] | None:
+    if response.status == "failed":
+        kind = "server_error" if response.code == "server_error" else "invalid_request_error"
+        return {"type": "failed", "error": {"type": kind, "code": response.code}}
+    if response.status in ("cancelled", "incomplete"):
+        return {"type": response.status, "reason": response.reason}
+    return None
+
+
+def _usage_json(response: Response) -> dict[str, Any]:
+    used = response.usage
+    prompt, cached, completion = (used.prompt_tokens, used.cached_tokens, used.completion_tokens) if used else (0, 0, 0)
+    return {
+        "total_tokens": prompt + completion,
+        "input_tokens": prompt,
+        "output_tokens": completion,
+        "input_token_details": {
+            "text_tokens": prompt,
+            "audio_tokens": 0,
+            "image_tokens": 0,
+            "cached_tokens": cached,
+            "cached_tokens_details": {"text_tokens": cached, "audio_tokens": 0, "image_tokens": 0},
+        },
+        "output_token_details": {"text_tokens": completion, "audio_tokens": 0},
+    }
+
+
 def item_json(item: Item, *, beta: bool) -> dict[str, Any]:
-    """An item as the client is shown it."""
+    """An item as JSON values. Its audio is left out, and so are content parts of a response that are still empty."""
     head = {"id": item.id, "object": "realtime.item", "status": item.status}
     match item.kind:
         case "message":
@@ -209,6 +245,7 @@ def item_json(item: Item, *, beta: bool) -> dict[str, Any]:
 
 
 def position_fields(position: ContentPosition, *, content: bool = True) -> dict[str, Any]:
+    """The ids and indices that place something in a response; `content`: the index of its content part too."""
     found: dict[str, Any] = {
         "response_id": position.response_id,
         "item_id": position.item_id,
@@ -218,6 +255,7 @@ def position_fields(position: ContentPosition, *, content: bool = True) -> dict[
 
 
 def part_json(part: ContentPart) -> dict[str, Any]:
+    """A content part of a response as JSON values. Its events call it `audio` or `text` in the GA names too."""
     return (
         {"type": "audio", "transcript": part.text}
         if part.kind == "output_audio"
@@ -240,6 +278,7 @@ def _content(part: ContentPart, *, beta: bool) -> dict[str, Any]:
 
 
 def tools_from(raw: Any, param: str = "session.tools") -> tuple[Tool, ...]:
+    """Read a list of function tools; null is an empty list. Raises RemoteProtocolError."""
     tools = []
     for i, tool in enumerate(typed(raw or [], list, param)):
         where = f"{param}[{i}]"
@@ -257,6 +296,7 @@ def tools_from(raw: Any, param: str = "session.tools") -> tuple[Tool, ...]:
 
 
 def tool_choice_from(raw: Any, param: str = "session.tool_choice") -> str:
+    """Read a `tool_choice`: `auto` (also for null), `none`, `required`, or the name of a function."""
     if raw is None:
         return "auto"
     if isinstance(raw, dict):
@@ -265,45 +305,3 @@ def tool_choice_from(raw: Any, param: str = "session.tool_choice") -> str:
     if raw not in ("auto", "none", "required"):
         raise RemoteProtocolError("invalid_value", f"Invalid value: '{raw}'.", param)
     return str(raw)
-
-
-def check_session_field(key: str, value: Any, *, speaks: bool) -> Any:
-    """One field of a conversation's session, checked. Raises RemoteProtocolError."""
-    param = f"session.{key}"
-    match key:
-        case "output_modalities":
-            if value not in (["audio"], ["text"]):
-                raise RemoteProtocolError(
-                    "invalid_value", "Invalid modalities: supported are ['audio'] and ['text'].", param
-                )
-            return value if speaks else ["text"]
-        case "instructions":
-            return typed(value, (str, type(None)), param) or ""
-        case "tools":
-            tools_from(value, param)
-            return value or []
-        case "tool_choice":
-            tool_choice_from(value, param)
-            return value or "auto"
-        case "max_output_tokens":
-            if value is None or value == "inf":
-                return "inf"
-            return int(number(typed(value, int, param), param, 1, 4096))
-        case "truncation":
-            truncation_from(value, param)
-            return value or "auto"
-        case _:
-            return value
-
-
-def truncation_from(value: Any, param: str = "truncation") -> Literal["auto", "disabled"] | float:
-    """A policy for a conversation that has outgrown the context. Raises RemoteProtocolError."""
-    if value in (None, "auto", "disabled"):
-        return value or "auto"
-    given = typed(value, dict, param)
-    known(given, ("type", "retention_ratio", "token_limits"), param)
-    if given.get("type") != "retention_ratio":
-        raise RemoteProtocolError(
-            "invalid_value", "Supported are 'auto', 'disabled' and {'type': 'retention_ratio'}.", f"{param}.type"
-        )
-    return float(number(require(given, "retention_ratio", (int, float), param), f"{param}.retention_ratio", 0.0, 1.0))
