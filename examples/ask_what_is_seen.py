@@ -1,10 +1,10 @@
-"""Show a server what a clip or a camera shows, and ask about it.
+"""Shows a server what a clip or a camera shows, and asks about it.
 
     pip install av pillow websockets
-    python examples/ask_what_is_seen.py clip.mp4 --ask "What does the sign say?" --ask "What did it say 5 seconds ago?"
+    python examples/ask_what_is_seen.py clip.mp4 --ask "What does the sign say?" --ask "And five seconds ago?"
     python examples/ask_what_is_seen.py /dev/video0          # then type questions
 
-Frames go out at --fps, in real time for a camera and at once for a file. A question may come at any time; a new one
+Frames are sent at --fps, of a camera in real time, of a file at once. A question may come at any time; a new one
 interrupts the answer before.
 """
 
@@ -23,7 +23,7 @@ import websockets
 
 
 def frames(source: str, fps: float) -> Iterator[tuple[float, bytes]]:
-    """Seconds and JPEG of what is shown, `fps` a second."""
+    """Yield the seconds and the JPEG of `fps` frames a second of the source."""
     camera = source.startswith("/dev/")
     with av.open(source, format="v4l2" if camera else None) as container:
         last = None
@@ -36,26 +36,26 @@ def frames(source: str, fps: float) -> Iterator[tuple[float, bytes]]:
 
 
 async def show(socket: websockets.ClientConnection, source: str, fps: float, begun: asyncio.Event) -> None:
-    """Send all frames. A server that is behind does not read, and this waits."""
-    made = frames(source, fps)
-    while (shown := await asyncio.to_thread(next, made, None)) is not None:
-        seconds, image = shown
+    """Send all frames, and set `begun` after the first. A server that is behind does not read, and then this waits."""
+    stream = frames(source, fps)
+    while (frame := await asyncio.to_thread(next, stream, None)) is not None:
+        seconds, image = frame
         data = base64.b64encode(image).decode()
         await socket.send(json.dumps({"type": "video.frame", "data": data, "pts_ms": round(1000 * seconds)}))
         begun.set()
 
 
 async def answers(socket: websockets.ClientConnection, answered: asyncio.Queue[None]) -> None:
-    """Print answers as they are written."""
-    written = False
+    """Print answers as they are written, and put one entry into `answered` for each that is complete."""
+    has_deltas = False
     async for message in socket:
         event = json.loads(message)
         if event["type"] == "response.text.delta":
             print(event["delta"], end="", flush=True)
-            written = True
+            has_deltas = True
         elif event["type"] == "response.text.done":
-            print("" if written else event["text"], flush=True)
-            written = False
+            print("" if has_deltas else event["text"], flush=True)
+            has_deltas = False
             answered.put_nowait(None)
         elif event["type"] == "error":
             sys.exit(f"error: {event['message']}")

@@ -1,4 +1,4 @@
-"""`python -m antiphon`."""
+"""Runs the command line as `python -m antiphon`."""
 
 from antiphon.cli.main import main
 

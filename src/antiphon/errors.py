@@ -2,7 +2,7 @@
 
 AntiphonError
 ├── SettingsError          a setting is unknown or out of range; names the key; the process does not start
-├── StoreError             a model file is missing, damaged or cannot be had; names the file and the fix
+├── StoreError             a file is missing, damaged or cannot be had; names the file and the fix
 ├── Unauthorized           a request carries no API key, or one that is unknown; answered with 401
 ├── RemoteProtocolError    the client's fault; answered on the wire, the session lives
 ├── LocalProtocolError     our fault: an event that the wire dialect has no frame for
@@ -16,19 +16,27 @@ from __future__ import annotations
 
 
 class AntiphonError(Exception):
-    """Base of everything antiphon raises on purpose."""
+    """Base of everything that antiphon raises on purpose. The command line prints it as one line,
+    without a traceback.
+    """
 
 
 class SettingsError(AntiphonError):
-    """A setting is unknown, of the wrong type or out of range."""
+    """A setting is unknown, of the wrong type or out of range. The message names the flag, variable or key; the process
+    does not start.
+    """
 
 
 class StoreError(AntiphonError):
-    """A model file is missing, damaged or out of reach. The message names the file and the fix."""
+    """A file of a model, a recording or the store is missing, damaged or cannot be written. The message names the file
+    and, where there is one, the fix.
+    """
 
 
 class RemoteProtocolError(AntiphonError):
-    """The client broke the protocol. `code` is the dialect's error code, `param` the field at fault."""
+    """The client broke the protocol; it is answered on the wire and the session goes on. `code` is the dialect's error
+    code, `message` the text for the client, `param` the field at fault.
+    """
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -42,23 +50,29 @@ class Unauthorized(AntiphonError):
 
 
 class LocalProtocolError(AntiphonError):
-    """We tried to send what the dialect cannot say."""
+    """The core sent an event that the dialect has no frame for. It is a fault of the server, so it is raised and not
+    answered.
+    """
 
 
 class MediaError(AntiphonError):
-    """Bytes that no decoder reads, or a file without sound."""
+    """Bytes that no decoder reads, or a file without audio. The message is fit for the client that sent them."""
 
 
 class ModelError(AntiphonError):
-    """A model step failed."""
+    """A model's step failed, or a model does not load. It fails the response or the session, never the server."""
 
 
 class EngineError(AntiphonError):
-    """An engine session was asked for what it cannot do. The session lives."""
+    """An engine session was asked for what it cannot do, such as a row that has left the context. The session can still
+    be used.
+    """
 
 
 class Refused(AntiphonError):
-    """There is no room. `reason` is a sentence, `retry_after_s` an estimate in seconds."""
+    """There is no room for what was asked. `reason` is a sentence for the client, `retry_after_s` an estimate in
+    seconds.
+    """
 
     def __init__(self, reason: str, retry_after_s: float) -> None:
         super().__init__(reason)

@@ -18,15 +18,16 @@ from antiphon.errors import SettingsError
 
 
 def option(default: Any, help: str, **check: Any) -> Any:
-    """A field with its help and its check: `low` and `high` (inclusive), `choices`.
-
-    `flag` and `variable` name the flag and the environment variable where they do not follow from the field's name.
+    """A field of the settings with its default, its help, and its checks: `low` and `high` (inclusive), `choices`, and
+    `flag` or `variable` where those names differ from the field's.
     """
     return field(default=default, metadata={"help": help, **check})
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
+    """The section `[server]`: addresses, API keys, and how many sessions live for how long."""
+
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 lets the system choose.", low=0, high=65535)
     api_keys: tuple[str, ...] = option((), "Accepted API key; give it several times for several keys.", flag="api-key")
@@ -50,6 +51,8 @@ class ServerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ResumeSettings:
+    """The section `[resume]`: how long a session waits for its client, and what is kept of it meanwhile."""
+
     grace_s: float = option(30.0, "Seconds a session that can be resumed waits for its client to resume it.", low=0)
     journal_mb: int = option(8, "Sent frames that a session keeps for a client that resumes, in MiB.", low=1)
     journal_s: int = option(60, "Seconds for which it keeps them.", low=1)
@@ -61,6 +64,8 @@ class ResumeSettings:
 
 @dataclass(frozen=True, slots=True)
 class AudioSettings:
+    """The section `[audio]`: how much a client may send at once, and what happens where the server is behind."""
+
     max_frame_bytes: int = option(20 << 20, "Largest WebSocket frame accepted, in bytes.", low=1024)
     max_append_bytes: int = option(15 << 20, "Most audio one append may carry, in bytes.", low=1024)
     max_file_bytes: int = option(200 << 20, "Largest file accepted by the REST endpoints, in bytes.", low=1024)
@@ -84,6 +89,8 @@ WEIGHTS = ("auto", "int8", "bf16", "fp32")
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
+    """The section `[models]`: which models are loaded, from where, on which device, with how many workers."""
+
     profile: str = option("default", "Set of models to load.", choices=("default", "light"))
     transcriber: str = option(
         "", "Transcriber: a name from `antiphon pull --list`, or the folder of a Qwen3-ASR checkpoint."
@@ -105,6 +112,8 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
+    """The section `[engine]`: the language model, the partner and the watcher, and the memory of their KV."""
+
     language_model: str = option(
         "", "Language model: a name from `antiphon pull --list`, a checkpoint's folder, a .gguf file, or `none`."
     )
@@ -144,6 +153,8 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class SpeechSettings:
+    """The section `[speech]`: the synthesizer, its voices, and the timeouts of speech streams."""
+
     synthesizer: str = option(
         "", "Speech synthesizer: a name from `antiphon pull --list`, the folder of a Qwen3-TTS checkpoint, or `none`."
     )
@@ -158,6 +169,8 @@ class SpeechSettings:
 
 @dataclass(frozen=True, slots=True)
 class VideoSettings:
+    """The section `[video]`: how video answers are sent, and the timeouts of video streams."""
+
     async_chunk: str = option(
         "on",
         "Send video answers as they are made (`on`), or as one piece of text and one of audio (`off`).",
@@ -180,6 +193,8 @@ class VideoSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
+    """All settings, by section. They are read once, when the process starts, and never change."""
+
     server: ServerSettings = field(default_factory=ServerSettings)
     resume: ResumeSettings = field(default_factory=ResumeSettings)
     audio: AudioSettings = field(default_factory=AudioSettings)
@@ -191,7 +206,9 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting as the command line, the environment and the docs see it."""
+    """One setting as the command line, the environment and the docs see it. `type` is its Python type, `check` the
+    metadata of its field.
+    """
 
     section: str
     name: str
@@ -202,15 +219,21 @@ class Option:
 
     @property
     def flag(self) -> str:
+        """The flag with its leading dashes. A tuple's flag is given once for each value, a boolean's has a `--no-`
+        form.
+        """
         return "--" + str(self.check.get("flag", self.name.replace("_", "-")))
 
     @property
     def variable(self) -> str:
+        """The environment variable, which starts with ANTIPHON_ unless it is another server's. A tuple's values are
+        separated by commas in it.
+        """
         return str(self.check.get("variable", "ANTIPHON_" + self.name.upper()))
 
 
 def options() -> tuple[Option, ...]:
-    """Every setting, in the order of the tree."""
+    """Every setting, in the order of the tree. Their names are unique across the sections."""
     out: list[Option] = []
     for part in fields(Settings):
         section = get_type_hints(Settings)[part.name]
@@ -222,7 +245,9 @@ def options() -> tuple[Option, ...]:
 
 
 def parse(opt: Option, value: Any, where: str) -> Any:
-    """`value` (a string from the environment or a flag, or a TOML value) as the option's type, checked."""
+    """Convert `value` to the option's type and check it. It is a string from the environment or a flag, or a TOML
+    value. Raises SettingsError, beginning with `where`, which names the flag, variable or key.
+    """
     try:
         result = _convert(opt.type, value)
     except (TypeError, ValueError):
@@ -271,7 +296,11 @@ def _convert(kind: Any, value: Any) -> Any:
 def load(
     flags: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None, file: Path | None = None
 ) -> Settings:
-    """Settings from all sources. `flags` maps field names to values. Raises SettingsError naming the key."""
+    """The settings from all sources: defaults, then the TOML `file`, then `environment`, then `flags`.
+
+    `flags` maps field names to values; None and an empty list are flags that were not given. Raises SettingsError,
+    which names the key, for a name that is no setting, a bad value, or a file that cannot be read.
+    """
     known = {o.name: o for o in options()}
     chosen: dict[str, Any] = {}
     if file is not None:
@@ -286,8 +315,8 @@ def load(
             chosen[name] = parse(known[name], value, known[name].flag)
     tree = Settings()
     for part in fields(Settings):
-        mine = {n: v for n, v in chosen.items() if known[n].section == part.name}
-        tree = replace(tree, **{part.name: replace(getattr(tree, part.name), **mine)})
+        values = {n: v for n, v in chosen.items() if known[n].section == part.name}
+        tree = replace(tree, **{part.name: replace(getattr(tree, part.name), **values)})
     return tree
 
 
@@ -308,7 +337,7 @@ def _from_toml(file: Path, known: Mapping[str, Option]) -> dict[str, Any]:
 
 
 def markdown() -> str:
-    """docs/settings.md, generated: `python -m antiphon.settings > docs/settings.md`."""
+    """The text of docs/settings.md, which `python -m antiphon.settings > docs/settings.md` writes."""
     lines = [
         "# Settings",
         "",

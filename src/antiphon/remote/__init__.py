@@ -1,1 +1,3 @@
-"""Models on other servers, spoken to over HTTP. Empty so far: a client of another server's API is one module here."""
+"""Models on other servers, spoken to over HTTP. It is empty so far: the client of another server's API is one module
+here.
+"""
