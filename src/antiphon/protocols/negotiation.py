@@ -193,7 +193,10 @@ class RealtimeConnection:
     epoch = 0
 
     def session(self) -> dict[str, Any]:
-        """The session's fields as `session.created` has them, JSON values. To be called after `open`."""
+        """The session's fields as `session.created` has them, JSON values; not to be changed.
+
+        To be called after `open`.
+        """
         assert self._transcription
         return (self._conversation or self._transcription).session()
 
@@ -231,7 +234,9 @@ class RealtimeConnection:
         """Do nothing: these dialects have no message for the end of a session that the client has asked for."""
 
     def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """The fields of a frame about the connection itself, or None: resume/control.py."""
+        """The fields of a frame about the connection itself, such as `session.resume`; None for any other
+        (resume/control.py).
+        """
         return control(data)
 
     def resumed(self, token: str, **facts: Any) -> str:
@@ -275,7 +280,7 @@ class RealtimeConnection:
         self._dialect.send(output)  # type: ignore[arg-type]
 
     def too_large(self, max_bytes: int) -> None:
-        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
+        """Queue an error: a frame was larger than `max_bytes`. Call it in place of `receive`. The session goes on."""
         self._answering_dialect().too_large(max_bytes)
 
     def refuse(self, code: str, message: str) -> None:
@@ -288,7 +293,7 @@ class RealtimeConnection:
         return [*taken, *(self._dialect.commands() if self._dialect else [])]
 
     def frames(self) -> list[str]:
-        """Remove and return the frames that wait to be sent, oldest first."""
+        """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
         taken, self._own_frames = self._own_frames, []
         return taken + (self._answering_dialect().frames() if self._transcription else [])
 

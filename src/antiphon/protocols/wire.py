@@ -116,12 +116,14 @@ class Dialect:
     _frames: list[str] = field(default_factory=list)
 
     def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
-        """Remove and return what the frames received so far ask of the session, in their order."""
+        """Remove and return what the frames received so far ask of the session, in order; frames that are wrong ask
+        nothing.
+        """
         taken, self._commands = self._commands, []
         return taken
 
     def frames(self) -> list[str]:
-        """Remove and return the frames that wait to be sent, oldest first."""
+        """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
         taken, self._frames = self._frames, []
         return taken
 

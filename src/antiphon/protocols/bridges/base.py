@@ -144,7 +144,7 @@ class Bridge:
         self._add_frame(type="error", error={"code": error.code, "message": error.message})
 
     def too_large(self, max_bytes: int) -> None:
-        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
+        """Queue an error: a frame was larger than `max_bytes`. Call it in place of `receive`. The session goes on."""
         self.reject(RemoteProtocolError("event_too_large", f"The event is larger than {max_bytes} bytes."), None)
 
     def refuse(self, code: str, message: str) -> None:
@@ -155,12 +155,14 @@ class Bridge:
         """Queue what the dialect has for a close that the client asked for and that was carried out; here nothing."""
 
     def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
-        """Remove and return what the frames so far ask of the session, in their order."""
+        """Remove and return what the frames so far ask of the session, in their order; frames that are wrong ask
+        nothing.
+        """
         taken, self._commands = self._commands, []
         return taken
 
     def frames(self) -> list[str]:
-        """Remove and return the frames that wait to be sent, oldest first."""
+        """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
         taken, self._frames = self._frames, []
         return taken
 
@@ -237,5 +239,5 @@ class Bridge:
 
 
 def f32_base64(pcm: Pcm) -> str:
-    """The samples as base64 of little-endian float32, unscaled."""
+    """The samples as base64 of little-endian float32, neither scaled nor clipped: how these dialects carry audio."""
     return b64encode(pcm.astype("<f4").tobytes()).decode()

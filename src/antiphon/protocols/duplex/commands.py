@@ -42,7 +42,10 @@ def overlap_command(event: dict[str, Any], event_id: str | None, *, silent: bool
 
 
 def acknowledgement(event: dict[str, Any], event_id: str | None) -> AcknowledgePlayback:
-    """Read a `playback.ack`. Without `committed_ms`, what was played was heard. Raises RemoteProtocolError."""
+    """Read a `playback.ack`.
+
+    Without `committed_ms`, what was played was heard. Raises RemoteProtocolError for a missing or wrong field.
+    """
     played_ms = milliseconds(require(event, "played_ms", (int, float), "played_ms"), "played_ms")
     committed = event.get("committed_ms")
     response_id, item_id = (typed(event.get(k), (str, type(None)), k) or None for k in ("response_id", "item_id"))

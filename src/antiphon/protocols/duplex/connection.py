@@ -107,7 +107,10 @@ class DuplexConnection:
         self._dialect.start()
 
     def session(self) -> dict[str, Any]:
-        """The session's fields as `session.created` has them, JSON values."""
+        """The session's fields as `session.created` has them, JSON values.
+
+        They are the dialect's own state: do not change them.
+        """
         return self._dialect.session()
 
     @property
@@ -117,7 +120,7 @@ class DuplexConnection:
 
     @property
     def idle_s(self) -> float | None:
-        """How many seconds may pass without a frame from the client before the session expires."""
+        """How many seconds may pass without a frame of the client before the session expires (`idle_timeout_s`)."""
         return self._dialect.idle_s
 
     @property
@@ -153,7 +156,7 @@ class DuplexConnection:
         self._dialect.send(output)
 
     def too_large(self, max_bytes: int) -> None:
-        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
+        """Queue an error: a frame was larger than `max_bytes`. Call it in place of `receive`. The session goes on."""
         self._dialect.too_large(max_bytes)
 
     def refuse(self, code: str, message: str) -> None:
@@ -169,15 +172,19 @@ class DuplexConnection:
         self._dialect.closed()
 
     def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
-        """Remove and return what the frames so far ask of the session, in their order."""
+        """Remove and return what the frames so far ask of the session, in their order; frames that are wrong ask
+        nothing.
+        """
         return self._dialect.commands()
 
     def frames(self) -> list[str]:
-        """Remove and return the frames that wait to be sent, oldest first."""
+        """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
         return self._dialect.frames()
 
     def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """The fields of a frame about the connection itself, or None: resume/control.py."""
+        """The fields of a frame about the connection itself, such as `session.resume`; None for any other
+        (resume/control.py).
+        """
         return control(data)
 
     def resumed(self, token: str, **facts: Any) -> str:

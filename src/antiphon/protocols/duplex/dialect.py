@@ -105,7 +105,10 @@ class DuplexDialect(OpenAIConversation):
     # --- the session
 
     def begin(self, model: str) -> None:
-        """Set the session's defaults. `model` is the name in the URL, shown as the client spells it."""
+        """Set the session's defaults; nothing is queued.
+
+        `model` is the name in the URL, shown as the client spells it.
+        """
         OpenAIConversation.begin(self, model)
         self.audio = self.audio | {"turn_detection": None}
         self.fields["output"] = self.fields["output"] | {"format": {"type": "pcm16", "rate": 24000}}
@@ -164,7 +167,9 @@ class DuplexDialect(OpenAIConversation):
         }
 
     def configured(self) -> Any:
-        """The session's configuration as a command (ConfigureConversation)."""
+        """The session's configuration as a command (ConfigureConversation), which begins the session or changes it at
+        once.
+        """
         config = OpenAIConversation.configured(self).config
         vad = self.audio["turn_detection"] or {}
         transcription = config.transcription
@@ -195,7 +200,7 @@ class DuplexDialect(OpenAIConversation):
 
     @property
     def idle_s(self) -> float:
-        """How many seconds may pass without a frame from the client before the session expires."""
+        """How many seconds may pass without a frame of the client before the session expires (`idle_timeout_s`)."""
         return float(self.own_fields["idle_timeout_s"])
 
     def snapshot(self) -> dict[str, Any]:
@@ -470,7 +475,7 @@ class DuplexDialect(OpenAIConversation):
         self._event_id = None
 
     def too_large(self, max_bytes: int) -> None:
-        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
+        """Queue an error: a frame was larger than `max_bytes`. Call it in place of `receive`. The session goes on."""
         self._event_id = None
         self._add_error("event_too_large", f"The event is larger than {max_bytes} bytes.")
 

@@ -130,7 +130,10 @@ class OpenAIConversation(OpenAITranscription):
     _output_resamplers: dict[str, Resampler] = field(default_factory=dict)
 
     def begin(self, model: str) -> None:
-        """Set the session's defaults. `model` is the name in the URL, shown as the client spells it."""
+        """Set the session's defaults; nothing is queued.
+
+        `model` is the name in the URL, shown as the client spells it.
+        """
         self.model = model
         self.audio = default_input("") | {"transcription": None}
         self.audio["turn_detection"] |= {"create_response": True, "interrupt_response": True, "idle_timeout_ms": None}
@@ -152,7 +155,9 @@ class OpenAIConversation(OpenAITranscription):
         }
 
     def configured(self) -> Any:
-        """The session's configuration as a command (ConfigureConversation)."""
+        """The session's configuration as a command (ConfigureConversation), which begins the session or changes it at
+        once.
+        """
         f, vad = self.fields, self.audio["turn_detection"] or {}
         most = f["max_output_tokens"]
         return ConfigureConversation(

@@ -278,7 +278,10 @@ def _content(part: ContentPart, *, beta: bool) -> dict[str, Any]:
 
 
 def tools_from(raw: Any, param: str = "session.tools") -> tuple[Tool, ...]:
-    """Read a list of function tools; null is an empty list. Raises RemoteProtocolError."""
+    """Read a list of function tools; null is an empty list.
+
+    `parameters` are taken as they are, not checked as a schema.
+    """
     tools = []
     for i, tool in enumerate(typed(raw or [], list, param)):
         where = f"{param}[{i}]"

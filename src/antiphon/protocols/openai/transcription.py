@@ -104,7 +104,10 @@ class OpenAITranscription(Dialect):
     # --- the session
 
     def begin(self, model: str) -> None:
-        """Set the session's defaults. `model` is the name in the URL, shown as the client spells it."""
+        """Set the session's defaults; nothing is queued.
+
+        `model` is the name in the URL, shown as the client spells it.
+        """
         self.audio = default_input(model)
 
     def preset(self, session: dict[str, Any]) -> None:
@@ -117,7 +120,10 @@ class OpenAITranscription(Dialect):
         self.commands()
 
     def configured(self) -> ConfigureTranscription:
-        """The session's configuration as a command, with hosted model names replaced by the loaded model."""
+        """The session's configuration as a command, which begins the session or changes it.
+
+        It names the loaded model.
+        """
         return ConfigureTranscription(self._config(self.audio))
 
     def session(self) -> dict[str, Any]:
@@ -136,7 +142,10 @@ class OpenAITranscription(Dialect):
     # --- from the client
 
     def receive(self, data: str | bytes) -> None:
-        """Read one frame from the client: commands, or an error for the client, are queued. Never raises."""
+        """Read one frame from the client: commands, or an error for the client, are queued.
+
+        Never raises, whatever the frame is.
+        """
         self._event_id = None
         try:
             self._receive_event(data)
@@ -144,7 +153,7 @@ class OpenAITranscription(Dialect):
             self._add_error(error.code, error.message, error.param)
 
     def too_large(self, max_bytes: int) -> None:
-        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
+        """Queue an error: a frame was larger than `max_bytes`. Call it in place of `receive`. The session goes on."""
         self._event_id = None
         self._add_error("invalid_event", f"The event is larger than {max_bytes} bytes.")
 

@@ -152,7 +152,7 @@ def _verbose(
 
 
 def delta_event(text: str) -> str:
-    """The server-sent event for new text; what was sent is never taken back."""
+    """The server-sent event for new text. Deltas are appended by the client, and none is ever taken back."""
     return f"data: {_json({'type': 'transcript.text.delta', 'delta': text})}\n\n"
 
 
@@ -170,12 +170,15 @@ def done_event(text: str, info: FileInfo, num_tokens: int) -> str:
 
 
 def error_event(message: str) -> str:
-    """The server-sent event that ends a stream that failed after it began."""
+    """The server-sent event that ends a stream that failed after it began, when the status 200 was sent."""
     return f"data: {_json({'type': 'error', 'error': {'type': 'server_error', 'message': message}})}\n\n"
 
 
 def srt(segments: Iterable[TranscriptSegment]) -> str:
-    """SubRip subtitles, one for each segment, numbered from 1."""
+    """SubRip subtitles: one cue for each segment, numbered from 1, with times as HH:MM:SS,mmm.
+
+    Empty without segments.
+    """
     return "".join(
         f"{n}\n{_clock(s.start_s, ',')} --> {_clock(s.end_s, ',')}\n{s.text.strip()}\n\n"
         for n, s in enumerate(segments, 1)
@@ -183,7 +186,10 @@ def srt(segments: Iterable[TranscriptSegment]) -> str:
 
 
 def vtt(segments: Iterable[TranscriptSegment]) -> str:
-    """WebVTT subtitles, one cue for each segment."""
+    """WebVTT subtitles: one cue for each segment, with times as HH:MM:SS.mmm.
+
+    The header stands alone without segments.
+    """
     cues = (f"{_clock(s.start_s, '.')} --> {_clock(s.end_s, '.')}\n{s.text.strip()}\n\n" for s in segments)
     return "WEBVTT\n\n" + "".join(cues)
 

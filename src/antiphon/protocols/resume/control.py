@@ -69,7 +69,7 @@ def resumed_frame(new_id: NewId, session_id: str, session: dict[str, Any], **fac
 
 
 def replaced_frame(new_id: NewId, session_id: str) -> str:
-    """The last frame to a connection whose session another connection has resumed."""
+    """The last frame to a connection whose session another connection has resumed; the server then closes it."""
     return frame(type="session.replaced", event_id=new_id("event_"), session_id=session_id)
 
 

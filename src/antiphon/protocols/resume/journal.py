@@ -126,7 +126,7 @@ class Journal:
             self._sent_bytes -= len(self._sent.popleft().frame)
 
     def check_rewind(self, last_received: int) -> None:
-        """Raise what `rewind` would raise, and change nothing."""
+        """Raise what `rewind` would raise, and change nothing: a resume is checked before it replaces a connection."""
         if self.overflowed:
             raise JournalGap("journal_overflow")
         if not 0 <= last_received <= self._seq:

@@ -29,7 +29,7 @@ _encoder = msgspec.json.Encoder()
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """One text to be spoken, and how."""
+    """One checked request for speech: its text, which is not empty, and the way in which it is answered."""
 
     text: str
     config: SpeechConfig
@@ -91,7 +91,7 @@ def _request(fields: dict[str, Any], catalog: SpeechCatalog) -> SpeechRequest:
 
 
 def delta_event(data: bytes) -> bytes:
-    """The server-sent event for a chunk of encoded audio."""
+    """The server-sent event for a chunk of audio, encoded in the request's format; the chunks joined are the file."""
     return _event(type="speech.audio.delta", audio=b64encode(data).decode())
 
 

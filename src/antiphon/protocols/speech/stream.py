@@ -56,11 +56,14 @@ class SpeechDialect:
 
     @property
     def configured(self) -> bool:
-        """Whether a `session.config` was accepted. Before that, any error ends the connection."""
+        """Whether a `session.config` was accepted.
+
+        Before that, any error ends the connection, and the time to wait for a message is another.
+        """
         return self._config is not None
 
     def commands(self) -> list[SpeechCommand]:
-        """Remove and return what the messages so far ask of the session, in their order."""
+        """Remove and return what the messages so far ask of the session, in order; wrong messages ask nothing."""
         taken, self._commands = self._commands, []
         return taken
 
@@ -80,7 +83,7 @@ class SpeechDialect:
             self.refuse(error.message)
 
     def refuse(self, message: str) -> None:
-        """Queue an error, with which the connection ends if no configuration was accepted yet."""
+        """Queue an error with this message. The connection ends with it if no configuration was accepted yet."""
         self._frames.append(frame(type="error", message=message))
         self.closing = self.closing or not self.configured
 

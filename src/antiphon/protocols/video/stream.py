@@ -79,7 +79,10 @@ class VideoDialect:
 
     @property
     def configured(self) -> bool:
-        """Whether a `session.config` was accepted. Before that, any error ends the connection."""
+        """Whether a `session.config` was accepted.
+
+        Before that, any error ends the connection, and the time to wait for a message is another.
+        """
         return self._config is not None
 
     def commands(self) -> list[VideoCommand | VideoConfig]:
@@ -88,7 +91,7 @@ class VideoDialect:
         return taken
 
     def frames(self) -> list[str]:
-        """Remove and return the frames that wait to be sent, oldest first."""
+        """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
         taken, self._frames = self._frames, []
         return taken
 
@@ -108,7 +111,7 @@ class VideoDialect:
             self.refuse(error.message)
 
     def refuse(self, message: str, detail: str = "") -> None:
-        """Queue an error, with which the connection ends if no configuration was accepted yet."""
+        """Queue an error with this message. The connection ends with it if no configuration was accepted yet."""
         self._add_frame(type="error", message=message, **({"detail": detail} if detail else {}))
         self.closing = self.closing or not self.configured
 

@@ -71,7 +71,10 @@ class VllmDialect(Dialect):
     language_check: Callable[[str], bool] = lambda _: True
 
     def receive(self, data: str | bytes) -> None:
-        """Read one frame from the client: commands, or an error for the client, are queued. Never raises."""
+        """Read one frame from the client: commands, or an error for the client, are queued.
+
+        Never raises, whatever the frame is.
+        """
         try:
             self._receive_event(data)
         except RemoteProtocolError as error:
@@ -101,7 +104,7 @@ class VllmDialect(Dialect):
                 raise LocalProtocolError(f"the vLLM dialect has no frame for {type(output).__name__}")
 
     def too_large(self, max_bytes: int) -> None:
-        """Queue an error: a frame was larger than `max_bytes` and is not read. The session goes on."""
+        """Queue an error: a frame was larger than `max_bytes`. Call it in place of `receive`. The session goes on."""
         self._add_frame(type="error", error=f"Invalid audio data: over {max_bytes} bytes", code="invalid_audio")
 
     def _done(self, done: TranscriptDone) -> None:
