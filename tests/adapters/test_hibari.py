@@ -245,15 +245,15 @@ def test_when_a_synthesizer_gives_no_word_times_then_the_transcriber_finds_them(
 
     async def main() -> tuple[Word, ...]:
         session = SpeechSession(Timeless(voice), aligner=hearing.required_transcriber)
-        session.receive(ConfigureSpeech(SpeechConfig(format="pcm", stream=True, word_times=True, seed=0)))
-        session.receive(AppendText(LONG))
-        session.receive(FlushText())
+        session.handle(ConfigureSpeech(SpeechConfig(format="pcm", stream=True, word_times=True, seed=0)))
+        session.handle(AppendText(LONG))
+        session.handle(FlushText())
         session.close()
         running = asyncio.create_task(session.run())
         words: tuple[Word, ...] = ()
-        while output := await session.next_output():
-            if isinstance(output, SentenceDone):
-                words = output.words
+        while event := await session.next_event():
+            if isinstance(event, SentenceDone):
+                words = event.words
         await running
         return words
 

@@ -1,1 +1,4 @@
-"""Live sessions: transcription, speech, conversation, duplex, video. No session knows a wire dialect, a model's name or a socket."""
+"""Live sessions: transcription, speech, conversation, full duplex, video.
+
+No session knows a wire dialect, the name of a model, or a socket.
+"""

@@ -1,4 +1,4 @@
-"""The hand-over from a socket to its session: bounded in seconds of audio, closable. One reader, one writer."""
+"""The queue of commands between a connection and its session: bounded in seconds of audio, closable."""
 
 from __future__ import annotations
 
@@ -11,64 +11,70 @@ from antiphon.events.duplex import AppendFrames
 from antiphon.events.transcription import AppendAudio, TranscriptionCommand
 from antiphon.signals import Signal
 
-# Inputs without sound weigh something too, or a flood of them would be free.
-CONTROL_SAMPLES = SAMPLE_RATE_HZ // 100
-# What is written or shown weighs by its size: the default backlog is 16 MiB of it.
-BYTES_A_SAMPLE = 35
+# What a command without audio counts as, 10 ms: a flood of them must not be free.
+COMMAND_SAMPLES = SAMPLE_RATE_HZ // 100
+# Text and images count by their size, so that the default backlog holds 16 MiB of them.
+BYTES_PER_SAMPLE = 35
 
 
 class Inbox:
-    """Inputs in order. Bound: `max_backlog_s` seconds of unread audio.
+    """Commands in the order in which they came, for one writer and one reader in one event loop.
 
-    When full, `put` waits (the socket is then not read, which slows a file and loses nothing), or with `live` raises
-    Refused (a live caller must not fall behind).
+    Bound: `max_backlog_s` seconds of audio that was not read; other commands count as some. When it is full, `put`
+    waits, so that the socket is not read, which slows down a file and loses nothing. With `live` it raises Refused: a
+    caller that speaks must not fall behind.
     """
 
     def __init__(self, max_backlog_s: float, *, live: bool = False) -> None:
-        self._most = int(max_backlog_s * SAMPLE_RATE_HZ)
+        self._max_samples = int(max_backlog_s * SAMPLE_RATE_HZ)
         self._live = live
         self._waiting: deque[TranscriptionCommand | ConversationCommand] = deque()
-        self._samples = 0
+        self._num_samples = 0
         self._closed = False
         self._changed = Signal()
 
     @property
     def backlog_s(self) -> float:
-        """Seconds of audio put and not yet taken."""
-        return self._samples / SAMPLE_RATE_HZ
+        """The seconds of audio that were put and not read yet, commands without audio included as 10 ms or more."""
+        return self._num_samples / SAMPLE_RATE_HZ
 
-    async def put(self, item: TranscriptionCommand | ConversationCommand) -> None:
-        """Hand over one input. Waits, or raises Refused, while the backlog is full."""
-        while self._samples >= self._most and not self._closed:
+    async def put(self, command: TranscriptionCommand | ConversationCommand) -> None:
+        """Add one command, which may exceed the bound by itself. While the backlog is full it waits, or raises Refused.
+
+        On a closed inbox it never waits; whether such a command is read is up to the reader.
+        """
+        while self._num_samples >= self._max_samples and not self._closed:
             if self._live:
                 raise Refused(f"{self.backlog_s:.0f} s of audio are waiting", self.backlog_s)
             await self._changed.wait()
-        self._waiting.append(item)
-        self._samples += _weight(item)
+        self._waiting.append(command)
+        self._num_samples += _weight(command)
         self._changed.notify()
 
     async def get(self) -> TranscriptionCommand | ConversationCommand | None:
-        """The next input, waiting for it; None when the inbox is closed and empty."""
+        """Remove and return the next command. Waits for one; returns None once the inbox is closed and empty."""
         while not self._waiting:
             if self._closed:
                 return None
             await self._changed.wait()
-        item = self._waiting.popleft()
-        self._samples -= _weight(item)
+        command = self._waiting.popleft()
+        self._num_samples -= _weight(command)
         self._changed.notify()
-        return item
+        return command
 
     def close(self) -> None:
-        """No more inputs; what waits can still be read."""
+        """End the queue: a `put` that waits returns, and `get` returns what is left and then None."""
         self._closed = True
         self._changed.notify()
 
 
-def _weight(item: TranscriptionCommand | ConversationCommand) -> int:
-    if isinstance(item, AppendAudio):
-        return len(item.pcm)
-    if isinstance(item, CreateItem):
-        return CONTROL_SAMPLES + sum(len(p.text) + len(p.image) for p in item.item.parts) // BYTES_A_SAMPLE
-    if isinstance(item, AppendFrames):
-        return CONTROL_SAMPLES + sum(map(len, item.frames)) // BYTES_A_SAMPLE
-    return CONTROL_SAMPLES
+def _weight(command: TranscriptionCommand | ConversationCommand) -> int:
+    """What a command counts as, in samples."""
+    if isinstance(command, AppendAudio):
+        return len(command.pcm)
+    if isinstance(command, CreateItem):
+        num_bytes = sum(len(part.text) + len(part.image) for part in command.item.parts)
+        return COMMAND_SAMPLES + num_bytes // BYTES_PER_SAMPLE
+    if isinstance(command, AppendFrames):
+        return COMMAND_SAMPLES + sum(map(len, command.frames)) // BYTES_PER_SAMPLE
+    return COMMAND_SAMPLES

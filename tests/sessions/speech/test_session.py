@@ -1,4 +1,4 @@
-"""One speech session with a synthesizer that does as it is told: order, one unit ahead, bounds, cancelling, failures."""
+"""One speech session with a scripted synthesizer: order, one sentence ahead, bounds, cancelling, failures."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
-from antiphon.errors import ModelError, Refused, RemoteProtocolError
+from antiphon.contracts import SpeechChunk, Urgency, VoiceOptions
+from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import (
     AppendText,
     CancelSpeech,
@@ -26,66 +26,8 @@ from antiphon.events.speech import (
 from antiphon.events.words import Word
 from antiphon.sessions.speech import render
 from antiphon.sessions.speech import session as speech
-from antiphon.sessions.speech.render import ListenerBuffer, speak
 from antiphon.sessions.speech.session import SpeechSession
-
-RATE_HZ = 24_000
-
-
-class Scripted:
-    """A tenth of a second of sound a letter, in chunks of that; `bad` fails, `foreign` cannot be spoken."""
-
-    def __init__(self) -> None:
-        self.profile = SynthesizerProfile("scripted", RATE_HZ, ("one", "two"), ("en",), (0.5, 2.0), word_times=True)
-        self.log: list[str] = []
-        self.asked: list[VoiceOptions] = []
-        self.urgencies: list[Urgency] = []
-        self.chunks = 0
-        self.gate: asyncio.Event | None = None
-
-    async def speak(
-        self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
-    ) -> AsyncGenerator[SpeechChunk, None]:
-        self.log.append(f"begin {text}")
-        self.asked.append(options)
-        try:
-            if "foreign" in text:
-                raise RemoteProtocolError("unsupported_text", "none of this text can be spoken")
-            for i, letter in enumerate(text):
-                if self.gate:
-                    await self.gate.wait()
-                if "bad" in text and i == 2:
-                    raise ModelError("no")
-                if "full" in text:
-                    raise Refused("no room", 1.0)
-                self.urgencies.append(urgency())
-                self.chunks += 1
-                words = (Word(text, 0.0, 0.1 * len(text), 1.0),) if not i else ()
-                yield SpeechChunk(np.full(RATE_HZ // 10, ord(letter) / 1000, np.float32), words)
-                await asyncio.sleep(0)
-            self.log.append(f"end {text}")
-        finally:
-            self.log.append(f"left {text}")
-
-
-class Live(Scripted):
-    """Speaks while the text is written, a chunk a letter."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.profile = replace(self.profile, streams_text=True, word_times=False)
-
-    async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
-        self.log.append("begin live")
-        try:
-            async for text in texts:
-                for letter in text:
-                    yield SpeechChunk(np.full(RATE_HZ // 10, ord(letter) / 1000, np.float32))
-                if "bad" in text:
-                    raise ModelError("no")
-        finally:
-            self.log.append("left live")
-
+from tests.sessions.speech.scripted import RATE_HZ, Live, Scripted
 
 PCM = SpeechConfig(format="pcm", stream=True)
 WHOLE = replace(PCM, granularity="none")
@@ -93,7 +35,7 @@ WHOLE = replace(PCM, granularity="none")
 
 async def collect(session: SpeechSession) -> list[SpeechEvent]:
     out = []
-    while output := await session.next_output():
+    while output := await session.next_event():
         out.append(output)
     return out
 
@@ -102,7 +44,7 @@ def run(*inputs: object, synthesizer: Scripted | None = None) -> list[SpeechEven
     async def main() -> list[SpeechEvent]:
         session = SpeechSession(synthesizer or Scripted())
         for item in inputs:
-            session.receive(item)  # type: ignore[arg-type]
+            session.handle(item)  # type: ignore[arg-type]
         session.close()
         running = asyncio.create_task(session.run())
         out = await collect(session)
@@ -112,31 +54,43 @@ def run(*inputs: object, synthesizer: Scripted | None = None) -> list[SpeechEven
     return asyncio.run(main())
 
 
+def assert_no_text_waits(session: SpeechSession) -> None:
+    """The session takes as much text as one that was just made."""
+    session.handle(AppendText("x" * speech.MAX_WAITING_CHARS))
+    session.handle(CancelSpeech())
+
+
 def shape(outputs: list[SpeechEvent]) -> list[str]:
-    """One word an output; sounds of a unit together."""
+    """A line for each event; the audio of a sentence together."""
     out: list[str] = []
     for output in outputs:
         match output:
-            case SentenceStarted(utterance, unit, text):
-                out.append(f"start {utterance}.{unit} {text}")
-            case SentenceAudio(utterance, unit):
-                name = f"sound {utterance}.{unit}"
+            case SentenceStarted(utterance, sentence, text):
+                out.append(f"start {utterance}.{sentence} {text}")
+            case SentenceAudio(utterance, sentence):
+                name = f"audio {utterance}.{sentence}"
                 if not out or out[-1] != name:
                     out.append(name)
-            case SentenceDone(utterance, unit, error=error):
-                out.append(f"done {utterance}.{unit}" + (f" {error}" if error else ""))
-            case UtteranceDone(utterance, units, cancelled):
-                out.append(f"end {utterance} of {units}" + (" cancelled" if cancelled else ""))
+            case SentenceDone(utterance, sentence, error=error):
+                out.append(f"done {utterance}.{sentence}" + (f" {error}" if error else ""))
+            case UtteranceDone(utterance, count, cancelled):
+                out.append(f"end {utterance} of {count}" + (" cancelled" if cancelled else ""))
     return out
 
 
-def test_units_and_utterances_in_order() -> None:
+def test_when_text_is_flushed_then_sentences_and_utterances_are_spoken_in_order() -> None:
     outputs = run(
-        ConfigureSpeech(PCM), AppendText("One. Tw"), AppendText("o. Three"), FlushText(), AppendText("Four"), FlushText()
-    )  # fmt: skip
+        ConfigureSpeech(PCM),
+        AppendText("One. Tw"),
+        AppendText("o. Three"),
+        FlushText(),
+        AppendText("Four"),
+        FlushText(),
+    )
     assert shape(outputs) == [
-        "start 0.0 One.", "sound 0.0", "done 0.0", "start 0.1 Two.", "sound 0.1", "done 0.1",
-        "start 0.2 Three", "sound 0.2", "done 0.2", "end 0 of 3", "start 1.0 Four", "sound 1.0", "done 1.0", "end 1 of 1",
+        "start 0.0 One.", "audio 0.0", "done 0.0", "start 0.1 Two.", "audio 0.1", "done 0.1",
+        "start 0.2 Three", "audio 0.2", "done 0.2", "end 0 of 3",
+        "start 1.0 Four", "audio 1.0", "done 1.0", "end 1 of 1",
     ]  # fmt: skip
     sound = [o for o in outputs if isinstance(o, SentenceAudio) and (o.utterance, o.sentence) == (0, 0)]
     assert [round(s.start_s, 3) for s in sound] == [0.0, 0.1, 0.2, 0.3]
@@ -145,59 +99,60 @@ def test_units_and_utterances_in_order() -> None:
     assert done.words == (Word("One.", 0.0, 0.4, 1.0),)
 
 
-def test_a_text_is_spoken_while_it_is_written() -> None:
+def test_when_a_voice_reads_while_it_speaks_then_the_text_is_spoken_while_it_is_written() -> None:
     async def main() -> None:
         session = SpeechSession(Live())
         running = asyncio.create_task(session.run())
-        session.receive(ConfigureSpeech(WHOLE))
-        session.receive(AppendText("  "))
+        session.handle(ConfigureSpeech(WHOLE))
+        session.handle(AppendText("  "))
         await asyncio.sleep(0)
         assert session.idle
-        session.receive(AppendText("Hel"))
-        seen = [await session.next_output() for _ in range(6)]
-        assert shape(seen) == ["start 0.0   Hel", "sound 0.0"]  # type: ignore[arg-type]
-        # Nothing is to be said until more comes.
+        session.handle(AppendText("Hel"))
+        seen = [await session.next_event() for _ in range(6)]
+        assert shape(seen) == ["start 0.0   Hel", "audio 0.0"]  # type: ignore[arg-type]
+        # There is nothing to speak until more text comes.
         await asyncio.sleep(0)
         assert session.idle
-        session.receive(AppendText("lo. There."))
-        session.receive(FlushText())
-        session.receive(AppendText("Two"))
-        session.receive(FlushText())
+        session.handle(AppendText("lo. There."))
+        session.handle(FlushText())
+        session.handle(AppendText("Two"))
+        session.handle(FlushText())
         session.close()
         rest = await collect(session)
         await running
         assert shape(rest) == [
-            "sound 0.0",
+            "audio 0.0",
             "done 0.0",
             "end 0 of 1",
             "start 1.0 Two",
-            "sound 1.0",
+            "audio 1.0",
             "done 1.0",
             "end 1 of 1",
         ]
-        assert session._chars == 0
+        assert_no_text_waits(session)
 
     asyncio.run(main())
 
 
-def test_a_live_text_that_is_cancelled_closed_or_fails() -> None:
+def test_when_a_live_text_is_cancelled_or_closed_or_fails_then_the_next_is_spoken() -> None:
     async def main() -> None:
         synthesizer = Live()
         session = SpeechSession(synthesizer)
         running = asyncio.create_task(session.run())
-        session.receive(ConfigureSpeech(WHOLE))
-        session.receive(AppendText("Hello"))
-        assert isinstance(await session.next_output(), SentenceStarted)
-        session.receive(CancelSpeech())
-        assert shape([await session.next_output()]) == ["end 0 of 1 cancelled"]  # type: ignore[list-item]
-        session.receive(AppendText("so bad"))
-        session.receive(AppendText(" it was"))
-        session.receive(FlushText())
-        # A session that ends says what there is of a text.
-        session.receive(AppendText("an end"))
+        session.handle(ConfigureSpeech(WHOLE))
+        session.handle(AppendText("Hello"))
+        assert isinstance(await session.next_event(), SentenceStarted)
+        session.handle(CancelSpeech())
+        assert shape([await session.next_event()]) == ["end 0 of 1 cancelled"]  # type: ignore[list-item]
+        session.handle(AppendText("so bad"))
+        session.handle(AppendText(" it was"))
+        session.handle(FlushText())
+        # A session that is closed speaks what there is of a text.
+        session.handle(AppendText("an end"))
         session.close()
         assert shape(await collect(session)) == [
-            "start 1.0 so bad it was", "sound 1.0", "done 1.0 the model failed", "end 1 of 1", "start 2.0 an end", "sound 2.0", "done 2.0",
+            "start 1.0 so bad it was", "audio 1.0", "done 1.0 the model failed", "end 1 of 1",
+            "start 2.0 an end", "audio 2.0", "done 2.0",
         ]  # fmt: skip
         await running
         assert synthesizer.log == ["begin live", "left live"] * 3
@@ -205,7 +160,7 @@ def test_a_live_text_that_is_cancelled_closed_or_fails() -> None:
     asyncio.run(main())
 
 
-def test_a_live_text_whose_sound_ends_early_leaves_nothing_behind() -> None:
+def test_when_the_audio_of_a_live_text_ends_early_then_its_text_counts_as_spoken() -> None:
     class Short(Live):
         async def speak_live(
             self, texts: AsyncIterator[str], options: VoiceOptions
@@ -217,25 +172,25 @@ def test_a_live_text_whose_sound_ends_early_leaves_nothing_behind() -> None:
     async def main() -> None:
         session = SpeechSession(Short())
         running = asyncio.create_task(session.run())
-        session.receive(ConfigureSpeech(WHOLE))
+        session.handle(ConfigureSpeech(WHOLE))
         for _ in range(3):
             for word in ("Many ", "words ", "follow."):
-                session.receive(AppendText(word * 1000))
-            while not isinstance(await session.next_output(), SentenceDone):
+                session.handle(AppendText(word * 1000))
+            while not isinstance(await session.next_event(), SentenceDone):
                 pass
-            # It is not over until it is flushed, and what comes is nobody's.
-            session.receive(AppendText("More."))
-            session.receive(FlushText())
-            assert isinstance(await session.next_output(), UtteranceDone)
-            assert session._chars == 0
+            # The utterance is not over until it is flushed; text that comes before is not spoken.
+            session.handle(AppendText("More."))
+            session.handle(FlushText())
+            assert isinstance(await session.next_event(), UtteranceDone)
+        assert_no_text_waits(session)
         session.close()
         await running
 
     asyncio.run(main())
 
 
-def test_what_is_live_and_what_is_not() -> None:
-    # Nothing but white space is an utterance of nothing; other granularities are units as ever.
+def test_when_text_is_split_into_sentences_or_empty_then_a_live_voice_speaks_it_as_any_other() -> None:
+    # White space alone is an utterance without sentences. With other granularities, sentences are spoken as ever.
     assert shape(run(ConfigureSpeech(WHOLE), AppendText(" \n"), FlushText(), synthesizer=Live())) == ["end 0 of 0"]
     assert (
         shape(run(ConfigureSpeech(PCM), AppendText("One. Two."), FlushText(), synthesizer=Live()))[0]
@@ -243,29 +198,29 @@ def test_what_is_live_and_what_is_not() -> None:
     )
 
 
-def test_an_empty_flush_is_an_utterance_of_nothing() -> None:
+def test_when_nothing_is_flushed_then_the_utterance_has_no_sentences() -> None:
     assert shape(run(FlushText(), AppendText("  "), FlushText())) == ["end 0 of 0", "end 1 of 0"]
 
 
-def test_a_file_a_unit_is_one_piece() -> None:
+def test_when_audio_is_not_streamed_then_each_sentence_is_one_file() -> None:
     outputs = run(ConfigureSpeech(SpeechConfig(format="wav")), AppendText("Hi. Ho."), FlushText())
     sounds = [o for o in outputs if isinstance(o, SentenceAudio)]
     assert len(sounds) == 2
     assert all(s.data[:4] == b"RIFF" and len(s.data) == 44 + 3 * RATE_HZ // 10 * 2 for s in sounds)
 
 
-def test_a_configuration_holds_until_the_next_and_not_inside_an_utterance() -> None:
+def test_when_the_configuration_changes_then_it_holds_for_the_utterances_that_follow() -> None:
     synthesizer = Scripted()
     session = SpeechSession(synthesizer)
-    session.receive(ConfigureSpeech(SpeechConfig(voice="two", format="pcm", stream=True, seed=3)))
-    session.receive(AppendText("a"))
+    session.handle(ConfigureSpeech(SpeechConfig(voice="two", format="pcm", stream=True, seed=3)))
+    session.handle(AppendText("a"))
     with pytest.raises(RemoteProtocolError, match="utterance is in progress"):
-        session.receive(ConfigureSpeech(PCM))
-    session.receive(FlushText())
-    # The first is not spoken yet: it keeps its own.
-    session.receive(ConfigureSpeech(PCM))
-    session.receive(AppendText("b"))
-    session.receive(FlushText())
+        session.handle(ConfigureSpeech(PCM))
+    session.handle(FlushText())
+    # The first utterance is not spoken yet, and keeps its own configuration.
+    session.handle(ConfigureSpeech(PCM))
+    session.handle(AppendText("b"))
+    session.handle(FlushText())
     session.close()
 
     async def main() -> None:
@@ -275,30 +230,14 @@ def test_a_configuration_holds_until_the_next_and_not_inside_an_utterance() -> N
     assert synthesizer.asked == [VoiceOptions("two", 1.0, 3), VoiceOptions("one", 1.0, None)]
 
 
-def test_speed_beyond_the_voice_is_stretched() -> None:
-    async def main(speed: float) -> tuple[float, float, VoiceOptions]:
-        synthesizer = Scripted()
-        config = SpeechConfig(format="pcm", stream=True, speed=speed)
-        pieces = [p async for p in speak(synthesizer, "x" * 30, config)]
-        words = [w for p in pieces for w in p.words]
-        return sum(len(p.data) for p in pieces) / 2 / RATE_HZ, words[0].end_s, synthesizer.asked[0]
-
-    for speed, own, seconds in ((4.0, 2.0, 1.5), (0.25, 0.5, 6.0), (1.5, 1.5, 3.0)):
-        heard, word_s, options = asyncio.run(main(speed))
-        assert options.speed == own
-        # The scripted voice knows no tempo of its own: what is left of the 3 s is the stretch.
-        assert heard == pytest.approx(seconds, rel=0.05)
-        assert word_s == pytest.approx(seconds, rel=0.05)
-
-
-def test_the_next_unit_is_made_while_the_last_is_sent() -> None:
+def test_while_one_sentence_waits_to_be_read_the_next_is_made() -> None:
     async def main() -> list[str]:
         synthesizer = Scripted()
         session = SpeechSession(synthesizer)
-        session.receive(ConfigureSpeech(PCM))
-        session.receive(AppendText("One. Two. "))
+        session.handle(ConfigureSpeech(PCM))
+        session.handle(AppendText("One. Two. "))
         running = asyncio.create_task(session.run())
-        # Nothing of the first is taken.
+        # Nothing of the first sentence is read.
         for _ in range(100):
             await asyncio.sleep(0)
         running.cancel()
@@ -309,21 +248,24 @@ def test_the_next_unit_is_made_while_the_last_is_sent() -> None:
     assert "end Two." in log
 
 
-def test_a_reader_that_stops_stops_the_synthesis_and_one_that_goes_on_gets_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_the_reader_stops_then_synthesis_stops_and_when_it_goes_on_it_gets_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(speech, "MAX_WAITING_BYTES", 20_000)
 
     async def main() -> None:
         synthesizer = Scripted()
         session = SpeechSession(synthesizer)
-        session.receive(ConfigureSpeech(PCM))
-        session.receive(AppendText("x" * 500))
-        session.receive(FlushText())
+        session.handle(ConfigureSpeech(PCM))
+        session.handle(AppendText("x" * 500))
+        session.handle(FlushText())
         session.close()
         running = asyncio.create_task(session.run())
         for _ in range(2000):
             await asyncio.sleep(0)
         assert synthesizer.chunks <= 6
-        assert session.waiting_bytes <= 20_000 + RATE_HZ // 10 * 2
+        # The last chunk waits for room, and all before it are within the bound.
+        assert (synthesizer.chunks - 2) * RATE_HZ // 10 * 2 <= 20_000
         outputs = await collect(session)
         await running
         assert sum(len(o.data) for o in outputs if isinstance(o, SentenceAudio)) == 500 * RATE_HZ // 10 * 2
@@ -331,45 +273,45 @@ def test_a_reader_that_stops_stops_the_synthesis_and_one_that_goes_on_gets_all(m
     asyncio.run(main())
 
 
-def test_cancelling_leaves_nothing_to_be_heard_and_the_session_goes_on() -> None:
+def test_when_speech_is_cancelled_then_nothing_of_it_follows_and_the_session_goes_on() -> None:
     async def main() -> tuple[list[str], list[str]]:
         synthesizer = Scripted()
         session = SpeechSession(synthesizer)
-        session.receive(ConfigureSpeech(PCM))
-        session.receive(AppendText("One. " + "x" * 400 + ". Three. Fo"))
+        session.handle(ConfigureSpeech(PCM))
+        session.handle(AppendText("One. " + "x" * 400 + ". Three. Fo"))
         running = asyncio.create_task(session.run())
         seen: list[SpeechEvent] = []
         while not any(isinstance(o, SentenceAudio) and o.sentence == 1 for o in seen):
-            output = await session.next_output()
+            output = await session.next_event()
             assert output
             seen.append(output)
-        session.receive(CancelSpeech())
-        session.receive(AppendText("Five."))
-        session.receive(FlushText())
+        session.handle(CancelSpeech())
+        session.handle(AppendText("Five."))
+        session.handle(FlushText())
         session.close()
         rest = await collect(session)
         await running
         return shape(rest), synthesizer.log
 
     rest, log = asyncio.run(main())
-    assert rest == ["end 0 of 2 cancelled", "start 1.0 Five.", "sound 1.0", "done 1.0", "end 1 of 1"]
-    # The synthesis was left under way, and the third sentence never begun.
+    assert rest == ["end 0 of 2 cancelled", "start 1.0 Five.", "audio 1.0", "done 1.0", "end 1 of 1"]
+    # The synthesis under way was closed, and the third sentence never begun.
     assert not any(line.startswith("end x") for line in log)
     assert "begin Three." not in log
 
 
-def test_cancelling_what_is_made_and_not_yet_sent() -> None:
+def test_when_speech_is_cancelled_that_is_made_and_not_read_then_it_is_not_sent() -> None:
     async def main() -> list[str]:
         session = SpeechSession(Scripted())
-        session.receive(ConfigureSpeech(PCM))
-        session.receive(AppendText("One. Two."))
-        session.receive(FlushText())
+        session.handle(ConfigureSpeech(PCM))
+        session.handle(AppendText("One. Two."))
+        session.handle(FlushText())
         running = asyncio.create_task(session.run())
         for _ in range(100):
             await asyncio.sleep(0)
-        first = await session.next_output()
+        first = await session.next_event()
         assert isinstance(first, SentenceStarted)
-        session.receive(CancelSpeech())
+        session.handle(CancelSpeech())
         session.close()
         rest = await collect(session)
         await running
@@ -379,7 +321,7 @@ def test_cancelling_what_is_made_and_not_yet_sent() -> None:
 
 
 class Settled(Scripted):
-    """Its next chunk is there already when the cancel comes: the task that waits for it is not interrupted."""
+    """Has its next chunk ready when the cancel comes, so that the task that waits for it is not interrupted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -392,17 +334,17 @@ class Settled(Scripted):
         yield SpeechChunk(np.zeros(100, np.float32))
 
 
-def test_a_chunk_that_is_done_as_the_cancel_comes_is_not_said() -> None:
+def test_when_a_chunk_is_done_as_the_cancel_comes_then_it_is_not_sent() -> None:
     async def main() -> list[str]:
         synthesizer = Settled()
         session = SpeechSession(synthesizer)
-        session.receive(ConfigureSpeech(PCM))
-        session.receive(AppendText("One. "))
+        session.handle(ConfigureSpeech(PCM))
+        session.handle(AppendText("One. "))
         running = asyncio.create_task(session.run())
-        assert isinstance(await session.next_output(), SentenceStarted)
+        assert isinstance(await session.next_event(), SentenceStarted)
         await asyncio.sleep(0)
         synthesizer.next.set_result(None)
-        session.receive(CancelSpeech())
+        session.handle(CancelSpeech())
         session.close()
         rest = await collect(session)
         await running
@@ -411,7 +353,7 @@ def test_a_chunk_that_is_done_as_the_cancel_comes_is_not_said() -> None:
     assert asyncio.run(main()) == ["end 0 of 1 cancelled"]
 
 
-def test_one_file_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_a_file_is_too_long_then_it_is_an_error_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "MAX_FILE_S", 1.0)
     whole = run(ConfigureSpeech(SpeechConfig(format="wav")), AppendText("x" * 20 + ". Two."), FlushText())
     assert [s for s in shape(whole) if s.startswith("done")] == [
@@ -422,15 +364,15 @@ def test_one_file_is_bounded_and_a_stream_is_not(monkeypatch: pytest.MonkeyPatch
     assert "done 0.0" in shape(streamed)
 
 
-def test_utterances_that_wait_are_bounded() -> None:
+def test_when_too_many_utterances_wait_then_the_next_is_refused() -> None:
     session = SpeechSession(Scripted())
     for _ in range(speech.MAX_WAITING_UTTERANCES):
-        session.receive(FlushText())
+        session.handle(FlushText())
     with pytest.raises(RemoteProtocolError, match="utterances wait"):
-        session.receive(FlushText())
+        session.handle(FlushText())
 
 
-def test_cancelling_nothing_does_nothing() -> None:
+def test_when_nothing_is_spoken_then_cancelling_does_nothing() -> None:
     assert shape(run(CancelSpeech(), AppendText("a"), FlushText()))[-1] == "end 0 of 1"
 
 
@@ -438,58 +380,42 @@ def test_cancelling_nothing_does_nothing() -> None:
     ("text", "error"),
     [("bad", "the model failed"), ("foreign", "none of this text can be spoken"), ("full", "no room")],
 )
-def test_a_unit_that_fails_fails_alone(text: str, error: str) -> None:
+def test_when_a_sentence_fails_then_the_others_are_spoken(text: str, error: str) -> None:
     outputs = run(ConfigureSpeech(PCM), AppendText(f"One. {text}. Two."), FlushText())
     assert [s for s in shape(outputs) if s.startswith(("done", "end"))] == [
         "done 0.0", f"done 0.1 {error}", "done 0.2", "end 0 of 3",
     ]  # fmt: skip
 
 
-def test_text_that_waits_is_bounded() -> None:
+def test_when_too_much_text_waits_then_more_is_refused() -> None:
     session = SpeechSession(Scripted())
     for _ in range(8):
-        session.receive(AppendText("x" * (speech.MAX_WAITING_CHARS // 8)))
+        session.handle(AppendText("x" * (speech.MAX_WAITING_CHARS // 8)))
     with pytest.raises(RemoteProtocolError, match="wait to be spoken"):
-        session.receive(AppendText("x"))
-    session.receive(CancelSpeech())
-    session.receive(AppendText("x"))
+        session.handle(AppendText("x"))
+    session.handle(CancelSpeech())
+    session.handle(AppendText("x"))
 
 
-def test_whose_sound_is_due_first() -> None:
-    now = [0.0]
-    playback = ListenerBuffer(lambda: now[0])
-    assert playback.urgency() is Urgency.FINAL
-    playback.more(1.0)
-    assert playback.urgency() is Urgency.PARTIAL
-    playback.more(5.0)
-    assert playback.urgency() is Urgency.BULK
-    now[0] = 5.8
-    assert playback.urgency() is Urgency.FINAL
-    # A listener who has waited does not catch up.
-    now[0] = 20.0
-    playback.more(1.0)
-    assert playback.urgency() is Urgency.PARTIAL
-
-
-def test_an_idle_session_is_one_with_nothing_to_say() -> None:
+def test_a_session_is_idle_while_it_has_nothing_to_speak() -> None:
     async def main() -> None:
         session = SpeechSession(Scripted())
         assert session.idle
-        session.receive(ConfigureSpeech(PCM))
-        session.receive(AppendText("Not yet a sentence"))
+        session.handle(ConfigureSpeech(PCM))
+        session.handle(AppendText("Not yet a sentence"))
         assert session.idle
-        session.receive(FlushText())
+        session.handle(FlushText())
         assert not session.idle
         session.close()
         await asyncio.gather(session.run(), collect(session))
         assert session.idle
-        # The last unit is being made: nothing waits, and it is not idle.
+        # The last sentence is being made: nothing waits, and the session is not idle.
         synthesizer = Scripted()
         synthesizer.gate = asyncio.Event()
         session = SpeechSession(synthesizer)
-        session.receive(AppendText("One. "))
+        session.handle(AppendText("One. "))
         running = asyncio.create_task(session.run())
-        assert isinstance(await session.next_output(), SentenceStarted)
+        assert isinstance(await session.next_event(), SentenceStarted)
         await asyncio.sleep(0)
         assert not session.idle
         running.cancel()

@@ -96,7 +96,7 @@ class LiveSpeech(LiveStream):
         self._wire.receive(data)
         for command in self._wire.commands():
             try:
-                self._session.receive(command)
+                self._session.handle(command)
             except RemoteProtocolError as error:
                 self._wire.refuse(error.message)
         # Errors wait for the socket: a client that causes them is read no faster than it reads.
@@ -130,7 +130,7 @@ class LiveSpeech(LiveStream):
 
     async def _send_events(self) -> None:
         """Send the session's events as fast as the client reads them, until the session ends."""
-        while event := await self._session.next_output():
+        while event := await self._session.next_event():
             self._wire.send(event)
             self._push()
             await self._outbox.wait_for_room()

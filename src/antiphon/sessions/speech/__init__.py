@@ -1,1 +1,1 @@
-"""Speech synthesis: text in as it is written, units of sound out."""
+"""Speech synthesis: text in as it is written, the audio of its sentences out."""

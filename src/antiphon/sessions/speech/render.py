@@ -1,4 +1,4 @@
-"""One text to sound in one format."""
+"""Renders one text as audio in one format: synthesis, change of tempo, encoding. Knows no session and no protocol."""
 
 from __future__ import annotations
 
@@ -13,22 +13,25 @@ import anyio.to_thread
 
 from antiphon.audio.encode import Encoder
 from antiphon.audio.stretch import Stretch
-from antiphon.contracts import LiveSynthesizer, Synthesizer, Urgency, VoiceOptions
+from antiphon.contracts import LiveSynthesizer, Synthesizer, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.speech import (
-    SpeechConfig,
-)
+from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
 
-# Sound of one unit that is sent as one file, in seconds: it is held until it is complete.
+# The longest audio of a text that is sent as one file, which is held in memory until it is complete.
 MAX_FILE_S = 1200.0
-# Sound in hand below which the next chunk is urgent, or soon due; seconds.
-URGENT_S, DUE_S = 0.3, 2.0
+# With less audio than this ahead of its listener, the next chunk is urgent, or soon due; seconds.
+URGENT_S, SOON_DUE_S = 0.3, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedSpeech:
-    """More of a text in its format: `data` is sound from `start_s` to `end_s`. The other fields are as in `Sound`."""
+    """A part of a text's audio in its format.
+
+    - `data`: the bytes of the audio from `start_s` to `end_s`, in seconds from the text's start. It is empty while an
+      encoder has not filled a frame yet, and for a file until the audio is complete.
+    - `words`, `skipped`, `num_symbols`, `num_frames`: as in SpeechChunk, with word times at the tempo asked for.
+    """
 
     data: bytes
     start_s: float
@@ -41,43 +44,73 @@ class EncodedSpeech:
 
 @dataclass(slots=True)
 class ListenerBuffer:
-    """How far what was made is ahead of a listener who plays it as it comes. Tells the lane whose chunk is due first."""
+    """Estimates how much audio a listener holds who plays it as it is made, which says how soon the next is due.
+
+    `clock` returns monotonic seconds.
+    """
 
     clock: Callable[[], float] = time.monotonic
-    _until_s: float = 0.0
+    _plays_until_s: float = 0.0
 
-    def more(self, seconds: float) -> None:
-        """`seconds` of sound are made."""
-        self._until_s = max(self._until_s, self.clock()) + seconds
+    def add(self, seconds: float) -> None:
+        """Add audio that was made just now. A gap that the listener has heard before is not made up for."""
+        self._plays_until_s = max(self._plays_until_s, self.clock()) + seconds
 
     def urgency(self) -> Urgency:
-        """Of the next chunk."""
-        ahead_s = self._until_s - self.clock()
-        return Urgency.FINAL if ahead_s < URGENT_S else Urgency.PARTIAL if ahead_s < DUE_S else Urgency.BULK
+        """Return how urgent the next chunk is: FINAL below URGENT_S in hand, PARTIAL below SOON_DUE_S, else BULK."""
+        ahead_s = self._plays_until_s - self.clock()
+        return Urgency.FINAL if ahead_s < URGENT_S else Urgency.PARTIAL if ahead_s < SOON_DUE_S else Urgency.BULK
 
 
 async def speak(
     synthesizer: Synthesizer,
     text: str | AsyncIterator[str],
     config: SpeechConfig,
-    playback: ListenerBuffer | None = None,
+    listener: ListenerBuffer | None = None,
 ) -> AsyncGenerator[EncodedSpeech, None]:
-    """A text in the format asked for; one that is still being written where the synthesizer `streams_text`.
+    """Speak a text in the format that `config` asks for, in parts as they are made.
 
-    Closing the generator ends it within a chunk.
+    `text` may be an iterator of a text that is still being written, if the synthesizer `streams_text`. `listener` tells
+    how urgent the next chunk is, and is shared by the texts that one listener hears after each other. A speed that the
+    voice does not have is made by stretching. Encoders that take milliseconds run in a thread.
 
-    Raises RemoteProtocolError where nothing of it can be spoken, Refused, ModelError.
+    Closing the generator ends the synthesis within a chunk. Raises RemoteProtocolError where nothing of the text can be
+    spoken and for a file over MAX_FILE_S, Refused, ModelError.
     """
     profile = synthesizer.profile
-    playback = playback or ListenerBuffer()
-    speed = min(max(config.speed, profile.speeds[0]), profile.speeds[1])
-    tempo = config.speed / speed
+    listener = listener or ListenerBuffer()
+    options = _voice_options(config, profile)
+    tempo = config.speed / options.speed
     stretch = Stretch(profile.sample_rate_hz, tempo) if tempo != 1.0 else None
     encoder = Encoder(config.format, profile.sample_rate_hz, whole=not config.stream)
-    cheap = config.format in ("wav", "pcm")
-    options = VoiceOptions(
+    is_cheap = config.format in ("wav", "pcm")
+    at_s = 0.0
+    if isinstance(text, str):
+        generated = synthesizer.speak(text, options, listener.urgency)
+    else:
+        generated = cast(LiveSynthesizer, synthesizer).speak_live(text, options)
+    async with aclosing(generated) as chunks:
+        async for chunk in chunks:
+            pcm = stretch.feed(chunk.pcm) if stretch else chunk.pcm
+            data = encoder.feed(pcm) if is_cheap else await anyio.to_thread.run_sync(encoder.feed, pcm)
+            start_s, at_s = at_s, at_s + len(pcm) / profile.sample_rate_hz
+            if not config.stream and at_s > MAX_FILE_S:
+                message = f"one file may hold {MAX_FILE_S:.0f} s of sound: stream it, or send shorter units"
+                raise RemoteProtocolError("too_long", message, "input")
+            listener.add(at_s - start_s)
+            words = tuple(replace(w, start_s=w.start_s / tempo, end_s=w.end_s / tempo) for w in chunk.words)
+            yield EncodedSpeech(data, start_s, at_s, words, chunk.skipped, chunk.num_symbols, chunk.num_frames)
+    rest = encoder.feed(stretch.flush()) if stretch else b""
+    rest += encoder.finish() if is_cheap else await anyio.to_thread.run_sync(encoder.finish)
+    if rest:
+        yield EncodedSpeech(rest, at_s, at_s)
+
+
+def _voice_options(config: SpeechConfig, profile: SynthesizerProfile) -> VoiceOptions:
+    """What the synthesizer is asked for: of the speed, as much as the voice has by itself."""
+    return VoiceOptions(
         config.voice or profile.voices[0],
-        speed,
+        min(max(config.speed, profile.speeds[0]), profile.speeds[1]),
         config.seed,
         config.language,
         config.instructions,
@@ -85,27 +118,3 @@ async def speak(
         config.max_frames,
         config.first_frames,
     )
-    at_s = 0.0
-    if isinstance(text, str):
-        made = synthesizer.speak(text, options, playback.urgency)
-    else:
-        made = cast(LiveSynthesizer, synthesizer).speak_live(text, options)
-    async with aclosing(made) as sounds:
-        async for sound in sounds:
-            pcm = stretch.feed(sound.pcm) if stretch else sound.pcm
-            # A codec takes milliseconds a chunk: not on the event loop.
-            data = encoder.feed(pcm) if cheap else await anyio.to_thread.run_sync(encoder.feed, pcm)
-            start_s, at_s = at_s, at_s + len(pcm) / profile.sample_rate_hz
-            if not config.stream and at_s > MAX_FILE_S:
-                raise RemoteProtocolError(
-                    "too_long",
-                    f"one file may hold {MAX_FILE_S:.0f} s of sound: stream it, or send shorter units",
-                    "input",
-                )
-            playback.more(at_s - start_s)
-            words = tuple(replace(w, start_s=w.start_s / tempo, end_s=w.end_s / tempo) for w in sound.words)
-            yield EncodedSpeech(data, start_s, at_s, words, sound.skipped, sound.num_symbols, sound.num_frames)
-    rest = encoder.feed(stretch.flush()) if stretch else b""
-    rest += encoder.finish() if cheap else await anyio.to_thread.run_sync(encoder.finish)
-    if rest:
-        yield EncodedSpeech(rest, at_s, at_s)

@@ -1,7 +1,8 @@
-"""One live speech session: text in as it comes, units of sound out in order, the next one made while the last is sent.
+"""One live speech session: text in as it is written, the audio of its sentences out in order.
 
-`speak` is one text in one format; `SpeechSession` is a connection's utterances. The session owns one task, which makes sound into a
-queue bounded in bytes: when the reader is slow, synthesis waits. Cancelling empties the queue and ends the synthesis within a chunk.
+The session has one task, which makes audio into a queue that is bounded in bytes: while one sentence is sent the next
+is made, and where the reader is slow, synthesis waits. Cancelling empties the queue and ends the synthesis within a
+chunk.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 
 import anyio
-import anyio.to_thread
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -41,90 +41,104 @@ from antiphon.text.sentences import SentenceSplitter
 
 log = logging.getLogger(__name__)
 
-# Sound that may wait for a slow reader, in bytes of the asked format: 40 s of PCM. Then synthesis waits.
+# Bound: bytes of events that wait for a slow reader, 40 s of PCM. When it is full, synthesis waits.
 MAX_WAITING_BYTES = 2 << 20
-# Text that may wait to be spoken, in characters: about ten hours. Past it, text is refused.
+# Bound: characters of text that wait to be spoken, about ten hours. When it is full, text is refused.
 MAX_WAITING_CHARS = 1 << 19
-# Utterances that may wait, flushed one after another.
+# Bound: utterances that were flushed and wait to be spoken. When it is full, text is refused.
 MAX_WAITING_UTTERANCES = 1000
-# What an output weighs besides its sound.
-OUTPUT_BYTES = 200
+# What an event counts as besides its audio.
+EVENT_BYTES = 200
 
 
-@dataclass(slots=True)
-class _Utterance:
-    """Text between two flushes: its units in order, and whether it is complete. `live`: it is spoken while it comes, as one unit."""
+class _LiveText:
+    """The text of an utterance that a synthesizer speaks while it is written; iterating waits for more of it.
 
-    index: int
-    config: SpeechConfig
-    splitter: SentenceSplitter
-    units: deque[str] = field(default_factory=deque)
-    complete: bool = False
-    cancelled: bool = False
-    started: int = 0
-    live: _Live | None = None
+    `on_read` is called with the number of characters that the synthesizer has read, or that nothing will read any more.
+    `text`: all of it so far. `starved`: the synthesizer waits for text.
+    """
 
-    @property
-    def due(self) -> bool:
-        """There is something to say of it, or its end to tell."""
-        return bool(self.units) or self.complete or (self.live is not None and self.live.begun and not self.started)
-
-
-class _Live:
-    """A text that is still being written, as its speaker takes it."""
-
-    def __init__(self, taken: Callable[[int], None]) -> None:
-        self._taken = taken
-        self._pieces: deque[str] = deque()
-        self._ended = self._begun = self._over = False
+    def __init__(self, on_read: Callable[[int], None]) -> None:
+        self._on_read = on_read
+        # Bound: the session's MAX_WAITING_CHARS.
+        self._unread: deque[str] = deque()
+        self._is_complete = self._is_abandoned = False
         self._changed = Signal()
-        # All there is so far; what is starved waits for more.
+        self.has_words = False
         self.text, self.starved = "", False
 
-    @property
-    def begun(self) -> bool:
-        """There is a word of it."""
-        return self._begun
-
     def feed(self, text: str) -> None:
-        """More of it."""
-        if self._over:
-            # Its sound has ended: nobody reads what follows.
-            self._taken(len(text))
+        """Add text, which may end anywhere."""
+        if self._is_abandoned:
+            self._on_read(len(text))
             return
-        self._pieces.append(text)
+        self._unread.append(text)
         self.text += text
-        self._begun = self._begun or any(c.isalnum() for c in text)
+        self.has_words = self.has_words or any(c.isalnum() for c in text)
         self._changed.notify()
 
-    def leave(self) -> None:
-        """Whoever spoke it does so no more: what waits is dropped."""
-        self._over = True
-        self._taken(sum(map(len, self._pieces)))
-        self._pieces.clear()
+    def abandon(self) -> None:
+        """Drop what is unread, and all that follows: its audio has ended."""
+        self._is_abandoned = True
+        self._on_read(sum(map(len, self._unread)))
+        self._unread.clear()
 
-    def end(self) -> None:
-        """That was all."""
-        self._ended = True
+    def complete(self) -> None:
+        """End the text: the synthesizer comes to its end once it has read it."""
+        self._is_complete = True
         self._changed.notify()
 
-    def __aiter__(self) -> _Live:
+    def __aiter__(self) -> _LiveText:
         return self
 
     async def __anext__(self) -> str:
-        while not self._pieces:
-            if self._ended:
+        while not self._unread:
+            if self._is_complete:
                 raise StopAsyncIteration
             self.starved = True
             await self._changed.wait()
         self.starved = False
-        piece = self._pieces.popleft()
-        self._taken(len(piece))
-        return piece
+        text = self._unread.popleft()
+        self._on_read(len(text))
+        return text
+
+
+@dataclass(slots=True)
+class _Utterance:
+    """The text between two flushes: its sentences in order, and whether it is complete.
+
+    `num_started`: sentences that were begun. `live`: the text as a whole, where it is spoken while it is written.
+    """
+
+    index: int
+    config: SpeechConfig
+    splitter: SentenceSplitter
+    sentences: deque[str] = field(default_factory=deque)
+    is_complete: bool = False
+    is_cancelled: bool = False
+    num_started: int = 0
+    live: _LiveText | None = None
+
+    @property
+    def live_to_start(self) -> _LiveText | None:
+        """The live text, if there is a word of it and it is not spoken yet."""
+        return self.live if self.live and self.live.has_words and not self.num_started else None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to speak, or its end to report."""
+        return bool(self.sentences) or self.is_complete or self.live_to_start is not None
 
 
 class SpeechSession:
-    """The utterances of one connection. `receive` never waits; outputs are taken with `next_output`."""
+    """The utterances of one client. `handle` takes its commands and never waits; `next_event` returns the events.
+
+    `run` has to run beside both, in the same event loop. `synthesizer` and `aligner` belong to the caller. `measure` is
+    called with "first_sound" and the seconds from the start of a sentence to its first audio. `aligner` finds the words
+    of a voice that gives no word times; None: there are none.
+
+    `audio_s`: the seconds of audio made so far.
+    """
 
     def __init__(
         self,
@@ -136,36 +150,39 @@ class SpeechSession:
         self._aligner = aligner
         self._measure = measure
         self._config = SpeechConfig()
+        # Those that are not done, in order; the last of them may be open.
         self._utterances: deque[_Utterance] = deque()
-        self._next = 0
         self._open: _Utterance | None = None
-        self._playback = ListenerBuffer()
+        self._num_utterances = 0
+        self._listener = ListenerBuffer()
         self._speaking: anyio.CancelScope | None = None
-        self._closed = self._ended = False
+        self._is_closed = self._has_ended = False
         self._changed = Signal()
-        # Bound: MAX_WAITING_BYTES of data, after which `_put` waits for the reader.
-        self._outputs: deque[SpeechEvent] = deque()
-        self._bytes = 0
-        # Characters that were received and not yet begun to be spoken.
-        self._chars = 0
+        # Bound: MAX_WAITING_BYTES, and then `_emit` waits for the reader.
+        self._events: deque[SpeechEvent] = deque()
+        self._num_bytes = 0
+        # Characters that came and are not spoken yet.
+        self._num_chars = 0
         self.audio_s = 0.0
 
     @property
     def idle(self) -> bool:
-        """Nothing is being spoken and nothing waits to be taken. An utterance whose text is not complete is the client's to go on with."""
-        waiting = any(u.due for u in self._utterances)
+        """Whether nothing is being spoken, nothing waits to be, and all events were read.
+
+        An utterance whose text is not complete is idle while the client has to go on with it.
+        """
+        is_due = any(u.is_due for u in self._utterances)
         first = self._utterances[0] if self._utterances else None
-        speaking = self._speaking is not None and not (first and first.live and first.live.starved)
-        return not self._outputs and not speaking and not waiting
+        is_speaking = self._speaking is not None and not (first and first.live and first.live.starved)
+        return not self._events and not is_speaking and not is_due
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Sound that was made and not yet taken."""
-        return self._bytes
+    def handle(self, command: SpeechCommand) -> None:
+        """Apply one command, without waiting.
 
-    def receive(self, item: SpeechCommand) -> None:
-        """Take one input. Raises RemoteProtocolError for a configuration inside an utterance and for too much text."""
-        match item:
+        Raises RemoteProtocolError, and changes nothing, for a configuration inside an utterance and for text past
+        MAX_WAITING_CHARS or MAX_WAITING_UTTERANCES.
+        """
+        match command:
             case ConfigureSpeech(config):
                 if self._open:
                     raise RemoteProtocolError(
@@ -177,130 +194,159 @@ class SpeechSession:
                 self._append(text)
             case FlushText():
                 utterance = self._open or self._begin()
-                before = utterance.splitter.num_pending
-                self._add(utterance, utterance.splitter.flush(), before)
+                num_pending = utterance.splitter.num_pending
+                self._add(utterance, utterance.splitter.flush(), num_pending)
                 if utterance.live:
-                    utterance.live.end()
-                utterance.complete, self._open = True, None
+                    utterance.live.complete()
+                utterance.is_complete, self._open = True, None
             case CancelSpeech():
                 self._cancel()
         self._changed.notify()
 
     def close(self) -> None:
-        """No more input: `run` ends when what was said is spoken. An utterance without a flush is dropped from its last unit on."""
-        self._closed = True
+        """End the input: `run` returns once all complete text is spoken.
+
+        Of an utterance that was not flushed, sentences that are complete are spoken, and a live text as far as it goes.
+        """
+        self._is_closed = True
         if self._open and self._open.live:
-            self._open.live.end()
+            self._open.live.complete()
         self._changed.notify()
 
     async def run(self) -> None:
-        """Speak until the session is closed and all is spoken."""
-        while utterance := await self._due():
+        """Speak until the session is closed and all is spoken. Waits where the events are not read.
+
+        A sentence that fails is reported by its SentenceDone, and the next one follows.
+        """
+        while utterance := await self._next_due():
             with anyio.CancelScope() as self._speaking:
-                if utterance.live and utterance.live.begun and not utterance.started:
-                    await self._speak(utterance, utterance.live)
-                elif utterance.units:
-                    text = utterance.units.popleft()
-                    self._chars -= len(text)
+                if live := utterance.live_to_start:
+                    await self._speak(utterance, live)
+                elif utterance.sentences:
+                    text = utterance.sentences.popleft()
+                    self._num_chars -= len(text)
                     await self._speak(utterance, text)
-                elif await self._put(utterance, UtteranceDone(utterance.index, utterance.started)):
+                elif await self._emit(utterance, UtteranceDone(utterance.index, utterance.num_started)):
                     self._utterances.popleft()
             self._speaking = None
-        self._ended = True
+        self._has_ended = True
         self._changed.notify()
 
-    async def next_output(self) -> SpeechEvent | None:
-        """The next output in order; waits for it. None once `run` has ended and all were taken."""
-        while not self._outputs:
-            if self._ended:
+    async def next_event(self) -> SpeechEvent | None:
+        """Remove and return the next event. Waits for one; None once `run` has returned and all were read."""
+        while not self._events:
+            if self._has_ended:
                 return None
             await self._changed.wait()
-        output = self._outputs.popleft()
-        self._bytes -= _weight(output)
+        event = self._events.popleft()
+        self._num_bytes -= _weight(event)
         self._changed.notify()
-        return output
+        return event
 
-    # --- inside ---------------------------------------------------------------------------------------------------------
+    # --- text ---------------------------------------------------------------------------------------------------------
 
     def _append(self, text: str) -> None:
-        if self._chars + len(text) > MAX_WAITING_CHARS:
+        if self._num_chars + len(text) > MAX_WAITING_CHARS:
             raise RemoteProtocolError("too_much_text", f"more than {MAX_WAITING_CHARS} characters wait to be spoken")
         if not text:
             return
         utterance = self._open or self._begin()
         if utterance.live:
-            self._chars += len(text)
+            self._num_chars += len(text)
             utterance.live.feed(text)
             return
-        before = utterance.splitter.num_pending
-        self._add(utterance, utterance.splitter.feed(text), before)
+        num_pending = utterance.splitter.num_pending
+        self._add(utterance, utterance.splitter.feed(text), num_pending)
 
-    def _add(self, utterance: _Utterance, units: list[str], pending: int) -> None:
-        """Take the units that came of the splitter, which held `pending` characters before."""
-        utterance.units += units
-        self._chars += sum(map(len, units)) + utterance.splitter.num_pending - pending
+    def _add(self, utterance: _Utterance, sentences: list[str], num_pending: int) -> None:
+        """Add sentences that came from the splitter, which held `num_pending` characters before."""
+        utterance.sentences += sentences
+        self._num_chars += sum(map(len, sentences)) + utterance.splitter.num_pending - num_pending
 
     def _begin(self) -> _Utterance:
         if len(self._utterances) >= MAX_WAITING_UTTERANCES:
             raise RemoteProtocolError(
                 "too_much_text", f"more than {MAX_WAITING_UTTERANCES} utterances wait to be spoken"
             )
-        utterance = self._open = _Utterance(self._next, self._config, SentenceSplitter(self._config.granularity))
+        splitter = SentenceSplitter(self._config.granularity)
+        utterance = self._open = _Utterance(self._num_utterances, self._config, splitter)
         if self._config.granularity == "none" and self._synthesizer.profile.streams_text:
-            utterance.live = _Live(self._took)
-        self._next += 1
+            utterance.live = _LiveText(self._on_read)
+        self._num_utterances += 1
         self._utterances.append(utterance)
         return utterance
 
-    def _took(self, chars: int) -> None:
-        self._chars = max(0, self._chars - chars)
+    def _on_read(self, num_chars: int) -> None:
+        # A cancel has set the count to zero before the cancelled texts are abandoned.
+        self._num_chars = max(0, self._num_chars - num_chars)
 
-    async def _due(self) -> _Utterance | None:
+    def _cancel(self) -> None:
+        """End every utterance there is. Events that were read before stay true; nothing else of them follows."""
+        if self._speaking:
+            self._speaking.cancel()
+        # An utterance of which only the end still waits was spoken in full.
+        cut = {event.utterance for event in self._events if not isinstance(event, UtteranceDone)}
+        ends = [event for event in self._events if isinstance(event, UtteranceDone)]
+        self._events = deque(replace(end, cancelled=end.utterance in cut or end.cancelled) for end in ends)
+        for utterance in self._utterances:
+            utterance.is_cancelled = True
+            self._events.append(UtteranceDone(utterance.index, utterance.num_started, cancelled=True))
+        self._num_bytes = sum(map(_weight, self._events))
+        self._num_chars = 0
+        self._utterances.clear()
+        self._open = None
+        self._listener = ListenerBuffer()
+
+    # --- audio --------------------------------------------------------------------------------------------------------
+
+    async def _next_due(self) -> _Utterance | None:
+        """Wait for something to speak; None where the session is closed and there is nothing."""
         while True:
             first = self._utterances[0] if self._utterances else None
-            if first and first.due:
+            if first and first.is_due:
                 return first
-            if self._closed:
+            if self._is_closed:
                 return None
             await self._changed.wait()
 
-    async def _speak(self, utterance: _Utterance, text: str | _Live) -> None:
-        unit, config = utterance.started, utterance.config
-        utterance.started += 1
-        rate_hz = self._synthesizer.profile.sample_rate_hz
-        known = text if isinstance(text, str) else text.text
-        await self._put(utterance, SentenceStarted(utterance.index, unit, known, config, rate_hz))
+    async def _speak(self, utterance: _Utterance, text: str | _LiveText) -> None:
+        """Speak one sentence of an utterance, or its live text as one, and report it."""
+        index, config, profile = utterance.num_started, utterance.config, self._synthesizer.profile
+        utterance.num_started += 1
+        known_text = text if isinstance(text, str) else text.text
+        await self._emit(utterance, SentenceStarted(utterance.index, index, known_text, config, profile.sample_rate_hz))
+        aligns = config.word_times and not profile.word_times
         words, data = list[Word](), list[bytes]()
-        skipped, error, asked, begun = "", "", time.monotonic(), False
+        skipped, error, asked_s, has_begun = "", "", time.monotonic(), False
         try:
-            async with aclosing(speak(self._synthesizer, text, config, self._playback)) as pieces:
-                async for piece in pieces:
-                    if self._measure and not begun:
-                        self._measure("first_sound", time.monotonic() - asked)
-                    begun = True
-                    words += piece.words
-                    skipped += piece.skipped
-                    self.audio_s += piece.end_s - piece.start_s
-                    if config.word_times and not self._synthesizer.profile.word_times:
-                        data.append(piece.data)
-                    if piece.data:
-                        sound = SentenceAudio(utterance.index, unit, piece.data, piece.start_s, piece.end_s)
-                        await self._put(utterance, sound)
+            async with aclosing(speak(self._synthesizer, text, config, self._listener)) as chunks:
+                async for chunk in chunks:
+                    if self._measure and not has_begun:
+                        self._measure("first_sound", time.monotonic() - asked_s)
+                    has_begun = True
+                    words += chunk.words
+                    skipped += chunk.skipped
+                    self.audio_s += chunk.end_s - chunk.start_s
+                    if aligns:
+                        data.append(chunk.data)
+                    if chunk.data:
+                        audio = SentenceAudio(utterance.index, index, chunk.data, chunk.start_s, chunk.end_s)
+                        await self._emit(utterance, audio)
         except (RemoteProtocolError, Refused) as failure:
             error = str(failure)
         except ModelError as failure:
-            log.error("a unit failed: %s", failure)
+            log.error("a sentence failed: %s", failure)
             error = "the model failed"
         finally:
-            if isinstance(text, _Live):
-                text.leave()
-        found = tuple(words)
-        if config.word_times and not error and not self._synthesizer.profile.word_times:
-            found = await self._aligned(text if isinstance(text, str) else text.text, b"".join(data))
-        await self._put(utterance, SentenceDone(utterance.index, unit, found, skipped, error))
+            if isinstance(text, _LiveText):
+                text.abandon()
+        word_times = tuple(words)
+        if aligns and not error:
+            word_times = await self._aligned(text if isinstance(text, str) else text.text, b"".join(data))
+        await self._emit(utterance, SentenceDone(utterance.index, index, word_times, skipped, error))
 
     async def _aligned(self, text: str, data: bytes) -> tuple[Word, ...]:
-        """Where the words lie in the sound of a synthesizer that does not say. The sound is PCM: words are given with no other."""
+        """Find the words of a text in its audio, PCM16 at the voice's rate: words go with no other format."""
         profile = self._synthesizer.profile
         if self._aligner is None:
             return ()
@@ -312,34 +358,20 @@ class SpeechSession:
             log.warning("no word times: %s", failure)
             return ()
 
-    async def _put(self, utterance: _Utterance, output: SpeechEvent) -> bool:
-        """Whether the output was put. A cancel may come while what is awaited is done already: then nothing follows it."""
-        while self._bytes >= MAX_WAITING_BYTES and not utterance.cancelled:
+    async def _emit(self, utterance: _Utterance, event: SpeechEvent) -> bool:
+        """Queue an event, and return whether it was queued: after a cancel nothing of an utterance follows.
+
+        The cancel may come while what the task awaited is done already, so that the scope does not stop it.
+        """
+        while self._num_bytes >= MAX_WAITING_BYTES and not utterance.is_cancelled:
             await self._changed.wait()
-        if utterance.cancelled:
+        if utterance.is_cancelled:
             return False
-        self._outputs.append(output)
-        self._bytes += _weight(output)
+        self._events.append(event)
+        self._num_bytes += _weight(event)
         self._changed.notify()
         return True
 
-    def _cancel(self) -> None:
-        """End every utterance there is. What was taken before stays said; nothing else of them is."""
-        if self._speaking:
-            self._speaking.cancel()
-        # An utterance of which nothing but its end still waits was heard in full.
-        cut = {o.utterance for o in self._outputs if not isinstance(o, UtteranceDone)}
-        ended = [o for o in self._outputs if isinstance(o, UtteranceDone)]
-        self._outputs = deque(replace(o, cancelled=o.utterance in cut or o.cancelled) for o in ended)
-        for utterance in self._utterances:
-            utterance.cancelled = True
-            self._outputs.append(UtteranceDone(utterance.index, utterance.started, cancelled=True))
-        self._bytes = sum(map(_weight, self._outputs))
-        self._chars = 0
-        self._utterances.clear()
-        self._open = None
-        self._playback = ListenerBuffer()
 
-
-def _weight(output: SpeechEvent) -> int:
-    return OUTPUT_BYTES + (len(output.data) if isinstance(output, SentenceAudio) else 0)
+def _weight(event: SpeechEvent) -> int:
+    return EVENT_BYTES + (len(event.data) if isinstance(event, SentenceAudio) else 0)

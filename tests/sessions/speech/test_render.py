@@ -1,0 +1,44 @@
+"""One text rendered as audio: its tempo, and how urgent each chunk is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from antiphon.contracts import Urgency, VoiceOptions
+from antiphon.events.speech import SpeechConfig
+from antiphon.sessions.speech.render import ListenerBuffer, speak
+from tests.sessions.speech.scripted import RATE_HZ, Scripted
+
+
+def test_when_the_speed_is_beyond_the_voice_then_the_audio_is_stretched() -> None:
+    async def main(speed: float) -> tuple[float, float, VoiceOptions]:
+        synthesizer = Scripted()
+        config = SpeechConfig(format="pcm", stream=True, speed=speed)
+        chunks = [c async for c in speak(synthesizer, "x" * 30, config)]
+        words = [w for c in chunks for w in c.words]
+        return sum(len(c.data) for c in chunks) / 2 / RATE_HZ, words[0].end_s, synthesizer.asked[0]
+
+    for speed, own, seconds in ((4.0, 2.0, 1.5), (0.25, 0.5, 6.0), (1.5, 1.5, 3.0)):
+        heard, word_s, options = asyncio.run(main(speed))
+        assert options.speed == own
+        # The scripted voice knows no tempo of its own: what is left of the 3 s is the stretch.
+        assert heard == pytest.approx(seconds, rel=0.05)
+        assert word_s == pytest.approx(seconds, rel=0.05)
+
+
+def test_the_less_audio_a_listener_holds_the_more_urgent_is_the_next_chunk() -> None:
+    now = [0.0]
+    listener = ListenerBuffer(lambda: now[0])
+    assert listener.urgency() is Urgency.FINAL
+    listener.add(1.0)
+    assert listener.urgency() is Urgency.PARTIAL
+    listener.add(5.0)
+    assert listener.urgency() is Urgency.BULK
+    now[0] = 5.8
+    assert listener.urgency() is Urgency.FINAL
+    # A gap that the listener has heard is not made up for.
+    now[0] = 20.0
+    listener.add(1.0)
+    assert listener.urgency() is Urgency.PARTIAL
