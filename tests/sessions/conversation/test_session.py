@@ -120,13 +120,13 @@ class Scene:
 
     def __init__(self, **config: Any) -> None:
         self.partner = Partner(config.pop("fails", False))
-        self.partner.profile = replace(self.partner.profile, accepts_media=config.pop("takes_media", False))
+        self.partner.profile = replace(self.partner.profile, accepts_media=config.pop("accepts_media", False))
         self.out: list[Any] = []
         self.overlaps: list[Any] = []
         count = itertools.count()
         self.playback = config.pop("playback", None)
         vad = config.pop("vad", ServerVad())
-        config.setdefault("weighs_overlap", bool(vad and vad.patience_ms))
+        config.setdefault("allows_backchannels", bool(vad and vad.patience_ms))
         transcriber = config.pop("transcriber", None) or ScriptedTranscriber()
         talk = ConversationConfig(TranscriptionConfig(vad=vad, preflight=True), **config)
         self.inbox = Inbox(60)
@@ -590,7 +590,7 @@ def test_an_answer_waits_until_the_images_are_read() -> None:
 
 
 async def _reads() -> None:
-    async with Scene(speaks=False) as scene:
+    async with Scene(audio_output=False) as scene:
         scene.session._looking._reader = reader = Reader()
         scene.partner.go.set()
         await scene.session.handle(shown("a", "YWJj"))
@@ -625,7 +625,7 @@ def test_a_partner_that_hears_and_sees_is_given_what_was_said_and_shown() -> Non
 async def _hears_and_sees() -> None:
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, "PNG")
-    async with Scene(speaks=False, takes_media=True) as scene:
+    async with Scene(audio_output=False, accepts_media=True) as scene:
         assert scene.session._sounds
         scene.partner.go.set()
         await looked_at(scene, shown("a", base64.b64encode(file.getvalue()).decode()))
@@ -646,7 +646,7 @@ async def _hears_and_sees() -> None:
 
 def test_an_answer_begun_at_a_pause_is_that_to_the_turns_sound() -> None:
     async def main() -> Scene:
-        async with Scene(takes_media=True) as scene:
+        async with Scene(accepts_media=True) as scene:
             assert scene.session._sounds
             await scene.begins()
             await scene.session._sounds.hear(np.full(3_200, 0.5, np.float32))
@@ -680,7 +680,7 @@ def test_a_partner_hears_the_words_of_the_turn_it_answers(vad: ServerVad | None,
         return None
 
     async def main() -> Scene:
-        async with Scene(takes_media=True, vad=vad, transcriber=ScriptedTranscriber(gate=gate)) as scene:
+        async with Scene(accepts_media=True, vad=vad, transcriber=ScriptedTranscriber(gate=gate)) as scene:
             scene.partner.go.set()
             for first, count in turns:
                 # A breath inside the turn, shorter than what ends it.
@@ -718,7 +718,7 @@ def test_a_partner_hears_the_words_of_the_turn_it_answers(vad: ServerVad | None,
 
 def test_what_has_no_words_is_heard_by_nobody() -> None:
     async def main() -> Scene:
-        async with Scene(takes_media=True) as scene:
+        async with Scene(accepts_media=True) as scene:
             assert scene.session._sounds
             scene.partner.go.set()
             await scene.session._sounds.hear(np.full(3_200, 0.5, np.float32))
@@ -732,7 +732,7 @@ def test_what_has_no_words_is_heard_by_nobody() -> None:
 
 def test_what_the_client_commits_is_heard_words_or_none() -> None:
     async def main() -> Scene:
-        async with Scene(takes_media=True, vad=None) as scene:
+        async with Scene(accepts_media=True, vad=None) as scene:
             assert scene.session._sounds
             scene.partner.go.set()
             await scene.session._sounds.hear(np.full(3_200, 0.5, np.float32))
@@ -753,7 +753,7 @@ def test_a_failed_transcript_leaves_what_is_owed() -> None:
     """One turn waits for its answer; another, which the client wants none to, cannot be transcribed."""
 
     async def main() -> Scene:
-        async with Scene(takes_media=True) as scene:
+        async with Scene(accepts_media=True) as scene:
             scene.partner.go.set()
             await scene.begins()
             first = await scene.stops()
@@ -770,7 +770,7 @@ def test_a_failed_transcript_leaves_what_is_owed() -> None:
 
 def test_a_turn_without_a_transcript_is_answered_by_who_heard_it() -> None:
     async def main(hears: bool) -> Scene:
-        async with Scene(takes_media=hears) as scene:
+        async with Scene(accepts_media=hears) as scene:
             scene.partner.go.set()
             if scene.session._sounds:
                 await scene.session._sounds.hear(np.full(3_200, 0.5, np.float32))
@@ -784,10 +784,12 @@ def test_a_turn_without_a_transcript_is_answered_by_who_heard_it() -> None:
     assert play(main(False)).responses() == []
 
 
-@pytest.mark.parametrize("takes_media", [False, True])
-def test_sound_that_comes_in_an_item_is_heard_or_transcribed(takes_media: bool) -> None:
+@pytest.mark.parametrize("accepts_media", [False, True])
+def test_sound_that_comes_in_an_item_is_heard_or_transcribed(accepts_media: bool) -> None:
     async def main() -> Scene:
-        async with Scene(speaks=False, takes_media=takes_media, transcriber=ScriptedTranscriber(fail=99)) as scene:
+        async with Scene(
+            audio_output=False, accepts_media=accepts_media, transcriber=ScriptedTranscriber(fail=99)
+        ) as scene:
             scene.partner.go.set()
             for name, first, known in (("a", 1, ""), ("b", 5, "As the client knows."), ("c", 99, "")):
                 part = ContentPart("input_audio", known, media=AudioPart(speech(first, 2)))
@@ -798,7 +800,7 @@ def test_sound_that_comes_in_an_item_is_heard_or_transcribed(takes_media: bool) 
 
     scene = play(main())
     (asked,) = scene.partner.asked
-    if takes_media:
+    if accepts_media:
         sounds = [part for m in asked for part in m.parts]
         assert [[n for n, *_ in heard(s.pcm)] for s in sounds if isinstance(s, AudioPart)] == [
             [1, 2],
@@ -814,7 +816,7 @@ def test_sound_that_comes_in_an_item_is_heard_or_transcribed(takes_media: bool) 
 
 def test_what_is_no_image_is_told_to_a_partner_that_sees() -> None:
     async def main() -> Scene:
-        async with Scene(speaks=False, takes_media=True) as scene:
+        async with Scene(audio_output=False, accepts_media=True) as scene:
             scene.partner.go.set()
             await looked_at(scene, shown("a", "YWJj"))
             await scene.session.handle(CreateResponse())
@@ -829,7 +831,7 @@ def test_what_is_no_image_is_told_to_a_partner_that_sees() -> None:
 
 def test_a_conversation_holds_so_much_of_images() -> None:
     async def main() -> list[str]:
-        async with Scene(speaks=False) as scene:
+        async with Scene(audio_output=False) as scene:
             for name in "abc":
                 await scene.session.handle(shown(name, "A" * (25 << 20)))
             return [o.code for o in scene.out if isinstance(o, CommandRejected)]
@@ -842,7 +844,7 @@ def test_an_image_that_cannot_be_read_is_told_and_answered_over() -> None:
 
 
 async def _does_not_read() -> None:
-    async with Scene(speaks=False) as scene:
+    async with Scene(audio_output=False) as scene:
         scene.session._looking._reader = reader = Reader()
         reader.go.set()
         scene.partner.go.set()

@@ -124,7 +124,7 @@ def test_a_turn_and_its_answer_as_states() -> None:
     ]
     assert scene.duplex.epoch == 0
     (known,) = scene.of(PlaybackAcknowledged)
-    assert known.kept
+    assert known.history_exact
 
 
 def test_speech_over_an_answer_ends_it_where_that_is_the_policy() -> None:
