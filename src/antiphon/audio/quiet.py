@@ -1,4 +1,4 @@
-"""Finds quiet places in which long audio can be cut, where nobody knows where its words lie."""
+"""Finds quiet places in which long audio can be cut without knowing where its words lie."""
 
 from __future__ import annotations
 

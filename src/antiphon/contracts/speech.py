@@ -17,7 +17,7 @@ class Urgency(IntEnum):
 
     - FINAL: the end of a turn, or the first audio of a response.
     - PARTIAL: a partial, or audio that is soon due.
-    - BULK: a file, for which nobody waits live.
+    - BULK: a file, which is not heard live.
     """
 
     FINAL = 0

@@ -1,5 +1,5 @@
-"""What full-duplex clients may ask and are told beyond a conversation's commands and events: epochs, overlap, playback
-and turn states.
+"""Commands and events of full-duplex conversations, beyond those of every conversation: epochs, overlap, playback and
+turn states.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Word:
     """One spoken word: its text without the spaces around it, its start and end in seconds, and the model's probability
     of it in [0, 1]. Times count from the start of what the word is reported with: a session's audio, a window, a file,
-    a sentence or a content part; whoever passes it on shifts it. A word whose place was only guessed has the
+    a sentence or a content part; code that passes it on shifts it. A word whose place was only estimated has the
     probability 1.
     """
 

@@ -55,7 +55,7 @@ BAND_EDGES_HZ = np.geomspace(150, 7000, 13)
 class EchoGuard:
     """Lowers speech probabilities of frames that are the echo of audio the server sent. Belongs to one session.
 
-    `add_reference` is told what is sent, `judge` what the microphone hears. All positions are samples at 16 kHz on the
+    `add_reference` gets what is sent, `judge` what the microphone hears. All positions are samples at 16 kHz on the
     microphone's clock. Levels older than any echo are dropped, so memory does not grow with the session. `delay_hops`
     is the delay of the echo in hops of 8 ms; None until it was found.
     """
