@@ -1,6 +1,9 @@
-"""A person at the page, played by headless Chromium with a recording for a microphone: `drive_page.py URL RECORDING.wav CAMERA.y4m FOLDER`.
+"""A user of the page, played by headless Chromium with a recording for a microphone.
 
-Talks, hears the answer, interrupts a long one by the button, over WebSocket and WebRTC; captions; speech; keyboard. Screenshots go to FOLDER.
+    drive_page.py URL RECORDING.wav CAMERA.y4m FOLDER
+
+It talks, hears the answer and interrupts a long one by the button, over WebSocket and WebRTC; then captions, speech,
+video, and the keyboard alone. Screenshots go to FOLDER.
 """
 
 from __future__ import annotations

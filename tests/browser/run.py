@@ -1,4 +1,4 @@
-"""The page in a real browser against a real server: `make browser`. Needs a Chromium of the system (Debian: `apt install chromium`).
+"""The page in a real browser against a real server: `make browser`. Needs Chromium (Debian: `apt install chromium`).
 
 The driver's environment is made beside this file on the first run; screenshots are left in out/.
 """
@@ -28,7 +28,7 @@ LIMIT_S = 300
 
 
 def microphone(path: Path) -> None:
-    """What Chromium takes for a microphone: a quiet moment, then the recording."""
+    """Write what Chromium takes for a microphone: a moment of silence, then the recording."""
     pcm = np.concatenate((np.zeros(int(LEAD_S * 16_000), np.float32), decode_all(str(RECORDING))))
     resampler = Resampler(16_000, MICROPHONE_HZ)
     with wave.open(str(path), "wb") as file:
@@ -39,7 +39,7 @@ def microphone(path: Path) -> None:
 
 
 def camera(path: Path) -> None:
-    """What Chromium takes for a camera: a door's sign, as YUV4MPEG2."""
+    """Write what Chromium takes for a camera: a door's sign, as YUV4MPEG2."""
     image = Image.new("RGB", (640, 360), "white")
     ImageDraw.Draw(image).text((60, 140), SIGN, "black", ImageFont.load_default(72))
     luma, *chroma = (np.asarray(plane) for plane in image.convert("YCbCr").split())

@@ -1,6 +1,7 @@
-"""vLLM-Omni's DuplexClient: a spoken turn answered and acknowledged as it plays, interrupted, cut off and resumed, closed.
+"""vLLM-Omni's DuplexClient: a turn is answered and acknowledged as it plays, interrupted, resumed after a cut, closed.
 
-The client is a module of a large wheel whose other modules need a GPU's libraries: the wheel is unpacked, and the client imported alone.
+The client is a module of a large wheel whose other modules need a GPU's libraries. So the wheel is unpacked, and the
+client imported alone.
 """
 
 import asyncio

@@ -2,7 +2,8 @@
 
     python tests/clients/run.py [NAME…]
 
-An environment is made beside this file from NAME.txt on the first run. A driver prints one line and exits with 0 if its client was served.
+An environment is made beside this file from NAME.txt on the first run. A driver prints one line and exits with 0 if its
+client was served.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ RECORDING = HERE.parent / "data" / "audio"
 
 
 def environment(name: str, here: Path = HERE) -> Path:
-    """The interpreter of a client's environment in `here`; made where its list is new."""
+    """The interpreter of a client's environment in `here`, which is made anew when its list has changed."""
     listed = here / f"{name}.txt"
     folder = here / f".venv-{name}"
     digest = hashlib.sha256(listed.read_bytes()).hexdigest()
@@ -45,7 +46,7 @@ def environment(name: str, here: Path = HERE) -> Path:
 
 
 def command(name: str) -> list[str | Path]:
-    """What drives a client, but for its arguments. Node's packages are installed where their list is new."""
+    """The command that drives a client, without its arguments. Node's packages are installed when their list is new."""
     if name != "node":
         return [environment(name), HERE / f"drive_{name}.py"]
     folder = HERE / "node"
@@ -58,7 +59,7 @@ def command(name: str) -> list[str | Path]:
 
 @contextmanager
 def server() -> Iterator[str]:
-    """A server of the default models; gives its URL."""
+    """Yield the URL of a server with the default models, and stop it afterwards."""
     process = subprocess.Popen(
         [sys.executable, "-m", "antiphon", "serve", "--port", "0"],
         stdout=subprocess.PIPE,

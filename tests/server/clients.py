@@ -1,4 +1,4 @@
-"""Small raw clients for tests that say on the wire what no library would."""
+"""Small raw clients, for tests that send what no library would."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import httpx
 import numpy as np
 import soxr
 import websockets
@@ -16,17 +17,36 @@ from websockets.asyncio.client import ClientConnection
 
 from antiphon.audio import Pcm
 from antiphon.audio.pcm import to_pcm16
+from tests.conftest import Process
 
 LIMIT_S = 60
 
 
+async def until_idle(server: Process) -> None:
+    """Wait until the server holds no session and its lanes no job."""
+    async with httpx.AsyncClient() as client:
+        for _ in range(LIMIT_S * 20):
+            text = (await client.get(f"{server.url}/metrics")).text
+            busy = [
+                line
+                for line in text.splitlines()
+                if line.startswith(("antiphon_sessions{", "antiphon_queue_jobs", "antiphon_running_jobs"))
+                and not line.endswith(" 0.0")
+            ]
+            if not busy:
+                return
+            await anyio.sleep(0.05)
+    raise AssertionError(busy)
+
+
 def b64(pcm: Pcm, rate: int = 16000) -> str:
+    """16 kHz audio as base64 of 16-bit PCM at `rate`."""
     data = pcm if rate == 16000 else np.asarray(soxr.resample(pcm, 16000, rate), np.float32)
     return base64.b64encode(to_pcm16(data)).decode()
 
 
 class Wire:
-    """One socket; `say` sends an event, `until` reads up to the frame that is asked for."""
+    """One socket. `say` sends an event, `until` reads up to the frame that is asked for; `seen` holds all that came."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket

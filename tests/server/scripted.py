@@ -1,4 +1,4 @@
-"""A real server in a thread of this process, over scripted models: real sockets, and audio that is known to the sample."""
+"""A real server in a thread of this process, over scripted models: its sockets are real, its audio is known exactly."""
 
 from __future__ import annotations
 

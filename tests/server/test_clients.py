@@ -6,6 +6,7 @@ import asyncio
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -28,7 +29,9 @@ def padded(pcm: Pcm, seconds: float = 1.5) -> Pcm:
 
 
 @pytest.mark.parametrize("manual", [False, True], ids=["server_vad", "manual"])
-def test_openai_python_realtime(server: Process, recordings: dict[str, Recording], manual: bool) -> None:
+def test_when_openai_python_transcribes_live_then_events_come_in_the_vendors_order(
+    server: Process, recordings: dict[str, Recording], manual: bool
+) -> None:
     async def main() -> tuple[list[str], str, str]:
         client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
         kinds, deltas, final = [], "", ""
@@ -71,7 +74,7 @@ def test_openai_python_realtime(server: Process, recordings: dict[str, Recording
     assert order == [*head, *vad, *tail, "conversation.item.input_audio_transcription.completed"]
 
 
-def test_openai_python_reads_the_first_frame_of_the_vllm_dialect_too(server: Process) -> None:
+def test_when_the_dialect_is_vllm_then_openai_python_still_reads_the_first_frame(server: Process) -> None:
     async def main() -> str:
         client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none")
         async with client.realtime.connect(model="default", extra_query={"dialect": "vllm"}) as connection:
@@ -80,7 +83,9 @@ def test_openai_python_reads_the_first_frame_of_the_vllm_dialect_too(server: Pro
     assert asyncio.run(asyncio.wait_for(main(), 30)) == "session.created"
 
 
-def test_vllm_dialect_live(server: Process, recordings: dict[str, Recording]) -> None:
+def test_when_a_vllm_client_streams_then_its_deltas_are_the_transcript_with_word_times(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
     async def main() -> tuple[str, str, dict[str, object]]:
         async with connect(server.ws) as wire:
             await wire.say("session.update", model="default", word_timestamps=True)
@@ -95,14 +100,17 @@ def test_vllm_dialect_live(server: Process, recordings: dict[str, Recording]) ->
     joined, text, done = asyncio.run(main())
     assert joined == text
     assert "immediate predecessors" in text
-    assert done["usage"]["total_tokens"] == done["usage"]["prompt_tokens"] + done["usage"]["completion_tokens"]  # type: ignore[index]
+    usage: Any = done["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     words = done["words"]
     assert isinstance(words, list)
     assert all(a["start"] <= a["end"] <= b["end"] for a, b in pairwise(words))
     assert 4.0 < words[-1]["end"] < 5.6
 
 
-def test_other_languages_detected_and_told(server: Process, recordings: dict[str, Recording]) -> None:
+def test_when_speech_is_not_english_then_it_is_detected_or_taken_as_named(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
     async def main() -> tuple[str, str]:
         async with connect(server.ws) as wire:
             german = await vllm(wire, recordings["fleurs-de-001"].pcm)
@@ -117,7 +125,9 @@ def test_other_languages_detected_and_told(server: Process, recordings: dict[str
         assert len(expected & set(letters(heard).split())) >= 0.6 * len(expected), heard
 
 
-def test_two_utterances_on_one_connection(server: Process, recordings: dict[str, Recording]) -> None:
+def test_when_a_connection_has_two_utterances_then_each_has_its_own_transcript(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
     async def main() -> list[str]:
         async with connect(server.ws) as wire:
             return [await vllm(wire, recordings[i].pcm) for i in ("lj-LJ001-0008", "lj-LJ001-0002")]
@@ -129,7 +139,9 @@ def test_two_utterances_on_one_connection(server: Process, recordings: dict[str,
 
 
 @pytest.mark.parametrize("name", ["esc10-002-2-101676-A", "esc10-010-2-18766-A", "librosa-trumpet", "silence"])
-def test_noise_music_and_silence_have_no_words(server: Process, recordings: dict[str, Recording], name: str) -> None:
+def test_when_there_is_no_speech_then_the_transcript_is_empty(
+    server: Process, recordings: dict[str, Recording], name: str
+) -> None:
     pcm = np.zeros(5 * 16000, np.float32) if name == "silence" else recordings[name].pcm
 
     async def main() -> str:
@@ -139,7 +151,7 @@ def test_noise_music_and_silence_have_no_words(server: Process, recordings: dict
     assert asyncio.run(main()) == ""
 
 
-# --- files --------------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +159,9 @@ def client(server: Process) -> OpenAI:
     return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-def test_openai_python_transcribes_a_file(client: OpenAI, recordings: dict[str, Recording]) -> None:
+def test_when_openai_python_sends_a_file_then_it_gets_its_text_in_every_format(
+    client: OpenAI, recordings: dict[str, Recording]
+) -> None:
     path: Path = recordings["jfk"].path
     answer = client.audio.transcriptions.create(model="whisper-1", file=path)
     assert JFK in letters(answer.text)
@@ -161,7 +175,9 @@ def test_openai_python_transcribes_a_file(client: OpenAI, recordings: dict[str, 
     assert str(text).startswith("WEBVTT\n\n00:00:00.")
 
 
-def test_verbose_json_has_segments_and_words(client: OpenAI, recordings: dict[str, Recording]) -> None:
+def test_when_verbose_json_is_asked_for_then_it_has_segments_and_words(
+    client: OpenAI, recordings: dict[str, Recording]
+) -> None:
     answer = client.audio.transcriptions.create(
         model="default",
         file=recordings["jfk"].path,
@@ -176,7 +192,9 @@ def test_verbose_json_has_segments_and_words(client: OpenAI, recordings: dict[st
     assert JFK in letters(" ".join(w.word for w in answer.words))
 
 
-def test_openai_python_streams_a_file(client: OpenAI, recordings: dict[str, Recording]) -> None:
+def test_when_openai_python_streams_a_file_then_its_deltas_are_the_text(
+    client: OpenAI, recordings: dict[str, Recording]
+) -> None:
     text, done = "", None
     for event in client.audio.transcriptions.create(
         model="gpt-4o-transcribe", file=recordings["jfk"].path, stream=True
@@ -192,7 +210,9 @@ def test_openai_python_streams_a_file(client: OpenAI, recordings: dict[str, Reco
     assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
 
 
-def test_openai_python_translates_a_file(client: OpenAI, recordings: dict[str, Recording]) -> None:
+def test_when_openai_python_translates_a_file_then_it_gets_english(
+    client: OpenAI, recordings: dict[str, Recording]
+) -> None:
     with pytest.deprecated_call():
         answer = client.audio.translations.create(model="whisper-1", file=recordings["fleurs-de-001"].path)
     text = letters(answer.text)
@@ -211,7 +231,7 @@ def test_openai_python_translates_a_file(client: OpenAI, recordings: dict[str, R
         ({"model": ""}, "model"),
     ],
 )
-def test_a_wrong_field_is_a_400_that_names_it(
+def test_when_a_form_field_is_wrong_then_the_400_names_it(
     server: Process, recordings: dict[str, Recording], fields: dict[str, str], param: str
 ) -> None:
     files = {"file": recordings["lj-LJ001-0008"].path.read_bytes()}
@@ -221,13 +241,13 @@ def test_a_wrong_field_is_a_400_that_names_it(
 
 
 @pytest.mark.parametrize("data", [b"", b"this is text", bytes(5000)], ids=["empty", "text", "zeros"])
-def test_a_file_that_is_no_sound_is_a_400(client: OpenAI, data: bytes) -> None:
+def test_when_a_file_has_no_audio_then_the_400_names_the_file(client: OpenAI, data: bytes) -> None:
     with pytest.raises(BadRequestError) as error:
         client.audio.transcriptions.create(model="default", file=("a.wav", data))
     assert error.value.param == "file"
 
 
-def test_an_unknown_model_is_a_404(client: OpenAI, recordings: dict[str, Recording]) -> None:
+def test_when_a_model_is_unknown_then_it_is_a_404(client: OpenAI, recordings: dict[str, Recording]) -> None:
     with pytest.raises(NotFoundError):
         client.audio.transcriptions.create(model="nonsense", file=recordings["jfk"].path)
     with pytest.raises(NotFoundError):
@@ -238,13 +258,15 @@ def test_an_unknown_model_is_a_404(client: OpenAI, recordings: dict[str, Recordi
     ("path", "method", "status"),
     [("/v1/nothing", "GET", 404), ("/v1/audio/transcriptions", "GET", 405), ("/v1/audio/transcriptions", "POST", 400)],
 )
-def test_other_errors_have_the_shape_too(server: Process, path: str, method: str, status: int) -> None:
+def test_when_a_path_or_method_is_wrong_then_the_error_has_openais_shape(
+    server: Process, path: str, method: str, status: int
+) -> None:
     answer = httpx.request(method, server.url + path)
     assert answer.status_code == status
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
 
 
-def test_models_and_probes(client: OpenAI, server: Process) -> None:
+def test_when_the_server_is_ready_then_models_probes_and_metrics_answer(client: OpenAI, server: Process) -> None:
     assert [m.id for m in client.models.list()] == ["whisper-base", "default"]
     assert client.models.retrieve("default").id == "default"
     assert httpx.get(f"{server.url}/health").json()["status"] == "ok"

@@ -20,29 +20,12 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from antiphon.settings import AudioSettings
 from tests.conftest import Process, Recording, Serve
-from tests.server.clients import b64, connect, vllm
+from tests.server.clients import b64, connect, until_idle, vllm
 
 LIMIT_S = 60
 
 
-async def idle(server: Process) -> None:
-    """Wait until the server holds no session and its lanes no job."""
-    async with httpx.AsyncClient() as client:
-        for _ in range(LIMIT_S * 20):
-            text = (await client.get(f"{server.url}/metrics")).text
-            busy = [
-                line
-                for line in text.splitlines()
-                if line.startswith(("antiphon_sessions{", "antiphon_queue_jobs", "antiphon_running_jobs"))
-                and not line.endswith(" 0.0")
-            ]
-            if not busy:
-                return
-            await asyncio.sleep(0.05)
-    raise AssertionError(busy)
-
-
-def test_every_bad_frame_gets_its_error_and_the_session_goes_on(
+def test_when_frames_are_bad_then_each_gets_its_error_and_the_session_goes_on(
     server: Process, recordings: dict[str, Recording]
 ) -> None:
     bad: list[tuple[str, str]] = [
@@ -73,7 +56,7 @@ def test_every_bad_frame_gets_its_error_and_the_session_goes_on(
     assert "surpassed" in asyncio.run(main())
 
 
-def test_a_frame_far_over_the_limit_closes_with_1009(server: Process) -> None:
+def test_when_a_frame_is_far_over_the_limit_then_the_connection_closes_with_1009(server: Process) -> None:
     async def main() -> int:
         async with connect(server.ws) as wire:
             with pytest.raises(ConnectionClosed) as closed:
@@ -86,7 +69,7 @@ def test_a_frame_far_over_the_limit_closes_with_1009(server: Process) -> None:
     assert asyncio.run(main()) == 1009
 
 
-def test_an_unknown_model_in_the_url_is_said_and_closed(server: Process) -> None:
+def test_when_the_url_names_an_unknown_model_then_an_error_is_sent_and_the_connection_closed(server: Process) -> None:
     async def main() -> tuple[dict[str, Any], int]:
         async with connect(server.ws, "?model=nonsense") as wire:
             answer = await wire.read()
@@ -100,7 +83,7 @@ def test_an_unknown_model_in_the_url_is_said_and_closed(server: Process) -> None
     assert code == 1008
 
 
-def test_a_file_ten_times_faster_than_real_time_is_slowed_and_nothing_is_lost(
+def test_when_audio_comes_faster_than_real_time_then_it_is_slowed_and_nothing_is_lost(
     server: Process, recordings: dict[str, Recording]
 ) -> None:
     one = recordings["lj-LJ001-0008"]
@@ -143,7 +126,7 @@ def test_a_file_ten_times_faster_than_real_time_is_slowed_and_nothing_is_lost(
     assert deepest <= AudioSettings().max_backlog_s + 2
 
 
-def test_vanishing_clients_leave_no_session_no_job_and_no_memory(
+def test_when_clients_vanish_then_no_session_job_or_memory_is_left(
     server: Process, recordings: dict[str, Recording]
 ) -> None:
     process = psutil.Process(server.popen.pid)
@@ -159,7 +142,7 @@ def test_vanishing_clients_leave_no_session_no_job_and_no_memory(
 
     async def wave() -> None:
         await asyncio.gather(*(vanish(i) for i in range(20)))
-        await idle(server)
+        await until_idle(server)
 
     asyncio.run(wave())
     descriptors, memory = process.num_fds(), process.memory_info().rss
@@ -169,7 +152,9 @@ def test_vanishing_clients_leave_no_session_no_job_and_no_memory(
     assert process.memory_info().rss < memory + (40 << 20)
 
 
-def test_others_do_not_notice(server: Process, recordings: dict[str, Recording]) -> None:
+def test_when_some_clients_misbehave_then_others_are_served_as_before(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
     async def nuisance() -> None:
         for _ in range(5):
             async with connect(server.ws) as wire:
@@ -186,7 +171,7 @@ def test_others_do_not_notice(server: Process, recordings: dict[str, Recording])
     assert "immediate predecessors" in asyncio.run(main())
 
 
-def test_a_flood_of_events_is_refused_by_name(server: Process) -> None:
+def test_when_a_client_floods_events_then_the_session_ends_with_rate_limit_exceeded(server: Process) -> None:
     async def main() -> tuple[str, int]:
         async with connect(server.ws, "?intent=transcription") as wire:
 
@@ -206,10 +191,12 @@ def test_a_flood_of_events_is_refused_by_name(server: Process) -> None:
             return error["error"]["code"], code
 
     assert asyncio.run(main()) == ("rate_limit_exceeded", 1008)
-    asyncio.run(idle(server))
+    asyncio.run(until_idle(server))
 
 
-def test_a_client_that_never_reads_is_bounded(server: Process, recordings: dict[str, Recording]) -> None:
+def test_when_a_client_never_reads_then_the_server_stops_reading_too(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
     """It sends and never reads: the server stops reading too, and lets go of it when it leaves."""
     process = psutil.Process(server.popen.pid)
     before = process.memory_info().rss
@@ -234,10 +221,12 @@ def test_a_client_that_never_reads_is_bounded(server: Process, recordings: dict[
             pass
         assert sent < 90_000_000
         assert process.memory_info().rss < before + (30 << 20)
-    asyncio.run(idle(server))
+    asyncio.run(until_idle(server))
 
 
-def test_keys_limits_cors_and_live_overflow(serve: Serve, recordings: dict[str, Recording]) -> None:
+def test_when_keys_and_limits_are_set_then_requests_sessions_and_backlog_are_held_to_them(
+    serve: Serve, recordings: dict[str, Recording]
+) -> None:
     server = serve(
         "--profile",
         "default",
@@ -294,7 +283,9 @@ def test_keys_limits_cors_and_live_overflow(serve: Serve, recordings: dict[str, 
     asyncio.run(asyncio.wait_for(main(), 120))
 
 
-def test_sigterm_tells_sessions_flushes_finals_and_closes(serve: Serve, recordings: dict[str, Recording]) -> None:
+def test_when_sigterm_comes_then_sessions_get_an_error_their_finals_and_a_close(
+    serve: Serve, recordings: dict[str, Recording]
+) -> None:
     server = serve()
 
     async def main() -> tuple[list[dict[str, Any]], int]:
@@ -327,7 +318,9 @@ def test_sigterm_tells_sessions_flushes_finals_and_closes(serve: Serve, recordin
     assert server.popen.wait(30) == 0
 
 
-def test_a_session_expires_with_its_last_words(serve: Serve, recordings: dict[str, Recording]) -> None:
+def test_when_a_session_expires_then_its_last_words_are_still_transcribed(
+    serve: Serve, recordings: dict[str, Recording]
+) -> None:
     server = serve("--session-s", "3")
 
     async def main() -> list[dict[str, Any]]:
@@ -344,7 +337,7 @@ def test_a_session_expires_with_its_last_words(serve: Serve, recordings: dict[st
     assert "surpassed" in seen[-1]["text"]
 
 
-def test_two_hundred_sockets_come_and_go(server: Process) -> None:
+def test_when_two_hundred_sockets_come_and_go_then_each_is_served(server: Process) -> None:
     async def visit() -> str:
         async with connect(server.ws) as wire:
             return str((await wire.read())["type"])
@@ -353,13 +346,13 @@ def test_two_hundred_sockets_come_and_go(server: Process) -> None:
         out = []
         for _ in range(10):
             out += await asyncio.gather(*(visit() for _ in range(20)))
-        await idle(server)
+        await until_idle(server)
         return out
 
     assert asyncio.run(main()) == ["session.created"] * 200
 
 
-def test_listening_to_others_without_a_key_is_refused() -> None:
+def test_when_the_address_is_public_and_no_key_is_set_then_the_server_does_not_start() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "antiphon", "serve", "--host", "0.0.0.0"],
         capture_output=True,
@@ -371,7 +364,7 @@ def test_listening_to_others_without_a_key_is_refused() -> None:
     assert "--api-key" in done.stderr
 
 
-def test_sigint_ends_cleanly(serve: Serve) -> None:
+def test_when_sigint_comes_then_the_server_exits_with_0(serve: Serve) -> None:
     server = serve()
     server.popen.send_signal(signal.SIGINT)
     assert server.popen.wait(30) == 0

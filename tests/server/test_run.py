@@ -15,7 +15,7 @@ from antiphon.server.run import bind, first_cause
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_small_frames_do_not_wait_for_each_other(host: str) -> None:
+def test_when_a_client_connects_then_nagles_delay_is_off(host: str) -> None:
     async def main() -> int:
         seen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -38,14 +38,14 @@ def test_small_frames_do_not_wait_for_each_other(host: str) -> None:
     assert asyncio.run(main()) == 1
 
 
-def test_an_address_that_is_taken_is_a_clear_error() -> None:
+def test_when_an_address_is_taken_then_the_error_names_it() -> None:
     with bind("127.0.0.1", 0) as taken:
         taken.listen()
         with pytest.raises(SettingsError, match="cannot listen on"):
             bind("127.0.0.1", taken.getsockname()[1])
 
 
-def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
+def test_when_a_model_does_not_load_then_the_error_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_omni_moe"}')
     flags = ("--partner", str(tmp_path), "--synthesizer", "none", "--port", "0")
     ended = subprocess.run(
@@ -56,7 +56,7 @@ def test_a_model_that_does_not_load_is_one_line(tmp_path: Path) -> None:
     assert ended.stderr.splitlines()[-1].startswith(f"antiphon: {tmp_path.name} does not load from {tmp_path}")
 
 
-def test_of_several_failures_the_first_that_says_what_is_wrong_is_told() -> None:
+def test_when_several_things_fail_then_the_first_antiphon_error_is_reported() -> None:
     told = ModelError("the voice broke")
     group = ExceptionGroup("a", [ValueError("no"), ExceptionGroup("b", [told, ModelError("later")])])
     assert first_cause(group) is told

@@ -1,4 +1,4 @@
-"""Conversations that outlive their server: killed, and taken up again by the next."""
+"""Conversations that outlive their server: it is killed or stopped, and the next one restores them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT_S = 90
 
 
 async def ask(socket: Any, text: str) -> dict[str, Any]:
-    """A written turn and its answer."""
+    """Send a written turn and return its response."""
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
     await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
     await socket.send(json.dumps({"type": "response.create", "response": {"max_output_tokens": 12}}))
@@ -31,9 +31,17 @@ async def until(socket: Any, *kinds: str) -> dict[str, Any]:
     return event  # type: ignore[no-any-return]
 
 
+def resume(session_id: str, token: str) -> str:
+    """A `session.resume` of a client that has seven events."""
+    event = {"type": "session.resume", "session_id": session_id, "resume_token": token}
+    return json.dumps(event | {"last_received_server_event_seq": 7})
+
+
 @pytest.mark.parametrize("query", ["duplex=1", "resume=1"])
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_conversation_outlives_its_server(serve: Serve, tmp_path: Path, query: str, killed: bool) -> None:
+def test_when_a_server_is_killed_or_stopped_then_the_next_one_restores_its_conversation(
+    serve: Serve, tmp_path: Path, query: str, killed: bool
+) -> None:
     flags = ("--language-model", SMALL, "--state", str(tmp_path))
 
     async def begin(url: str) -> tuple[str, str, list[str]]:
@@ -68,9 +76,7 @@ def test_a_conversation_outlives_its_server(serve: Serve, tmp_path: Path, query:
             f"{url}/v1/realtime?{query.replace('=1', '=' + session_id) if 'resume' in query else query}"
         ) as socket:
             for given in ("wrong", token):
-                await socket.send(json.dumps({
-                    "type": "session.resume", "session_id": session_id, "resume_token": given, "last_received_server_event_seq": 7,
-                }))  # fmt: skip
+                await socket.send(resume(session_id, given))
                 resumed = json.loads(await socket.recv())
                 if given == "wrong":
                     assert resumed["error"]["code"] == "invalid_resume_token"
@@ -78,9 +84,7 @@ def test_a_conversation_outlives_its_server(serve: Serve, tmp_path: Path, query:
         async with websockets.connect(
             f"{url}/v1/realtime?{query.replace('=1', '=' + session_id) if 'resume' in query else query}"
         ) as socket:
-            await socket.send(json.dumps({
-                "type": "session.resume", "session_id": session_id, "resume_token": token, "last_received_server_event_seq": 7,
-            }))  # fmt: skip
+            await socket.send(resume(session_id, token))
             resumed = json.loads(await socket.recv())
             response = await ask(socket, "What is my name?")
             assert socket.last > 7  # type: ignore[attr-defined]

@@ -57,7 +57,7 @@ class AttachedSession(Protocol):
         ...
 
     def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """Return the decoded event if it is about the connection (resuming, acknowledgements); None: it is `handle`'s."""
+        """Return the event if it is about the connection (a resume, an acknowledgement); None: it is for `handle`."""
         ...
 
     async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:

@@ -11,7 +11,7 @@ from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.vision.images import EncodedImage
 
 
-def test_what_was_seen_and_heard_is_kept_as_text() -> None:
+def test_when_an_item_is_stored_then_its_images_and_audio_become_text() -> None:
     seen = ContentPart("input_image", image="data:image/png;base64,AA", media=ImagePart(EncodedImage(b"image")))
     read = ContentPart("input_image", "[An image. The text on it: Gate 7]", "data:image/png;base64,AA")
     said = ContentPart("input_audio", "Hello.", media=AudioPart(np.zeros(3, np.float32)))

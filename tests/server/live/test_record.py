@@ -10,10 +10,10 @@ from pathlib import Path
 
 from antiphon.recording.tape import Tape
 from tests.conftest import SMALL, VOICE, Recording, Serve
-from tests.server.routes.test_conversation import talk
+from tests.server.conversations import talk
 
 
-def test_a_recorded_conversation_is_replayed_turn_by_turn(
+def test_when_a_conversation_was_recorded_then_its_replay_has_the_same_turns(
     serve: Serve, recordings: dict[str, Recording], tmp_path: Path
 ) -> None:
     flags = ["--language-model", SMALL, "--synthesizer", VOICE]
@@ -25,7 +25,7 @@ def test_a_recorded_conversation_is_replayed_turn_by_turn(
         async with talk(server, headers=headers, **session) as wire:
             await wire.sound(recordings["lj-LJ001-0008"].pcm, silence_s=1.5)
             done = await wire.until("response.done")
-            # An id that the server gave is named by the client, and is another in the replay.
+            # The client names an id that the server chose, which is another one in the replay.
             await wire.say("conversation.item.delete", item_id=done["response"]["output"][0]["id"])
             await wire.until("conversation.item.deleted")
 
@@ -43,7 +43,7 @@ def test_a_recorded_conversation_is_replayed_turn_by_turn(
         env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
         check=False,
     )
-    # On a machine that is busier than it was then, what the client asked at its time may come before what it came behind.
+    # On a machine that is busier than at the recording, a client's event may now come before the event it followed.
     found = [
         line for line in run.stdout.splitlines() if line.startswith(("turns:", "turn 1 transcript", "turn 1 status"))
     ]

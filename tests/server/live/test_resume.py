@@ -1,4 +1,4 @@
-"""Sessions that outlive their connection: over real sockets, cut wherever it hurts."""
+"""Sessions that outlive their connection: over real sockets, cut off at every kind of moment."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SOCKETS: list[ClientConnection] = []
 
 
 async def dial(url: str) -> ClientConnection:
-    """A socket that is closed when the test is over."""
+    """A socket that is closed at the end of the test."""
     SOCKETS.append(await connect(url, max_size=None))
     return SOCKETS[-1]
 
 
 class Client:
-    """One that keeps what it sends until it knows the server has it, and comes back when it is cut off."""
+    """A client that keeps what it sends until the server has it, and resumes when it is cut off."""
 
     def __init__(self, url: str, query: str) -> None:
         self.url, self.query = url, query
@@ -56,7 +56,7 @@ class Client:
         self.socket = await dial(f"{self.url}{self.query}")
 
     def cut(self) -> None:
-        """The connection is gone, at once and without a word."""
+        """Reset the connection, without a close frame."""
         self.cuts += 1
         self.socket.transport.abort()
 
@@ -99,7 +99,7 @@ def sound(turns: int) -> list[str]:
 
 
 def summary(seen: list[dict[str, Any]]) -> list[Any]:
-    """What a client makes of its events, whatever pieces they came in: turns, their words, answers and theirs."""
+    """What a client makes of its events, however they were cut: turns, transcripts and responses."""
     out: list[Any] = []
     for event in seen:
         match event["type"]:
@@ -113,23 +113,28 @@ def summary(seen: list[dict[str, Any]]) -> list[Any]:
     return out
 
 
+PCM16 = {"type": "audio/pcm", "rate": 16000}
+TRANSCRIPTION_INPUT = {"format": PCM16, "turn_detection": {"type": "server_vad", "silence_duration_ms": 500}}
 TRANSCRIPTION = {
     "type": "session.update",
-    "session": {"type": "transcription", "audio": {"input": {
-        "format": {"type": "audio/pcm", "rate": 16000}, "turn_detection": {"type": "server_vad", "silence_duration_ms": 500}}}},
-}  # fmt: skip
+    "session": {"type": "transcription", "audio": {"input": TRANSCRIPTION_INPUT}},
+}
+CONVERSATION_INPUT = {"format": PCM16, "transcription": {"model": "default"}, "turn_detection": None}
 CONVERSATION = {
     "type": "session.update",
-    "session": {"type": "realtime", "output_modalities": ["text"], "audio": {"input": {
-        "format": {"type": "audio/pcm", "rate": 16000}, "transcription": {"model": "default"}, "turn_detection": None}}},
-}  # fmt: skip
-DUPLEX = {"type": "session.update", "session": {"modalities": ["text"], "turn_detection": {"type": "server_vad"},
-          "extra_body": {"auto_response": False}}}  # fmt: skip
+    "session": {"type": "realtime", "output_modalities": ["text"], "audio": {"input": CONVERSATION_INPUT}},
+}
+SERVER_VAD = {"type": "server_vad"}
+DUPLEX = {
+    "type": "session.update",
+    "session": {"modalities": ["text"], "turn_detection": SERVER_VAD, "extra_body": {"auto_response": False}},
+}
+AUDIO_SESSION = {"modalities": ["audio"], "turn_detection": SERVER_VAD}
 COMMIT, CREATE = json.dumps({"type": "input_audio_buffer.commit"}), json.dumps({"type": "response.create"})
 
 
 def script(kind: str, turns: int) -> tuple[str, list[str], dict[int, int]]:
-    """The query, what the client sends, and before which of it how many answers are waited for."""
+    """The query, the frames that the client sends, and by index the responses to await before a frame."""
     if kind == "transcription":
         return "/v1/realtime?resume=1", [json.dumps(TRANSCRIPTION), *sound(turns)], {}
     frames, gates = [json.dumps(CONVERSATION if kind == "conversation" else DUPLEX)], {}
@@ -146,7 +151,7 @@ def done(kind: str, seen: list[dict[str, Any]]) -> int:
 
 
 async def hold(url: str, kind: str, turns: int, cuts: int, seed: int) -> Client:
-    """A session of so many turns, cut off so often: while it sends, while it reads, before and after."""
+    """Hold a session of so many turns and cut it off so often: while it sends, while it reads, in between."""
     query, frames, gates = script(kind, turns)
     draw = random.Random(seed)
     client = Client(url, query)
@@ -193,7 +198,9 @@ async def hold(url: str, kind: str, turns: int, cuts: int, seed: int) -> Client:
 
 
 @pytest.mark.parametrize("kind", ["transcription", "conversation", "duplex"])
-def test_a_session_cut_wherever_is_as_one_that_was_not(scripted: tuple[str, ServerState, Echo], kind: str) -> None:
+def test_when_a_session_is_cut_off_anywhere_then_its_client_gets_what_an_uncut_one_gets(
+    scripted: tuple[str, ServerState, Echo], kind: str
+) -> None:
     async def main() -> tuple[Client, Client]:
         whole = await hold(scripted[0], kind, 12, 0, 1)
         return whole, await hold(scripted[0], kind, 12, 70, 2)
@@ -225,7 +232,7 @@ async def until(client: Client, kind: str) -> dict[str, Any]:
 
 
 async def turn(client: Client, first: int = 1) -> dict[str, Any]:
-    """A spoken turn, and the end of its answer."""
+    """Speak a turn; return the end of its response."""
     await client.say(append(speech(first, 3)))
     await client.say(COMMIT)
     await client.say(CREATE)
@@ -233,11 +240,11 @@ async def turn(client: Client, first: int = 1) -> dict[str, Any]:
 
 
 async def attempt(url: str, session_id: str, token: str, last: int = 0) -> dict[str, Any]:
-    """The answer to one session.resume."""
+    """Return the first frame after one session.resume."""
     async with connect(f"{url}/v1/realtime?duplex=1", max_size=None) as socket:
         await socket.send(json.dumps({
             "type": "session.resume", "session_id": session_id, "resume_token": token,
-            "last_received_server_event_seq": last, "event_id": "mine",
+            "last_received_server_event_seq": last, "event_id": "event_1",
         }))  # fmt: skip
         return json.loads(await socket.recv())  # type: ignore[no-any-return]
 
@@ -256,7 +263,7 @@ def run(coroutine: Any) -> Any:
     return asyncio.run(main())
 
 
-def test_a_second_attachment_replaces_the_first(scripted: tuple[str, ServerState, Echo]) -> None:
+def test_when_a_client_resumes_then_its_earlier_connection_is_replaced(scripted: tuple[str, ServerState, Echo]) -> None:
     async def main() -> None:
         client = await opened(scripted[0])
         first = client.socket
@@ -275,7 +282,7 @@ def test_a_second_attachment_replaces_the_first(scripted: tuple[str, ServerState
     run(main())
 
 
-def test_tokens_that_resume_nothing(scripted: tuple[str, ServerState, Echo]) -> None:
+def test_when_a_token_is_wrong_or_used_up_then_it_resumes_nothing(scripted: tuple[str, ServerState, Echo]) -> None:
     async def main() -> None:
         url = scripted[0]
         client = await opened(url)
@@ -286,8 +293,8 @@ def test_tokens_that_resume_nothing(scripted: tuple[str, ServerState, Echo]) -> 
             (client.session_id, "", "invalid_resume_token"),
             ("sess-0", used, "unknown_session"),
         ):
-            told = await attempt(url, session_id, token)
-            assert (told["error"]["code"], told["error"]["event_id"]) == (code, "mine")
+            answer = await attempt(url, session_id, token)
+            assert (answer["error"]["code"], answer["error"]["event_id"]) == (code, "event_1")
         assert (await attempt(url, client.session_id, used, 10**6))["error"]["code"] == "invalid_event_ack"
         await client.come_back()
         await turn(client)
@@ -301,23 +308,27 @@ def test_tokens_that_resume_nothing(scripted: tuple[str, ServerState, Echo]) -> 
 
 
 @pytest.mark.parametrize(
-    ("frame", "code"),
+    ("fields", "code"),
     [
-        ({"type": "session.resume"}, "bad_event"),
-        ({"type": "session.resume", "session_id": "a", "resume_token": 3}, "bad_event"),
-        ({"type": "session.resume", "session_id": "a", "resume_token": "b", "last_received_server_event_seq": -1}, "bad_event"),
+        ({}, "bad_event"),
+        ({"session_id": "a", "resume_token": 3}, "bad_event"),
+        ({"session_id": "a", "resume_token": "b", "last_received_server_event_seq": -1}, "bad_event"),
     ],
-)  # fmt: skip
-def test_resumes_that_are_none(scripted: tuple[str, ServerState, Echo], frame: dict[str, Any], code: str) -> None:
+)
+def test_when_a_resume_is_malformed_then_it_is_refused_as_bad_event(
+    scripted: tuple[str, ServerState, Echo], fields: dict[str, Any], code: str
+) -> None:
     async def main() -> dict[str, Any]:
         async with connect(f"{scripted[0]}/v1/realtime?duplex=1") as socket:
-            await socket.send(json.dumps(frame))
+            await socket.send(json.dumps({"type": "session.resume"} | fields))
             return json.loads(await socket.recv())  # type: ignore[no-any-return]
 
     assert run(main())["error"]["code"] == code
 
 
-def test_within_a_session_none_can_be_resumed_and_wrong_acknowledgements_are_refused(scripted: tuple[str, ServerState, Echo]) -> None:  # fmt: skip
+def test_when_a_session_is_open_then_a_resume_and_wrong_acknowledgements_are_refused(
+    scripted: tuple[str, ServerState, Echo],
+) -> None:
     async def main() -> list[str]:
         client = await opened(scripted[0])
         codes = []
@@ -339,7 +350,7 @@ def test_within_a_session_none_can_be_resumed_and_wrong_acknowledgements_are_ref
     assert run(main()) == ["session_resume_conflict", "invalid_event_ack", "invalid_event_ack", "unknown_session"]
 
 
-def test_who_comes_too_late_finds_nothing() -> None:
+def test_when_the_grace_period_is_over_then_the_session_is_unknown() -> None:
     async def main(url: str, state: ServerState) -> None:
         client = await opened(url)
         client.cut()
@@ -353,17 +364,17 @@ def test_who_comes_too_late_finds_nothing() -> None:
         run(main(url, state))
 
 
-def test_what_was_kept_for_too_many_bytes_is_gone_by_name() -> None:
+def test_when_the_journal_is_too_small_then_a_resume_names_the_gap_or_the_overflow() -> None:
     async def main(url: str, state: ServerState) -> tuple[str, str]:
-        # Seen and let go: more than the journal keeps has been sent since.
-        client = await opened(url, session={"modalities": ["audio"], "turn_detection": {"type": "server_vad"}})
+        # The client reads all of it, and more than the journal keeps.
+        client = await opened(url, session=AUDIO_SESSION)
         begun = client.last
         for _ in range(8):
             await client.say(json.dumps({"type": "push_text", "text": "word " * 20}))
             await until(client, "response.done")
         gap = await attempt(url, client.session_id, client.token, begun)
-        # Nobody reads, and it goes on: it stops keeping, and says so to who comes back.
-        client = await opened(url, session={"modalities": ["audio"], "turn_detection": {"type": "server_vad"}})
+        # The client is away, and more waits than the journal keeps: the session ends, and a resume is told why.
+        client = await opened(url, session=AUDIO_SESSION)
         await client.say(json.dumps({"type": "push_text", "text": "word " * 900}))
         # The reset of a connection may overtake the frame before it: the response has to have begun.
         await until(client, "response.created")
@@ -380,14 +391,16 @@ def test_what_was_kept_for_too_many_bytes_is_gone_by_name() -> None:
         assert run(main(url, state)) == ("journal_gap", "journal_overflow")
 
 
-def test_a_session_that_fails_ends_alone(scripted: tuple[str, ServerState, Echo], caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip
+def test_when_a_session_fails_then_it_ends_alone(
+    scripted: tuple[str, ServerState, Echo], caplog: pytest.LogCaptureFixture
+) -> None:
     async def main() -> None:
         other, one = await opened(scripted[0]), await opened(scripted[0])
         await one.say(json.dumps({"type": "push_text", "text": "fail"}))
         await one.say(CREATE)
         failed = await until(one, "response.done")
         assert failed["response"]["status"] == "failed"
-        # The next turn works; what nobody expects ends the session by name.
+        # The next turn works; an exception that no contract allows ends the session with `server_error`.
         await turn(one)
         await one.say(json.dumps({"type": "push_text", "text": "crash"}))
         await one.say(CREATE)
@@ -400,7 +413,9 @@ def test_a_session_that_fails_ends_alone(scripted: tuple[str, ServerState, Echo]
     run(main())
 
 
-def test_nothing_is_resumed_that_was_not_to_be(scripted: tuple[str, ServerState, Echo]) -> None:
+def test_when_no_token_was_asked_for_then_the_session_cannot_be_resumed(
+    scripted: tuple[str, ServerState, Echo],
+) -> None:
     async def main() -> dict[str, Any]:
         async with connect(f"{scripted[0]}/v1/realtime") as socket:
             created = json.loads(await socket.recv())
@@ -413,9 +428,9 @@ def test_nothing_is_resumed_that_was_not_to_be(scripted: tuple[str, ServerState,
 LONG = json.dumps({"type": "push_text", "text": "word " * 900})
 
 
-def test_a_client_that_does_not_read_is_replaced_all_the_same(scripted: tuple[str, ServerState, Echo]) -> None:
+def test_when_a_client_does_not_read_then_a_resume_still_replaces_it(scripted: tuple[str, ServerState, Echo]) -> None:
     async def main() -> None:
-        client = await opened(scripted[0], session={"modalities": ["audio"], "turn_detection": {"type": "server_vad"}})
+        client = await opened(scripted[0], session=AUDIO_SESSION)
         attachment = scripted[1].resumable[client.session_id].attachment
         await client.say(LONG)
         for _ in range(500):
@@ -436,18 +451,18 @@ def test_a_client_that_does_not_read_is_replaced_all_the_same(scripted: tuple[st
     run(main())
 
 
-def test_who_cannot_be_served_replaces_nobody(scripted: tuple[str, ServerState, Echo]) -> None:
+def test_when_a_resume_is_refused_then_the_attached_client_stays(scripted: tuple[str, ServerState, Echo]) -> None:
     async def main() -> None:
         client = await opened(scripted[0])
         await turn(client)
-        told = await attempt(scripted[0], client.session_id, client.token, 10**6)
-        assert told["error"]["code"] == "invalid_event_ack"
+        answer = await attempt(scripted[0], client.session_id, client.token, 10**6)
+        assert answer["error"]["code"] == "invalid_event_ack"
         assert (await turn(client, 4))["response"]["status"] == "completed"
 
     run(main())
 
 
-def test_of_two_that_come_at_once_the_last_stays(scripted: tuple[str, ServerState, Echo]) -> None:
+def test_when_several_clients_resume_at_once_then_each_is_answered(scripted: tuple[str, ServerState, Echo]) -> None:
     async def main() -> None:
         client = await opened(scripted[0])
         resume = json.dumps({"type": "session.resume", "session_id": client.session_id, "resume_token": client.token})
@@ -461,7 +476,9 @@ def test_of_two_that_come_at_once_the_last_stays(scripted: tuple[str, ServerStat
     run(main())
 
 
-def test_a_flood_of_wrong_acknowledgements_is_not_kept(scripted: tuple[str, ServerState, Echo]) -> None:
+def test_when_wrong_acknowledgements_flood_in_then_their_errors_stay_bounded(
+    scripted: tuple[str, ServerState, Echo],
+) -> None:
     async def main() -> None:
         client = await opened(scripted[0])
         outbox = scripted[1].resumable[client.session_id].attachment.outbox

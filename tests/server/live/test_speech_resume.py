@@ -1,4 +1,4 @@
-"""A speech stream that outlives its connection: the sound of one that is cut is the sound of one that is not."""
+"""A speech stream that outlives its connection: one that is cut off has the audio of one that is not."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from websockets.exceptions import ConnectionClosed
 from tests.conftest import Process
 
 LIMIT_S = 90
-TEXT = "The sea was calm that morning. Nobody had seen the boats come in, and nobody asked. A dog barked twice. Then it was quiet again."
+TEXT = (
+    "The sea was calm that morning. Nobody had seen the boats come in, and nobody asked. "
+    "A dog barked twice. Then it was quiet again."
+)
 CONFIG = {"type": "session.config", "response_format": "pcm", "stream_audio": True, "seed": 7}
 
 
 async def spoken(url: str, cuts: int, seed: int = 1) -> tuple[list[Any], bytes, int]:
-    """What was said in two utterances: events, sound, and how often the socket was cut."""
+    """Speak two utterances; return their events, their audio, and how often the socket was cut off."""
     draw = random.Random(seed)
     frames = [json.dumps(CONFIG)]
     for _ in range(2):
@@ -55,9 +58,8 @@ async def spoken(url: str, cuts: int, seed: int = 1) -> tuple[list[Any], bytes, 
         except ConnectionClosed:
             await socket.wait_closed()
             socket = await connect(f"{url}/v1/audio/speech/stream?resume={session}", max_size=None)
-            await socket.send(json.dumps({
-                "type": "session.resume", "session_id": session, "resume_token": token, "last_received_server_event_seq": count,
-            }))  # fmt: skip
+            resume = {"type": "session.resume", "session_id": session, "resume_token": token}
+            await socket.send(json.dumps(resume | {"last_received_server_event_seq": count}))
             resumed = json.loads(await socket.recv())
             assert resumed["type"] == "session.resumed", resumed
             token, at = resumed["resume_token"], resumed["received_events"]
@@ -66,7 +68,7 @@ async def spoken(url: str, cuts: int, seed: int = 1) -> tuple[list[Any], bytes, 
     return events, sound, made
 
 
-def test_a_stream_that_is_cut_says_the_same(speaker: Process) -> None:
+def test_when_a_stream_is_cut_off_then_its_audio_is_that_of_an_uncut_one(speaker: Process) -> None:
     async def main() -> list[tuple[list[Any], bytes, int]]:
         async with asyncio.timeout(LIMIT_S):
             return [await spoken(speaker.ws, 0), await spoken(speaker.ws, 30)]
@@ -81,7 +83,7 @@ def test_a_stream_that_is_cut_says_the_same(speaker: Process) -> None:
 @pytest.mark.parametrize(
     "first", [{"type": "session.config"}, {"type": "session.resume", "session_id": "sess-0", "resume_token": "x"}]
 )
-def test_what_resumes_no_stream(speaker: Process, first: dict[str, Any]) -> None:
+def test_when_a_resume_names_no_stream_then_it_is_refused(speaker: Process, first: dict[str, Any]) -> None:
     async def main() -> dict[str, Any]:
         async with connect(f"{speaker.ws}/v1/audio/speech/stream?resume=sess-0") as socket:
             await socket.send(json.dumps(first))
@@ -90,7 +92,7 @@ def test_what_resumes_no_stream(speaker: Process, first: dict[str, Any]) -> None
     assert asyncio.run(main())["error"]["code"] in ("bad_event", "unknown_session")
 
 
-def test_a_stream_that_nobody_asked_to_resume_is_as_before(speaker: Process) -> None:
+def test_when_no_token_was_asked_for_then_the_streams_events_have_no_numbers(speaker: Process) -> None:
     async def main() -> dict[str, Any]:
         async with connect(f"{speaker.ws}/v1/audio/speech/stream") as socket:
             await socket.send(json.dumps(CONFIG | {"response_format": "wav", "stream_audio": False}))

@@ -1,4 +1,4 @@
-"""The small duplex dialects over real sockets, and beside a recorder."""
+"""The bridges over real sockets, on a server that records."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def f32(pcm: np.ndarray) -> str:
     return b64encode(pcm.astype("<f4").tobytes()).decode()
 
 
-def test_the_simplest_door_beside_a_recorder(recorded: tuple[str, ServerState, Echo]) -> None:
+def test_when_an_omni_client_talks_then_its_turns_are_answered_and_recorded(
+    recorded: tuple[str, ServerState, Echo],
+) -> None:
     async def main() -> tuple[list[Any], bytes]:
         seen, sound = [], b""
         async with connect(f"{recorded[0]}/v1/omni") as socket:
@@ -64,23 +66,25 @@ def test_the_simplest_door_beside_a_recorder(recorded: tuple[str, ServerState, E
     seen, sound = run(main())
     assert [e["text"] for e in seen if e["type"] == "turn.done"] == ["w1 w2 w3", "w4 w5 w6"]
     assert len(sound) == 2 * 3 * round(0.3 * 24_000) * 2
-    # The second turn came before anything of the first answer had been heard.
+    # The second turn came before anything of the first response had been heard.
     assert recorded[2].asked[-1] == ("Say it back.", "w1 w2 w3", "w4 w5 w6")
     assert list(Path(recorded[1].settings.server.record).iterdir())
 
 
-def test_the_demos_worker(recorded: tuple[str, ServerState, Echo]) -> None:
+def test_when_the_minicpmo_demo_talks_then_each_chunk_is_answered_and_health_counts_it(
+    recorded: tuple[str, ServerState, Echo],
+) -> None:
     async def main() -> list[dict[str, Any]]:
         out = []
         async with connect(f"{recorded[0]}/ws/duplex") as socket:
             await socket.send(json.dumps({"type": "prepare", "system_prompt": "Say it back."}))
             assert json.loads(await socket.recv())["type"] == "prepared"
-            said, silence = speech(1, 3), np.zeros(16_000, np.float32)
+            first, silence = speech(1, 3), np.zeros(16_000, np.float32)
             while not out or not out[-1]["end_of_turn"]:
-                second = said if not out else silence
+                second = first if not out else silence
                 await socket.send(json.dumps({"type": "audio_chunk", "audio_base64": f32(second)}))
                 out.append(json.loads(await socket.recv()))
-                # What is said is made meanwhile; the silence that goes on is as long as that takes.
+                # The response is produced meanwhile; silence is sent for as long as that takes.
                 await asyncio.sleep(0.05)
             await socket.send(json.dumps({"type": "stop"}))
             assert json.loads(await socket.recv())["type"] == "stopped"
@@ -97,10 +101,11 @@ def test_the_demos_worker(recorded: tuple[str, ServerState, Echo]) -> None:
     assert health["total_requests"] >= 1
 
 
-def test_the_sdks_door_has_its_subprotocol(recorded: tuple[str, ServerState, Echo]) -> None:
+def test_when_the_openbmb_sdk_connects_then_its_subprotocol_is_chosen(recorded: tuple[str, ServerState, Echo]) -> None:
     async def main() -> list[str]:
         kinds = []
-        async with connect(f"{recorded[0]}/v1/realtime?mode=audio&model=x", subprotocols=["map.realtime"]) as socket:  # type: ignore[list-item]
+        protocols: Any = ["map.realtime"]
+        async with connect(f"{recorded[0]}/v1/realtime?mode=audio&model=x", subprotocols=protocols) as socket:
             assert socket.subprotocol == "map.realtime"
             kinds.append(json.loads(await socket.recv())["type"])
             await socket.send(json.dumps({"type": "session.init", "payload": {}}))

@@ -28,8 +28,8 @@ from antiphon.events.conversation import (
 )
 from antiphon.transports.webrtc import FRAME_SAMPLES, RTC_HZ, OutputTrack
 from tests.conftest import SMALL, VOICE, Process, Recording, Serve
-from tests.server.routes.test_conversation import EVENT, LIMIT_S
-from tests.server.test_faults import idle
+from tests.server.clients import until_idle
+from tests.server.conversations import EVENT, LIMIT_S, talk
 
 SDP = {"content-type": "application/sdp"}
 
@@ -53,11 +53,11 @@ class Microphone(MediaStreamTrack):
 
     async def recv(self) -> AudioFrame:
         await asyncio.sleep(max(0.0, self._begun_s + self._at / 16000 - time.monotonic()))
-        sound = np.zeros(320, np.float32)
-        mine = self._pcm[self._at : self._at + 320]
-        sound[: len(mine)] = mine
+        frame_pcm = np.zeros(320, np.float32)
+        chunk = self._pcm[self._at : self._at + 320]
+        frame_pcm[: len(chunk)] = chunk
         frame = AudioFrame(format="s16", layout="mono", samples=320)
-        frame.planes[0].update((sound * 32767).astype(np.int16).tobytes())
+        frame.planes[0].update((frame_pcm * 32767).astype(np.int16).tobytes())
         frame.pts, frame.sample_rate, frame.time_base = self._at, 16000, Fraction(1, 16000)
         self._at += 320
         return frame
@@ -126,7 +126,7 @@ async def call(server: Process, pcm: Pcm, session: dict[str, Any] | None = None)
         await caller.peer.close()
 
 
-def test_a_spoken_question_is_answered_aloud_and_no_sound_is_in_the_events(
+def test_when_a_question_is_spoken_then_the_answer_is_played_and_no_event_has_audio(
     partner: Process, recordings: dict[str, Recording]
 ) -> None:
     pcm = np.concatenate((np.zeros(16000, np.float32), recordings["lj-LJ001-0008"].pcm))
@@ -144,10 +144,10 @@ def test_a_spoken_question_is_answered_aloud_and_no_sound_is_in_the_events(
     assert "response.output_audio_transcript.delta" in caller.kinds
     assert "response.output_audio.delta" not in caller.kinds
     assert sum(loud > 500 for loud in caller.heard) > 10
-    asyncio.run(idle(partner))
+    asyncio.run(until_idle(partner))
 
 
-def test_speech_cuts_what_sounds_and_what_was_not_heard_is_forgotten(
+def test_when_the_user_barges_in_then_the_item_is_cut_to_what_was_played(
     partner: Process, recordings: dict[str, Recording]
 ) -> None:
     """The client does nothing: the server knows what it has played."""
@@ -179,7 +179,7 @@ def test_speech_cuts_what_sounds_and_what_was_not_heard_is_forgotten(
     assert len(kept) < len(said)
 
 
-def test_the_client_may_clear_what_sounds(partner: Process) -> None:
+def test_when_the_client_clears_the_output_then_the_item_is_cut(partner: Process) -> None:
     async def main() -> list[str]:
         async with call(partner, np.zeros(16000, np.float32), {"max_output_tokens": 80}) as caller:
             text = [{"type": "input_text", "text": "Count from one to thirty."}]
@@ -195,7 +195,7 @@ def test_the_client_may_clear_what_sounds(partner: Process) -> None:
     assert "output_audio_buffer.cleared" in kinds
 
 
-def test_an_offer_of_more_than_one_voice_is_refused(partner: Process) -> None:
+def test_when_an_offer_has_two_audio_sections_then_it_is_refused(partner: Process) -> None:
     """Each further track would be decoded for nobody."""
 
     async def main() -> httpx.Response:
@@ -224,16 +224,16 @@ def test_an_offer_of_more_than_one_voice_is_refused(partner: Process) -> None:
         ({"content": b"x" * (1 << 21), "headers": SDP}, 413),
     ],
 )
-def test_an_offer_that_cannot_be_is_refused_and_holds_no_place(partner: Process, request_: Any, status: int) -> None:
+def test_when_an_offer_is_wrong_then_it_is_refused_and_holds_no_place(
+    partner: Process, request_: Any, status: int
+) -> None:
     answer = httpx.post(f"{partner.url}/v1/realtime/calls", timeout=30, **request_)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
-    asyncio.run(idle(partner))
+    asyncio.run(until_idle(partner))
 
 
-def test_clear_is_for_webrtc_only(partner: Process) -> None:
-    from tests.server.routes.test_conversation import talk
-
+def test_when_a_websocket_clears_the_output_then_it_is_an_error(partner: Process) -> None:
     async def main() -> str:
         async with talk(partner) as wire:
             await wire.say("output_audio_buffer.clear")
@@ -242,7 +242,7 @@ def test_clear_is_for_webrtc_only(partner: Process) -> None:
     assert asyncio.run(main()) == "invalid_value"
 
 
-# --- what plays --------------------------------------------------------------------------------------------------------
+# --- the output track -------------------------------------------------------------------------------------------------
 
 
 def at(item: str, response: str = "resp_1") -> ContentPosition:
@@ -253,35 +253,35 @@ def tone(seconds: float) -> Pcm:
     return np.full(int(24_000 * seconds), 0.5, np.float32)
 
 
-def test_the_speaker_knows_what_was_heard_to_the_frame() -> None:
-    told: list[Any] = []
-    speaker = OutputTrack()
-    speaker.attach(told.append)
-    assert not speaker.next_frame().any()
-    speaker.send(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
+def test_when_playback_is_silenced_then_what_was_played_is_known_to_the_frame() -> None:
+    reported: list[Any] = []
+    track = OutputTrack()
+    track.attach(reported.append)
+    assert not track.next_frame().any()
+    track.send(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
     for _ in range(25):
-        assert len(speaker.next_frame()) == FRAME_SAMPLES
-    assert told == [PlaybackStarted("resp_1")]
-    assert speaker.silence() == [(at("a"), 500)]
+        assert len(track.next_frame()) == FRAME_SAMPLES
+    assert reported == [PlaybackStarted("resp_1")]
+    assert track.silence() == [(at("a"), 500)]
     # What is still made of it is not played, and the next answer is.
-    speaker.send(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
-    assert not speaker.next_frame().any()
-    speaker.send(ContentPartDone(at("a"), ContentPart("output_audio")))
-    speaker.send(ResponseAudioDelta(at("b", "resp_2"), tone(0.5), 24_000))
-    speaker.send(ContentPartDone(at("b", "resp_2"), ContentPart("output_audio")))
+    track.send(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
+    assert not track.next_frame().any()
+    track.send(ContentPartDone(at("a"), ContentPart("output_audio")))
+    track.send(ResponseAudioDelta(at("b", "resp_2"), tone(0.5), 24_000))
+    track.send(ContentPartDone(at("b", "resp_2"), ContentPart("output_audio")))
     count = 0
-    while speaker.next_frame().any():
+    while track.next_frame().any():
         count += 1
     assert count * FRAME_SAMPLES / RTC_HZ == pytest.approx(0.5, abs=0.03)
-    assert told[1:] == [PlaybackStarted("resp_2"), PlaybackStopped("resp_2")]
-    assert speaker.silence() == []
+    assert reported[1:] == [PlaybackStarted("resp_2"), PlaybackStopped("resp_2")]
+    assert track.silence() == []
 
 
-def test_an_item_that_was_played_while_it_is_still_made_is_cut_where_it_is() -> None:
-    speaker = OutputTrack()
-    speaker.send(ResponseAudioDelta(at("a"), tone(0.2), 24_000))
+def test_when_an_unfinished_item_was_played_then_it_is_cut_where_it_is() -> None:
+    track = OutputTrack()
+    track.send(ResponseAudioDelta(at("a"), tone(0.2), 24_000))
     for _ in range(40):
-        speaker.next_frame()
-    ((place, heard_ms),) = speaker.silence()
+        track.next_frame()
+    ((place, heard_ms),) = track.silence()
     assert place == at("a")
     assert heard_ms == pytest.approx(200, abs=40)

@@ -15,8 +15,8 @@ import pytest
 
 from tests.conftest import SMALL, Process
 
-# The small model is rounded to int8, and which of two nearly equal tokens it chooses depends on the CPU's last bit. What is
-# asked here has answers whose tokens are likelier than all others by far.
+# The small model is rounded to int8, and which of two nearly equal tokens it chooses depends on the CPU's last bit. The
+# questions here have answers whose tokens are likelier than all others by far.
 ASK: list[Any] = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "Complete the sentence: The capital of France is"},
@@ -45,7 +45,7 @@ def post(talker: Process, **body: Any) -> httpx.Response:
     return httpx.post(f"{talker.url}/v1/chat/completions", json=body, timeout=60)
 
 
-def test_an_answer_whole_and_streamed_is_the_same(stock: openai.OpenAI) -> None:
+def test_when_a_completion_is_streamed_then_it_is_the_same_as_whole(stock: openai.OpenAI) -> None:
     whole = stock.chat.completions.create(model="default", messages=ASK, temperature=0, max_tokens=60)
     assert whole.object == "chat.completion"
     assert "Paris" in (whole.choices[0].message.content or "")
@@ -70,7 +70,7 @@ def test_an_answer_whole_and_streamed_is_the_same(stock: openai.OpenAI) -> None:
     assert {c.id for c in chunks} == {chunks[0].id}
 
 
-def test_the_next_request_of_a_conversation_hits_the_kept_kv(stock: openai.OpenAI) -> None:
+def test_when_a_conversation_goes_on_then_its_kv_is_found(stock: openai.OpenAI) -> None:
     messages: list[Any] = [*ASK]
     ask = stock.chat.completions
     first = ask.create(model="default", messages=messages, temperature=0, max_tokens=40)
@@ -87,7 +87,7 @@ def test_the_next_request_of_a_conversation_hits_the_kept_kv(stock: openai.OpenA
     assert "Rome" in (second.choices[0].message.content or "")
 
 
-def test_a_function_call_by_the_stock_client(stock: openai.OpenAI) -> None:
+def test_when_a_tool_is_required_then_the_stock_client_gets_a_call(stock: openai.OpenAI) -> None:
     done = stock.chat.completions.create(
         model="default",
         messages=[{"role": "user", "content": "Weather in Oslo?"}],
@@ -116,7 +116,7 @@ def test_a_function_call_by_the_stock_client(stock: openai.OpenAI) -> None:
     assert re.fullmatch(r"call_[0-9a-f]{24}", streamed.id)
 
 
-def test_json_that_fits_its_schema(stock: openai.OpenAI) -> None:
+def test_when_a_schema_is_given_then_the_text_fits_it(stock: openai.OpenAI) -> None:
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer", "maximum": 9, "minimum": 0}},
@@ -133,7 +133,7 @@ def test_json_that_fits_its_schema(stock: openai.OpenAI) -> None:
     assert 0 <= json.loads(done.choices[0].message.content or "")["n"] <= 9
 
 
-def test_a_seed_repeats_an_answer(stock: openai.OpenAI) -> None:
+def test_when_the_seed_is_the_same_then_so_is_the_text(stock: openai.OpenAI) -> None:
     def ask(seed: int) -> str | None:
         done = stock.chat.completions.create(
             model="default",
@@ -182,14 +182,16 @@ def test_a_seed_repeats_an_answer(stock: openai.OpenAI) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_named(talker: Process, change: dict[str, Any], param: str) -> None:
+def test_when_a_field_is_wrong_then_the_400_names_it_streamed_or_not(
+    talker: Process, change: dict[str, Any], param: str
+) -> None:
     for stream in (False, True):
         answer = post(talker, **{"model": "default", "messages": ASK, "stream": stream} | change)
         assert answer.status_code == 400, answer.text
         assert answer.json()["error"]["param"] == param
 
 
-def test_other_bodies_are_refused(talker: Process) -> None:
+def test_when_a_body_is_not_a_request_then_it_is_refused(talker: Process) -> None:
     url = f"{talker.url}/v1/chat/completions"
     assert httpx.post(url, content=b"{").status_code == 400
     assert httpx.post(url, content=b"\xff\xfe").status_code == 400
@@ -197,13 +199,13 @@ def test_other_bodies_are_refused(talker: Process) -> None:
     assert httpx.get(url).status_code == 405
 
 
-def test_a_server_without_a_language_model_says_so(server: Process) -> None:
+def test_when_no_language_model_is_loaded_then_it_is_a_404(server: Process) -> None:
     answer = post(server, model="default", messages=ASK)
     assert answer.status_code == 404
     assert "No language model" in answer.json()["error"]["message"]
 
 
-def test_the_models_are_listed(talker: Process) -> None:
+def test_when_models_are_listed_then_the_language_model_is_among_them(talker: Process) -> None:
     listed = [m["id"] for m in httpx.get(f"{talker.url}/v1/models").json()["data"]]
     assert listed == ["whisper-base", SMALL, "default"]
 
@@ -215,7 +217,7 @@ def running(talker: Process) -> float:
     return float(found[1])
 
 
-def test_a_client_that_goes_away_is_generated_for_no_more(talker: Process) -> None:
+def test_when_a_client_disconnects_then_its_generation_ends(talker: Process) -> None:
     body = {"model": "default", "messages": [{"role": "user", "content": "Count to a million."}], "max_tokens": 4000}
     body["logit_bias"] = {"0": -100, "2": -100}
 
@@ -236,7 +238,7 @@ def test_a_client_that_goes_away_is_generated_for_no_more(talker: Process) -> No
     assert running(talker) == 0
 
 
-def test_many_at_once_each_get_their_own(talker: Process) -> None:
+def test_when_many_ask_at_once_then_each_gets_its_own_text(talker: Process) -> None:
     async def main() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{talker.url}/v1", api_key="none", max_retries=0) as ask:
             done = await asyncio.gather(

@@ -5,35 +5,48 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import openai
 import pytest
 import websockets
-from openai.types.realtime import RealtimeServerEvent
-from pydantic import TypeAdapter
-from websockets.asyncio.client import ClientConnection
 
-from antiphon.audio import Pcm
 from antiphon.audio.g711 import from_ulaw
 from antiphon.audio.pcm import from_pcm16
 from tests.adapters.test_rapid_ocr import page
 from tests.conftest import SMALL, VOICE, Process, Recording, Serve
-from tests.server.clients import b64
-from tests.server.test_faults import idle
+from tests.server.clients import b64, until_idle
+from tests.server.conversations import TEXT_ONLY, ConversationClient, talk
 from tests.vision.test_images import RED, encoded
 
-LIMIT_S = 90
-EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
 WEATHER = {
     "type": "function",
     "name": "get_weather",
     "description": "The weather in a city.",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"], "additionalProperties": False},
-}  # fmt: skip
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+def create(item: Any) -> dict[str, Any]:
+    return {"type": "conversation.item.create", "item": item}
+
+
+def truncate(**fields: Any) -> dict[str, Any]:
+    return {"type": "conversation.item.truncate", "item_id": "x", "content_index": 0} | fields
+
+
+def update(**session: Any) -> dict[str, Any]:
+    return {"type": "session.update", "session": {"type": "realtime"} | session}
+
+
+WRONG_CONTENT = [{"type": "output_text", "text": "x"}]
+WRONG_VAD = {"type": "semantic_vad", "eagerness": "x"}
 
 
 @pytest.fixture(scope="module")
@@ -41,88 +54,8 @@ def partner(serve: Serve) -> Process:
     return serve("--language-model", SMALL, "--synthesizer", VOICE)
 
 
-class Talk:
-    """One conversation; every frame that comes is checked against the vendor's types."""
-
-    def __init__(self, socket: ClientConnection, beta: bool = False) -> None:
-        self.socket = socket
-        self.seen: list[dict[str, Any]] = []
-        self._beta = beta
-
-    async def say(self, type: str, **fields: Any) -> None:
-        await self.socket.send(json.dumps({"type": type} | fields))
-
-    async def text(self, text: str) -> None:
-        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
-        await self.say("conversation.item.create", item=item)
-
-    async def sound(self, pcm: Pcm, silence_s: float = 0.0) -> None:
-        pcm = np.concatenate((pcm, np.zeros(int(16000 * silence_s), np.float32)))
-        for at in range(0, len(pcm), 4000):
-            await self.say("input_audio_buffer.append", audio=b64(pcm[at : at + 4000], 24000))
-
-    async def read(self) -> dict[str, Any]:
-        async with asyncio.timeout(LIMIT_S):
-            frame: dict[str, Any] = json.loads(await self.socket.recv())
-        if not self._beta:
-            parsed = EVENT.validate_python(frame)
-            assert type(parsed).model_fields["type"].annotation, frame
-        self.seen.append(frame)
-        return frame
-
-    async def until(self, type: str, **fields: Any) -> dict[str, Any]:
-        while True:
-            frame = await self.read()
-            if frame["type"] == type and all(frame.get(k) == v for k, v in fields.items()):
-                return frame
-
-    def kinds(self, response: str | None = None) -> list[str]:
-        """Event types in order, each run of deltas once."""
-        out: list[str] = []
-        for frame in self.seen:
-            mine = frame.get("response_id") or frame.get("response", {}).get("id")
-            if (response is None or mine == response) and not (out and out[-1] == frame["type"] and "delta" in out[-1]):
-                out.append(frame["type"])
-        return out
-
-    def joined(self, kind: str, response: str | None = None) -> str:
-        return "".join(f["delta"] for f in self.seen if f["type"] == kind and response in (None, f["response_id"]))
-
-    def spoken(self, response: str | None = None) -> bytes:
-        kind = "response.output_audio.delta"
-        return b"".join(
-            base64.b64decode(f["delta"])
-            for f in self.seen
-            if f["type"] == kind and response in (None, f["response_id"])
-        )
-
-
-@asynccontextmanager
-async def talk(
-    server: Process,
-    query: str = "?model=gpt-realtime",
-    beta: bool = False,
-    headers: dict[str, str] | None = None,
-    **session: Any,
-) -> AsyncIterator[Talk]:
-    headers = (headers or {}) | ({"OpenAI-Beta": "realtime=v1"} if beta else {})
-    async with websockets.connect(
-        f"{server.ws}/v1/realtime{query}", max_size=None, additional_headers=headers
-    ) as socket:
-        wire = Talk(socket, beta)
-        created = await wire.until("session.created")
-        assert created["session"]["object"] == "realtime.session"
-        if session:
-            await wire.say("session.update", session=({} if beta else {"type": "realtime"}) | session)
-            await wire.until("session.updated")
-        yield wire
-
-
-TEXT_ONLY = {"output_modalities": ["text"], "max_output_tokens": 24}
-
-
-def test_a_text_turn_in_the_vendors_order(partner: Process) -> None:
-    async def main() -> Talk:
+def test_when_a_text_turn_is_answered_then_events_come_in_the_vendors_order(partner: Process) -> None:
+    async def main() -> ConversationClient:
         async with talk(partner, **TEXT_ONLY, instructions="You are terse.") as wire:
             wire.seen.clear()
             await wire.text("Say hello.")
@@ -132,10 +65,20 @@ def test_a_text_turn_in_the_vendors_order(partner: Process) -> None:
 
     wire = asyncio.run(main())
     assert wire.kinds() == [
-        "conversation.item.added", "conversation.item.done", "response.created", "response.output_item.added",
-        "conversation.item.added", "response.content_part.added", "response.output_text.delta", "response.output_text.done",
-        "response.content_part.done", "conversation.item.done", "response.output_item.done", "response.done", "rate_limits.updated",
-    ]  # fmt: skip
+        "conversation.item.added",
+        "conversation.item.done",
+        "response.created",
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "conversation.item.done",
+        "response.output_item.done",
+        "response.done",
+        "rate_limits.updated",
+    ]
     done = next(f for f in wire.seen if f["type"] == "response.done")["response"]
     text = wire.joined("response.output_text.delta")
     assert text
@@ -146,8 +89,8 @@ def test_a_text_turn_in_the_vendors_order(partner: Process) -> None:
     assert added[1]["previous_item_id"] == added[0]["item"]["id"]
 
 
-def test_a_spoken_answer_and_the_next_turn_finds_its_kv(partner: Process) -> None:
-    async def main() -> tuple[Talk, list[dict[str, Any]]]:
+def test_when_an_answer_was_spoken_then_the_next_turn_finds_its_kv(partner: Process) -> None:
+    async def main() -> tuple[ConversationClient, list[dict[str, Any]]]:
         async with talk(partner, max_output_tokens=40) as wire:
             done = []
             for question in ("Tell me about the sea.", "And about the moon?"):
@@ -160,9 +103,15 @@ def test_a_spoken_answer_and_the_next_turn_finds_its_kv(partner: Process) -> Non
     for response in done:
         kinds = wire.kinds(response["id"])
         assert [k for k in kinds if "delta" not in k] == [
-            "response.created", "response.output_item.added", "response.content_part.added", "response.output_audio.done",
-            "response.output_audio_transcript.done", "response.content_part.done", "response.output_item.done", "response.done",
-        ]  # fmt: skip
+            "response.created",
+            "response.output_item.added",
+            "response.content_part.added",
+            "response.output_audio.done",
+            "response.output_audio_transcript.done",
+            "response.content_part.done",
+            "response.output_item.done",
+            "response.done",
+        ]
         transcript = wire.joined("response.output_audio_transcript.delta", response["id"])
         assert response["output"][0]["content"] == [{"type": "output_audio", "transcript": transcript}]
         pcm = from_pcm16(wire.spoken(response["id"]))
@@ -171,10 +120,12 @@ def test_a_spoken_answer_and_the_next_turn_finds_its_kv(partner: Process) -> Non
     assert done[1]["usage"]["input_token_details"]["cached_tokens"] > done[0]["usage"]["input_tokens"]
 
 
-def test_a_spoken_question_is_heard_and_answered(partner: Process, recordings: dict[str, Recording]) -> None:
+def test_when_a_question_is_spoken_then_it_is_transcribed_and_answered(
+    partner: Process, recordings: dict[str, Recording]
+) -> None:
     recording = recordings["lj-LJ001-0008"]
 
-    async def main() -> Talk:
+    async def main() -> ConversationClient:
         vad = {"type": "server_vad", "silence_duration_ms": 500}
         audio = {"input": {"transcription": {"model": "whisper-1"}, "turn_detection": vad}}
         async with talk(partner, audio=audio, max_output_tokens=30) as wire:
@@ -186,9 +137,12 @@ def test_a_spoken_question_is_heard_and_answered(partner: Process, recordings: d
     wire = asyncio.run(main())
     kinds = [k for k in wire.kinds() if "delta" not in k and k != "rate_limits.updated"]
     assert kinds[:5] == [
-        "input_audio_buffer.speech_started", "input_audio_buffer.speech_stopped", "input_audio_buffer.committed",
-        "conversation.item.added", "conversation.item.done",
-    ]  # fmt: skip
+        "input_audio_buffer.speech_started",
+        "input_audio_buffer.speech_stopped",
+        "input_audio_buffer.committed",
+        "conversation.item.added",
+        "conversation.item.done",
+    ]
     assert kinds[-1] == "response.done"
     named = {f["item_id"] for f in wire.seen if f["type"].startswith(("input_audio_buffer", "conversation.item.input"))}
     assert len(named) == 1
@@ -197,12 +151,12 @@ def test_a_spoken_question_is_heard_and_answered(partner: Process, recordings: d
     assert wire.spoken()
 
 
-def test_speech_interrupts_the_answer_and_is_answered_itself(
+def test_when_the_user_barges_in_then_the_response_is_cancelled_and_the_turn_answered(
     partner: Process, recordings: dict[str, Recording]
 ) -> None:
     recording = recordings["lj-LJ001-0008"]
 
-    async def main() -> tuple[Talk, dict[str, Any], dict[str, Any]]:
+    async def main() -> tuple[ConversationClient, dict[str, Any], dict[str, Any]]:
         vad = {"type": "server_vad", "silence_duration_ms": 500}
         async with talk(partner, audio={"input": {"turn_detection": vad}}, max_output_tokens=20) as wire:
             await wire.text("Tell me a very long story about a king, a queen and their seven sons.")
@@ -224,8 +178,8 @@ def test_speech_interrupts_the_answer_and_is_answered_itself(
     assert nxt["id"] != cut["id"]
 
 
-def test_a_cancel_closes_everything_in_order(partner: Process) -> None:
-    async def main() -> tuple[Talk, dict[str, Any]]:
+def test_when_a_response_is_cancelled_then_its_parts_and_item_are_closed_in_order(partner: Process) -> None:
+    async def main() -> tuple[ConversationClient, dict[str, Any]]:
         async with talk(partner) as wire:
             await wire.text("Tell me a very long story.")
             wire.seen.clear()
@@ -246,12 +200,16 @@ def test_a_cancel_closes_everything_in_order(partner: Process) -> None:
     assert done["metadata"] == {"a": "b"}
     kinds = [k for k in wire.kinds(done["id"]) if "delta" not in k]
     assert kinds[-6:] == [
-        "response.content_part.added", "response.output_audio.done", "response.output_audio_transcript.done",
-        "response.content_part.done", "response.output_item.done", "response.done",
-    ]  # fmt: skip
+        "response.content_part.added",
+        "response.output_audio.done",
+        "response.output_audio_transcript.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.done",
+    ]
 
 
-def test_a_truncated_answer_is_remembered_as_it_was_heard(partner: Process) -> None:
+def test_when_an_item_is_truncated_then_the_model_knows_only_what_was_heard(partner: Process) -> None:
     async def main() -> None:
         async with talk(partner, max_output_tokens=60) as wire:
             await wire.text("Tell me about the sea.")
@@ -280,8 +238,8 @@ def test_a_truncated_answer_is_remembered_as_it_was_heard(partner: Process) -> N
     asyncio.run(main())
 
 
-def test_a_function_is_called_and_its_result_answered(partner: Process) -> None:
-    async def main() -> Talk:
+def test_when_a_function_is_called_then_its_result_is_answered(partner: Process) -> None:
+    async def main() -> ConversationClient:
         async with talk(partner, **TEXT_ONLY, tools=[WEATHER], tool_choice="required") as wire:
             await wire.text("What is the weather in Paris?")
             wire.seen.clear()
@@ -305,7 +263,7 @@ def test_a_function_is_called_and_its_result_answered(partner: Process) -> None:
     assert kinds[at + 1 : at + 4] == ["conversation.item.done", "response.output_item.done", "response.done"]
 
 
-def test_a_response_beside_the_conversation_leaves_no_trace(partner: Process) -> None:
+def test_when_a_response_is_out_of_band_then_it_leaves_no_item(partner: Process) -> None:
     async def main() -> None:
         async with talk(partner, **TEXT_ONLY) as wire:
             await wire.text("My name is Ada.")
@@ -324,10 +282,12 @@ def test_a_response_beside_the_conversation_leaves_no_trace(partner: Process) ->
     asyncio.run(main())
 
 
-def test_a_committed_turn_waits_for_its_transcript(partner: Process, recordings: dict[str, Recording]) -> None:
+def test_when_a_turn_is_committed_then_its_response_waits_for_the_transcript(
+    partner: Process, recordings: dict[str, Recording]
+) -> None:
     recording = recordings["lj-LJ001-0008"]
 
-    async def main() -> Talk:
+    async def main() -> ConversationClient:
         audio = {"input": {"turn_detection": None, "transcription": {"model": "whisper-1"}}}
         async with talk(partner, audio=audio, **TEXT_ONLY) as wire:
             wire.seen.clear()
@@ -348,24 +308,26 @@ def test_a_committed_turn_waits_for_its_transcript(partner: Process, recordings:
     [
         ({"type": "boo"}, "invalid_value"),
         ({"type": "conversation.item.create"}, "missing_required_parameter"),
-        ({"type": "conversation.item.create", "item": {"type": "song"}}, "invalid_value"),
-        ({"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": [{"type": "output_text", "text": "x"}]}}, "unsupported_content_type"),
+        (create({"type": "song"}), "invalid_value"),
+        (create({"type": "message", "role": "user", "content": WRONG_CONTENT}), "unsupported_content_type"),
         ({"type": "conversation.item.retrieve", "item_id": "x"}, "item_retrieve_invalid_item_id"),
         ({"type": "conversation.item.delete", "item_id": "x"}, "item_delete_invalid_item_id"),
-        ({"type": "conversation.item.truncate", "item_id": "x", "content_index": 0, "audio_end_ms": 0}, "item_truncate_invalid_item_id"),
-        ({"type": "conversation.item.truncate", "item_id": "x", "content_index": 0}, "missing_required_parameter"),
+        (truncate(audio_end_ms=0), "item_truncate_invalid_item_id"),
+        (truncate(), "missing_required_parameter"),
         ({"type": "response.cancel"}, "response_cancel_not_active"),
         ({"type": "response.create", "response": {"what": 1}}, "unknown_parameter"),
         ({"type": "response.create", "response": {"conversation": "maybe"}}, "invalid_value"),
-        ({"type": "session.update", "session": {"type": "realtime", "what": 1}}, "unknown_parameter"),
-        ({"type": "session.update", "session": {"type": "realtime", "output_modalities": ["smell"]}}, "invalid_value"),
-        ({"type": "session.update", "session": {"type": "realtime", "max_output_tokens": 0}}, "invalid_value"),
-        ({"type": "session.update", "session": {"type": "realtime", "tools": [{"type": "hammer"}]}}, "invalid_value"),
-        ({"type": "session.update", "session": {"type": "realtime", "audio": {"output": {"speed": 9}}}}, "invalid_value"),
-        ({"type": "session.update", "session": {"type": "realtime", "audio": {"input": {"turn_detection": {"type": "semantic_vad", "eagerness": "x"}}}}}, "invalid_value"),
+        (update(what=1), "unknown_parameter"),
+        (update(output_modalities=["smell"]), "invalid_value"),
+        (update(max_output_tokens=0), "invalid_value"),
+        (update(tools=[{"type": "hammer"}]), "invalid_value"),
+        (update(audio={"output": {"speed": 9}}), "invalid_value"),
+        (update(audio={"input": {"turn_detection": WRONG_VAD}}), "invalid_value"),
     ],
-)  # fmt: skip
-def test_an_error_has_its_code_and_the_session_lives(partner: Process, event: dict[str, Any], code: str) -> None:
+)
+def test_when_an_event_is_wrong_then_the_error_has_its_code_and_the_session_lives(
+    partner: Process, event: dict[str, Any], code: str
+) -> None:
     async def main() -> None:
         async with talk(partner, **TEXT_ONLY) as wire:
             await wire.say(**event, event_id="mine")
@@ -377,7 +339,7 @@ def test_an_error_has_its_code_and_the_session_lives(partner: Process, event: di
     asyncio.run(main())
 
 
-def test_one_answer_at_a_time_and_the_voice_is_settled_once_it_spoke(partner: Process) -> None:
+def test_when_a_response_is_active_then_another_one_and_another_voice_are_refused(partner: Process) -> None:
     async def main() -> None:
         async with talk(partner) as wire:
             await wire.text("Tell me a long story.")
@@ -399,8 +361,8 @@ def test_one_answer_at_a_time_and_the_voice_is_settled_once_it_spoke(partner: Pr
     asyncio.run(main())
 
 
-def test_the_beta_names(partner: Process) -> None:
-    async def main() -> Talk:
+def test_when_the_client_is_of_the_beta_then_events_have_the_betas_names(partner: Process) -> None:
+    async def main() -> ConversationClient:
         async with talk(
             partner,
             "?model=gpt-4o-realtime-preview",
@@ -427,7 +389,7 @@ def test_the_beta_names(partner: Process) -> None:
     assert np.abs(from_ulaw(data)).max() > 0.05
 
 
-def test_the_stock_client_talks(partner: Process) -> None:
+def test_when_the_stock_client_asks_then_it_gets_text(partner: Process) -> None:
     async def main() -> str:
         async with (
             openai.AsyncOpenAI(base_url=f"{partner.url}/v1", api_key="none") as client,
@@ -449,10 +411,12 @@ def test_the_stock_client_talks(partner: Process) -> None:
     assert asyncio.run(main())
 
 
-def test_a_transcription_session_is_still_one(partner: Process, recordings: dict[str, Recording]) -> None:
+def test_when_a_transcription_session_is_asked_for_then_there_is_no_conversation(
+    partner: Process, recordings: dict[str, Recording]
+) -> None:
     async def main() -> None:
         async with websockets.connect(f"{partner.ws}/v1/realtime?model=gpt-realtime", max_size=None) as socket:
-            wire = Talk(socket, beta=True)
+            wire = ConversationClient(socket, beta=True)
             await wire.until("session.created")
             await wire.say("session.update", session={"type": "transcription"})
             updated = await wire.until("session.updated")
@@ -464,7 +428,9 @@ def test_a_transcription_session_is_still_one(partner: Process, recordings: dict
     asyncio.run(main())
 
 
-def test_clients_that_leave_leave_nothing(partner: Process, recordings: dict[str, Recording]) -> None:
+def test_when_clients_leave_during_responses_then_nothing_is_left(
+    partner: Process, recordings: dict[str, Recording]
+) -> None:
     async def leave(k: int) -> None:
         async with talk(partner) as wire:
             if k % 3:
@@ -475,7 +441,7 @@ def test_clients_that_leave_leave_nothing(partner: Process, recordings: dict[str
 
     async def main() -> None:
         await asyncio.gather(*(leave(k) for k in range(9)), return_exceptions=True)
-        await idle(partner)
+        await until_idle(partner)
 
     asyncio.run(main())
 
@@ -486,7 +452,7 @@ def picture(data: bytes) -> dict[str, Any]:
     return {"type": "message", "role": "user", "content": content}
 
 
-def test_sound_in_an_item_is_transcribed(talker: Process, recordings: dict[str, Recording]) -> None:
+def test_when_an_item_has_audio_then_it_is_transcribed(talker: Process, recordings: dict[str, Recording]) -> None:
     async def main() -> tuple[str, int]:
         async with talk(talker, **TEXT_ONLY) as wire:
             content = [{"type": "input_audio", "audio": b64(recordings["jfk"].pcm, 24_000)}]
@@ -503,7 +469,7 @@ def test_sound_in_an_item_is_transcribed(talker: Process, recordings: dict[str, 
     assert tokens > 20
 
 
-def test_the_text_on_an_image_reaches_the_model(talker: Process) -> None:
+def test_when_an_item_has_an_image_then_the_text_on_it_reaches_the_model(talker: Process) -> None:
     async def main() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         done, errors = [], []
         async with talk(talker, **TEXT_ONLY) as wire:

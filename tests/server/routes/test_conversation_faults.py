@@ -1,4 +1,4 @@
-"""Conversations that outgrow what they are held in, on a server with a small context."""
+"""Conversations that outgrow the model's context, on a server with a small one."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import SMALL, Process, Serve
-from tests.server.routes.test_conversation import TEXT_ONLY, talk
-from tests.server.test_faults import idle
+from tests.server.clients import until_idle
+from tests.server.conversations import TEXT_ONLY, talk
 
 CONTEXT = 1024
 
@@ -25,7 +25,7 @@ def monologue(words: int) -> str:
 
 
 @pytest.mark.parametrize("truncation", ["auto", {"type": "retention_ratio", "retention_ratio": 0.5}])
-def test_a_conversation_that_outgrows_the_context_goes_on(small: Process, truncation: Any) -> None:
+def test_when_a_conversation_outgrows_the_context_then_it_is_cut_and_goes_on(small: Process, truncation: Any) -> None:
     async def main() -> list[dict[str, Any]]:
         responses = []
         async with talk(small, **TEXT_ONLY, truncation=truncation, instructions="You are brief.") as wire:
@@ -47,7 +47,7 @@ def test_a_conversation_that_outgrows_the_context_goes_on(small: Process, trunca
         assert cut + 1 == len(tokens) or cached[cut + 1] > tokens[cut] * 0.8
 
 
-def test_where_nothing_may_be_cut_the_answer_fails_by_name_and_the_next_turn_works(small: Process) -> None:
+def test_when_nothing_may_be_cut_then_the_response_fails_and_the_next_turn_works(small: Process) -> None:
     async def main() -> tuple[dict[str, Any], dict[str, Any]]:
         async with talk(small, **TEXT_ONLY, truncation="disabled") as wire:
             await wire.text(monologue(1500))
@@ -65,7 +65,7 @@ def test_where_nothing_may_be_cut_the_answer_fails_by_name_and_the_next_turn_wor
     assert fine["status"] in ("completed", "incomplete")
 
 
-def test_one_turn_longer_than_the_context_is_answered(small: Process) -> None:
+def test_when_one_turn_is_longer_than_the_context_then_it_is_answered(small: Process) -> None:
     """An hour's monologue is one message of thousands of words."""
 
     async def main() -> str:
@@ -78,9 +78,16 @@ def test_one_turn_longer_than_the_context_is_answered(small: Process) -> None:
 
 
 @pytest.mark.parametrize(
-    "truncation", ["sometimes", {"type": "half"}, {"type": "retention_ratio"}, {"type": "retention_ratio", "retention_ratio": 2}, 7]
-)  # fmt: skip
-def test_a_policy_that_is_none_is_refused(small: Process, truncation: Any) -> None:
+    "truncation",
+    [
+        "sometimes",
+        {"type": "half"},
+        {"type": "retention_ratio"},
+        {"type": "retention_ratio", "retention_ratio": 2},
+        7,
+    ],
+)
+def test_when_a_truncation_policy_is_wrong_then_it_is_refused(small: Process, truncation: Any) -> None:
     async def main() -> dict[str, Any]:
         async with talk(small) as wire:
             await wire.say("session.update", session={"type": "realtime", "truncation": truncation})
@@ -90,7 +97,7 @@ def test_a_policy_that_is_none_is_refused(small: Process, truncation: Any) -> No
     assert asyncio.run(main())["param"].startswith("session.truncation")
 
 
-def test_two_thousand_items_and_an_answer(small: Process) -> None:
+def test_when_a_conversation_has_two_thousand_items_then_it_is_answered(small: Process) -> None:
     async def main() -> tuple[int, str]:
         async with talk(small, **TEXT_ONLY) as wire:
             for k in range(2000):
@@ -104,4 +111,4 @@ def test_two_thousand_items_and_an_answer(small: Process) -> None:
     items, status = asyncio.run(main())
     assert items >= 2000
     assert status in ("completed", "incomplete")
-    asyncio.run(idle(small))
+    asyncio.run(until_idle(small))

@@ -1,4 +1,7 @@
-"""`/v1/video/chat/stream` on a real server with its real default models but a small language model: frames in, what is written on them out."""
+"""`/v1/video/chat/stream` on a real server: frames in, the text on them out.
+
+Its models are the default ones, but for a small language model.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ async def until(socket: ClientConnection, kind: str) -> list[dict[str, Any]]:
     return out
 
 
-def test_what_is_written_on_the_screen_is_answered_in_text_and_sound(server: Process) -> None:
+def test_when_a_question_is_asked_then_the_text_on_the_screen_is_answered_in_text_and_audio(server: Process) -> None:
     async def main() -> list[dict[str, Any]]:
         async with connect(url(server), max_size=None) as socket:
             # The other filter does not see that other words are written.
@@ -99,7 +102,9 @@ def test_what_is_written_on_the_screen_is_answered_in_text_and_sound(server: Pro
     assert kinds.index("response.start") < kinds.index("response.text.done") < kinds.index("response.audio.done")
 
 
-def test_a_spoken_question_is_heard(server: Process, recordings: dict[str, Recording]) -> None:
+def test_when_audio_came_then_a_question_about_it_is_answered(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
     async def main() -> str:
         pcm = to_pcm16(recordings["jfk"].pcm)
         async with connect(url(server), max_size=None) as socket:
@@ -114,7 +119,7 @@ def test_a_spoken_question_is_heard(server: Process, recordings: dict[str, Recor
     assert run(main())
 
 
-def test_every_bad_frame_is_named_and_the_session_goes_on(server: Process) -> None:
+def test_when_messages_are_wrong_then_each_is_named_and_the_session_goes_on(server: Process) -> None:
     async def main() -> list[str]:
         broken = b64encode(b64decode(screen("X"))[:2000]).decode()
         async with connect(url(server), max_size=None) as socket:
@@ -133,9 +138,15 @@ def test_every_bad_frame_is_named_and_the_session_goes_on(server: Process) -> No
             assert (await until(socket, "pong"))[-1] == {"type": "pong"}
             return sorted(e["message"] for e in events if e["type"] == "error")
 
-    assert run(main()) == sorted(
-        ["No frames buffered", "Invalid image data", "Frame decode failed", "Frame too large", "Invalid JSON", "Invalid JSON", "Audio buffer overflow"]
-    )  # fmt: skip
+    assert run(main()) == [
+        "Audio buffer overflow",
+        "Frame decode failed",
+        "Frame too large",
+        "Invalid JSON",
+        "Invalid JSON",
+        "Invalid image data",
+        "No frames buffered",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +157,7 @@ def test_every_bad_frame_is_named_and_the_session_goes_on(server: Process) -> No
         ('{"type":"session.config","num_frames":0}', "Invalid session config: num_frames is from 1 to 128"),
     ],
 )
-def test_a_session_that_does_not_begin_ends(server: Process, first: str, message: str) -> None:
+def test_when_the_configuration_is_wrong_then_the_session_ends(server: Process, first: str, message: str) -> None:
     async def main() -> str:
         async with connect(url(server)) as socket:
             await socket.send(first)
@@ -158,7 +169,7 @@ def test_a_session_that_does_not_begin_ends(server: Process, first: str, message
     assert run(main()) == message
 
 
-def test_a_thousand_frames_at_once(server: Process) -> None:
+def test_when_a_thousand_frames_come_at_once_then_each_is_acknowledged_in_order(server: Process) -> None:
     """All are taken in order, none is lost without a word, and the server lives."""
 
     async def main() -> list[dict[str, Any]]:
@@ -182,7 +193,7 @@ def test_a_thousand_frames_at_once(server: Process) -> None:
     assert max(a["buffered_frames"] for a in acks) == 8
 
 
-def test_a_client_gone_in_an_answer_leaves_nothing_behind(server: Process) -> None:
+def test_when_a_client_leaves_during_an_answer_then_no_session_is_left(server: Process) -> None:
     async def main() -> None:
         async with connect(url(server), max_size=None) as socket:
             await opened(socket)
@@ -204,7 +215,7 @@ def test_a_client_gone_in_an_answer_leaves_nothing_behind(server: Process) -> No
     run(main())
 
 
-def test_idleness_and_resume(server: Process) -> None:
+def test_when_a_stream_is_resumed_then_it_goes_on_and_ends_once_idle(server: Process) -> None:
     async def main() -> tuple[list[str], str]:
         async with connect(url(server) + "?resume=1", max_size=None) as socket:
             created = json.loads(await socket.recv())
@@ -232,7 +243,7 @@ def test_idleness_and_resume(server: Process) -> None:
     assert error == "Idle timeout"
 
 
-def test_a_drained_server_completes_the_answer(serve: Serve) -> None:
+def test_when_the_server_drains_then_the_answer_under_way_is_completed(serve: Serve) -> None:
     leaving = serve("--language-model", SMALL)
 
     async def main() -> tuple[list[str], int]:
@@ -253,7 +264,7 @@ def test_a_drained_server_completes_the_answer(serve: Serve) -> None:
     assert code == 1001
 
 
-def test_a_client_that_reads_nothing_does_not_hold_the_server(serve: Serve) -> None:
+def test_when_a_client_reads_nothing_then_its_session_ends_all_the_same(serve: Serve) -> None:
     """With a session that can be resumed, too: what it is told waits for nobody for ever."""
     patient = serve("--language-model", SMALL, "--grace-s", "1", "--journal-mb", "1")
 
@@ -275,7 +286,7 @@ def test_a_client_that_reads_nothing_does_not_hold_the_server(serve: Serve) -> N
     run(main())
 
 
-def test_without_a_language_model_there_is_nobody_to_answer(serve: Serve) -> None:
+def test_when_no_language_model_is_loaded_then_the_upgrade_is_a_404(serve: Serve) -> None:
     bare = serve()
 
     async def main() -> int:
@@ -287,7 +298,7 @@ def test_without_a_language_model_there_is_nobody_to_answer(serve: Serve) -> Non
     assert run(main()) == 404
 
 
-def test_one_piece_for_those_who_want_it(serve: Serve) -> None:
+def test_when_async_chunks_are_off_then_text_and_audio_come_in_one_piece_each(serve: Serve) -> None:
     whole = serve("--language-model", SMALL, "--synthesizer", "hibari-heart", "--video-async-chunk", "off")
 
     async def main() -> list[str]:
@@ -307,7 +318,7 @@ def test_one_piece_for_those_who_want_it(serve: Serve) -> None:
     ]
 
 
-def test_memory_of_pixels_is_not_asked_for(server: Process) -> None:
+def test_when_an_image_claims_50_megapixels_then_it_is_refused_before_it_is_decoded(server: Process) -> None:
     """A PNG that says it has 50 megapixels is refused before it is decoded."""
     import zlib
 
@@ -327,7 +338,7 @@ def test_memory_of_pixels_is_not_asked_for(server: Process) -> None:
 
 
 @pytest.mark.parametrize("mode", ["CMYK", "RGBA", "L", "I;16", "P", "1"])
-def test_every_kind_of_image_is_taken(server: Process, mode: str) -> None:
+def test_when_an_image_has_another_mode_then_it_is_accepted(server: Process, mode: str) -> None:
     file = io.BytesIO()
     if mode == "I;16":
         Image.fromarray((np.arange(64 * 64).reshape(64, 64) * 16).astype(np.uint16)).save(file, "PNG")
@@ -343,7 +354,9 @@ def test_every_kind_of_image_is_taken(server: Process, mode: str) -> None:
     assert run(main())["accepted"]
 
 
-def test_a_model_that_sees_answers_on_its_own_kv(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_when_a_vision_model_is_loaded_then_it_answers_each_question(
+    serve: Serve, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tiny_pictures.write(tmp_path_factory.mktemp("smolvlm"))
     seeing = serve("--watcher", str(folder), "--weights", "fp32")
 
@@ -364,7 +377,7 @@ def test_a_model_that_sees_answers_on_its_own_kv(serve: Serve, tmp_path_factory:
     assert [m.get("video") for m in models if m["id"] == folder.name] == ["pictures"]
 
 
-def test_what_is_seen_by_default_is_text(server: Process) -> None:
+def test_when_no_vision_model_is_loaded_then_the_models_list_says_text(server: Process) -> None:
     models = httpx.get(f"{server.url}/v1/models").json()["data"]
     assert [m["video"] for m in models if "video" in m] == ["text"]
 
@@ -382,7 +395,7 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_example_asks_about_a_clip(server: Process, clip: Path) -> None:
+def test_when_the_example_gets_questions_then_it_answers_each_about_the_clip(server: Process, clip: Path) -> None:
     script = Path(__file__).parents[3] / "examples" / "ask_what_is_seen.py"
     given = [str(clip), "--url", url(server), "--ask", "What does the screen say?", "--ask", "What is written there?"]
     done = subprocess.run(
@@ -392,7 +405,7 @@ def test_the_example_asks_about_a_clip(server: Process, clip: Path) -> None:
     assert "42" in done.stdout.splitlines()[0]
 
 
-def test_the_example_asks_what_is_typed(server: Process, clip: Path) -> None:
+def test_when_the_example_gets_typed_questions_then_it_answers_them(server: Process, clip: Path) -> None:
     script = Path(__file__).parents[3] / "examples" / "ask_what_is_seen.py"
     with subprocess.Popen(
         [sys.executable, str(script), str(clip), "--url", url(server)],
@@ -409,7 +422,9 @@ def test_the_example_asks_what_is_typed(server: Process, clip: Path) -> None:
         assert process.wait(LIMIT_S) == 0
 
 
-def test_a_clip_is_watched_without_a_server(clip: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_when_a_clip_is_watched_without_a_server_then_the_question_is_answered(
+    clip: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings = Settings(engine=EngineOptions(language_model=SMALL), speech=SpeechSettings(synthesizer="none"))
     asyncio.run(watch(settings, WatchRequest(str(clip), ("What does the screen say?",), fps=2.0)))
     assert "42" in capsys.readouterr().out

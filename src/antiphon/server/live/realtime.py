@@ -372,9 +372,10 @@ class LiveRealtime:
         session, store, token = self._session, self._state.session_store, self.attachment.token
         if token is None or store is None:
             return None
-        is_conversation = isinstance(session, ConversationSession | DuplexSession)
-        items: Sequence[Item] = session.conversation.items if is_conversation else self._items  # type: ignore[union-attr]
-        if not (is_conversation or items):
+        items = self._items
+        if isinstance(session, ConversationSession | DuplexSession):
+            items = session.conversation.items
+        elif not items:
             return None
         row = stored_session(self.caller, self.wire, token, items)
         if row is None:

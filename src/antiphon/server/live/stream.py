@@ -50,7 +50,9 @@ class LiveStream:
             time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
         )
         self._outbox = Outbox(journal, max_waiting, waits_detached=waits_detached, on_overflow=self._overflowed)
-        self.attachment = Attachment(self, self._outbox, token, resume.grace_s, stall_s=stall_s)  # type: ignore[arg-type]
+        # `handle`, `ending`, `end_if_idle` and `wind_up` are the subclasses'.
+        session: Any = self
+        self.attachment = Attachment(session, self._outbox, token, resume.grace_s, stall_s=stall_s)
         # When the client last sent something, or was last sent something.
         self._active_s = time.monotonic()
         self._draining = False

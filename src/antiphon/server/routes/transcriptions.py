@@ -49,7 +49,10 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
 
 
 async def _read(request: Request, state: ServerState, transcriber: Transcriber) -> tuple[FileRequest, Pcm]:
-    """Return the form's fields, and its file decoded to 16 kHz. Raises RemoteProtocolError, BodyTooLarge, MediaError."""
+    """Return the form's fields, and its file decoded to 16 kHz.
+
+    Raises RemoteProtocolError, BodyTooLarge, MediaError.
+    """
     max_bytes = state.settings.audio.max_file_bytes
     too_large = BodyTooLarge(f"The file is larger than {max_bytes} bytes.", "file_too_large", "file")
     async with limited(request, max_bytes + FORM_BYTES, too_large).form(max_files=1, max_fields=MAX_FIELDS) as form:
