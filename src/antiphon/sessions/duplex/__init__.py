@@ -1,1 +1,1 @@
-"""Full duplex: a conversation with acknowledged playback, epochs and overlap."""
+"""Full-duplex sessions: a conversation with acknowledged playback, epochs and decisions about overlaps."""

@@ -1,7 +1,9 @@
-"""How much of each answer was heard, by what the client acknowledges, or by the clock where it never does. Pure: time comes in.
+"""The playback ledger: how much of each response was heard, by the client's acknowledgements, or by the clock where a
+client sends none. It knows nothing of tasks or sockets, and the clock is passed in.
 
-The latest answer is open until the user's next turn is committed: until then an acknowledgement may still say how much of it was heard, even
-after it was cut. After that it is history, and an acknowledgement comes too late.
+A response's audio is open until the user's next turn is committed. While it is open, an acknowledgement may still
+correct how much of it was heard, even after the response was cut off. After that the response is history, and an
+acknowledgement of it is refused as too late.
 """
 
 from __future__ import annotations
@@ -14,22 +16,26 @@ from antiphon.events.conversation import ContentPartDone, ContentPosition, Conve
 from antiphon.events.duplex import AcknowledgePlayback, PlaybackAcknowledged, PlaybackCursors
 
 NOTHING = PlaybackCursors()
-# Who has acknowledged all but this has heard it all: clients count in whole chunks and milliseconds.
+# An item counts as heard to its end when all but this much was acknowledged, because clients round to whole chunks and
+# whole milliseconds.
 SLACK_MS = 50
-# Answers whose cursors are remembered; an acknowledgement of an older one is of nothing.
+# How many items are remembered. An acknowledgement of an older one raises playback_item_not_found.
 MOST = 64
 
 
 @dataclass(slots=True)
 class _Sound:
-    """The sound of one item."""
+    """The audio of one item. `begun_s` is when its first chunk came, by the ledger's clock without the time on hold.
+
+    `open`: no later turn of the user has been committed, so acknowledgements still count.
+    """
 
     at: ContentPosition
     begun_s: float
     generated_s: float = 0.0
     cursors: PlaybackCursors = NOTHING
     complete: bool = False
-    # Where it was cut, in milliseconds; None: it was not.
+    # How many milliseconds of it were heard when it was cut off; None: it was not cut off.
     cut_ms: int | None = None
     # When its last acknowledgement came, by the ledger's clock.
     acked_s: float | None = None
@@ -41,32 +47,44 @@ class _Sound:
 
 
 class PlaybackLedger:
-    """`clock`: monotonic seconds. `acks_only`: see Duplex. As a Playback it says what was heard of what is cut."""
+    """The record of what was generated, sent, played and heard of the last 64 items with audio. It is a PlaybackTracker
+    for clients that play responses themselves. One event loop; no method waits.
+
+    - `clock`: monotonic time in seconds.
+    - `acks_only`: only acknowledged audio counts as heard. Otherwise a client that has never acknowledged anything is
+      taken to play each item from its first chunk on, in real time. The attribute may be changed at any time.
+    """
 
     def __init__(self, clock: Callable[[], float], *, acks_only: bool = False) -> None:
         self.acks_only = acks_only
         self._clock = clock
-        # By item, oldest first. Bound: MOST.
+        # By item id, oldest first. Bound: MOST.
         self._sounds: dict[str, _Sound] = {}
-        # The client acknowledges: then its word is all that counts.
+        # Whether the client has ever sent an acknowledgement. From then on the clock no longer decides what was heard.
         self._acknowledges = False
-        # How long nothing was played, and since when nothing is.
+        # Seconds for which playback was on hold before, and when the present hold began; None: playback is not on hold.
         self._held_s = 0.0
         self._held_since_s: float | None = None
 
     @property
     def sounding(self) -> bool:
-        """Some of what was given to the client has not been heard yet, neither by its word nor by the clock."""
+        """Whether more than SLACK_MS of the audio that was sent is still to be played, by the client's acknowledgements
+        or by the clock. Audio that was cut off does not count.
+        """
         return self.left_s > SLACK_MS / 1000
 
     @property
     def left_s(self) -> float:
-        """Seconds of what was given to the client that have not sounded yet."""
+        """The playout in seconds: how much of the audio that was sent is still to be played. It is an estimate: after
+        an acknowledgement, playback is taken to go on in real time. While playback is on hold it does not shrink.
+        """
         playing = (s for s in self._sounds.values() if s.open and s.cut_ms is None)
         return max((s.generated_ms - self._played_ms(s) for s in playing), default=0) / 1000
 
     def hold(self, held: bool) -> None:
-        """The client plays nothing for a while, or goes on where it was."""
+        """Stop the clock of playback (`held`), because the client ducks the response, or let it go on where it stopped.
+        Repeating the present state changes nothing.
+        """
         if held and self._held_since_s is None:
             self._held_since_s = self._clock()
         elif not held and self._held_since_s is not None:
@@ -77,7 +95,9 @@ class PlaybackLedger:
         return (self._clock() if self._held_since_s is None else self._held_since_s) - self._held_s
 
     def cursors(self, item_id: str) -> PlaybackCursors:
-        """Of an item's sound so far."""
+        """Return an item's cursors, in milliseconds. Audio counts as sent once it was generated. All cursors are 0 for
+        an item that had no audio or is no longer remembered.
+        """
         sound = self._sounds.get(item_id)
         return (
             replace(sound.cursors, generated_ms=sound.generated_ms, sent_ms=sound.generated_ms)
@@ -86,7 +106,9 @@ class PlaybackLedger:
         )
 
     def take(self, output: ConversationEvent) -> None:
-        """What is told to the client, in order."""
+        """Note an event that goes to the client. Call it for every event of a response, in the order of sending; all
+        but audio deltas and ends of content parts are ignored.
+        """
         match output:
             case ResponseAudioDelta(at, pcm, rate_hz):
                 if at.item_id not in self._sounds:
@@ -100,9 +122,13 @@ class PlaybackLedger:
                 return
 
     def acknowledge(self, ack: AcknowledgePlayback) -> tuple[PlaybackAcknowledged, tuple[ContentPosition, int] | None]:
-        """Move the cursors. With it, where the item has to be cut anew: its place, and the milliseconds heard.
+        """Move an item's cursors, which never go back and never exceed the audio that was generated.
 
-        Raises RemoteProtocolError: playback_item_not_found, playback_item_mismatch, playback_ack_too_late.
+        Returns the event for the client, and, where the item was cut off before at another place, its position and
+        the milliseconds of it that count as heard now, to which the history has to be truncated again.
+
+        Raises RemoteProtocolError with the code playback_item_not_found, playback_item_mismatch (the two ids do not
+        belong together) or playback_ack_too_late (a later turn of the user has been committed).
         """
         sound = self._find(ack)
         if not sound.open:
@@ -122,13 +148,17 @@ class PlaybackLedger:
         return PlaybackAcknowledged(at.response_id, at.item_id, played, committed, sound.cursors, kept), again
 
     def cut(self, item_id: str, heard_ms: int) -> None:
-        """The client has said by other means how much of an item was heard."""
+        """Note that the client truncated an item to `heard_ms` itself. Both of its playback cursors move there,
+        forwards or back. An item without audio is ignored.
+        """
         if sound := self._sounds.get(item_id):
             sound.cut_ms = heard_ms
             sound.cursors = replace(sound.cursors, played_ms=heard_ms, committed_ms=heard_ms)
 
     def silence(self) -> list[tuple[ContentPosition, int]]:
-        """See Playback."""
+        """Cut off every open item that was not heard to its end, and end a hold. Returns the position of each, oldest
+        first, and the milliseconds heard. Items that were cut off before are not returned again.
+        """
         cut = []
         for sound in self._sounds.values():
             heard_ms = self._heard_ms(sound)
@@ -139,7 +169,11 @@ class PlaybackLedger:
         return cut
 
     def settle(self) -> list[tuple[ContentPosition, int]]:
-        """A turn of the user is committed: what answers came before it is history. What is to be cut of them for that."""
+        """Close the items that are complete, because a turn of the user was committed and they are history now.
+
+        With `acks_only` it returns those that were not acknowledged to their end, with the milliseconds that were, so
+        that the history is truncated to that; otherwise nothing.
+        """
         cut = []
         for sound in self._sounds.values():
             if sound.open and sound.complete:
@@ -159,7 +193,9 @@ class PlaybackLedger:
         return self._by_clock_ms(sound)
 
     def _played_ms(self, sound: _Sound) -> int:
-        """What has sounded by now, if it is played as it comes: since its last acknowledgement, or since it came."""
+        """Milliseconds that were played by now if playback went on in real time since the last acknowledgement, or
+        since the first chunk.
+        """
         if sound.acked_s is None:
             return self._by_clock_ms(sound)
         return sound.cursors.played_ms + round((self._now_s() - sound.acked_s) * 1000)
@@ -175,7 +211,7 @@ class PlaybackLedger:
             raise RemoteProtocolError("playback_item_not_found", "No answer has sounded that is not history.")
         for sound in reversed(self._sounds.values()):
             of_response = ack.response_id == sound.at.response_id
-            # Clients make an item's id of its response's.
+            # Some clients do not keep the item's id and derive one from the response's.
             of_item = ack.item_id in (sound.at.item_id, f"item_{sound.at.response_id}")
             if of_item and ack.response_id is not None and not of_response:
                 raise RemoteProtocolError(

@@ -1,7 +1,9 @@
-"""One full-duplex conversation: a conversation, and what its client is told beyond it. Any partner that a ConversationSession can hold is one here.
+"""A full-duplex session: a conversation, with epochs, reports about overlaps and turn states, and a playback ledger.
+It works with every conversation model that a ConversationSession can hold.
 
-Every input and output of the conversation goes through here. What ends an answer raises the epoch first, so that nothing of it can follow;
-speech over an answer is ducked, decided and told; how much of each answer was heard is kept in a ledger, and the history with it.
+Every command and event of the conversation passes through it. Whatever cuts off a response raises the epoch first, so
+that no event of that response can follow. When the user speaks during a response, the client is told to duck it, and
+then what was decided. The ledger records how much of each response was heard, and the history is truncated to that.
 """
 
 from __future__ import annotations
@@ -58,7 +60,13 @@ from antiphon.sessions.duplex.playback_ledger import PlaybackLedger
 
 
 class ConversationFactory(Protocol):
-    """Make the conversation inside."""
+    """Makes the conversation inside a DuplexSession, before it runs.
+
+    - `emit`: gets every event of the conversation and may hold it back.
+    - `playback`: the ledger, which is asked how much of a response was heard.
+    - `aside`: gets the commands that arrive between the audio, in their order.
+    - `left_s`: returns the playout, the seconds of sent audio that are still to be played.
+    """
 
     def __call__(
         self,
@@ -71,7 +79,12 @@ class ConversationFactory(Protocol):
 
 
 class DuplexSession:
-    """As a ConversationSession is used. `config.duplex` of every configuration is set."""
+    """A conversation with full-duplex commands and events, used as a ConversationSession is: `run()` it as a task.
+
+    Every ConfigureConversation needs `config.duplex`. `emit` is awaited for every event and may hold the session back.
+    `epoch` is the epoch to begin with, and `clock` returns monotonic seconds. All of it runs in one event loop.
+    `epoch` and `state` are public to read; the client is told of each change of either.
+    """
 
     def __init__(
         self,
@@ -88,41 +101,53 @@ class DuplexSession:
         self._talk = make(emit=self._say, playback=self._ledger, aside=self.handle, left_s=lambda: self._ledger.left_s)
         self.epoch = epoch
         self.state: TurnState = "idle"
-        # The epoch each response of the conversation under way belongs to.
+        # The epoch of each stored response that is under way, by response id.
         self._epochs: dict[str, int] = {}
         self._begun: set[str] = set()
         self._ducked = False
-        # Inputs that were cancelled and whose sound is still to be cleared.
+        # How many inputs were cancelled whose audio is still to be cleared, each by a ClearAudio that follows.
         self._cancelled = 0
 
     @property
     def audio_s(self) -> float:
-        """Seconds of sound heard."""
+        """Seconds of the user's audio that the session has listened to so far, silence included. Audio that still waits
+        in the inbox does not count.
+        """
         return self._talk.audio_s
 
     @property
     def answering(self) -> bool:
-        """An answer of the conversation is under way."""
+        """Whether a response of the conversation is being produced. False as soon as its events are out, even while the
+        client is still playing it.
+        """
         return self._talk.answering
 
     @property
     def talk(self) -> ConversationSession:
-        """The conversation inside."""
+        """The conversation inside. Commands given to it directly pass by the epoch and the playback ledger; give them
+        to `handle` instead.
+        """
         return self._talk
 
     @property
     def conversation(self) -> ConversationHistory:
-        """Its items."""
+        """The history of the conversation inside: its items in order, truncated to what was heard. It changes while
+        the session runs.
+        """
         return self._talk.conversation
 
     async def run(self) -> None:
-        """See ConversationSession.run."""
+        """Run the conversation until its inbox is closed and everything heard was answered, or the response to it
+        cancelled. Cancelling the task ends it at once.
+        """
         await self._talk.run()
 
-    # --- from the client --------------------------------------------------------------------------------------------------
+    # --- from the client ----------------------------------------------------------------------------------------------
 
     async def handle(self, item: ConversationCommand) -> None:
-        """Do what the client asks. Never raises for what it asks: what cannot be is answered."""
+        """Handle one command of the client. A command that cannot be carried out raises nothing: the client gets a
+        CommandRejected instead. It waits for `emit`, not for a response that the command begins.
+        """
         try:
             await self._do(item)
         except RemoteProtocolError as error:
@@ -173,7 +198,7 @@ class DuplexSession:
             case _:
                 await self._talk.handle(item)
 
-    # --- from the conversation --------------------------------------------------------------------------------------------
+    # --- from the conversation ----------------------------------------------------------------------------------------
 
     async def _say(self, output: TranscriptionEvent | ConversationEvent) -> None:
         match output:
@@ -201,7 +226,7 @@ class DuplexSession:
                 self._begun.discard(response.id)
                 await self._emit(output)
                 if self._epochs.pop(response.id, None) is not None and self.state == "assistant_generating":
-                    # Nothing of it sounds.
+                    # The response had no audio, so that there is no playback to wait for.
                     await self._become("response_done", "idle")
             case SpeechStarted():
                 await self._speech_started(output)
@@ -228,7 +253,7 @@ class DuplexSession:
                     await self._become("nothing_said", "idle")
             case TurnCleared():
                 if self._cancelled:
-                    # The sound of an input that was cancelled; the rest was done at once.
+                    # The audio of an input that was cancelled. CancelInput has done everything else already.
                     self._cancelled -= 1
                     await self._emit(output)
                     return
@@ -260,7 +285,7 @@ class DuplexSession:
         await self._unduck()
 
     async def _barge_in(self, reason: str) -> None:
-        """The user takes the floor: from here on nothing of the answer is sent."""
+        """Give the user the floor: after this no event of the present response is sent."""
         self._ducked = False
         await self._raise_epoch()
         await self._emit(OverlapReported(self._duplex.policy, "barge_in", reason))

@@ -1,1 +1,3 @@
-"""Streaming transcription: turns are found while sound comes, windows are decoded, words that stand are sent."""
+"""Transcription sessions: turns are found while audio comes in, windows are decoded, and words are sent once they are
+stable.
+"""

@@ -1,7 +1,8 @@
-"""Decoding of one session's sound: which window next, and what of its text is told. Beside the listening, whose segmenter it reads.
+"""Decoding of one session's audio: which window is decoded next, and which of its words are sent.
 
-Finals run first, then cuts of windows that have grown too long, then finals begun on the chance that a pause is the end
-(guesses), then partials. One task; the listening hands it what has ended and wakes it when sound came.
+Finals come first, then cuts of windows that have grown too long, then preflight transcripts (guesses: finals decoded
+during a pause, in case it ends the turn), then partials. It is one task beside the listening, which hands it what has
+ended and wakes it when audio came. Both use one segmenter.
 """
 
 from __future__ import annotations
@@ -42,16 +43,17 @@ from antiphon.turns.segmenter import OpenWindow, Segmenter, TurnEnded, WindowEnd
 
 log = logging.getLogger(__name__)
 
-# Listening may be this far ahead of decoding before it stops taking sound (a file comes faster than it is decoded).
+# Listening may be this far ahead of decoding before it stops reading audio. A file comes faster than it is decoded.
 MAX_WAITING_WINDOWS = 2
 WINDOW_OVERRUN_S = 4.0
-# A pause may be the end once it has lasted for four frames. Word errors of finals with 60 to 300 ms of silence behind the last word,
-# 97 clips, lie between 8.9 and 10.5 % without an order; the shorter it is, the more pauses inside a turn are decoded in vain.
+# A pause may be the end once it has lasted for four frames. With 60 to 300 ms of silence behind the last word, the word
+# error rates of finals lie between 8.9 and 10.5 % (97 clips) and follow no order; a shorter wait decodes more pauses
+# inside turns in vain.
 GUESS_AFTER_S = 0.128
-# What is kept of a refusal's wait, so that a full lane is asked again soon.
+# The longest wait after a refusal, whatever the lane asks for, so that it is asked again soon.
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
-# Of half a second of humming a model makes words at 0.1, of half a second of speech at 0.5 and more.
+# A model hears words in half a second of humming at a probability of 0.1, and in speech at 0.5 and more.
 LIKELY_PROBABILITY = 0.4
 BUSY_STEPS = 3
 
@@ -61,7 +63,7 @@ Measure = Callable[[str, float], None]
 
 @dataclass(slots=True)
 class _Turn:
-    """What is known of a turn's transcript so far."""
+    """A turn's transcript so far."""
 
     streamed: str = ""
     text: str = ""
@@ -74,7 +76,7 @@ class _Turn:
 
 @dataclass(slots=True)
 class _Ended:
-    """A step for decoding to do, and when listening made it (monotonic seconds)."""
+    """A window or turn that has ended, and when the listening found that (monotonic seconds)."""
 
     step: WindowEnded | TurnEnded
     since_s: float
@@ -82,7 +84,7 @@ class _Ended:
 
 @dataclass(slots=True)
 class _Guess:
-    """A final decoded during a pause of `turn`; good if the window ends with that pause."""
+    """A final decoded during a pause of `turn`, which is used if the window ends with that pause."""
 
     window_id: int
     speech_end: int
@@ -92,9 +94,10 @@ class _Guess:
 
 
 class Decoding:
-    """Run with `run()`; `end()` lets it finish what it was handed and return.
+    """The decoding task of a session. `run()` it; `end()` lets it finish what it was handed and return.
 
-    `emit` and `measure` are the session's; see there.
+    It owns the segmenter, which the listening feeds, and opens the transcriber's stream. `emit` is awaited for every
+    event; `measure` gets the seconds of each "partial", and of each "final" from the end of its turn.
     """
 
     def __init__(
@@ -127,50 +130,52 @@ class Decoding:
         self._context = ""
         self._partial_at = 0
         self._guess: _Guess | None = None
-        # The listening is telling what it found.
+        # The listening is still sending what it found.
         self.telling = False
-        # The pause, by the sample it began at, before which the words are no complete sentence.
+        # The first sample of a pause that follows an incomplete sentence.
         self.unfinished: int | None = None
 
-    # --- for the listening -----------------------------------------------------------------------------------------------
+    # --- for the listening --------------------------------------------------------------------------------------------
 
     @property
     def behind(self) -> bool:
-        """More was handed over than should wait."""
+        """Whether the listening has to wait, since two windows or turns wait or the open window is 4 s too long."""
         overrun = self.segmenter.window_s > self.profile.max_window_s + WINDOW_OVERRUN_S
         return overrun or len(self._ended) >= MAX_WAITING_WINDOWS
 
     @property
     def idle(self) -> bool:
-        """No turn is without its transcript."""
+        """Whether no turn that decoding has begun still lacks its transcript."""
         return not self._turns
 
     @property
     def held(self) -> int:
-        """Turns and windows it holds: bounded, however long the session."""
+        """How many turns and ended windows it holds, which is bounded however long the session runs."""
         return len(self._turns) + len(self._ended)
 
     async def changed(self) -> None:
-        """Wait until something was decoded or came in."""
+        """Wait for the next decode or the next audio, after which `behind` may differ. Check it in a loop."""
         await self._changed.wait()
 
     def wake(self) -> None:
-        """Sound came, or the listening changed the window."""
+        """Let the task look again for work, because audio came or the open window changed. Does not wait."""
         self._changed.notify()
 
     def take(self, step: WindowEnded | TurnEnded) -> None:
-        """A window or a turn is complete."""
+        """Queue a window or turn that has ended, and cancel the partial in progress. Does not wait for the decode."""
         self._ended.append(_Ended(step, self._clock()))
         self._cancel_partial()
         self.wake()
 
     def configure(self, config: TranscriptionConfig) -> None:
-        """Take a changed configuration."""
+        """Apply a changed configuration from the next decode on. The segmenter is left to the caller."""
         self.config = config
         self.profile = tuned(self._transcriber.profile, config.tuning)
 
     def clear(self) -> None:
-        """What was not committed is thrown away: the open turn and its windows. Before the segmenter forgets it."""
+        """Drop the open turn and its windows, of which no transcript follows. Has to be called before the segmenter is
+        cleared, because it asks the segmenter for the open turn.
+        """
         self._cancel_partial()
         self._guess = None
         turn = self.segmenter.turn
@@ -180,7 +185,7 @@ class Decoding:
                 ended.step.window.dropped = True
 
     async def check_guess(self) -> None:
-        """Take back what was guessed of a pause that has ended."""
+        """Emit GuessDropped if the pause has ended of which a preflight transcript was emitted. Call it after audio."""
         guess, window = self._guess, self.segmenter.window
         if not (guess and guess.told and window):
             return
@@ -189,7 +194,7 @@ class Decoding:
             await self._emit(GuessDropped(guess.turn))
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Let `run` return once everything that was handed over is decoded. Does not wait for that itself."""
         self._listening = False
         self.wake()
 
@@ -197,10 +202,12 @@ class Decoding:
         if self._partial_scope:
             self._partial_scope.cancel()
 
-    # --- what to decode next ---------------------------------------------------------------------------------------------
+    # --- what to decode next ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until `end`, and all that was handed over is decoded."""
+        """Decode until `end` was called and everything handed over is done, then close the transcriber's stream. A
+        decode that fails raises nothing: its turns end with TranscriptFailed.
+        """
         try:
             await self._run()
         finally:
@@ -228,7 +235,7 @@ class Decoding:
                 await self._changed.wait()
 
     def _known_already(self) -> bool:
-        """The turn has ended, somebody waits to answer it, and what was said in it has been decoded during its pause."""
+        """Whether the turn has ended, a response waits for it, and its words were decoded during its last pause."""
         window, guess = self.segmenter.window, self._guess
         if self.telling or not (self.config.preflight and self.segmenter.settling and window and guess):
             return False
@@ -251,7 +258,7 @@ class Decoding:
             if settled != window.after:
                 pieces = ()
                 if window.after is not None:
-                    # The final of that window failed: its sound without its words would be transcribed again.
+                    # The final of that window failed: without its words, its audio would be transcribed again.
                     window.start, window.after = window.spans[0].start, None
             self._text = WindowText(self.profile, pieces)
             self._text_window = window.id
@@ -301,9 +308,9 @@ class Decoding:
             self._turn(span.turn).failure = str(error)
 
     async def _settle(self, window: OpenWindow, text: WindowText, final: Hypothesis) -> None:
-        """Take a window's final: the last deltas, and each turn's words."""
+        """Divide a window's final among its turns, and send the last deltas."""
         deltas, pieces = text.finish(final, word_turns(window, final))
-        # Counted with the window's last turn: a decode is not to be divided.
+        # Counted with the window's last turn, because one decode cannot be divided.
         last = self._turn(window.spans[-1].turn)
         last.prompt_tokens += final.prompt_tokens
         last.completion_tokens += final.completion_tokens
@@ -332,9 +339,9 @@ class Decoding:
             await self._emit(TranscriptDelta(turn_number, delta))
 
     async def _final(self, window: OpenWindow, pcm: Pcm, *, patient: bool, words: bool = False) -> Hypothesis:
-        """All words of a window. A final is worth waiting for: a full lane is asked again, but for a guess."""
+        """Decode all words of a window. With `patient`, a full lane is asked up to FINAL_ATTEMPTS times."""
         text, asked = self._text_of(window), self._window(window, pcm, final=True, words=words)
-        # Where words have to be placed, those that were sent are to be placed too.
+        # Where words need times, those that were sent need them too, so they are decoded again.
         bound = self.profile.final_keeps_prefix and not asked.word_times
         if bound:
             asked = replace(asked, prefix=text.prefix)
@@ -385,7 +392,7 @@ class Decoding:
         turn = window.spans[-1].turn
         self._guess = _Guess(window.id, quiet, final, turn)
         if final.is_speech and final.pieces and goes_on(final.pieces[-1].text):
-            # The words say that it goes on, whatever the melody said.
+            # The words say that the sentence goes on, whatever the turn detector heard in the melody.
             self.unfinished = quiet
             if self.segmenter.quiet_since == quiet:
                 self.segmenter.linger()
@@ -397,7 +404,7 @@ class Decoding:
             await self._emit(TranscriptGuessed(turn, text, quiet * 1000 // SAMPLE_RATE_HZ))
 
     def _eager(self, window: OpenWindow) -> bool:
-        """The first words of a turn are awaited."""
+        """Whether none of the turn's words was sent yet."""
         return window.spans[-1].first and self._text_of(window).untouched(window.spans[-1].turn)
 
     def _partial_due(self) -> bool:
@@ -408,7 +415,7 @@ class Decoding:
         if self._eager(window):
             step_s = self.profile.first_step_s
         else:
-            # Where others wait, partials come less often, so that finals stay on time.
+            # Where other sessions wait, partials come less often, so that finals stay on time.
             step_s = self.profile.step_s * (BUSY_STEPS if self._transcriber.busy() else 1)
         return self.segmenter.now - self._partial_at >= step_s * SAMPLE_RATE_HZ
 
@@ -427,7 +434,7 @@ class Decoding:
                 await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
                 return
             except ModelError as error:
-                # The final of the same sound will say it, if it is not this one decode.
+                # If it is not only this decode that fails, the final of the same audio reports it.
                 log.warning("partial failed: %s", error)
                 return
             finally:
@@ -451,7 +458,7 @@ class Decoding:
                 await self._send(turn, delta)
 
     async def _cut_window(self) -> None:
-        """A window without a pause is as long as the model takes: settle it up to a gap between words."""
+        """Settle a window that is as long as the model allows and has no pause, up to a gap between words."""
         window = self.segmenter.window
         assert window is not None
         text = self._text_of(window)
@@ -475,6 +482,6 @@ class Decoding:
         )
         if not self.profile.aligns_words:
             cut_s = quietest_near(pcm, cut_s)
-        # Cut before anything is told: what ends meanwhile ends another window.
+        # Cut before anything is sent: a turn that ends during the sending then ends the new window.
         self.segmenter.cut(window.start + int(cut_s * SAMPLE_RATE_HZ))
         await self._settle(window, text, shortened(final, keep))

@@ -1,11 +1,13 @@
-"""Which words of a growing hypothesis may be sent. Pure: hypotheses in, deltas out; nothing is ever taken back.
+"""Which words of a growing hypothesis may be sent. Pure: hypotheses in, deltas out; no delta is ever taken back.
 
-A window is decoded again and again as it grows, with what has been sent as its forced prefix. A word is sent once it has
-stood at its place, after the same words, while `agreement_s` of audio came in, has `rollback_tokens` tokens behind it,
-and was likely. The last decode of a window is not bound to what was sent; its words behind the sent ones are the last delta.
+A window is decoded again and again as it grows, with the words that were sent as its forced prefix. A word is sent once
+it has stood in the same place, after the same words, while `agreement_s` of audio came in, has `rollback_tokens` tokens
+behind it, and was likely. The final of a window is not bound to what was sent; its words behind those that were sent
+are the last delta.
 
-Why it has to stand: with hypotheses every 0.3 s over 38 clips of read English, a likely word (over 0.9) that had been seen once
-was wrong in the final text about one time in four, one that had stood for 0.9 s about one time in thirty.
+Why a word has to stand for a while: with hypotheses every 0.3 s over 38 clips of read English, a likely word (over 0.9)
+that had been seen once was wrong in the final text about one time in four, and one that had stood for 0.9 s about one
+time in thirty.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.transcription import StreamTuning
 from antiphon.events.words import bare_word
 
-# A language guessed from a second of sound is not to be trusted with words that cannot be taken back.
+# A language guessed from a second of audio is too uncertain for words that cannot be taken back.
 MIN_LANGUAGE_PROBABILITY = 0.5
 LONE_PROBABILITY = 0.6
 
 
 def tuned(profile: TranscriberProfile, tuning: StreamTuning) -> TranscriberProfile:
-    """The profile with a session's own values; audio and tokens never above what the model can take."""
+    """Return the profile with the session's own values in place of the model's defaults. The limits on audio, prefix
+    and new tokens can only be lowered: a value above the model's limit is cut to it.
+    """
     changes: dict[str, float | int] = {}
     if tuning.segment_duration_s is not None:
         changes |= {"step_s": tuning.segment_duration_s, "first_step_s": tuning.segment_duration_s}
@@ -45,7 +49,9 @@ def tuned(profile: TranscriberProfile, tuning: StreamTuning) -> TranscriberProfi
 
 
 def goes_on(text: str) -> bool:
-    """Its last word has no mark of a sentence's end behind it. Only of Latin letters, which are written with such marks."""
+    """Whether `text` ends inside a sentence: with a comma, semicolon or dash, or with a letter and no mark behind it.
+    Letters count only if they are Latin, because other scripts may be written without such marks.
+    """
     last = text.rstrip()[-1:]
     return last in (",", ";", "-", "\u2013") or (last.isalpha() and ord(last) < 0x250)
 
@@ -59,7 +65,8 @@ class _Candidate:
 class WindowText:
     """The text of one window. Turns that share the window each get their own words, by where the words lie.
 
-    `base`: settled words whose sound the window begins with.
+    - `base`: settled words of the window before, whose audio this window begins with as context.
+    - `sent`: the words that were sent, each with the number of its turn, in order.
     """
 
     def __init__(self, profile: TranscriberProfile, base: tuple[HypothesisWord, ...] = ()) -> None:
@@ -71,24 +78,35 @@ class WindowText:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """Tokens the next partial must begin with: the base and all that was sent."""
+        """The token ids that the next partial has to begin with, so that it cannot contradict what was sent: the
+        tokens of the base, then of all words sent.
+        """
         return self.base_tokens + tuple(t for _, p in self.sent for t in p.tokens)
 
     @property
     def base_tokens(self) -> tuple[int, ...]:
-        """Tokens the final must begin with."""
+        """The token ids that the final has to begin with: those of the base alone, so that the final is free to read
+        again what was sent.
+        """
         return tuple(t for p in self.base for t in p.tokens)
 
     def untouched(self, turn: int) -> bool:
-        """Nothing of the turn has been sent from this window."""
+        """Whether no word of the turn was sent from this window. Words that an earlier window sent for the same turn
+        do not count.
+        """
         return all(t != turn for t, _ in self.sent)
 
     def offer(
         self, hypothesis: Hypothesis, audio_s: float, owners: Sequence[int], eager: bool
     ) -> list[tuple[int, str]]:
-        """A partial of the audio up to `audio_s`; its pieces follow `prefix`, `owners` has the turn of each.
+        """Compare a partial with those before it, and return the text that became stable: pairs of a turn's number and
+        its new text, in order, often none. What is returned counts as sent.
 
-        `eager`: the first words of a turn are awaited. Returns (turn, new stable text), in order; often nothing.
+        - `hypothesis`: its pieces follow `prefix`. One without speech, or of an uncertain language, begins the
+          comparison anew.
+        - `audio_s`: where the decoded audio ended, in seconds since the session's start.
+        - `owners`: the number of each piece's turn.
+        - `eager`: no word of the turn was sent yet, so that a word needs to stand for a shorter time.
         """
         self._offers += 1
         if not hypothesis.is_speech or hypothesis.language_probability < MIN_LANGUAGE_PROBABILITY:
@@ -105,9 +123,11 @@ class WindowText:
     def finish(
         self, final: Hypothesis, owners: Sequence[int]
     ) -> tuple[list[tuple[int, str]], list[tuple[int, HypothesisWord]]]:
-        """The final hypothesis, not bound to what was sent; `owners` has the turn of each of its pieces.
+        """Complete the window with its final, which need not begin with what was sent. `owners` has the number of each
+        piece's turn.
 
-        Returns the last deltas, (turn, text), and its pieces by turn.
+        Returns the last deltas, as pairs of a turn's number and text, and the final's pieces, each with its turn's
+        number. Both are in order; without speech both are empty.
         """
         pieces = list(zip(owners, final.pieces, strict=True)) if final.is_speech else []
         tail: list[tuple[int, HypothesisWord]] = []
@@ -148,13 +168,15 @@ class WindowText:
             return self._profile.agreement_s if enough else math.inf
         if enough:
             return self._profile.first_agreement_s
-        # The first sign of life: a likely word that has stood twice as long need not wait for the next one.
+        # For the first word of a turn: a likely one that has stood twice as long need not wait for the next word.
         lone = piece.probability >= LONE_PROBABILITY and self._profile.rollback_tokens <= 1
         return 2 * self._profile.first_agreement_s if lone else math.inf
 
 
 def end_of(sent: Sequence[HypothesisWord], final: Sequence[HypothesisWord]) -> int:
-    """Where in `final`, another reading of the same sound and more, the words behind the last of `sent` begin."""
+    """Return the index in `final` of the first word behind those in `sent`. `final` is another reading of the same
+    audio and of what came after it, so the words are aligned by likeness, without case and punctuation.
+    """
     mine, theirs = [bare_word(p.text) for p in sent], [bare_word(p.text) for p in final]
     if mine == theirs[: len(mine)]:
         return len(mine)
@@ -170,12 +192,18 @@ def end_of(sent: Sequence[HypothesisWord], final: Sequence[HypothesisWord]) -> i
 
 
 def shortened(final: Hypothesis, keep: int) -> Hypothesis:
-    """Its first `keep` words."""
+    """Return the hypothesis cut to its first `keep` words, pieces and word times alike. Its token counts and language
+    stay those of the whole.
+    """
     return replace(final, pieces=final.pieces[:keep], words=final.words[:keep])
 
 
 def words_to_settle(final: Hypothesis, sent: int, length_s: float) -> int:
-    """How many words to settle: up to the widest gap in the last third, behind what was sent, before the last second."""
+    """Return how many words of a window that is cut are settled: those before the widest gap that lies behind the first
+    `sent` words, after 60 % of the window and before its last second. Without such a gap it is all words.
+
+    `length_s` is the window's length in seconds, and so are the times of the words, from its start.
+    """
     words = final.words
     best, widest = 0, -1.0
     for k in range(max(1, sent), len(words)):

@@ -1,1 +1,1 @@
-"""Questions about frames and sound."""
+"""Video sessions: frames, audio and questions in, answers out."""

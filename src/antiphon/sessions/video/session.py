@@ -1,6 +1,7 @@
-"""One session of frames and sound in, answers out. Frames are looked at as they come; a question is answered from what is there, and interrupts the answer before.
+"""A video session: frames and audio in, answers out. Frames go to the video model as they come. A question is answered
+from the frames that are kept then, and cuts off the answer before it.
 
-One task takes what comes, in order; an answer is a task of its own.
+One task handles the commands in order; each answer is a task of its own.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ from antiphon.vision.images import EncodedImage
 
 log = logging.getLogger(__name__)
 
-# Inputs that wait to be taken, and what they weigh; then the socket is not read.
+# How many commands may wait, and how many bytes of frames and audio. Beyond either `put` waits, so the socket is not
+# read.
 MAX_WAITING, MAX_WAITING_BYTES = 32, 16 << 20
-# Sound that may wait for a question: 4 MiB of PCM16.
+# The most audio that may wait for a question: 4 MiB of PCM16, about 131 s.
 MAX_SOUND_SAMPLES = (4 << 20) // 2
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
 EmitVideo = Callable[[VideoEvent], Awaitable[None]]
@@ -63,7 +65,12 @@ EmitVideo = Callable[[VideoEvent], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class KeptFrame:
-    """A frame that questions may be about."""
+    """A frame that questions may be answered from.
+
+    - `number`: the frame's number for the video model, counted from 0 over the kept frames.
+    - `at_s`: its time in seconds since the session's first frame.
+    - `facts`: what the client said of it, given back in events.
+    """
 
     number: int
     at_s: float
@@ -71,7 +78,16 @@ class KeptFrame:
 
 
 class VideoSession:
-    """Run with `run()`; `put` what comes, `close` when no more does. `emit` is awaited for every output and may hold the session back."""
+    """One client's video session. `run()` it as a task, `put` each command, and `close` it to end it without waiting.
+
+    - `emit`: is awaited for every event and may hold the session back.
+    - `new_id`: returns a fresh id that begins with the given prefix.
+    - `measure`: gets `first_video_text`, the seconds from a question to the first text of its answer.
+    - `clock`: returns monotonic seconds, for frames without a time of their own.
+
+    `num_frames` counts the frames that came, `num_kept` those that the filter kept. All of it runs in one event loop;
+    images are decoded for the filter in worker threads.
+    """
 
     def __init__(
         self,
@@ -107,11 +123,13 @@ class VideoSession:
         self._num_put = self._num_taken = self._waiting_bytes = 0
         self._over = False
         self._took = Signal()
-        # Frames that came, and that were kept.
+        # Frames that came, and those of them that were kept.
         self.num_frames = self.num_kept = 0
 
     async def put(self, item: VideoCommand) -> None:
-        """One input. Waits while many wait; once the session is over it is nobody's."""
+        """Add one command. Waits while 32 commands or more than 16 MiB of frames and audio wait to be handled. Once the
+        session has ended, the command is dropped without an error.
+        """
         while self._waiting_bytes > MAX_WAITING_BYTES and not self._over:
             await self._took.wait()
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
@@ -120,23 +138,31 @@ class VideoSession:
             await self._send.send(item)
 
     async def settled(self) -> None:
-        """Wait until all frames that were put are taken and known."""
+        """Wait until every command that was put is handled and the video model knows all about the frames so far, such
+        as the text on them. For files, which are not shown in real time; `run` has to run beside it.
+        """
         while self._num_taken < self._num_put:
             await self._took.wait()
         if self._watching:
             await self._watching.settled()
 
     def close(self) -> None:
-        """Nothing more comes, and nobody waits for an answer."""
+        """End the session: commands that already wait are handled, then an answer that is under way is cut off, and
+        `run` returns. Does not wait.
+        """
         self._send.close()
 
     @property
     def idle(self) -> bool:
-        """No answer is under way."""
+        """Whether no answer is under way. A question that still waits in the queue does not count, since nothing has
+        begun to answer it.
+        """
         return self._answered.is_set()
 
     async def run(self) -> None:
-        """Until `FinishVideo` was taken, or it is closed. Raises Refused where the watcher has no room."""
+        """Run the session until a FinishVideo is handled, which waits for the answer under way, or until `close`. Opens
+        the video model's stream and closes it at the end. Raises Refused where the model has no room for a session.
+        """
         try:
             await self._run()
         finally:
@@ -178,7 +204,7 @@ class VideoSession:
                 await self._answered.wait()
                 await self._emit(VideoEnded())
 
-    # --- frames and sound -------------------------------------------------------------------------------------------------
+    # --- frames and audio ---------------------------------------------------------------------------------------------
 
     async def _see(self, file: bytes, facts: FrameInfo) -> None:
         assert self._watching
@@ -208,7 +234,7 @@ class VideoSession:
         await self._emit(FrameReceived(facts, True, len(self._kept), None, dropped))
 
     def _forget(self) -> None:
-        """What was seen too long ago."""
+        """Drop the frames that are older than `max_memory_s`, here and in the video model."""
         assert self._watching
         if self._config.max_memory_s is not None:
             before_s = self._now_s - self._config.max_memory_s
@@ -217,7 +243,7 @@ class VideoSession:
                 self._kept.popleft()
 
     def _place(self, facts: FrameInfo) -> float:
-        """Where a frame lies on the session's clock, which its times tell, or when it came."""
+        """Return a frame's time in seconds since the first frame: by its presentation time, or else by its arrival."""
         now_s = self._clock()
         if self._began_s is None:
             self._began_s, self._first_pts_ms = now_s, facts.pts_ms
@@ -237,10 +263,10 @@ class VideoSession:
             self._sound.append(pcm)
             self._num_samples += len(pcm)
 
-    # --- answers ----------------------------------------------------------------------------------------------------------
+    # --- answers ------------------------------------------------------------------------------------------------------
 
     def _sampled(self) -> list[KeptFrame]:
-        """What a question asked now is answered from."""
+        """Return the frames that a question asked now would be answered from, oldest first."""
         kept = list(self._kept)
         return [kept[i] for i in sample_frames(len(kept), self._config.num_frames)]
 
@@ -251,7 +277,7 @@ class VideoSession:
         return VideoQuestion(text, self._now_s, tuple(k.number for k in used), pcm), tuple(k.facts for k in used)
 
     async def _interrupt(self) -> None:
-        """End the answer under way: nothing more of it is said."""
+        """Cut off the answer under way and wait until its task has ended, so that no event of it follows."""
         self._answering.cancel()
         await self._answered.wait()
 
