@@ -1,8 +1,9 @@
-"""A conversation: its items in order, and what of each answer was heard. Pure: no clocks, no tasks, no wire.
+"""The history of a conversation: its items in order, each response cut to what was heard of it.
 
-An item is a message, a call of a function or what the call gave. A user's spoken message holds the transcript of its sound; an
-assistant's spoken message the text that was spoken, with the place of each word in its sound. Truncating one cuts both
-to the last word that was heard, and `messages` gives the language model just that.
+Pure: no clocks, no tasks, no wire. An item is a message, a function call or a call's result. A user's spoken message
+holds the transcript of its audio; an assistant's spoken message holds the text that was spoken, with the time of each
+word in its audio. Truncating such a message cuts both to the last word that was heard, and `messages` gives the
+language model just that.
 """
 
 from __future__ import annotations
@@ -15,22 +16,33 @@ from antiphon.events.conversation import Item
 from antiphon.events.tools import ToolCall
 
 ROOT = "root"
-# What an image is to a partner that has seen it, once it is no more.
+# The text that takes the place of an image which a model has seen and the session no longer keeps.
 IMAGE_GONE = "[An image that was shown earlier.]"
 
 
 class ConversationHistory:
-    """Items in order, by id. Every method raises RemoteProtocolError with the code the client is told."""
+    """The items of one conversation in order, found by id. Not safe for use by several threads.
+
+    Methods that are given an id raise RemoteProtocolError where no item has it, with the code and the parameter that
+    the client is to be sent. A failed call leaves the history as it was.
+    """
 
     def __init__(self) -> None:
         self._items: list[Item] = []
 
     @property
     def items(self) -> Sequence[Item]:
+        """The items, the oldest first: the history's own list, which changes with it, and whose items are still
+        written to while they are in progress. Copy it before anything is awaited.
+        """
         return self._items
 
     def add(self, item: Item, after: str | None = None) -> str | None:
-        """Put an item at the end, at the front (`root`) or behind another; returns the id before it."""
+        """Insert an item behind the one with the id `after`; None is the end, `root` the front.
+
+        Returns the id of the item before it, None at the front. Raises RemoteProtocolError for an id that is taken, an
+        `after` that is not there, and a call's result whose call is not in the history.
+        """
         if any(i.id == item.id for i in self._items):
             raise RemoteProtocolError(
                 "item_create_duplicate_item_id", f"An item with the id '{item.id}' already exists.", "item.id"
@@ -51,24 +63,37 @@ class ConversationHistory:
         return self._items[at - 1].id if at else None
 
     def restore(self, items: Sequence[Item]) -> None:
-        """Be a conversation of before; it is empty so far."""
+        """Replace the items with those of an earlier session, oldest first, without checking them. The items are not
+        copied; the list is.
+        """
         self._items = list(items)
 
     def get(self, item_id: str) -> Item:
+        """Return the item itself, not a copy: changes to it change the history. Raises RemoteProtocolError where there
+        is none.
+        """
         return self._items[self._find(item_id, "item_retrieve_invalid_item_id", "item_id")]
 
     def before(self, item_id: str) -> str | None:
-        """The id of the item before this one."""
+        """Return the id of the item before this one, None where it is the first. Raises RemoteProtocolError where there
+        is no item with this id.
+        """
         at = self._find(item_id, "item_retrieve_invalid_item_id", "item_id")
         return self._items[at - 1].id if at else None
 
     def delete(self, item_id: str) -> None:
+        """Remove an item. A call's result stays when its call is deleted. Raises RemoteProtocolError where there is no
+        item with this id.
+        """
         del self._items[self._find(item_id, "item_delete_invalid_item_id", "item_id")]
 
     def truncate(self, item_id: str, content_index: int, audio_end_ms: int, *, again: bool = False) -> int:
-        """Cut a spoken answer to what was heard by `audio_end_ms`; returns that time, no later than the sound's end.
+        """Cut an assistant's audio and its text to the words that had ended by `audio_end_ms`.
 
-        `again`: of what it was before it was truncated; it is known better now how much was heard.
+        Returns the milliseconds of audio that are left: `audio_end_ms`, or the audio's length where that is less. With
+        `again` the cut is made in the part as it was before it was truncated, and may leave more than is left now: a
+        later acknowledgement knows better how much was heard. Raises RemoteProtocolError where the item or the content
+        part is missing, or is not an assistant's audio.
         """
         item = self._items[self._find(item_id, "item_truncate_invalid_item_id", "item_id")]
         if item.kind != "message" or item.role != "assistant":
@@ -91,7 +116,12 @@ class ConversationHistory:
         return round(end_s * 1000)
 
     def messages(self, instructions: str = "", also: Sequence[Item] | None = None) -> tuple[Message, ...]:
-        """The conversation as the language model gets it: what was said and heard, nothing else. `also`: instead of its items."""
+        """Return the conversation as a model is given it: what was said and heard, and nothing else.
+
+        `instructions` become a system message at the front. `also` is taken in place of the history's items; the names
+        of functions are still looked up in the history. Messages with neither text nor media are left out, and calls
+        that follow an assistant's message are joined to it.
+        """
         out = [Message("system", instructions)] if instructions else []
         for item in self._items if also is None else also:
             match item.kind:
@@ -117,7 +147,9 @@ class ConversationHistory:
 
     @staticmethod
     def image_said(lines: Sequence[str] | None) -> str:
-        """An image as a language model that cannot see is told of it: its text; None: it could not be read."""
+        """Return the text that describes an image to a model that cannot see it. `lines` is the text found in the
+        image; an empty list means that it holds none, and None that it could not be read.
+        """
         if lines is None:
             return "[An image that could not be read.]"
         if not lines:
@@ -135,7 +167,11 @@ class ConversationHistory:
 
 
 def cut_to(text: str, words: Sequence[str], count: int) -> str:
-    """The head of `text` up to its `count`-th word of `words`, as it is spelled there."""
+    """Return the beginning of `text` up to the end of its `count`-th word, spaces and punctuation as they stand there.
+
+    `words` are the words of `text` in order. Where one of them is not found in `text`, which a synthesizer that
+    normalizes its input can cause, the first `count` words are returned, joined with spaces.
+    """
     at = 0
     for word in words[:count]:
         found = text.find(word, at)

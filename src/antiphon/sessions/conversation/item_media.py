@@ -1,4 +1,8 @@
-"""Images and sound in the items that a client gives: read and transcribed for a partner that takes text, handed to one that takes them."""
+"""Images and audio in the items that a client creates.
+
+For a conversation model that takes text only, images are read and audio is transcribed; one that accepts media is
+given the images and the audio themselves.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,19 @@ from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.response import FAILURES, EmitConversation
 from antiphon.vision.images import EncodedImage
 
-# Characters of data URIs that one conversation may hold.
+# The most characters that the data URIs of a conversation's images may have together.
 MAX_IMAGES = 64 << 20
 
 
 class ItemMediaResolver:
-    """`reader`: who reads, and `transcriber`: who listens, for a partner that takes text only. `done`: awaited once an item is known."""
+    """Turns the media of a conversation's items into what its model takes, in a task for each item.
+
+    - `reader`, `transcriber`: the models that read images and transcribe audio for a conversation model that takes text
+      only. Without a reader, images stay unread, and such a model is told nothing of them.
+    - `emit`: is awaited with a `CommandRejected` for media that cannot be decoded; the session goes on.
+    - `done`: is awaited each time that an item's media are resolved, failed ones included.
+    - `takes_media`: whether the conversation model accepts images and audio.
+    """
 
     def __init__(
         self,
@@ -34,11 +45,13 @@ class ItemMediaResolver:
     ) -> None:
         self._conversation, self._reader, self._transcriber = conversation, reader, transcriber
         self._emit, self._done, self._takes_media = emit, done, takes_media
-        # Items that nobody has looked at yet.
+        # Ids of the items whose media are not resolved yet; a response that needs them waits.
         self.unread: set[str] = set()
 
     def bound(self, new: Item) -> None:
-        """Raises RemoteProtocolError where the images are too many."""
+        """Raise RemoteProtocolError where the conversation's images with those of `new` would exceed 64 Mi characters
+        of data URIs. `new` is not in the conversation yet; nothing is changed.
+        """
         shown = sum(len(p.image) for i in (*self._conversation.items, new) for p in i.parts)
         if shown > MAX_IMAGES:
             raise RemoteProtocolError(
@@ -46,7 +59,12 @@ class ItemMediaResolver:
             )
 
     def look_at(self, item: Item, event_id: str | None, language: str | None, group: anyio.abc.TaskGroup) -> None:
-        """Have its images and its sound made known; an answer that is asked for waits for it. `language` of the sound, if it is known."""
+        """Begin to resolve an item's images and audio in a task of `group`, and return at once.
+
+        Until it is done the item's id is in `unread`. `language` is the language of its audio, None if not known;
+        `event_id` is the client's id of the command, which a rejection repeats. Audio that came with its transcript is
+        dropped right away for a model that takes text.
+        """
         if any(self._unknown(p) for p in item.parts):
             self.unread.add(item.id)
             group.start_soon(self._look, item, event_id, language)
@@ -84,8 +102,8 @@ class ItemMediaResolver:
         except ValueError as error:
             raise MediaError(str(error)) from None
         if self._takes_media:
-            # Decoding tells whether it is one. An item may wait for its answer for as long as the session lives, so
-            # only the file is kept.
+            # Decoding shows whether the file is an image. An item may wait for its response for as long as the session
+            # lives, so the pixels are released and only the file is kept.
             await anyio.to_thread.run_sync(image.overview)
             image.release()
             part.media = ImagePart(image)

@@ -1,6 +1,8 @@
-"""A natively duplex model's side of a conversation: what is heard goes to it unit by unit, what it says becomes answers.
+"""A native model's side of a conversation: it is fed the user's audio unit by unit, and each turn that it speaks
+becomes a response.
 
-One task appends and steps. While it speaks and nothing comes in, it is fed silence, so that its clock goes on; interrupting it makes its next step listen.
+One task appends units and steps the model. While the model speaks and no audio arrives, it is fed silence, so that its
+clock goes on. An interrupted model listens in its next step.
 """
 
 from __future__ import annotations
@@ -35,44 +37,57 @@ from antiphon.events.duplex import DuplexConfig, ListenStepTaken
 from antiphon.signals import Signal
 from antiphon.text.word_timing import spread_words
 
-# Bounds: units of sound that wait for the model, before whoever hears is held back; parts of a turn that nobody has taken.
+# Units of audio that may wait for the model; with more of them `hear` waits, which holds back the client.
 MAX_WAITING_UNITS = 4
-# Of a voice to speak with so much is heard.
+# Seconds of a reference voice that are decoded; the rest of the file is ignored.
 MAX_REFERENCE_S = 30
+# Chunks of a response that may wait for its reader; with more of them the model waits.
 MAX_WAITING = 64
 
 
 class NativeResponse:
-    """One turn the model speaks: an answer that is made whether it is asked for or not (see answering.Made)."""
+    """One turn that a native model speaks: a `ResponseSource` that exists without having been asked for.
+
+    `NativeTurns` puts chunks in while the model steps; a response task reads them. `dropped` is called when the reader
+    leaves before the model has finished, which interrupts the model.
+    """
 
     def __init__(self, dropped: Callable[[], None]) -> None:
         self._send, self._receive = anyio.create_memory_object_stream[ResponseChunk](MAX_WAITING)
         self._dropped = dropped
         self._over = False
-        # Interrupted before anybody was told of it: nobody is to be.
+        # Whether the turn was interrupted. One that was before its response began is never reported to the client.
         self.void = False
         self.sound_s = 0.0
         self.num_units = 0
 
     async def put(self, answer: ResponseChunk) -> None:
-        """More of it. Waits for the reader; once nobody reads it is dropped."""
+        """Add a chunk. Waits while 64 chunks wait for the reader. Once the reader has left, chunks are discarded
+        without an error, so that the model's task goes on.
+        """
         try:
             await self._send.send(answer)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             self._over = True
 
     def end(self) -> None:
-        """The model has finished it."""
+        """Mark the turn as finished by the model: the reader's stream ends after the chunks that still wait, and a
+        later `drop` does not interrupt the model. May be called more than once.
+        """
         self._over = True
         self._send.close()
 
     async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
-        """Take what is said."""
+        """Yield the turn's chunks in order as the model produces them, until `end`. For one reader. Raises nothing: a
+        failure of the model ends the session through `NativeTurns.run`.
+        """
         async for answer in self._receive:
             yield answer
 
     async def drop(self) -> None:
-        """Nobody takes any more of it."""
+        """Stop reading: chunks that wait are discarded, and a turn that is not finished is interrupted. Does not wait
+        for the model, which ends it with its current step.
+        """
         self._receive.close()
         if not self._over:
             self._over = True
@@ -80,8 +95,12 @@ class NativeResponse:
 
 
 class NativeTurns:
-    """`open` it, then run it in the session's task group. `begins` gets each turn the model begins to speak; `emit` is told of each unit in which it
-    says nothing, and of frames that cannot be seen.
+    """Feeds a native model and makes responses of its turns. Call `open`, then run `run` in the session's task group.
+
+    - `begins`: is awaited with each turn that the model begins to speak; the model is not stepped until it returns.
+    - `emit`: is awaited with a `CommandRejected` for frames that are no images and, for full-duplex clients, with a
+      `ListenStepTaken` for each unit in which the model listens.
+    - `clock`: monotonic seconds, by which silence is fed while the model speaks.
     """
 
     def __init__(
@@ -98,7 +117,7 @@ class NativeTurns:
         self._talk: NativeStream | None = None
         self._heard: deque[Pcm] = deque()
         self._samples = 0
-        # Samples that came and that were taken, and images with how much had come before them.
+        # Samples that arrived and that went into units; images, each with the samples that had arrived before it.
         self._came = self._taken = 0
         self._frames: deque[tuple[int, bytes]] = deque(
             maxlen=max(1, model.profile.max_frames) * (MAX_WAITING_UNITS + 1)
@@ -107,14 +126,18 @@ class NativeTurns:
         self._closed = False
         self._began_s = 0.0
         self._turn: NativeResponse | None = None
-        # Interrupted while a step was under way: what that step says is not said.
+        # Set by an interruption: what the step under way says is discarded.
         self._void = self._tells = False
-        # A turn has begun that the one before still keeps from being told.
+        # Whether a turn has begun whose response waits for the one before it to be closed.
         self.waiting = False
 
     async def open(self, config: ConversationConfig) -> None:
-        """Raises Refused where the model has no room, ModelError, for a voice too that cannot be heard."""
-        # Only a duplex client is told of each unit.
+        """Open the model's stream and decode the reference voice, of which the first 30 s are used. Waits for both.
+
+        Raises Refused where the model has no room for another conversation, and ModelError where it fails or the
+        reference voice cannot be decoded.
+        """
+        # Listening steps are reported to full-duplex clients only.
         self._tells = config.duplex is not None
         duplex = config.duplex or DuplexConfig()
         reference = None
@@ -137,7 +160,9 @@ class NativeTurns:
             self._talk.interrupt()
 
     async def hear(self, pcm: Pcm) -> None:
-        """More sound, float32 [num_samples], 16 kHz. Waits while the model is behind."""
+        """Queue audio for the model: float32 [num_samples], mono, 16 kHz, of any length. Waits while four units or more
+        are queued, so that a model that falls behind holds back the client. The array is kept, not copied.
+        """
         while self._samples >= MAX_WAITING_UNITS * self._size and not self._closed:
             await self._changed.wait()
         self._heard.append(pcm)
@@ -146,11 +171,15 @@ class NativeTurns:
         self._changed.notify()
 
     def show(self, frames: tuple[bytes, ...]) -> None:
-        """Images; they belong to the sound that follows. Of too many in a unit the newest are seen."""
+        """Queue encoded images, which go with the unit of the audio that arrives next. Does not wait. Where a unit has
+        more of them than the model's profile allows, the newest are used; a model without vision ignores all.
+        """
         self._frames.extend((self._came, frame) for frame in frames)
 
     def interrupt(self) -> None:
-        """The user has the floor: the model listens."""
+        """Give the user the floor: the turn being spoken ends, what the step under way says is discarded, and the next
+        step listens. Returns at once. Before `open` it takes effect when the stream is opened.
+        """
         self._void = True
         if self._turn:
             self._turn.void = True
@@ -160,12 +189,18 @@ class NativeTurns:
             self._talk.interrupt()
 
     def close(self) -> None:
-        """No more sound. What it says is not waited for."""
+        """Take no more audio and let `run` return after the step under way. Does not wait; a turn that is still being
+        spoken is cut there.
+        """
         self._closed = True
         self._changed.notify()
 
     async def run(self) -> None:
-        """Until it is closed. Raises ModelError, EngineError."""
+        """Feed and step the model until `close`, then close its stream. Needs an `open` before.
+
+        Frames that are no images are rejected and their unit is fed without them. Raises ModelError and EngineError,
+        which end the session.
+        """
         assert self._talk
         talk = self._talk
         try:
@@ -186,7 +221,9 @@ class NativeTurns:
             talk.close()
 
     async def _next(self) -> Pcm | None:
-        """The next unit's sound; None when there is no more. What is missing of it is silence, if the model speaks and its time has come."""
+        """Return the next unit's audio, None once closed. A unit that is due while the model speaks is filled with
+        silence.
+        """
         while self._samples < self._size and not self._closed:
             left_s = self._began_s + self._model.profile.unit_s - self._clock() if self._turn else None
             with anyio.move_on_after(left_s) as waiting:
@@ -210,7 +247,7 @@ class NativeTurns:
         return pcm
 
     def _shown(self) -> tuple[bytes, ...]:
-        """The images of the unit that was taken last."""
+        """Return the images of the unit that was taken last, the newest where there are too many."""
         shown = []
         while self._frames and (self._frames[0][0] < self._taken or not self._samples):
             shown.append(self._frames.popleft()[1])
@@ -234,7 +271,7 @@ class NativeTurns:
                     await turn.put(TextDelta(text))
                 if len(pcm):
                     length_s = len(pcm) / self._model.profile.sample_rate_hz
-                    # The model does not say where its words lie in the unit's audio: by their letters.
+                    # The model gives no word times: the words are spread over the unit's audio by their letters.
                     await turn.put(ResponseAudio(pcm, tuple(spread_words(text.split(), turn.sound_s, length_s))))
                     turn.sound_s += length_s
                 if end_of_turn:

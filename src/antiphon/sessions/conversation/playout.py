@@ -1,4 +1,7 @@
-"""What of the answers is still to be heard, if they are played as they come; and what the microphone may hear of them."""
+"""The server's estimate of how much of the responses' audio is still to be heard, and their way to the echo guard.
+
+The estimate assumes that a client plays audio as it arrives, without gaps and from the moment it is sent.
+"""
 
 from __future__ import annotations
 
@@ -11,28 +14,38 @@ from antiphon.turns.echo import EchoGuard
 
 
 class Playout:
-    """`clock`: monotonic seconds. `at` everywhere: the sample of the microphone's sound that is heard now."""
+    """Keeps the time at which the audio sent so far will have been played, and feeds that audio to the echo guard.
+
+    `clock` gives monotonic seconds. `at` is the number of samples at 16 kHz that the microphone has given so far; the
+    echo guard needs it to line up both sides.
+    """
 
     def __init__(self, echo: EchoGuard, clock: Callable[[], float]) -> None:
         self._echo = echo
         self._clock = clock
         self._until_s = 0.0
-        # What is said, on its way to the echo guard: the item, and its sound at the microphone's rate.
+        # The item that is being said, and what resamples its audio to the microphone's rate for the echo guard.
         self._reference: tuple[str, Resampler] | None = None
 
     @property
     def left_s(self) -> float:
-        """Seconds of sound that were said and not heard yet."""
+        """Seconds of audio that were sent and, by the clock, are still to be played; 0 where nothing is.
+        Acknowledgements of the client are not used.
+        """
         return max(0.0, self._until_s - self._clock())
 
     def said(self, sound: ResponseAudioDelta, at: int) -> None:
-        """More sound is on its way to whoever plays it."""
+        """Count audio that is about to be sent, and give it to the echo guard as a reference. It is taken to be played
+        after all that was sent before it. A new item begins with a fresh resampler.
+        """
         self._until_s = max(self._clock(), self._until_s) + len(sound.pcm) / sound.rate_hz
         if self._reference is None or self._reference[0] != sound.at.item_id:
             self._reference = (sound.at.item_id, Resampler(sound.rate_hz, SAMPLE_RATE_HZ))
         self._echo.add_reference(self._reference[1].feed(sound.pcm), at)
 
     def silenced(self, at: int) -> None:
-        """Whoever plays the answer has stopped."""
+        """Note that playback was stopped, as on barge-in: nothing is left to be heard, and the echo guard expects no
+        echo of what was not played by then.
+        """
         self._until_s = 0.0
         self._echo.cut_reference(at)

@@ -1,4 +1,4 @@
-"""The answer to a turn that has not ended yet: begun on the chance that it will be asked for, heard of by nobody before."""
+"""The preemptive response: begun when a turn may have ended, and hidden from the client until it is asked for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from antiphon.sessions.conversation.response import ResponseGeneration, Response
 
 
 class PreemptiveResponse:
-    """At most one answer under way that nobody has asked for."""
+    """Holds at most one response that is generated before it is asked for.
+
+    It is true while it holds one, finished or not. What is held is used only for a request equal to its own, so a
+    response that was begun on a wrong guess costs computation and is never heard.
+    """
 
     def __init__(self) -> None:
         self._making: ResponseGeneration | None = None
@@ -18,13 +22,17 @@ class PreemptiveResponse:
         return self._making is not None
 
     async def begin(self, talk: ConversationStream, wanted: ResponseRequest, group: anyio.abc.TaskGroup) -> None:
-        """Begin what would answer `wanted`; what was begun before is dropped."""
+        """Begin to generate the response to `wanted` in a task of `group`. One that was begun before is ended first,
+        and its end is waited for, because `talk` gives one response at a time.
+        """
         await self.drop()
         self._making = ResponseGeneration(talk, *wanted)
         group.start_soon(self._making.run)
 
     async def take(self, wanted: ResponseRequest) -> ResponseGeneration | None:
-        """What was begun, if it is what is wanted now; anything else is dropped."""
+        """Hand over the response that was begun, where its request equals `wanted` and it was not cancelled; the caller
+        then owns it. Otherwise end what was begun, wait for its end and return None.
+        """
         making = self._making
         if making and making.asked == wanted and not making.cancelled:
             self._making = None
@@ -33,12 +41,16 @@ class PreemptiveResponse:
         return None
 
     def forget(self) -> None:
-        """It is not wanted. It ends within a step; who begins the next answer waits for that."""
+        """Cancel what was begun, and return at once. It ends within one step of the model; the next `begin`, `take` or
+        `drop` waits for that.
+        """
         if self._making:
             self._making.cancel()
 
     async def drop(self) -> None:
-        """End it, and wait for its end."""
+        """End what was begun and wait for its end, also when the caller is cancelled: the model's stream is free
+        afterwards. Does nothing where nothing was begun.
+        """
         making, self._making = self._making, None
         if making:
             await making.drop()

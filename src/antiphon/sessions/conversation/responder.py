@@ -1,6 +1,7 @@
-"""The answers of one conversation: the one under way, those beside it, and the one begun before it is asked for.
+"""The responses of one conversation: the one under way, those out of band, and the preemptive one.
 
-Whoever ends an answer, and however, its sound stops with it and what was not heard of it is cut once it is closed.
+However a response ends, its audio stops with it, and what was not heard of it is cut from the history once its items
+are closed.
 """
 
 from __future__ import annotations
@@ -46,7 +47,19 @@ log = logging.getLogger(__name__)
 
 
 class Responder:
-    """`open` it in the session's task group. `now`: the sample that is heard now. `over`: awaited when an answer has ended and is closed."""
+    """Begins, ends and truncates the responses of one conversation. Call `open` before anything else, `close` at the
+    end.
+
+    Besides the one response of the conversation, `active`, clients may ask for responses out of band: these are not
+    stored in the history, run at the same time, and each have a model stream of their own.
+
+    - `config`: the session replaces it; it counts for responses that begin afterwards.
+    - `new_id`: makes an id with the given prefix.
+    - `measure`: takes a measurement's name and its seconds.
+    - `playback`: what plays the responses in place of the client, None where nobody reports what was heard.
+    - `now`: the number of samples at 16 kHz that the microphone has given.
+    - `over`: is awaited with each response task that has ended, after its items are closed and truncated.
+    """
 
     def __init__(
         self,
@@ -77,28 +90,36 @@ class Responder:
         self.active: ResponseTask | None = None
         self._beside: set[ResponseTask] = set()
         self.ahead = PreemptiveResponse()
-        # What was cut of an answer that is still being closed.
+        # Truncations, in milliseconds heard, that wait until their response is closed.
         self._cut: list[tuple[ContentPosition, int]] = []
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
-        """Raises Refused where the partner has no room."""
+        """Open the model's stream for the conversation; responses run as tasks of `group`. Raises Refused where the
+        model has no room for another conversation.
+        """
         self._talk = await self._partner.open()
         self._group = group
 
     async def close(self) -> None:
-        """Once no answer is under way any more."""
+        """End the preemptive response, wait for its end and close the model's stream. To be called once no response of
+        the conversation is under way; also where `open` failed.
+        """
         await self.ahead.drop()
         if self._talk:
             self._talk.close()
 
     def cancel_all(self) -> None:
-        """Nobody waits for an answer any more."""
+        """Cancel all responses, those out of band and the preemptive one included, as `client_cancelled`. Returns at
+        once; their tasks close them in order.
+        """
         self.ahead.forget()
         for answering in self._all():
             answering.cancel("client_cancelled")
 
     def stop(self, response_id: str | None) -> None:
-        """Cancel the conversation's answer (None), or one by its id. Raises RemoteProtocolError where there is none."""
+        """Cancel the response with this id, out of band or not; None is the conversation's own. Does not wait for its
+        end. Raises RemoteProtocolError where no such response is under way.
+        """
         if response_id is None:
             found = self.active
         else:
@@ -110,10 +131,13 @@ class Responder:
     def _all(self) -> list[ResponseTask]:
         return [*([self.active] if self.active else []), *self._beside]
 
-    # --- an answer --------------------------------------------------------------------------------------------------------
+    # --- a response ---------------------------------------------------------------------------------------------------
 
     def begin(self, asked: CreateResponse) -> None:
-        """Begin an answer. Raises RemoteProtocolError where the conversation has one under way."""
+        """Begin a response in a task of its own, and return at once. A failure of the model becomes a failed response.
+
+        Raises RemoteProtocolError where a stored response is asked for while the conversation has one under way.
+        """
         if asked.stored and self.active:
             raise RemoteProtocolError(
                 "conversation_already_has_active_response",
@@ -122,7 +146,10 @@ class Responder:
         self._start(asked, lambda response: self._make(response, asked))
 
     async def tell(self, made: ResponseSource, void: Callable[[], bool]) -> None:
-        """An answer that nobody asked for is being said. Waits until the one before is closed; if it is `void` by then, nobody is told."""
+        """Begin a response of a native model's turn, which nobody asked for. Waits until the response before it is
+        closed. Where `void()` is true by then, because the turn was interrupted, `made` is dropped and the client never
+        learns of it.
+        """
         while self.active:
             await self.active.over.wait()
             await anyio.lowlevel.checkpoint()
@@ -178,7 +205,7 @@ class Responder:
         await self._emit(output)
 
     async def _make(self, response: Response, asked: CreateResponse) -> ResponseGeneration:
-        """Begin to make an answer, or take the one that was begun before it was asked for."""
+        """Begin to generate a response, or take over the preemptive one where it was begun for the same request."""
         wanted = self._wanted(asked, response.voice, response.max_tokens)
         assert self._group
         assert self._talk
@@ -203,10 +230,14 @@ class Responder:
     ) -> ResponseRequest:
         return wanted(self.config, self._conversation, self._partner.profile, asked, voice, max_tokens, items)
 
-    # --- its sound --------------------------------------------------------------------------------------------------------
+    # --- its audio ----------------------------------------------------------------------------------------------------
 
     async def silence(self) -> None:
-        """What was said is not heard any more: whoever plays it stops. What was not heard of it is cut, once its answer is closed."""
+        """Stop playback of all responses and report a `PlaybackCleared` for each that was cut off.
+
+        What was not heard is cut from the history: at once for a response that is closed, after its end for one under
+        way. Without a `playback` nothing is cut; the client truncates by itself.
+        """
         self._sounding.silenced(self._now())
         cut = self._playback.silence() if self._playback else []
         for response_id in dict.fromkeys(place.response_id for place, _ in cut):
@@ -214,7 +245,9 @@ class Responder:
             await self.cut([c for c in cut if c[0].response_id == response_id])
 
     async def cut(self, heard: list[tuple[ContentPosition, int]]) -> None:
-        """Keep of these items what was heard of them, milliseconds each; of one that is still being said, once it is closed."""
+        """Truncate items to the milliseconds of each that were heard, and report an `ItemTruncated` for each. Items of
+        a response under way are truncated once it is closed; items that were deleted meanwhile are passed over.
+        """
         self._cut += heard
         for response_id in dict.fromkeys(place.response_id for place, _ in heard):
             if all(a.response.id != response_id for a in self._all()):
@@ -228,11 +261,15 @@ class Responder:
                 kept_ms = self._conversation.truncate(place.item_id, place.content_index, heard_ms, again=True)
                 await self._emit(ItemTruncated(place.item_id, place.content_index, kept_ms))
 
-    # --- before it is asked -----------------------------------------------------------------------------------------------
+    # --- before it is asked for ---------------------------------------------------------------------------------------
 
     async def expect(self, text: str, mine: Item | None, sound: AudioPart | None = None) -> None:
-        """The user has paused and may have ended a turn with `text`: begin what would answer it. `mine`: the turn's item, if it has one; `sound`: the
-        turn's, for a partner that hears."""
+        """Begin the preemptive response to a turn that may have ended with the transcript `text`.
+
+        `mine` is the turn's item where the history has one already; it is replaced by `text`. `sound` is the turn's
+        audio, for a model that accepts media; it must be the same object that the turn's item will hold, or the
+        response is not recognized as the one asked for.
+        """
         assert self._talk
         assert self._group
         others = [i for i in self._conversation.items if i is not mine]
@@ -245,12 +282,14 @@ class Responder:
         await self.ahead.begin(self._talk, wanted, self._group)
 
     async def prefill(self, text: str) -> None:
-        """The user goes on speaking: the partner takes in what they have said so far."""
+        """Let the model prepare for a turn that goes on, with the transcript so far, so that its response begins
+        sooner. Does not wait for the computation. Failures are logged and not raised.
+        """
         assert self._talk
         said = Item("", parts=[ContentPart("input_audio", text)])
         messages = self._conversation.messages(self.config.instructions, [*self._conversation.items, said])
         try:
             await self._talk.prefill(messages, self.config.tools)
         except FAILURES as error:
-            # The answer to the same will say it, if it is not for now only.
+            # Where the failure lasts, the response to the same messages will report it.
             log.warning("a turn was not prefilled: %s", error)

@@ -1,4 +1,9 @@
-"""One answer of a conversation under way: what its partner makes becomes items, and what is open is closed in order, whatever ends it."""
+"""One response under way: the chunks that a model gives become items and events, and whatever ends the response, what
+is open is closed in order.
+
+`ResponseGeneration` runs the model and can begin before a response is asked for; `ResponseTask` reads from it, or from
+another `ResponseSource`, and is what the client sees.
+"""
 
 from __future__ import annotations
 
@@ -52,17 +57,19 @@ from antiphon.sessions.conversation.history import ConversationHistory, cut_to
 
 log = logging.getLogger(__name__)
 
-# Bound: what a partner has made of an answer that nobody has taken; it waits then.
+# Chunks of a response that may wait for its reader; with more of them the model waits.
 MAX_WAITING = 64
 
 EmitConversation = Callable[[TranscriptionEvent | ConversationEvent], Awaitable[None]]
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
-# What a partner is asked: Talk.respond's arguments.
+# The arguments of `ConversationStream.respond`. Two equal requests have the same response.
 ResponseRequest = tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]
 
 
 def speaks(config: ConversationConfig, profile: ConversationProfile, asked: CreateResponse) -> bool:
-    """The answer is to be spoken, and somebody can."""
+    """Return whether the response is to be spoken: the command asks for audio, or leaves it to a configuration that
+    does, and the model has a voice.
+    """
     return (config.audio_output if asked.audio_output is None else asked.audio_output) and bool(profile.voices)
 
 
@@ -75,7 +82,12 @@ def wanted(
     max_tokens: int | None,
     items: list[Item] | None = None,
 ) -> ResponseRequest:
-    """What the partner is asked; `items` in place of the conversation's. Raises RemoteProtocolError for a reference to no item."""
+    """Return the request to the model for one response. What `asked` leaves open is as the configuration has it.
+
+    The messages are of the command's items, else of `items`, else of the history. `voice` is matched without regard to
+    case; a name that the model does not have becomes its default voice. Raises RemoteProtocolError where the command
+    refers to an item that is not in the history.
+    """
     if asked.items is not None:
         items = [conversation.get(i) if isinstance(i, str) else i for i in asked.items]
     instructions = config.instructions if asked.instructions is None else asked.instructions
@@ -94,21 +106,30 @@ def wanted(
 
 
 class ResponseSource(Protocol):
-    """An answer that somebody makes."""
+    """What a response task reads a response from: a model that was asked for it, or a native model that began to speak.
+
+    There is one reader, which calls `drop` when it has finished, however it finished.
+    """
 
     def stream(self) -> AsyncGenerator[ResponseChunk, None]:
-        """Take what is made, once. Raises Refused, ModelError, EngineError, RemoteProtocolError."""
+        """Yield the response's chunks in order, waiting for each. May be iterated once. Raises Refused, ModelError,
+        EngineError and RemoteProtocolError, after the chunks that came before the failure.
+        """
         ...
 
     async def drop(self) -> None:
-        """Nobody takes any more of it. It ends, if it has not."""
+        """Stop reading, and end the response where it has not ended. May be called after the stream is exhausted.
+        Whether it waits for the end depends on the source.
+        """
         ...
 
 
 class ResponseGeneration:
-    """An answer as it is made, by a task of its own: begun when it is asked for, or before, on the chance that just it will be.
+    """The generation of one response by a conversation model, in a task of its own: run `run` in a task group.
 
-    `messages`, `options` and `voice` are Talk.respond's; two of equal ones are the same answer.
+    It may begin before the response is asked for. `messages`, `options` and `voice` are the arguments of
+    `ConversationStream.respond` and stay readable as a request, so that a later request can be compared with it. The
+    model waits while 64 chunks are not read.
     """
 
     def __init__(
@@ -122,7 +143,9 @@ class ResponseGeneration:
         self._over = anyio.Event()
 
     async def run(self) -> None:
-        """The task. Never raises what a model does; `stream` does."""
+        """Generate until the model has finished, or until `cancel`. Failures of the model are kept and raised by
+        `stream`, so that they do not end the session's task group.
+        """
         try:
             with self._scope:
                 async with aclosing(self.talk.respond(*self.asked)) as answers:
@@ -135,14 +158,18 @@ class ResponseGeneration:
             self._over.set()
 
     async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
-        """Take what is made. Raises Refused, ModelError, EngineError, RemoteProtocolError."""
+        """Yield the model's chunks in order, waiting for each; for one reader. Raises what the model raised, Refused,
+        ModelError, EngineError or RemoteProtocolError, after its last chunk. A cancelled generation just ends.
+        """
         async for answer in self._receive:
             yield answer
         if self._failure:
             raise self._failure
 
     async def drop(self) -> None:
-        """End it, and wait for its end: the talk is free for another then."""
+        """Cancel the generation and wait for its end, also when the caller is cancelled: the model's stream is free for
+        another response afterwards. `run` must have been started.
+        """
         self.cancel()
         with anyio.CancelScope(shield=True):
             await self._over.wait()
@@ -150,18 +177,26 @@ class ResponseGeneration:
 
     @property
     def cancelled(self) -> bool:
-        """It will not be complete."""
+        """Whether `cancel` or `drop` was called, after which the generation may be incomplete. Also true where it had
+        finished before.
+        """
         return self._scope.cancel_called
 
     def cancel(self) -> None:
-        """End it within a step."""
+        """End the generation within one step of the model, and return at once. Chunks that wait can still be read; no
+        error is raised to the reader.
+        """
         self._scope.cancel()
 
 
 class ResponseTask:
-    """One answer under way: what of it is open on the wire.
+    """One response under way: it reads chunks, makes items of them and keeps what is open on the wire.
 
-    `make` gives what is made of it, at `rate_hz`; it may raise what a model does.
+    - `response`: its id, settings and, as it goes on, its items, status and usage. Only this task writes to it.
+    - `make`: gives the source to read from, whose audio is at `rate_hz` hertz. It may raise what a model raises.
+    - `conversation`: gets the items of a stored response.
+    - `measure`: takes `first_answer_sound`, the seconds from the task's creation to its first audio.
+    - `over`: is set when the response is closed and `ResponseDone` was emitted.
     """
 
     def __init__(
@@ -183,26 +218,31 @@ class ResponseTask:
         self._scope = anyio.CancelScope()
         self._item: Item | None = None
         self._previous: str | None = None
-        # What still has to be told of its end.
+        # The events that close the open item and are not emitted yet.
         self._ends: list[ConversationEvent] = []
         self._rate_hz = rate_hz
         self._sounded = False
         self._began_s = time.monotonic()
-        # It is closed.
         self.over = anyio.Event()
 
     def cancel(self, reason: str) -> None:
-        """End it within a step; it is closed in order."""
+        """End the response within one step of the model, with `reason` unless it has one already. Returns at once; the
+        task still closes the open item and emits `ResponseDone`.
+        """
         if not self.response.reason:
             self.response.reason = reason
         self._scope.cancel()
 
     @property
     def cancelled(self) -> bool:
-        """It is being ended."""
+        """Whether the response was cancelled. It may still be closing its items; `over` is set once it has."""
         return self._scope.cancel_called
 
     async def run(self) -> None:
+        """Emit the response from `ResponseCreated` to `ResponseDone`, which is last however it ends.
+
+        A failure of the model, or a request that it refuses, is reported in the response's status and not raised.
+        """
         response, emit = self.response, self._emit
         await emit(ResponseCreated(response))
         with self._scope:
@@ -259,12 +299,18 @@ class ResponseTask:
                     response.status, response.reason = "incomplete", "max_output_tokens"
 
     async def _message(self) -> Item:
-        """The message that is being said; begun where there is none."""
+        """Return the message that is being generated, and begin one where there is none."""
         if self._item and self._item.kind == "message":
             return self._item
         await self._close()
         kind = "output_audio" if self.response.audio_output else "output_text"
-        item = Item(self._new_id("item_"), "message", "assistant", "in_progress", [ContentPart(kind)])  # type: ignore[arg-type]
+        item = Item(
+            self._new_id("item_"),
+            "message",
+            "assistant",
+            "in_progress",
+            [ContentPart(kind)],  # type: ignore[arg-type]
+        )
         await self._open(item)
         await self._emit(ContentPartAdded(self._place(), item.parts[0]))
         return item
@@ -281,7 +327,9 @@ class ResponseTask:
             await self._emit(ItemAdded(item, self._previous))
 
     async def _close(self) -> None:
-        """Close the open part and item, whatever ended them. Cancelled in between, it goes on where it was."""
+        """Close the open part and item, whatever ended them. After a cancellation, a second call goes on where the
+        first stopped.
+        """
         item = self._item
         if item and not self._ends:
             place = self._place()
@@ -293,7 +341,7 @@ class ResponseTask:
         while self._ends:
             await self._emit(self._ends.pop(0))
         if item and self.response.status == "cancelled" and item.kind == "message" and self.response.audio_output:
-            # What was written and never became sound was not said: the next turn does not know of it.
+            # Text that never became audio was not said: the model must not find it in the next turn's history.
             part = item.parts[0]
             part.text = cut_to(part.text, [w.text for w in part.words], len(part.words))
         self._item = None

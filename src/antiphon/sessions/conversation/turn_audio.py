@@ -1,4 +1,4 @@
-"""The sound of a conversation's turns, for a partner that hears it. Pure: no clocks, no tasks."""
+"""The audio of a conversation's turns, for a conversation model that hears it. Pure: no clocks, no tasks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from antiphon.events.transcription import (
 )
 from antiphon.sessions.conversation.history import IMAGE_GONE
 
-# Of a turn so much is heard: the last of it. After its last speech it goes on for so long.
+# Seconds that are kept of a turn, its last ones, and milliseconds that are kept after its last speech.
 LONGEST_S, TAIL_MS = 120, 100
-# A conversation's turns keep so much sound, and so many images; past it the oldest are known by their text, until the second is left.
+# The most seconds of audio, and the most images, that a conversation keeps. Past either, the oldest are dropped, and
+# known by their text, until the second number is left.
 MOST_S, LEFT_S = 600, 300
 MOST_IMAGES, LEFT_IMAGES = 64, 32
 
 
 @dataclass(slots=True)
 class _Turn:
-    """`began_ms`: its speech. `part`: its sound up to the pause that began at `speech_end_ms`."""
+    """`began_ms`: where its speech began. `part`: its audio up to the pause that began at `speech_end_ms`."""
 
     began_ms: int
     speech_end_ms: int = -1
@@ -39,22 +40,32 @@ class _Turn:
 
 
 class TurnAudio:
-    """Fed with `hear` what the listener hears, before it does, and with `take` all that it tells.
+    """Keeps the last 120 s of the user's audio, as int16, and cuts turns out of it.
 
-    A turn that has paused, and the turn that this pause ends, are the same sound: what was begun at the pause answers it.
+    `hear` must get the audio before the transcription session does, and `take` every event of that session. All times
+    are milliseconds from the start of the session's audio. A turn that has paused and the turn that this pause ends
+    are the same `AudioPart` object, so that a preemptive response begun at the pause is recognized as the one asked
+    for.
     """
 
     def __init__(self) -> None:
         self._held: deque[npt.NDArray[np.int16]] = deque()
-        # Samples that have come, and those of them that are held.
+        # Samples that have arrived, and those of them that are kept.
         self._now = self._length = 0
-        # Until they have a transcript.
+        # The turns by number, until they have a transcript.
         self._turns: dict[int, _Turn] = {}
         # Where the turn before ended.
         self._ended_ms = 0
 
+    @property
+    def open_turns(self) -> set[int]:
+        """The numbers of the turns whose bounds are kept because their transcript has neither come nor failed."""
+        return set(self._turns)
+
     async def hear(self, pcm: Pcm) -> None:
-        """More sound: float32 [num_samples], 16 kHz."""
+        """Keep audio: float32 [num_samples] in [-1, 1], mono, 16 kHz; it is copied and clipped. Never waits; it is a
+        coroutine because the transcription session's tap is one.
+        """
         self._held.append(np.rint(np.clip(pcm, -1, 1) * 32767).astype(np.int16))
         self._now += len(pcm)
         self._length += len(pcm)
@@ -62,7 +73,9 @@ class TurnAudio:
             self._length -= len(self._held.popleft())
 
     def take(self, output: TranscriptionEvent) -> None:
-        """What the listener tells."""
+        """Follow the transcription session's events: where turns begin and end, and which have their transcript and are
+        forgotten. A cleared turn's audio is not part of the next one.
+        """
         match output:
             case SpeechStarted(turn, at_ms):
                 self._turns[turn] = _Turn(at_ms)
@@ -75,11 +88,15 @@ class TurnAudio:
                 self._ended_ms = self._now * 1000 // SAMPLE_RATE_HZ
 
     def guess(self, turn: int, speech_end_ms: int) -> AudioPart:
-        """The sound of a turn that has paused since then."""
+        """Return the audio of an open turn that has paused since `speech_end_ms`: from where its speech began to 100 ms
+        after `speech_end_ms`, as far as it is still kept. Equal calls return the same object.
+        """
         return self._part(turn, self._ended_ms, speech_end_ms)
 
     def of(self, turn: TurnCommitted) -> AudioPart:
-        """The sound of a turn that has ended."""
+        """Return the audio of a turn that has ended: float32, 16 kHz, up to 100 ms after its last speech and at most
+        its last 120 s. It is the object that `guess` gave for the same pause.
+        """
         speech_end_ms = turn.end_ms if turn.speech_end_ms is None else turn.speech_end_ms
         return self._part(turn.turn, turn.start_ms, speech_end_ms)
 
@@ -102,7 +119,10 @@ class TurnAudio:
 
 
 def bound(items: Sequence[Item]) -> None:
-    """Let the sound and the images of the oldest items go where there is too much."""
+    """Drop the media of the oldest items where a conversation keeps too much: past 600 s of audio until at most 300 s
+    are left, past 64 images until 32 are. Audio leaves its transcript, an image its text or a note that it was
+    shown. Changes the items in place.
+    """
     media = [(p, p.media) for i in items for p in i.parts]
     sounds = [(p, len(m.pcm) / SAMPLE_RATE_HZ) for p, m in media if isinstance(m, AudioPart)]
     images = [(p, 1) for p, m in media if isinstance(m, ImagePart)]
