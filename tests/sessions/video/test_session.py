@@ -1,4 +1,4 @@
-"""One video session over a scripted watcher: frames in order, questions that interrupt, memory, sound, and what goes wrong."""
+"""One video session over a scripted video model: frames in order, questions that interrupt, memory, audio, failures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from antiphon.events.video import (
     VideoFailed,
 )
 from antiphon.pipelines.observer import Observer
-from antiphon.sessions.video.session import MAX_SOUND_SAMPLES, MAX_WAITING_BYTES, VideoSession
+from antiphon.sessions.video.session import MAX_AUDIO_SAMPLES, MAX_WAITING_BYTES, VideoSession
 from antiphon.vision.images import decode
 from tests.pipelines.scripted import Partner, Reader
 
@@ -53,39 +53,42 @@ def png(value: int, side: int = 64) -> bytes:
     return file.getvalue()
 
 
-class Watcher:
-    """Answers with what it was asked, a word at a time; each after the first waits for a `go` where it is held."""
+class ScriptedModel:
+    """A video model and its stream in one: answers a question with its own words.
+
+    Held, each word after the first waits for `go`. `num_ended`: answers that ended or were closed.
+    """
 
     def __init__(self, *, voice: bool = True, held: bool = False, fails: Exception | None = None) -> None:
         self.profile = VideoProfile("scripted", "text", 8000, ("one", "two") if voice else ())
         self.held, self.fails, self.go = held, fails, asyncio.Event()
-        self.seen: list[VideoFrame] = []
+        self.frames: list[VideoFrame] = []
         self.asked: list[VideoQuestion] = []
         self.voices: list[VoiceOptions | None] = []
         self.forgotten: list[float] = []
         self.instructions = ""
-        self.left = self.closed = self.running = 0
+        self.num_ended = self.num_closed = self.num_running = 0
 
-    async def open(self, instructions: str) -> Watcher:
+    async def open(self, instructions: str) -> ScriptedModel:
         self.instructions = instructions
         return self
 
     async def run(self) -> None:
-        self.running += 1
+        self.num_running += 1
         try:
             await asyncio.sleep(3600)
         finally:
-            self.running -= 1
+            self.num_running -= 1
 
     async def append_frame(self, frame: VideoFrame) -> None:
         await anyio.to_thread.run_sync(frame.image.overview)
-        self.seen.append(frame)
+        self.frames.append(frame)
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
-        self.expected = frames
+        self.selected = frames
 
     def drop_frame(self, frame: int) -> None:
-        self.lost = frame
+        self.dropped = frame
 
     async def settled(self) -> None:
         return
@@ -109,24 +112,24 @@ class Watcher:
                     yield ResponseAudio(np.full(80, 0.1, np.float32))
             yield ReplyDone("stop", 5, 4, 3)
         finally:
-            self.left += 1
+            self.num_ended += 1
 
     def close(self) -> None:
-        self.closed += 1
+        self.num_closed += 1
 
 
 class Scene:
-    def __init__(self, watcher: Watcher, **config: Any) -> None:
-        self.watcher, self.out = watcher, []  # type: ignore[var-annotated]
+    def __init__(self, model: ScriptedModel, **config: Any) -> None:
+        self.model, self.out = model, []  # type: ignore[var-annotated]
         self.clock = 100.0
         count = itertools.count()
         config.setdefault("filter", None)
         self.session = VideoSession(
-            VideoConfig(**config), watcher, self.emit, new_id=lambda p: f"{p}{next(count)}", clock=lambda: self.clock
+            VideoConfig(**config), model, self.emit, new_id=lambda p: f"{p}{next(count)}", clock=lambda: self.clock
         )
 
-    async def emit(self, output: Any) -> None:
-        self.out.append(output)
+    async def emit(self, event: Any) -> None:
+        self.out.append(event)
 
     def of(self, *kinds: type) -> list[Any]:
         return [o for o in self.out if isinstance(o, kinds)]
@@ -145,9 +148,9 @@ class Scene:
         await self.until(lambda: len(self.of(AnswerDone, VideoFailed)) > count)
 
 
-def run(watcher: Watcher, act: Any, **config: Any) -> Scene:
+def run(model: ScriptedModel, act: Any, **config: Any) -> Scene:
     async def main() -> Scene:
-        scene = Scene(watcher, **config)
+        scene = Scene(model, **config)
         task = asyncio.create_task(scene.session.run())
         try:
             async with asyncio.timeout(20):
@@ -161,7 +164,7 @@ def run(watcher: Watcher, act: Any, **config: Any) -> Scene:
     return asyncio.run(main())
 
 
-def test_a_question_is_answered_from_the_sampled_frames_in_text_and_sound() -> None:
+def test_when_a_question_is_asked_then_it_is_answered_from_sampled_frames_in_text_and_audio() -> None:
     async def act(scene: Scene) -> None:
         for i in range(6):
             await scene.frame(f"f{i}", pts_ms=1000 + 500 * i)
@@ -170,18 +173,18 @@ def test_a_question_is_answered_from_the_sampled_frames_in_text_and_sound() -> N
         await scene.ask("What is this?")
         await scene.ask("And now?")
 
-    watcher = Watcher()
-    scene = run(watcher, act, num_frames=3, instructions="Be brief.", voice="two")
-    first, second = watcher.asked
+    model = ScriptedModel()
+    scene = run(model, act, num_frames=3, instructions="Be brief.", voice="two")
+    first, second = model.asked
     assert (first.text, first.at_s, first.frames) == ("What is this?", 2.5, (0, 2, 5))
-    assert watcher.expected == first.frames
+    assert model.selected == first.frames
     assert first.pcm is not None
     assert len(first.pcm) == 320
-    # Sound belongs to the question after it, and to no other; frames stay.
+    # Audio belongs to the question after it, and to no other; frames stay.
     assert second.pcm is None
     assert second.frames == (0, 2, 5)
-    assert watcher.instructions == "Be brief."
-    assert [v.voice for v in watcher.voices if v] == ["two", "two"]
+    assert model.instructions == "Be brief."
+    assert [v.voice for v in model.voices if v] == ["two", "two"]
     began = scene.of(AnswerStarted)
     assert [f.id for f in began[0].frames] == ["f0", "f2", "f5"]
     assert began[0].request_id != began[1].request_id
@@ -190,43 +193,43 @@ def test_a_question_is_answered_from_the_sampled_frames_in_text_and_sound() -> N
     done = scene.of(AnswerDone)[0]
     assert (done.text, done.spoken) == ("What is this?", True)
     assert done.token_counts == {"prompt_tokens": 5, "cached_tokens": 4, "completion_tokens": 3}
-    assert (watcher.closed, watcher.running) == (1, 0)
+    assert (model.num_closed, model.num_running) == (1, 0)
 
 
-def test_what_an_answer_is_made_of() -> None:
+def test_when_text_or_audio_is_switched_off_then_answers_have_only_the_other() -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
         await scene.ask("One two")
 
-    silent = run(Watcher(), act, audio_output=False)
+    silent = run(ScriptedModel(), act, audio_output=False)
     assert not silent.of(AnswerAudioDelta)
     assert len(silent.of(AnswerTextDelta)) == 2
-    spoken = run(Watcher(), act, text_output=False)
+    spoken = run(ScriptedModel(), act, text_output=False)
     assert not spoken.of(AnswerTextDelta)
     assert spoken.of(AnswerDone)[0].text == "One two"
-    voiceless = run(Watcher(voice=False), act)
+    voiceless = run(ScriptedModel(voice=False), act)
     assert not voiceless.of(AnswerDone)[0].spoken
 
 
-def test_a_question_interrupts_the_answer_before() -> None:
+def test_when_a_question_follows_then_the_answer_before_it_ends() -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
         await scene.session.put(AskQuestion("first never said"))
         await scene.until(lambda: scene.of(AnswerTextDelta))
         await scene.session.put(AskQuestion("second"))
         await scene.until(lambda: scene.of(AnswerDone))
-        watcher.go.set()
+        model.go.set()
 
-    watcher = Watcher(held=True)
-    scene = run(watcher, act)
+    model = ScriptedModel(held=True)
+    scene = run(model, act)
     assert [o.text for o in scene.of(AnswerTextDelta)] == ["first", "second"]
     assert [o.text for o in scene.of(AnswerDone)] == ["second"]
-    assert watcher.left == 2
+    assert model.num_ended == 2
     # The first had ended before the second began.
     assert scene.out.index(scene.of(AnswerStarted)[1]) > scene.out.index(scene.of(AnswerTextDelta)[0])
 
 
-def test_done_waits_for_the_answer_under_way() -> None:
+def test_when_the_session_is_finished_then_the_answer_under_way_is_completed() -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
         await scene.session.put(AskQuestion("one two"))
@@ -234,87 +237,91 @@ def test_done_waits_for_the_answer_under_way() -> None:
         await scene.until(lambda: scene.of(AnswerTextDelta))
         await asyncio.sleep(0.02)
         assert not scene.of(VideoEnded)
-        watcher.go.set()
+        model.go.set()
         await scene.until(lambda: scene.of(VideoEnded))
 
-    watcher = Watcher(held=True)
-    scene = run(watcher, act)
+    model = ScriptedModel(held=True)
+    scene = run(model, act)
     assert isinstance(scene.out[-1], VideoEnded)
     assert scene.of(AnswerDone)[0].text == "one two"
 
 
-def test_a_client_that_is_gone_ends_the_answer() -> None:
+def test_when_the_session_is_closed_then_the_answer_ends() -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
         await scene.session.put(AskQuestion("one two"))
         await scene.until(lambda: scene.of(AnswerTextDelta))
 
-    watcher = Watcher(held=True)
-    scene = run(watcher, act)
-    assert (watcher.left, watcher.closed) == (1, 1)
+    model = ScriptedModel(held=True)
+    scene = run(model, act)
+    assert (model.num_ended, model.num_closed) == (1, 1)
     assert not scene.of(AnswerDone)
 
 
-def test_frames_are_filtered_and_the_oldest_leaves() -> None:
+def test_when_frames_are_alike_or_too_many_then_they_are_filtered_or_the_oldest_leaves() -> None:
     async def act(scene: Scene) -> None:
         for name, value in (("a", 0), ("b", 5), ("c", 100), ("d", 200), ("e", 50)):
             await scene.frame(name, value)
         await scene.ask("What?")
 
-    watcher = Watcher()
-    scene = run(watcher, act, filter="evs", max_frames=2)
+    model = ScriptedModel()
+    scene = run(model, act, filter="evs", max_frames=2)
     taken = scene.of(FrameReceived)
     assert [(t.info.id, t.accepted, t.buffered, t.reason) for t in taken] == [
-        ("a", True, 1, None), ("b", False, 1, "filtered"), ("c", True, 2, None), ("d", True, 2, None), ("e", True, 2, None),
-    ]  # fmt: skip
+        ("a", True, 1, None),
+        ("b", False, 1, "filtered"),
+        ("c", True, 2, None),
+        ("d", True, 2, None),
+        ("e", True, 2, None),
+    ]
     assert [t.dropped.id if t.dropped else None for t in taken] == [None, None, None, "a", "c"]
     assert [f.id for f in scene.of(AnswerStarted)[0].frames] == ["d", "e"]
-    assert len(watcher.seen) == 4
+    assert len(model.frames) == 4
     assert scene.session.num_frames == 5
     assert scene.session.num_kept == 4
 
 
-def test_time_is_the_clients_where_it_tells_it_else_the_servers() -> None:
-    async def told(scene: Scene) -> None:
+def test_when_the_client_gives_timestamps_then_time_is_its_own_and_else_the_servers() -> None:
+    async def with_times(scene: Scene) -> None:
         await scene.frame("a", pts_ms=7000)
         await scene.frame("b", pts_ms=9500)
 
-    async def untold(scene: Scene) -> None:
+    async def without_times(scene: Scene) -> None:
         await scene.frame("a")
         await scene.until(lambda: scene.of(FrameReceived))
         scene.clock = 101.5
         await scene.frame("b")
 
-    for act, second in ((told, 2.5), (untold, 1.5)):
+    for act, second in ((with_times, 2.5), (without_times, 1.5)):
 
         async def whole(scene: Scene, act: Any = act) -> None:
             await act(scene)
             await scene.until(lambda: len(scene.of(FrameReceived)) == 2)
 
-        watcher = Watcher()
-        run(watcher, whole, max_memory_s=1.0)
-        assert [s.at_s for s in watcher.seen] == [0.0, second]
-        assert watcher.forgotten == [-1.0, second - 1.0]
+        model = ScriptedModel()
+        run(model, whole, max_memory_s=1.0)
+        assert [s.at_s for s in model.frames] == [0.0, second]
+        assert model.forgotten == [-1.0, second - 1.0]
 
 
-def test_what_was_seen_too_long_ago_answers_no_question() -> None:
+def test_when_a_frame_is_too_old_then_no_question_is_answered_from_it() -> None:
     async def act(scene: Scene) -> None:
         for name, pts_ms in (("a", 0), ("b", 1000), ("c", 2500)):
             await scene.frame(name, pts_ms=pts_ms)
-        # Nothing new is kept, and time goes on all the same.
+        # The question comes at the time of the last frame.
         await scene.ask("What?")
 
-    scene = run(Watcher(), act, max_memory_s=2.0)
+    scene = run(ScriptedModel(), act, max_memory_s=2.0)
     assert [f.id for f in scene.of(AnswerStarted)[0].frames] == ["b", "c"]
 
 
-def test_what_waits_is_bounded_in_bytes() -> None:
+def test_when_too_many_bytes_wait_then_put_waits() -> None:
     async def act(scene: Scene) -> None:
         big = np.zeros(MAX_WAITING_BYTES // 8, np.float32)
         await scene.frame("a")
         await scene.session.put(AskQuestion("one two"))
         await scene.until(lambda: scene.of(AnswerTextDelta))
-        # The session waits for its answer; what comes meanwhile is held back.
+        # The session waits for its answer; commands that come meanwhile wait.
         await scene.session.put(FinishVideo())
         put = 0
 
@@ -327,16 +334,16 @@ def test_what_waits_is_bounded_in_bytes() -> None:
         sending = asyncio.create_task(send())
         await asyncio.sleep(0.05)
         assert put == 3
-        watcher.go.set()
+        model.go.set()
         await scene.until(lambda: scene.of(VideoEnded))
         await sending
 
-    watcher = Watcher(held=True)
-    run(watcher, act)
+    model = ScriptedModel(held=True)
+    run(model, act)
 
 
 @pytest.mark.parametrize("filtered", ["evs", None])
-def test_what_is_no_image_is_named_and_the_rest_goes_on(filtered: Any) -> None:
+def test_when_a_frame_is_no_image_then_it_is_an_error_and_the_session_goes_on(filtered: Any) -> None:
     async def act(scene: Scene) -> None:
         await scene.ask("Anything?")
         await scene.frame("broken", image=png(0)[:60])
@@ -344,7 +351,7 @@ def test_what_is_no_image_is_named_and_the_rest_goes_on(filtered: Any) -> None:
         await scene.frame("good")
         await scene.ask("And now?")
 
-    scene = run(Watcher(), act, filter=filtered)
+    scene = run(ScriptedModel(), act, filter=filtered)
     wrong = scene.of(VideoFailed)
     assert [w.message for w in wrong] == ["No frames buffered", "Frame decode failed", "Frame decode failed"]
     assert "million" in wrong[2].detail
@@ -353,58 +360,58 @@ def test_what_is_no_image_is_named_and_the_rest_goes_on(filtered: Any) -> None:
 
 
 def _bomb() -> bytes:
-    """A PNG that says it has 50 megapixels."""
+    """A PNG whose header claims 50 megapixels."""
     data = bytearray(png(0))
     data[16:24] = (10_000).to_bytes(4, "big") + (5_000).to_bytes(4, "big")
     data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
     return bytes(data)
 
 
-def test_too_much_sound_is_cleared() -> None:
+def test_when_too_much_audio_waits_then_it_is_dropped() -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
-        await scene.session.put(AppendVideoAudio(np.zeros(MAX_SOUND_SAMPLES, np.float32)))
+        await scene.session.put(AppendVideoAudio(np.zeros(MAX_AUDIO_SAMPLES, np.float32)))
         await scene.session.put(AppendVideoAudio(np.zeros(1, np.float32)))
         await scene.session.put(AppendVideoAudio(np.zeros(7, np.float32)))
         await scene.ask("Heard?")
 
-    watcher = Watcher()
-    scene = run(watcher, act)
+    model = ScriptedModel()
+    scene = run(model, act)
     assert [w.message for w in scene.of(VideoFailed)] == ["Audio buffer overflow"]
-    (question,) = watcher.asked
+    (question,) = model.asked
     assert question.pcm is not None
     assert len(question.pcm) == 7
 
 
-def test_sound_is_not_for_who_does_not_want_it() -> None:
+def test_when_audio_is_not_used_then_questions_have_none() -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
         await scene.session.put(AppendVideoAudio(np.zeros(7, np.float32)))
         await scene.ask("Heard?")
 
-    watcher = Watcher()
-    run(watcher, act, uses_audio=False)
-    assert watcher.asked[0].pcm is None
+    model = ScriptedModel()
+    run(model, act, uses_audio=False)
+    assert model.asked[0].pcm is None
 
 
 @pytest.mark.parametrize("error", [ModelError("no"), Refused("full", 1.0)])
-def test_a_failed_answer_is_named_and_the_session_goes_on(error: Exception) -> None:
+def test_when_an_answer_fails_then_it_is_an_error_and_the_session_goes_on(error: Exception) -> None:
     async def act(scene: Scene) -> None:
         await scene.frame("a")
         await scene.ask("one two")
-        watcher.fails = None
+        model.fails = None
         await scene.ask("three four")
 
-    watcher = Watcher(fails=error)
-    scene = run(watcher, act)
+    model = ScriptedModel(fails=error)
+    scene = run(model, act)
     (wrong,) = scene.of(VideoFailed)
     assert (wrong.message, wrong.ends_answer, wrong.partial_text) == ("Query processing failed", True, "one")
     assert scene.of(AnswerDone)[0].text == "three four"
 
 
-def test_a_watcher_without_room_is_the_sessions_end() -> None:
-    class Full(Watcher):
-        async def open(self, instructions: str) -> Watcher:
+def test_when_the_video_model_has_no_room_then_the_session_ends() -> None:
+    class Full(ScriptedModel):
+        async def open(self, instructions: str) -> ScriptedModel:
             raise Refused("no room", 1.0)
 
     async def main() -> None:
@@ -414,7 +421,9 @@ def test_a_watcher_without_room_is_the_sessions_end() -> None:
     asyncio.run(main())
 
 
-def test_a_frame_that_is_filtered_observed_and_read_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_a_frame_is_filtered_and_observed_and_read_then_it_is_decoded_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     opened = 0
     real = Image.open
 
@@ -431,12 +440,12 @@ def test_a_frame_that_is_filtered_observed_and_read_is_decoded_once(monkeypatch:
     monkeypatch.setattr(Image, "open", counted)
     reader = Reader()
     scene = run(Observer(Partner(), reader, None), act, filter="evs")  # type: ignore[arg-type]
-    # The second is as good as the first: the filter drops it, and nobody else looks at it.
+    # The second is like the first: the filter drops it, and nothing else looks at it.
     assert [o.accepted for o in scene.of(FrameReceived)] == [True, False, True, True]
     assert reader.read_levels == [0, 90, 180]
     assert opened == 4
 
 
-def test_frames_are_bounded_before_they_are_decoded() -> None:
+def test_when_a_frame_has_too_many_pixels_then_it_is_not_decoded() -> None:
     with pytest.raises(MediaError, match="million"):
         decode(_bomb())

@@ -1,7 +1,8 @@
-"""A video session: frames and audio in, answers out. Frames go to the video model as they come. A question is answered
-from the frames that are kept then, and cuts off the answer before it.
+"""One live video session: frames, audio and questions in, answers out.
 
-One task handles the commands in order; each answer is a task of its own.
+One task handles the commands in order: frames go to the video model as they come, and a question is answered from the
+frames that are kept then and cuts off the answer before it. Each answer is a task of its own, so that frames go on
+being handled meanwhile.
 """
 
 from __future__ import annotations
@@ -54,11 +55,10 @@ from antiphon.vision.images import EncodedImage
 
 log = logging.getLogger(__name__)
 
-# How many commands may wait, and how many bytes of frames and audio. Beyond either `put` waits, so the socket is not
-# read.
+# Bound: commands that wait to be handled, and their bytes. When it is full, `put` waits and the socket is not read.
 MAX_WAITING, MAX_WAITING_BYTES = 32, 16 << 20
-# The most audio that may wait for a question: 4 MiB of PCM16, about 131 s.
-MAX_SOUND_SAMPLES = (4 << 20) // 2
+# The most audio that may wait for a question: 4 MiB as PCM16, 131 s. More is an error, and drops all of it.
+MAX_AUDIO_SAMPLES = (4 << 20) // 2
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
 EmitVideo = Callable[[VideoEvent], Awaitable[None]]
 
@@ -69,30 +69,28 @@ class KeptFrame:
 
     - `number`: the frame's number for the video model, counted from 0 over the kept frames.
     - `at_s`: its time in seconds since the session's first frame.
-    - `facts`: what the client said of it, given back in events.
+    - `info`: what the client said of it, given back in events.
     """
 
     number: int
     at_s: float
-    facts: FrameInfo
+    info: FrameInfo
 
 
 class VideoSession:
-    """One client's video session. `run()` it as a task, `put` each command, and `close` it to end it without waiting.
+    """One client's video session: `put` gives it commands, `run` handles them until it ends.
 
-    - `emit`: is awaited for every event and may hold the session back.
-    - `new_id`: returns a fresh id that begins with the given prefix.
-    - `measure`: gets `first_video_text`, the seconds from a question to the first text of its answer.
-    - `clock`: returns monotonic seconds, for frames without a time of their own.
+    `video_model` belongs to the caller. `emit` is awaited with every event, in order, and may hold the session back.
+    `new_id` makes an id with a prefix; `measure` is called with "first_video_text" and the seconds from a question to
+    its first text; `clock` returns monotonic seconds. All of it runs in one event loop.
 
-    `num_frames` counts the frames that came, `num_kept` those that the filter kept. All of it runs in one event loop;
-    images are decoded for the filter in worker threads.
+    `num_frames` and `num_kept` count the frames that were handled, and those of them that were kept.
     """
 
     def __init__(
         self,
         config: VideoConfig,
-        watcher: VideoModel,
+        video_model: VideoModel,
         emit: EmitVideo,
         *,
         new_id: Callable[[str], str],
@@ -100,227 +98,239 @@ class VideoSession:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
-        self._watcher = watcher
+        self._video_model = video_model
         self._emit = emit
         self._new_id = new_id
         self._measure = measure
         self._clock = clock
         self._send, self._receive = anyio.create_memory_object_stream[VideoCommand](MAX_WAITING)
-        self._watching: VideoStream | None = None
+        self._stream: VideoStream | None = None
+        # Bound: the configuration's `max_frames`; the oldest leaves.
         self._kept: deque[KeptFrame] = deque()
         self._filter: FrameFilter | None = None
         if config.filter:
             self._filter = (BlockFilter if config.filter == "blocks" else EvsFilter)(config.threshold)
-        self._count = 0
-        self._began_s: float | None = None
+        # The session's clock: it begins with the first frame, and its time is that of the latest frame.
+        self._first_frame_s: float | None = None
         self._first_pts_ms: float | None = None
         self._now_s = 0.0
-        self._sound: list[Pcm] = []
+        # Bound: MAX_AUDIO_SAMPLES.
+        self._audio: list[Pcm] = []
         self._num_samples = 0
         self._answering = anyio.CancelScope()
         self._answered = anyio.Event()
         self._answered.set()
-        self._num_put = self._num_taken = self._waiting_bytes = 0
-        self._over = False
-        self._took = Signal()
-        # Frames that came, and those of them that were kept.
+        self._num_put = self._num_handled = self._waiting_bytes = 0
+        self._has_ended = False
+        self._handled = Signal()
         self.num_frames = self.num_kept = 0
 
-    async def put(self, item: VideoCommand) -> None:
-        """Add one command. Waits while 32 commands or more than 16 MiB of frames and audio wait to be handled. Once the
-        session has ended, the command is dropped without an error.
+    async def put(self, command: VideoCommand) -> None:
+        """Queue one command. Waits while MAX_WAITING commands or MAX_WAITING_BYTES wait.
+
+        Once the session has ended it returns at once, and the command is dropped.
         """
-        while self._waiting_bytes > MAX_WAITING_BYTES and not self._over:
-            await self._took.wait()
+        while self._waiting_bytes > MAX_WAITING_BYTES and not self._has_ended:
+            await self._handled.wait()
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             self._num_put += 1
-            self._waiting_bytes += _weight(item)
-            await self._send.send(item)
+            self._waiting_bytes += _weight(command)
+            await self._send.send(command)
 
     async def settled(self) -> None:
-        """Wait until every command that was put is handled and the video model knows all about the frames so far, such
-        as the text on them. For files, which are not shown in real time; `run` has to run beside it.
+        """Wait until all commands that were put are handled, and the video model knows all about the frames, such as
+        the text on them. For files, which are not shown in real time; `run` has to run beside it.
         """
-        while self._num_taken < self._num_put:
-            await self._took.wait()
-        if self._watching:
-            await self._watching.settled()
+        while self._num_handled < self._num_put:
+            await self._handled.wait()
+        if self._stream:
+            await self._stream.settled()
 
     def close(self) -> None:
-        """End the session: commands that already wait are handled, then an answer that is under way is cut off, and
-        `run` returns. Does not wait.
-        """
+        """End the input: `run` handles what waits and returns. An answer under way is cut off."""
         self._send.close()
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is under way. A question that still waits in the queue does not count, since nothing has
-        begun to answer it.
+        """Whether no answer is under way. A question that still waits in the queue does not count: nothing has begun to
+        answer it.
         """
         return self._answered.is_set()
 
     async def run(self) -> None:
-        """Run the session until a FinishVideo is handled, which waits for the answer under way, or until `close`. Opens
-        the video model's stream and closes it at the end. Raises Refused where the model has no room for a session.
+        """Handle commands until FinishVideo was handled, which ends with VideoEnded, or the session is closed.
+
+        Failures of a frame or an answer are events. Raises Refused where the video model has no room for a session.
         """
         try:
             await self._run()
         finally:
             self._send.close()
             self._receive.close()
-            self._over = True
-            self._took.notify()
+            self._has_ended = True
+            self._handled.notify()
 
     async def _run(self) -> None:
-        self._watching = await self._watcher.open(self._config.instructions)
+        self._stream = await self._video_model.open(self._config.instructions)
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._watching.run)
-                async for item in self._receive:
-                    await self._take(item, group)
-                    self._num_taken += 1
-                    self._waiting_bytes -= _weight(item)
-                    self._took.notify()
-                    if isinstance(item, FinishVideo):
+                group.start_soon(self._stream.run)
+                async for command in self._receive:
+                    await self._handle(command, group)
+                    self._num_handled += 1
+                    self._waiting_bytes -= _weight(command)
+                    self._handled.notify()
+                    if isinstance(command, FinishVideo):
                         break
                 group.cancel_scope.cancel()
         finally:
-            self._watching.close()
+            self._stream.close()
 
-    async def _take(self, item: VideoCommand, group: anyio.abc.TaskGroup) -> None:
-        match item:
-            case AppendFrame(image, facts):
-                await self._see(image, facts)
+    async def _handle(self, command: VideoCommand, group: anyio.abc.TaskGroup) -> None:
+        match command:
+            case AppendFrame(image, info):
+                await self._append_frame(image, info)
             case AppendVideoAudio(pcm):
-                await self._hear(pcm)
+                await self._append_audio(pcm)
             case AskQuestion(text):
                 await self._interrupt()
                 if not self._kept:
                     await self._emit(VideoFailed("No frames buffered"))
                     return
                 self._answered = anyio.Event()
-                group.start_soon(self._answer, self._question(text))
+                group.start_soon(self._answer, *self._question(text))
             case FinishVideo():
                 await self._answered.wait()
                 await self._emit(VideoEnded())
 
     # --- frames and audio ---------------------------------------------------------------------------------------------
 
-    async def _see(self, file: bytes, facts: FrameInfo) -> None:
-        assert self._watching
+    async def _append_frame(self, file: bytes, info: FrameInfo) -> None:
+        """Keep a frame, unless the filter drops it or it is no image, and report which."""
+        assert self._stream
         image = EncodedImage(file)
         self.num_frames += 1
-        at_s = self._place(facts)
+        at_s = self._frame_time(info)
         self._forget()
         try:
             if self._filter:
                 pixels = await anyio.to_thread.run_sync(image.overview)
                 if not self._filter.keeps(pixels):
-                    await self._emit(FrameReceived(facts, False, len(self._kept), "filtered"))
+                    await self._emit(FrameReceived(info, False, len(self._kept), "filtered"))
                     return
-            await self._watching.append_frame(VideoFrame(self._count, at_s, image))
+            await self._stream.append_frame(VideoFrame(self.num_kept, at_s, image))
         except (MediaError, *FAILURES) as error:
             await self._emit(VideoFailed("Frame decode failed", str(error)))
             return
         dropped = None
         if len(self._kept) >= self._config.max_frames:
             oldest = self._kept.popleft()
-            self._watching.drop_frame(oldest.number)
-            dropped = oldest.facts
-        self._kept.append(KeptFrame(self._count, at_s, facts))
-        self._count += 1
+            self._stream.drop_frame(oldest.number)
+            dropped = oldest.info
+        self._kept.append(KeptFrame(self.num_kept, at_s, info))
         self.num_kept += 1
-        self._watching.select_frames(tuple(k.number for k in self._sampled()))
-        await self._emit(FrameReceived(facts, True, len(self._kept), None, dropped))
+        self._stream.select_frames(tuple(frame.number for frame in self._sampled()))
+        await self._emit(FrameReceived(info, True, len(self._kept), None, dropped))
 
     def _forget(self) -> None:
-        """Drop the frames that are older than `max_memory_s`, here and in the video model."""
-        assert self._watching
+        """Drop what was seen longer ago than `max_memory_s`."""
+        assert self._stream
         if self._config.max_memory_s is not None:
             before_s = self._now_s - self._config.max_memory_s
-            self._watching.forget(before_s)
+            self._stream.forget(before_s)
             while self._kept and self._kept[0].at_s < before_s:
                 self._kept.popleft()
 
-    def _place(self, facts: FrameInfo) -> float:
-        """Return a frame's time in seconds since the first frame: by its presentation time, or else by its arrival."""
+    def _frame_time(self, info: FrameInfo) -> float:
+        """Return a frame's time in seconds since the first one: by the client's timestamps, or when it came.
+
+        Advances the session's clock to it, never back.
+        """
         now_s = self._clock()
-        if self._began_s is None:
-            self._began_s, self._first_pts_ms = now_s, facts.pts_ms
-        if facts.pts_ms is not None and self._first_pts_ms is not None:
-            at_s = (facts.pts_ms - self._first_pts_ms) / 1000
+        if self._first_frame_s is None:
+            self._first_frame_s, self._first_pts_ms = now_s, info.pts_ms
+        if info.pts_ms is not None and self._first_pts_ms is not None:
+            at_s = (info.pts_ms - self._first_pts_ms) / 1000
         else:
-            at_s = now_s - self._began_s
+            at_s = now_s - self._first_frame_s
         self._now_s = max(self._now_s, at_s)
         return at_s
 
-    async def _hear(self, pcm: Pcm) -> None:
-        if self._num_samples + len(pcm) > MAX_SOUND_SAMPLES:
-            self._sound, self._num_samples = [], 0
+    async def _append_audio(self, pcm: Pcm) -> None:
+        if self._num_samples + len(pcm) > MAX_AUDIO_SAMPLES:
+            self._audio, self._num_samples = [], 0
             await self._emit(VideoFailed("Audio buffer overflow"))
             return
         if self._config.uses_audio:
-            self._sound.append(pcm)
+            self._audio.append(pcm)
             self._num_samples += len(pcm)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _sampled(self) -> list[KeptFrame]:
-        """Return the frames that a question asked now would be answered from, oldest first."""
+        """The frames that a question asked now is answered from."""
         kept = list(self._kept)
         return [kept[i] for i in sample_frames(len(kept), self._config.num_frames)]
 
     def _question(self, text: str) -> tuple[VideoQuestion, tuple[FrameInfo, ...]]:
-        used = self._sampled()
-        pcm = np.concatenate(self._sound) if self._sound else None
-        self._sound, self._num_samples = [], 0
-        return VideoQuestion(text, self._now_s, tuple(k.number for k in used), pcm), tuple(k.facts for k in used)
+        """A question with its frames and all audio since the last one, and what the client says about the frames."""
+        frames = self._sampled()
+        pcm = np.concatenate(self._audio) if self._audio else None
+        self._audio, self._num_samples = [], 0
+        numbers, infos = tuple(frame.number for frame in frames), tuple(frame.info for frame in frames)
+        return VideoQuestion(text, self._now_s, numbers, pcm), infos
 
     async def _interrupt(self) -> None:
-        """Cut off the answer under way and wait until its task has ended, so that no event of it follows."""
+        """End the answer under way, and wait until it has ended: no event of it follows."""
         self._answering.cancel()
         await self._answered.wait()
 
-    async def _answer(self, asked: tuple[VideoQuestion, tuple[FrameInfo, ...]]) -> None:
+    async def _answer(self, question: VideoQuestion, frames: tuple[FrameInfo, ...]) -> None:
         with anyio.CancelScope() as self._answering:
-            await self._say(*asked)
+            await self._send_answer(question, frames)
         self._answered.set()
 
-    async def _say(self, question: VideoQuestion, frames: tuple[FrameInfo, ...]) -> None:
-        assert self._watching
-        config, profile = self._config, self._watcher.profile
+    async def _send_answer(self, question: VideoQuestion, frames: tuple[FrameInfo, ...]) -> None:
+        assert self._stream
+        config, profile = self._config, self._video_model.profile
         voice = None
         if config.audio_output and profile.voices:
             voice = VoiceOptions(config.voice if config.voice in profile.voices else profile.voices[0])
-        began_s, said, sounded = self._clock(), "", False
-        counts: dict[str, int] = {}
+        asked_s, text, is_spoken = self._clock(), "", False
+        token_counts: dict[str, int] = {}
         await self._emit(AnswerStarted(self._new_id("video-"), frames))
         try:
-            async with aclosing(self._watching.answer(question, ReplyOptions(), voice)) as answers:
-                async for answer in answers:
-                    match answer:
-                        case TextDelta(text):
-                            if not said:
-                                self._measure("first_video_text", self._clock() - began_s)
-                            said += text
+            async with aclosing(self._stream.answer(question, ReplyOptions(), voice)) as chunks:
+                async for chunk in chunks:
+                    match chunk:
+                        case TextDelta(delta):
+                            if not text:
+                                self._measure("first_video_text", self._clock() - asked_s)
+                            text += delta
                             if config.text_output:
-                                await self._emit(AnswerTextDelta(text))
+                                await self._emit(AnswerTextDelta(delta))
                         case ResponseAudio(pcm):
-                            sounded = True
+                            is_spoken = True
                             await self._emit(AnswerAudioDelta(pcm, profile.sample_rate_hz))
-                        case ReplyDone(_, prompt, cached, completion):
-                            counts = {"prompt_tokens": prompt, "cached_tokens": cached, "completion_tokens": completion}
+                        case ReplyDone():
+                            token_counts = {
+                                "prompt_tokens": chunk.prompt_tokens,
+                                "cached_tokens": chunk.cached_tokens,
+                                "completion_tokens": chunk.completion_tokens,
+                            }
                         case _:
+                            # A tool call: none was offered.
                             continue
         except FAILURES as error:
             log.error("a question about a video failed: %s", error)
-            await self._emit(VideoFailed("Query processing failed", str(error), ends_answer=True, partial_text=said))
+            await self._emit(VideoFailed("Query processing failed", str(error), ends_answer=True, partial_text=text))
             return
-        await self._emit(AnswerDone(said, sounded, counts))
+        await self._emit(AnswerDone(text, is_spoken, token_counts))
 
 
-def _weight(item: VideoCommand) -> int:
-    match item:
+def _weight(command: VideoCommand) -> int:
+    """The bytes of media in a command."""
+    match command:
         case AppendFrame(image):
             return len(image)
         case AppendVideoAudio(pcm):
