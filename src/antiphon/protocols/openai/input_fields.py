@@ -49,6 +49,11 @@ def default_input(model: str) -> dict[str, Any]:
     }
 
 
+def format_of_beta(value: Any) -> Any:
+    """The format that a beta name stands for; anything else is returned as it is, for `check_format` to refuse."""
+    return BETA_FORMATS.get(value, value) if isinstance(value, str) else value
+
+
 def beta_format_name(audio_format: dict[str, Any]) -> str:
     """The beta's name of a format; `pcm16` for PCM of any rate."""
     return next((name for name, f in BETA_FORMATS.items() if f["type"] == audio_format["type"]), "pcm16")

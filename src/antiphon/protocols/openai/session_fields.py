@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import known, number, require, typed
-from antiphon.protocols.openai.input_fields import BETA_FORMATS, beta_format_name
+from antiphon.protocols.openai.input_fields import beta_format_name, format_of_beta
 from antiphon.protocols.openai.items import tool_choice_from, tools_from
 
 # The changed fields of an update by their GA names: the session's own, those of `audio.input`, those of `audio.output`.
@@ -98,16 +98,17 @@ def read_beta_update(session: dict[str, Any]) -> SessionUpdate:
         "session",
     )
     fields = {new: session[old] for old, new in _BETA_NAMES.items() if old in session}
-    if "output_modalities" in fields:
-        fields["output_modalities"] = ["audio"] if "audio" in (fields["output_modalities"] or []) else ["text"]
+    modalities = fields.get("output_modalities") or []
+    if "output_modalities" in fields and isinstance(modalities, list | str | dict):
+        fields["output_modalities"] = ["audio"] if "audio" in modalities else ["text"]
     names = dict(zip(_BETA_INPUT_FIELDS, ("format", "transcription", "noise_reduction", "turn_detection"), strict=True))
-    given = {new: session[old] for old, new in names.items() if old in session}
-    if "format" in given:
-        given["format"] = BETA_FORMATS.get(given["format"], given["format"])
+    inputs = {new: session[old] for old, new in names.items() if old in session}
+    if "format" in inputs:
+        inputs["format"] = format_of_beta(inputs["format"])
     output: dict[str, Any] = {k: session[k] for k in ("voice", "speed") if k in session}
     if "output_audio_format" in session:
-        output["format"] = BETA_FORMATS.get(session["output_audio_format"], session["output_audio_format"])
-    return fields, given, output
+        output["format"] = format_of_beta(session["output_audio_format"])
+    return fields, inputs, output
 
 
 def ga_session_json(model: str, fields: dict[str, Any], audio: dict[str, Any]) -> dict[str, Any]:

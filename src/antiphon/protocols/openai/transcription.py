@@ -38,13 +38,13 @@ from antiphon.events.transcription import (
 )
 from antiphon.protocols.fields import known, require, typed
 from antiphon.protocols.openai.input_fields import (
-    BETA_FORMATS,
     beta_format_name,
     check_format,
     check_keywords,
     check_noise_reduction,
     check_transcription_vad,
     default_input,
+    format_of_beta,
 )
 from antiphon.protocols.wire import Dialect, decode_event
 
@@ -252,7 +252,7 @@ class OpenAITranscription(Dialect):
         known(session, (*names, "include", "modalities", "client_secret", "type"), "session")
         changes = {name: session[beta_name] for beta_name, name in names.items() if beta_name in session}
         if "format" in changes:
-            changes["format"] = BETA_FORMATS.get(changes["format"], changes["format"])
+            changes["format"] = format_of_beta(changes["format"])
         return changes, self._include(session)
 
     def _include(self, session: dict[str, Any]) -> list[str] | None:
