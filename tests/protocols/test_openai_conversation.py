@@ -1,4 +1,4 @@
-"""The conversation's dialect: nothing a client sends raises, and what it is told in the vendor's types."""
+"""OpenAI's conversation dialect: its commands, and its frames as the vendor's types."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from antiphon.events.conversation import (
 )
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.openai.conversation import EVENTS, OpenAIConversation
+from tests.protocols.json_values import JSON, KEYS
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
 
@@ -50,7 +51,7 @@ def dialect(voices: tuple[str, ...] = ("heart",)) -> OpenAIConversation:
     return wire
 
 
-def told(wire: OpenAIConversation) -> list[dict[str, Any]]:
+def frames_of(wire: OpenAIConversation) -> list[dict[str, Any]]:
     frames = [json.loads(f) for f in wire.frames()]
     for frame in frames:
         EVENT.validate_python(frame)
@@ -59,18 +60,25 @@ def told(wire: OpenAIConversation) -> list[dict[str, Any]]:
 
 def updated(wire: OpenAIConversation, **session: Any) -> dict[str, Any]:
     wire.receive(json.dumps({"type": "session.update", "session": {"type": "realtime"} | session}))
-    (frame,) = told(wire)
+    (frame,) = frames_of(wire)
     assert frame["type"] == "session.updated", frame
     return dict(frame["session"])
 
 
-def test_an_update_changes_what_it_names_and_echoes_all() -> None:
+def test_an_update_changes_the_fields_it_has_and_shows_the_whole_session() -> None:
     wire = dialect()
     tool = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}
     session = updated(
-        wire, instructions="Be brief.", tools=[tool], tool_choice={"type": "function", "name": "f"}, max_output_tokens=7,
-        audio={"input": {"turn_detection": {"type": "semantic_vad", "eagerness": "low"}}, "output": {"voice": "marin", "speed": 1.5}},
-    )  # fmt: skip
+        wire,
+        instructions="Be brief.",
+        tools=[tool],
+        tool_choice={"type": "function", "name": "f"},
+        max_output_tokens=7,
+        audio={
+            "input": {"turn_detection": {"type": "semantic_vad", "eagerness": "low"}},
+            "output": {"voice": "marin", "speed": 1.5},
+        },
+    )
     assert session["audio"]["output"] == {
         "format": {"type": "audio/pcm", "rate": 24000},
         "voice": "marin",
@@ -101,20 +109,56 @@ def test_an_update_changes_what_it_names_and_echoes_all() -> None:
     assert item.config.transcription.vad is None
 
 
-def test_without_a_voice_answers_are_text() -> None:
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input_audio_format": ["pcm16"]}, "session.audio.input.format"),
+        ({"output_audio_format": {"type": ["pcm16"]}}, "session.audio.output.format"),
+        ({"modalities": 5}, "session.output_modalities"),
+    ],
+)
+def test_when_a_beta_field_has_another_type_then_the_update_is_refused(fields: dict[str, Any], param: str) -> None:
+    wire = dialect()
+    wire.receive(json.dumps({"type": "session.update", "session": fields}))
+    (error,) = frames_of(wire)
+    assert (error["type"], error["error"]["param"]) == ("error", param)
+    assert wire.commands() == []
+
+
+def test_when_no_voice_is_loaded_then_responses_are_text() -> None:
     wire = dialect(())
     assert wire.session()["output_modalities"] == ["text"]
     assert updated(wire, output_modalities=["audio"])["output_modalities"] == ["text"]
 
 
-def test_items_and_responses_are_read() -> None:
+def test_items_and_responses_of_a_client_become_commands() -> None:
     wire = dialect()
     content = [{"type": "input_text", "text": "Hi"}, {"type": "input_image", "image_url": "data:image/png;base64,AA"}]
-    wire.receive(json.dumps({"type": "conversation.item.create", "previous_item_id": "root", "event_id": "e", "item": {
-        "type": "message", "id": "mine", "role": "user", "content": content}}))  # fmt: skip
+    wire.receive(
+        json.dumps(
+            {
+                "type": "conversation.item.create",
+                "previous_item_id": "root",
+                "event_id": "e",
+                "item": {"type": "message", "id": "mine", "role": "user", "content": content},
+            }
+        )
+    )
     reference = {"type": "item_reference", "id": "mine"}
-    wire.receive(json.dumps({"type": "response.create", "response": {
-        "conversation": "none", "input": [reference], "output_modalities": ["text"], "metadata": {"a": "b"}, "max_output_tokens": "inf"}}))  # fmt: skip
+    wire.receive(
+        json.dumps(
+            {
+                "type": "response.create",
+                "response": {
+                    "conversation": "none",
+                    "input": [reference],
+                    "output_modalities": ["text"],
+                    "metadata": {"a": "b"},
+                    "max_output_tokens": "inf",
+                },
+            }
+        )
+    )
     created, asked = wire.commands()
     assert isinstance(created, CreateItem)
     assert (created.item.id, created.after, created.event_id) == ("mine", "root", "e")
@@ -129,7 +173,7 @@ def test_items_and_responses_are_read() -> None:
     )
 
 
-def test_sound_in_an_item_is_read_in_the_sessions_format() -> None:
+def test_audio_in_an_item_is_read_in_the_sessions_format() -> None:
     tone = (0.5 * np.sin(np.arange(24000) / 10)).astype(np.float32)
 
     def create(wire: OpenAIConversation, data: str, **more: Any) -> None:
@@ -159,7 +203,7 @@ def test_sound_in_an_item_is_read_in_the_sessions_format() -> None:
         assert (frame["error"]["code"], frame["error"]["param"]) == ("invalid_value", "item.content[0].audio")
 
 
-def test_sound_in_the_format_asked_for_and_nothing_of_it_is_lost() -> None:
+def test_audio_goes_out_in_the_sessions_format_and_none_is_lost() -> None:
     tone = (0.5 * np.sin(np.arange(24000) / 10)).astype(np.float32)
     for form, decode, rate in (("audio/pcmu", from_ulaw, 8000), ("audio/pcma", from_alaw, 8000)):
         wire = dialect()
@@ -171,7 +215,7 @@ def test_sound_in_the_format_asked_for_and_nothing_of_it_is_lost() -> None:
         wire.send(ContentPartDone(at, part))
         import base64
 
-        frames = told(wire)
+        frames = frames_of(wire)
         data = b"".join(base64.b64decode(f["delta"]) for f in frames if f["type"] == "response.output_audio.delta")
         assert len(data) == pytest.approx(rate, abs=8)
         assert np.abs(decode(data)).max() == pytest.approx(0.5, abs=0.03)
@@ -181,7 +225,7 @@ def test_sound_in_the_format_asked_for_and_nothing_of_it_is_lost() -> None:
         )
 
 
-def test_two_answers_at_once_do_not_mix_their_sound() -> None:
+def test_when_two_responses_are_spoken_at_once_then_their_audio_is_not_mixed() -> None:
     tone = (0.5 * np.sin(np.arange(24000) / 10)).astype(np.float32)
 
     def heard(*items: str) -> dict[str, str]:
@@ -196,7 +240,7 @@ def test_two_answers_at_once_do_not_mix_their_sound() -> None:
         for at in places:
             wire.send(ContentPartDone(at, ContentPart("output_audio")))
         out: dict[str, str] = {}
-        for frame in told(wire):
+        for frame in frames_of(wire):
             if frame["type"] == "response.output_audio.delta":
                 out[frame["item_id"]] = out.get(frame["item_id"], "") + frame["delta"].rstrip("=")
         return out
@@ -205,7 +249,7 @@ def test_two_answers_at_once_do_not_mix_their_sound() -> None:
 
 
 @pytest.mark.parametrize(("encode", "decode"), [(to_ulaw, from_ulaw), (to_alaw, from_alaw)])
-def test_g711_codes_are_the_nearest(encode: Any, decode: Any) -> None:
+def test_g711_encodes_each_sample_as_the_nearest_code(encode: Any, decode: Any) -> None:
     every = bytes(range(256))
     values = decode(every)
     # Each value comes back as itself; the two zeros of µ-law are one.
@@ -214,47 +258,36 @@ def test_g711_codes_are_the_nearest(encode: Any, decode: Any) -> None:
     assert np.abs(decode(encode(pcm)) - pcm).max() < 0.035
 
 
-def test_a_failed_and_a_cut_response_say_why() -> None:
+def test_when_a_response_failed_or_was_cut_off_then_its_status_says_why() -> None:
     wire = dialect()
     for status, reason in (("failed", ""), ("cancelled", "turn_detected"), ("incomplete", "max_output_tokens")):
         item = Item("i", "message", "assistant", "incomplete", [ContentPart("output_audio", "Hi")])
-        response = Response("r", True, None, None, status=status, reason=reason, error="boom", output=[item])  # type: ignore[arg-type]
+        response = Response("r", True, None, None, reason=reason, error="boom", output=[item])
+        response.status = status  # type: ignore[assignment]
         response.usage = Usage(3, 1, 2)
         wire.send(ResponseDone(response))
-        done = told(wire)[0]["response"]
+        done = frames_of(wire)[0]["response"]
         assert done["status"] == status
         assert done["status_details"]["type"] == status
         assert done["usage"]["total_tokens"] == 5
 
 
-KEYS = st.sampled_from(
-    ("type", "session", "audio", "input", "output", "format", "turn_detection", "transcription", "tools", "tool_choice", "voice", "speed", "rate",
-     "item", "content", "role", "text", "response", "item_id", "content_index", "audio_end_ms", "previous_item_id", "max_output_tokens", "metadata",
-     "output_modalities", "modalities", "instructions", "eagerness", "name", "parameters", "call_id", "arguments", "event_id", "conversation")
-)  # fmt: skip
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9999) | st.text(max_size=6) | st.sampled_from(["realtime", "function", "server_vad", "message", "user", "root"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
-    max_leaves=12,
-)  # fmt: skip
-
-
 @given(st.sampled_from(EVENTS), st.dictionaries(KEYS, JSON, max_size=5))
-def test_no_event_raises(kind: str, fields: dict[str, Any]) -> None:
+def test_whatever_fields_an_event_has_nothing_raises(kind: str, fields: dict[str, Any]) -> None:
     wire = dialect()
     wire.receive(json.dumps(fields | {"type": kind}))
-    told(wire)
+    frames_of(wire)
     wire.configured()
 
 
 @given(st.binary(max_size=100) | st.text(max_size=100))
-def test_no_frame_raises(raw: bytes | str) -> None:
+def test_whatever_a_frame_holds_nothing_raises(raw: bytes | str) -> None:
     wire = dialect()
     wire.receive(raw)
-    told(wire)
+    frames_of(wire)
 
 
-def test_json_too_deep_to_read_is_an_error_like_another() -> None:
+def test_when_json_is_nested_too_deeply_then_it_is_an_error() -> None:
     wire = dialect()
     wire.receive("[" * 100_000)
-    assert told(wire)[0]["error"]["code"] == "invalid_event"
+    assert frames_of(wire)[0]["error"]["code"] == "invalid_event"

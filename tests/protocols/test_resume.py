@@ -12,73 +12,76 @@ from antiphon.protocols.resume.journal import Journal, JournalGap, ResumeToken
 from antiphon.protocols.wire import MediaFrame, frame
 
 
-def journal(**options: int) -> Journal:
+def numbered_journal(**options: int) -> Journal:
     return Journal(lambda: 0.0, True, **options)
 
 
-def drained(it: Journal) -> list[dict[str, object]]:
+def drained(journal: Journal) -> list[dict[str, object]]:
     out = []
-    while (text := it.next()) is not None:
+    while (text := journal.next()) is not None:
         out.append(json.loads(text))
     return out
 
 
-def numbers(it: Journal) -> list[object]:
-    return [f.get("server_event_seq") for f in drained(it)]
+def numbers(journal: Journal) -> list[object]:
+    return [f.get("server_event_seq") for f in drained(journal)]
 
 
-def test_frames_are_numbered_as_they_are_sent_and_those_of_the_connection_are_not() -> None:
-    it = journal()
+def test_frames_are_numbered_as_they_are_sent_except_those_about_the_connection() -> None:
+    journal = numbered_journal()
     for kind in ("session.created", "a", "session.resumed", "b"):
-        it.push(frame(type=kind))
-    assert numbers(it) == [None, 1, None, 2]
+        journal.push(frame(type=kind))
+    assert numbers(journal) == [None, 1, None, 2]
 
 
-def test_a_plain_queue_changes_nothing() -> None:
-    it = Journal(lambda: 0.0)
-    it.push('{"type":"a"}')
-    assert it.next() == '{"type":"a"}'
-    assert it.next() is None
+def test_without_numbers_frames_are_sent_unchanged() -> None:
+    journal = Journal(lambda: 0.0)
+    journal.push('{"type":"a"}')
+    assert journal.next() == '{"type":"a"}'
+    assert journal.next() is None
 
 
-def test_who_comes_back_gets_what_was_missed_and_then_what_waited() -> None:
-    it = journal()
+def test_when_a_client_resumes_then_missed_frames_come_before_waiting_ones() -> None:
+    journal = numbered_journal()
     for name in "abcd":
-        it.push(frame(type=name))
-    assert [it.next() and None for _ in range(3)] == [None] * 3
-    it.rewind(1)
-    it.push(frame(type="session.resumed"), first=True)
-    out = drained(it)
+        journal.push(frame(type=name))
+    assert [journal.next() and None for _ in range(3)] == [None] * 3
+    journal.rewind(1)
+    journal.push(frame(type="session.resumed"), first=True)
+    out = drained(journal)
     assert [(f["type"], f.get("server_event_seq")) for f in out] == [
-        ("session.resumed", None), ("b", 2), ("c", 3), ("d", 4),
-    ]  # fmt: skip
+        ("session.resumed", None),
+        ("b", 2),
+        ("c", 3),
+        ("d", 4),
+    ]
     # And again, cut off within what was sent again.
-    it.rewind(2)
-    it.next()
-    it.rewind(2)
-    assert numbers(it) == [3, 4]
+    journal.rewind(2)
+    journal.next()
+    journal.rewind(2)
+    assert numbers(journal) == [3, 4]
 
 
-def test_what_was_acknowledged_or_let_go_is_a_gap() -> None:
-    it = journal()
+def test_when_a_missed_frame_was_acknowledged_or_dropped_then_the_rewind_is_refused() -> None:
+    journal = numbered_journal()
     for name in "abc":
-        it.push(frame(type=name))
-    drained(it)
-    it.acknowledge(2)
+        journal.push(frame(type=name))
+    drained(journal)
+    journal.acknowledge(2)
     with pytest.raises(JournalGap, match="journal_gap"):
-        it.rewind(1)
-    it.rewind(2)
-    assert numbers(it) == [3]
+        journal.rewind(1)
+    journal.rewind(2)
+    assert numbers(journal) == [3]
     for wrong in (4, -1):
         with pytest.raises(RemoteProtocolError) as told:
-            it.acknowledge(wrong)
+            journal.acknowledge(wrong)
         assert told.value.code == "invalid_event_ack"
         with pytest.raises(RemoteProtocolError):
-            it.rewind(wrong)
+            journal.rewind(wrong)
 
 
-def test_it_keeps_so_many_bytes_and_so_long() -> None:
-    small = journal(max_bytes=400)
+def test_sent_frames_are_kept_up_to_a_size_and_an_age() -> None:
+    small = numbered_journal(max_bytes=400)
     for k in range(20):
         small.push(frame(type="x", k=k))
         small.next()
@@ -95,65 +98,65 @@ def test_it_keeps_so_many_bytes_and_so_long() -> None:
     old.rewind(1)
 
 
-def test_what_nobody_takes_overflows() -> None:
-    it = journal(max_bytes=200)
+def test_when_too_much_waits_without_a_client_then_the_journal_overflows() -> None:
+    journal = numbered_journal(max_bytes=200)
     for _ in range(3):
-        it.push(frame(type="x" * 50))
-    assert not it.check_overflow()
+        journal.push(frame(type="x" * 50))
+    assert not journal.check_overflow()
     for _ in range(3):
-        it.push(frame(type="x" * 50))
-    assert it.check_overflow()
-    assert len(it) == 0
+        journal.push(frame(type="x" * 50))
+    assert journal.check_overflow()
+    assert len(journal) == 0
     with pytest.raises(JournalGap, match="journal_overflow"):
-        it.rewind(0)
+        journal.rewind(0)
 
 
-def test_what_an_older_epoch_said_is_neither_sent_nor_sent_again() -> None:
-    it = journal()
-    it.push(MediaFrame(frame(type="old", n=0), 0))
-    it.next()
-    it.push(MediaFrame(frame(type="old", n=1), 0))
-    it.push(frame(type="fact"))
-    assert it.raise_epoch(1) == 1
-    it.push(MediaFrame(frame(type="new"), 1))
-    it.rewind(0)
-    assert [f["type"] for f in drained(it)] == ["fact", "new"]
+def test_media_frames_of_an_older_epoch_are_neither_sent_nor_sent_again() -> None:
+    journal = numbered_journal()
+    journal.push(MediaFrame(frame(type="old", n=0), 0))
+    journal.next()
+    journal.push(MediaFrame(frame(type="old", n=1), 0))
+    journal.push(frame(type="fact"))
+    assert journal.raise_epoch(1) == 1
+    journal.push(MediaFrame(frame(type="new"), 1))
+    journal.rewind(0)
+    assert [f["type"] for f in drained(journal)] == ["fact", "new"]
     # What was left out is no gap.
-    it.rewind(1)
-    assert numbers(it) == [2, 3]
+    journal.rewind(1)
+    assert numbers(journal) == [2, 3]
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_however_often_it_is_cut_each_frame_comes_once_and_in_order(seed: int) -> None:
+def test_however_often_the_connection_breaks_each_frame_comes_once_and_in_order(seed: int) -> None:
     draw = random.Random(seed)
-    it = journal()
+    journal = numbered_journal()
     received: list[int] = []
     last = pushed = 0
     for _ in range(400):
         match draw.randrange(5):
             case 0 | 1:
-                it.push(frame(type="x", n=pushed))
+                journal.push(frame(type="x", n=pushed))
                 pushed += 1
             case 2:
                 # Sent, and it may be lost on the way.
-                if (text := it.next()) and draw.random() < 0.8:
+                if (text := journal.next()) and draw.random() < 0.8:
                     event = json.loads(text)
                     if event["server_event_seq"] == last + 1:
                         received.append(event["n"])
                         last += 1
                     else:
                         # One before it was lost: the connection is gone, and with it this one.
-                        it.rewind(last)
+                        journal.rewind(last)
             case 3:
-                it.acknowledge(draw.randint(0, last))
+                journal.acknowledge(draw.randint(0, last))
             case 4:
-                it.rewind(last)
-    it.rewind(last)
-    received += [f["n"] for f in drained(it)]  # type: ignore[misc]
+                journal.rewind(last)
+    journal.rewind(last)
+    received += [f["n"] for f in drained(journal)]  # type: ignore[misc]
     assert received == list(range(pushed))
 
 
-def test_tokens() -> None:
+def test_a_token_is_valid_until_its_successor_is_confirmed() -> None:
     token = ResumeToken()
     first = token.renew()
     assert len(first) >= 43

@@ -28,22 +28,22 @@ from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.speech.stream import MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES, SpeechDialect
 
-stood_in: list[str] = []
+aliases: list[str] = []
 
 
-def facts(*, strict: bool = False) -> SpeechCatalog:
+def catalog(*, strict: bool = False) -> SpeechCatalog:
     return SpeechCatalog(
         ModelNames(("hibari-heart",), strict=strict),
         ("heart", "emma"),
         ("en",),
         clones=False,
         uploaded=lambda name: VoiceSample() if name == "mine" else None,
-        log_alias=lambda name, model: stood_in.append(name),
+        log_alias=lambda name, model: aliases.append(name),
     )
 
 
 def stream(**config: Any) -> SpeechDialect:
-    wire = SpeechDialect(facts())
+    wire = SpeechDialect(catalog())
     wire.receive(json.dumps({"type": "session.config"} | config))
     assert wire.frames() == []
     assert wire.configured
@@ -60,20 +60,42 @@ def configured(**config: Any) -> SpeechConfig:
     return item.config
 
 
-def test_a_configuration_and_its_defaults() -> None:
+def test_a_configuration_has_defaults_for_missing_fields() -> None:
     assert configured() == SpeechConfig(None, "sentence", "wav", 1.0, None, stream=False, word_times=False)
     assert configured(
-        model="default", voice="Emma", response_format="pcm", speed=1, seed=-1, stream_audio=True, word_timestamps=True,
-        split_granularity="clause", language="English", instructions="softly", task_type="CustomVoice", max_new_tokens=1,
-        initial_codec_chunk_frames=0, ref_audio=None, x_vector_only_mode=False, something_else={"a": 1},
+        model="default",
+        voice="Emma",
+        response_format="pcm",
+        speed=1,
+        seed=-1,
+        stream_audio=True,
+        word_timestamps=True,
+        split_granularity="clause",
+        language="English",
+        instructions="softly",
+        task_type="CustomVoice",
+        max_new_tokens=1,
+        initial_codec_chunk_frames=0,
+        ref_audio=None,
+        x_vector_only_mode=False,
+        something_else={"a": 1},
     ) == SpeechConfig(
-        "emma", "clause", "pcm", 1.0, 2**64 - 1, stream=True, word_times=True, language="en", instructions="softly", max_frames=1
-    )  # fmt: skip
+        "emma",
+        "clause",
+        "pcm",
+        1.0,
+        2**64 - 1,
+        stream=True,
+        word_times=True,
+        language="en",
+        instructions="softly",
+        max_frames=1,
+    )
     assert configured(speaker="heart").voice == "heart"
 
 
-def test_a_voice_that_comes_along() -> None:
-    cloning = replace(facts(), clones=True, tasks=("Base",), languages=("en", "it"))
+def test_a_request_may_bring_a_recording_or_an_embedding_of_a_voice() -> None:
+    cloning = replace(catalog(), clones=True, tasks=("Base",), languages=("en", "it"))
 
     def sample(**config: Any) -> VoiceSample | None:
         wire = SpeechDialect(cloning)
@@ -136,9 +158,9 @@ def test_a_voice_that_comes_along() -> None:
         ({"model": "gpt-" + "x" * 200}, "does not exist."),
     ],
 )
-def test_a_configuration_that_is_wrong(config: dict[str, Any], message: str) -> None:
+def test_when_a_field_of_the_configuration_is_wrong_then_it_is_refused(config: dict[str, Any], message: str) -> None:
     # In the handshake it ends the connection, later the session lives on the one it had.
-    for wire, ends in ((SpeechDialect(facts()), True), (stream(), False)):
+    for wire, ends in ((SpeechDialect(catalog()), True), (stream(), False)):
         wire.commands()
         wire.receive(json.dumps({"type": "session.config"} | config))
         (error,) = texts(wire)
@@ -148,34 +170,34 @@ def test_a_configuration_that_is_wrong(config: dict[str, Any], message: str) -> 
         assert wire.commands() == []
 
 
-def test_hosted_names_are_spoken_by_the_default_voice_unless_strict() -> None:
-    stood_in.clear()
+def test_hosted_voices_are_spoken_by_the_default_voice_unless_names_are_strict() -> None:
+    aliases.clear()
     assert configured(voice="alloy", model="gpt-4o-mini-tts").voice is None
-    assert stood_in == ["gpt-4o-mini-tts", "voice alloy"]
+    assert aliases == ["gpt-4o-mini-tts", "voice alloy"]
     for config in ({"voice": "alloy"}, {"model": "tts-1"}):
-        wire = SpeechDialect(facts(strict=True))
+        wire = SpeechDialect(catalog(strict=True))
         wire.receive(json.dumps({"type": "session.config"} | config))
         assert wire.closing
 
 
-def test_the_first_message_is_a_configuration() -> None:
+def test_when_the_first_message_is_no_configuration_then_the_connection_ends() -> None:
     for message, error in (
         ({"type": "input.text", "text": "Hi"}, "Expected session.config, got: input.text"),
         ({"type": "session.close"}, "Expected session.config, got: session.close"),
         ({}, "Expected session.config, got: None"),
         ([], "WebSocket messages must be JSON objects"),
     ):
-        wire = SpeechDialect(facts())
+        wire = SpeechDialect(catalog())
         wire.receive(json.dumps(message))
         assert texts(wire) == [{"type": "error", "message": error}]
         assert wire.closing
     for raw in ("{", "", b"\xff\xfe", "x" * (MAX_CONFIG_BYTES + 1)):
-        wire = SpeechDialect(facts())
+        wire = SpeechDialect(catalog())
         wire.receive(raw)
         assert wire.closing
 
 
-def test_text_flush_cancel_close() -> None:
+def test_messages_become_commands() -> None:
     wire = stream()
     wire.commands()
     for message in (
@@ -205,7 +227,7 @@ def test_text_flush_cancel_close() -> None:
         ("x" * (MAX_CONFIG_BYTES + 1), "WebSocket message too large"),
     ],
 )
-def test_a_message_that_is_wrong_is_answered_and_the_session_lives(raw: str | bytes, message: str) -> None:
+def test_when_a_message_is_wrong_then_it_is_an_error_and_the_session_goes_on(raw: str | bytes, message: str) -> None:
     wire = stream()
     wire.commands()
     wire.receive(raw)
@@ -215,8 +237,8 @@ def test_a_message_that_is_wrong_is_answered_and_the_session_lives(raw: str | by
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200), st.booleans())
-def test_no_message_raises(raw: bytes | str, configured: bool) -> None:
-    wire = stream() if configured else SpeechDialect(facts())
+def test_whatever_a_message_holds_nothing_raises(raw: bytes | str, configured: bool) -> None:
+    wire = stream() if configured else SpeechDialect(catalog())
     wire.receive(raw)
 
 
@@ -226,20 +248,38 @@ JSON = st.recursive(
     max_leaves=6,
 )
 FIELDS = st.sampled_from(
-    ("model", "voice", "speaker", "language", "instructions", "task_type", "response_format", "speed", "max_new_tokens",
-     "initial_codec_chunk_frames", "ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding", "stream_audio",
-     "word_timestamps", "seed", "split_granularity", "text")
-)  # fmt: skip
+    (
+        "model",
+        "voice",
+        "speaker",
+        "language",
+        "instructions",
+        "task_type",
+        "response_format",
+        "speed",
+        "max_new_tokens",
+        "initial_codec_chunk_frames",
+        "ref_audio",
+        "ref_text",
+        "x_vector_only_mode",
+        "speaker_embedding",
+        "stream_audio",
+        "word_timestamps",
+        "seed",
+        "split_granularity",
+        "text",
+    )
+)
 
 
 @given(st.sampled_from(("session.config", "input.text", "input.done")), st.dictionaries(FIELDS, JSON, max_size=4))
-def test_no_field_raises(kind: str, fields: dict[str, Any]) -> None:
+def test_whatever_fields_a_message_has_nothing_raises(kind: str, fields: dict[str, Any]) -> None:
     wire = stream()
     wire.receive(json.dumps({"type": kind} | fields))
     assert not wire.closing
 
 
-def test_frames_of_a_file_a_unit() -> None:
+def test_without_streaming_each_sentence_is_one_file() -> None:
     wire = stream()
     config = SpeechConfig(format="mp3")
     for output in (
@@ -251,16 +291,24 @@ def test_frames_of_a_file_a_unit() -> None:
         wire.send(output)
     start, data, done, end = wire.frames()
     assert json.loads(start) == {
-        "type": "audio.start", "utterance_index": 0, "sentence_index": 0, "sentence_text": "Hi.", "format": "mp3",
-    }  # fmt: skip
+        "type": "audio.start",
+        "utterance_index": 0,
+        "sentence_index": 0,
+        "sentence_text": "Hi.",
+        "format": "mp3",
+    }
     assert data == b"abc"
     assert json.loads(done) == {
-        "type": "audio.done", "utterance_index": 0, "sentence_index": 0, "total_bytes": 3, "error": False,
-    }  # fmt: skip
+        "type": "audio.done",
+        "utterance_index": 0,
+        "sentence_index": 0,
+        "total_bytes": 3,
+        "error": False,
+    }
     assert json.loads(end) == {"type": "session.done", "utterance_index": 0, "total_sentences": 1}
 
 
-def test_frames_with_word_times() -> None:
+def test_with_word_times_audio_is_json_and_the_last_chunk_has_the_times() -> None:
     wire = stream()
     config = SpeechConfig(format="pcm", stream=True, word_times=True)
     wire.send(SentenceStarted(2, 1, "Hi you.", config, 24000))
@@ -282,7 +330,7 @@ def test_frames_with_word_times() -> None:
     assert done["total_bytes"] == 7200
 
 
-def test_a_unit_that_fails_and_one_of_which_something_was_left_out() -> None:
+def test_when_a_sentence_fails_or_is_spoken_in_part_then_its_end_says_so() -> None:
     wire = stream()
     config = SpeechConfig(format="pcm", stream=True)
     wire.send(SentenceStarted(0, 0, "x", config, 24000))
@@ -296,7 +344,7 @@ def test_a_unit_that_fails_and_one_of_which_something_was_left_out() -> None:
     assert done["skipped"] == "你"
 
 
-def test_a_cancelled_utterance_ends_the_unit_that_was_begun() -> None:
+def test_when_an_utterance_is_cancelled_then_the_open_sentence_is_ended() -> None:
     wire = stream()
     config = SpeechConfig(format="pcm", stream=True)
     wire.send(SentenceStarted(0, 0, "x", config, 24000))

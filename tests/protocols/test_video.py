@@ -36,25 +36,37 @@ def stream(config: dict[str, Any] | None = None, **options: Any) -> VideoDialect
     return wire
 
 
-def said(wire: VideoDialect) -> list[dict[str, Any]]:
+def frames_of(wire: VideoDialect) -> list[dict[str, Any]]:
     return [json.loads(f) for f in wire.frames()]
 
 
-def test_the_defaults() -> None:
+def test_a_configuration_has_defaults_for_missing_fields() -> None:
     wire = VideoDialect(lambda: 0.0)
     wire.receive('{"type":"session.config"}')
     assert wire.commands() == [VideoConfig(True, True, 4, 50, "", "evs", 0.95, True, None, None)]
     assert not wire.frames()
 
 
-def test_all_that_can_be_configured_and_older_names() -> None:
+def test_every_field_of_a_configuration_is_read_by_its_older_names_too() -> None:
     wire = VideoDialect(lambda: 0.0)
     wire.receive(
         json.dumps(
-            {"type": "session.config", "model": "m", "modalities": ["text"], "num_sample_frames": 8, "max_frames": 256, "system_prompt": "Be brief.",
-             "use_audio_in_video": False, "sampling_params_list": [{}], "evs_threshold": 0.5, "frame_filter": "blocks", "voice": "v", "max_memory_s": 60}
+            {
+                "type": "session.config",
+                "model": "m",
+                "modalities": ["text"],
+                "num_sample_frames": 8,
+                "max_frames": 256,
+                "system_prompt": "Be brief.",
+                "use_audio_in_video": False,
+                "sampling_params_list": [{}],
+                "evs_threshold": 0.5,
+                "frame_filter": "blocks",
+                "voice": "v",
+                "max_memory_s": 60,
+            }
         )
-    )  # fmt: skip
+    )
     assert wire.commands() == [VideoConfig(False, True, 8, 256, "Be brief.", "blocks", 0.5, False, "v", 60.0)]
     assert wire.model == "m"
     both = stream({})
@@ -95,10 +107,10 @@ def test_all_that_can_be_configured_and_older_names() -> None:
         ('{"type":"session.config","max_memory_s":0}', "Invalid session config: max_memory_s is from 1 to 86400"),
     ],
 )
-def test_what_no_session_begins_with(first: str, message: str) -> None:
+def test_when_the_first_message_is_wrong_then_the_connection_ends(first: str, message: str) -> None:
     wire = VideoDialect(lambda: 0.0)
     wire.receive(first)
-    assert said(wire) == [{"type": "error", "message": message}]
+    assert frames_of(wire) == [{"type": "error", "message": message}]
     assert wire.closing
     assert not wire.commands()
 
@@ -120,22 +132,30 @@ def test_what_no_session_begins_with(first: str, message: str) -> None:
         ('{"type":"audio.chunk","data":7}', "Invalid audio data"),
     ],
 )
-def test_errors_leave_the_session_as_it_was(text: str, message: str) -> None:
+def test_when_a_message_is_wrong_then_it_is_an_error_and_nothing_changes(text: str, message: str) -> None:
     wire = stream()
     wire.receive(text)
-    assert said(wire) == [{"type": "error", "message": message}]
+    assert frames_of(wire) == [{"type": "error", "message": message}]
     assert not wire.commands()
     assert not wire.closing
 
 
-def test_what_a_client_sends() -> None:
+def test_messages_become_commands() -> None:
     wire = stream()
     sound = np.array([100, -100], "<i2").tobytes()
     wire.receive(
         json.dumps(
-            {"type": "video.frame", "data": IMAGE, "frame_id": "a", "pts_ms": 40, "source_pts_ms": 41, "quality_profile": "low", "capture_ts_ms": 42.5}
+            {
+                "type": "video.frame",
+                "data": IMAGE,
+                "frame_id": "a",
+                "pts_ms": 40,
+                "source_pts_ms": 41,
+                "quality_profile": "low",
+                "capture_ts_ms": 42.5,
+            }
         )
-    )  # fmt: skip
+    )
     wire.receive(json.dumps({"type": "video.frame", "data": b64encode(PNG).decode(), "frame_id": 7, "pts_ms": "x"}))
     wire.receive(json.dumps({"type": "audio.chunk", "data": b64encode(sound + b"odd").decode()}))
     wire.receive(json.dumps({"type": "video.query", "text": "What?", "audio_data": b64encode(sound).decode()}))
@@ -151,37 +171,55 @@ def test_what_a_client_sends() -> None:
     assert len(heard.pcm) == 3
     assert with_it.pcm.tolist() == [100 / 32768, -100 / 32768]
     assert (asked, nothing, over) == (AskQuestion("What?"), AskQuestion(""), FinishVideo())
-    assert said(wire) == [{"type": "pong"}]
+    assert frames_of(wire) == [{"type": "pong"}]
 
 
-def test_acks_only_for_frames_with_a_name() -> None:
+def test_only_frames_with_an_id_are_acknowledged() -> None:
     wire = stream()
-    facts = FrameInfo(9.0, "b", 80, None, 81)
+    info = FrameInfo(9.0, "b", 80, None, 81)
     wire.send(FrameReceived(FrameInfo(1.0), True, 1))
-    wire.send(FrameReceived(facts, True, 50, None, FrameInfo(1.0, "a")))
-    wire.send(FrameReceived(facts, False, 50, "filtered"))
-    kept, filtered = said(wire)
-    base = {"type": "video.frame.ack", "frame_id": "b", "pts_ms": 80, "capture_ts_ms": 81, "buffered_frames": 50, "server_receive_ts_ms": 9.0}  # fmt: skip
+    wire.send(FrameReceived(info, True, 50, None, FrameInfo(1.0, "a")))
+    wire.send(FrameReceived(info, False, 50, "filtered"))
+    kept, filtered = frames_of(wire)
+    base = {
+        "type": "video.frame.ack",
+        "frame_id": "b",
+        "pts_ms": 80,
+        "capture_ts_ms": 81,
+        "buffered_frames": 50,
+        "server_receive_ts_ms": 9.0,
+    }
     assert kept == base | {"accepted": True, "dropped_frame_id": "a"}
     assert filtered == base | {"accepted": False, "reason": "filtered"}
 
 
 @pytest.mark.parametrize("ga", [False, True])
-def test_an_answer_as_it_is_made(ga: bool) -> None:
+def test_an_answer_is_sent_as_it_is_made(ga: bool) -> None:
     wire = stream(ga=ga)
     pcm = np.full(240, 0.25, np.float32)
     for output in (
         AnswerStarted("video-1", (FrameInfo(1.0, "a", 0), FrameInfo(2.0, None, 500))),
-        AnswerTextDelta("A "), AnswerAudioDelta(pcm, 24_000), AnswerTextDelta("dog."), AnswerAudioDelta(pcm, 24_000),
-        AnswerDone("A dog.", True), VideoEnded(),
-    ):  # fmt: skip
+        AnswerTextDelta("A "),
+        AnswerAudioDelta(pcm, 24_000),
+        AnswerTextDelta("dog."),
+        AnswerAudioDelta(pcm, 24_000),
+        AnswerDone("A dog.", True),
+        VideoEnded(),
+    ):
         wire.send(output)
-    events = said(wire)
+    events = frames_of(wire)
     name = "response.output_audio" if ga else "response.audio"
     assert [e["type"] for e in events] == [
-        "response.start", "video.frames.consumed", "response.text.delta", f"{name}.delta", "response.text.delta", f"{name}.delta",
-        "response.text.done", f"{name}.done", "session.done",
-    ]  # fmt: skip
+        "response.start",
+        "video.frames.consumed",
+        "response.text.delta",
+        f"{name}.delta",
+        "response.text.delta",
+        f"{name}.delta",
+        "response.text.done",
+        f"{name}.done",
+        "session.done",
+    ]
     consumed = events[1]
     assert consumed["request_id"] == "video-1"
     assert consumed["frame_ids"] == ["a"]
@@ -196,12 +234,19 @@ def test_an_answer_as_it_is_made(ga: bool) -> None:
     assert wire.closing
 
 
-def test_an_answer_in_one_piece() -> None:
+def test_with_whole_an_answer_is_one_text_and_one_wav() -> None:
     wire = stream(whole=True)
     pcm = np.zeros(240, np.float32)
-    for output in (AnswerStarted("r", (FrameInfo(1.0),)), AnswerTextDelta("A "), AnswerAudioDelta(pcm, 8000), AnswerTextDelta("dog."), AnswerAudioDelta(pcm, 8000), AnswerDone("A dog.", True)):  # fmt: skip
+    for output in (
+        AnswerStarted("r", (FrameInfo(1.0),)),
+        AnswerTextDelta("A "),
+        AnswerAudioDelta(pcm, 8000),
+        AnswerTextDelta("dog."),
+        AnswerAudioDelta(pcm, 8000),
+        AnswerDone("A dog.", True),
+    ):
         wire.send(output)
-    events = said(wire)
+    events = frames_of(wire)
     assert [e["type"] for e in events] == [
         "response.start",
         "response.text.done",
@@ -211,19 +256,24 @@ def test_an_answer_in_one_piece() -> None:
     assert len(b64decode(events[2]["data"])) == 44 + 960
 
 
-def test_an_interrupted_answers_sound_is_not_the_nexts() -> None:
+def test_when_an_answer_is_interrupted_then_its_audio_is_not_in_the_next() -> None:
     wire = stream(whole=True)
-    for output in (AnswerStarted("r", ()), AnswerAudioDelta(np.zeros(240, np.float32), 8000), AnswerStarted("s", ()), AnswerDone("No.", False)):  # fmt: skip
+    for output in (
+        AnswerStarted("r", ()),
+        AnswerAudioDelta(np.zeros(240, np.float32), 8000),
+        AnswerStarted("s", ()),
+        AnswerDone("No.", False),
+    ):
         wire.send(output)
-    assert [e["type"] for e in said(wire)] == ["response.start", "response.start", "response.text.done"]
+    assert [e["type"] for e in frames_of(wire)] == ["response.start", "response.start", "response.text.done"]
 
 
-def test_a_failed_answer_still_ends() -> None:
+def test_when_an_answer_fails_then_its_text_is_still_ended() -> None:
     wire = stream()
     wire.send(AnswerStarted("r", ()))
     wire.send(AnswerTextDelta("A"))
     wire.send(VideoFailed("Query processing failed", "no room", ends_answer=True, partial_text="A"))
-    assert said(wire)[2:] == [
+    assert frames_of(wire)[2:] == [
         {"type": "error", "message": "Query processing failed", "detail": "no room"},
         {"type": "response.text.done", "text": "A"},
     ]
@@ -231,7 +281,7 @@ def test_a_failed_answer_still_ends() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_a_client_sends_raises(seed: int) -> None:
+def test_whatever_a_client_sends_nothing_raises(seed: int) -> None:
     rng = np.random.default_rng(seed)
     wire = stream() if seed % 2 else VideoDialect(lambda: 0.0)
     kinds = ["session.config", "video.frame", "audio.chunk", "video.query", "video.done", "ping", 7, None, ["x"]]
@@ -248,7 +298,9 @@ def test_nothing_a_client_sends_raises(seed: int) -> None:
         "evs_threshold",
     ]
     for _ in range(200):
-        event = {"type": kinds[rng.integers(len(kinds))]} | {keys[rng.integers(len(keys))]: values[rng.integers(len(values))] for _ in range(3)}  # fmt: skip
+        event = {"type": kinds[rng.integers(len(kinds))]} | {
+            keys[rng.integers(len(keys))]: values[rng.integers(len(values))] for _ in range(3)
+        }
         wire.receive(json.dumps(event))
         wire.receive(rng.bytes(int(rng.integers(40))))
     assert all(isinstance(json.loads(f), dict) for f in wire.frames())

@@ -1,0 +1,95 @@
+"""A connection to /v1/realtime without a socket, and what tests do with it."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import TypeAdapter
+
+from antiphon.events.transcription import (
+    SessionEnding,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptFailed,
+    TranscriptionEvent,
+    TurnCleared,
+    TurnCommitted,
+)
+from antiphon.events.words import Word
+from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.negotiation import RealtimeConnection
+from antiphon.protocols.opening import Opening
+
+TRACES = Path(__file__).parents[1] / "traces"
+VENDOR = TypeAdapter[Any](RealtimeServerEvent)
+
+DONE = TranscriptDone(0, "Hello there.", "hello there.", (Word("Hello", 0.1, 0.4, 0.9),), "en", 1.25, 4, 3)
+# What a transcription session reports of two turns, the second of which fails.
+OUTPUTS: list[TranscriptionEvent] = [
+    SpeechStarted(0, 100),
+    TranscriptDelta(0, "hello"),
+    SpeechStopped(0, 1350),
+    TurnCommitted(0, 100, 1350),
+    TranscriptDelta(0, " there."),
+    DONE,
+    SpeechStarted(1, 2000),
+    SpeechStopped(1, 2500),
+    TurnCommitted(1, 2000, 2500),
+    TranscriptFailed(1, "the model failed"),
+    TurnCleared(),
+    SessionEnding("session_expired", "Your session hit the maximum duration."),
+]
+
+
+def connect(strict: bool = False, **opening: Any) -> RealtimeConnection:
+    count = itertools.count()
+    connection = RealtimeConnection(
+        Opening(**opening),
+        ModelNames(("whisper-base",), strict),
+        lambda: 1_700_000_000.0,
+        new_id=lambda prefix: f"{prefix}{next(count)}",
+        language_check=("en", "de").__contains__,
+        max_append_bytes=64_000,
+    )
+    connection.open()
+    return connection
+
+
+def frames(connection: RealtimeConnection) -> list[dict[str, Any]]:
+    return [json.loads(f) for f in connection.frames()]
+
+
+def exchange(connection: RealtimeConnection, **event: Any) -> list[dict[str, Any]]:
+    connection.receive(json.dumps(event))
+    return frames(connection)
+
+
+def pcm(num_bytes: int) -> str:
+    return base64.b64encode(bytes(num_bytes)).decode()
+
+
+def trace(
+    name: str, connection: RealtimeConnection, events: list[dict[str, Any]], outputs: list[TranscriptionEvent]
+) -> list[dict[str, Any]]:
+    """Play a session and compare the frames with tests/traces/NAME.jsonl, which ANTIPHON_TRACES=write makes anew."""
+    got = frames(connection)
+    for event in events:
+        got += exchange(connection, **event)
+    for output in outputs:
+        connection.send(output)
+        got += frames(connection)
+    path = TRACES / f"{name}.jsonl"
+    text = "".join(json.dumps(f, ensure_ascii=False) + "\n" for f in got)
+    if os.environ.get("ANTIPHON_TRACES") == "write":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+    return got

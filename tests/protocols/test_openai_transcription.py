@@ -1,0 +1,205 @@
+"""OpenAI's transcription dialect, GA and beta names, without a socket."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.beta.realtime import RealtimeServerEvent as BetaServerEvent
+from pydantic import TypeAdapter
+
+from antiphon.events.transcription import AppendAudio, ClearAudio, CommitAudio, CommitRefused, ConfigureTranscription
+from tests.protocols.realtime_connection import OUTPUTS, VENDOR, connect, exchange, frames, pcm, trace
+
+BETA = TypeAdapter[Any](BetaServerEvent)
+
+
+def audio_input(**fields: Any) -> dict[str, Any]:
+    return {
+        "type": "session.update",
+        "session": {"type": "transcription", "audio": {"input": fields}},
+        "event_id": "e1",
+    }
+
+
+def test_the_recorded_session_is_replayed_and_parses_with_the_vendors_types() -> None:
+    update = {
+        "type": "transcription",
+        "audio": {"input": {"transcription": {"model": "gpt-4o-transcribe", "language": "en"}}},
+    }
+    events = [
+        {"type": "session.update", "session": update},
+        {"type": "input_audio_buffer.append", "audio": pcm(4800)},
+        {"type": "input_audio_buffer.append", "audio": "?"},
+        {"type": "input_audio_buffer.commit"},
+        {"type": "input_audio_buffer.clear"},
+        {"type": "response.create", "event_id": "mine"},
+    ]
+    for frame in trace("openai", connect(intent="transcription"), events, OUTPUTS):
+        VENDOR.validate_python(frame, strict=False)
+        # The pydantic union falls back to lenient members: the type must be a known one.
+        assert VENDOR.validate_python(frame).type == frame["type"]
+
+
+def test_the_recorded_beta_session_is_replayed_and_parses_with_the_vendors_types() -> None:
+    update = {
+        "input_audio_format": "g711_ulaw",
+        "input_audio_transcription": {"model": "whisper-1"},
+        "turn_detection": {"type": "server_vad", "silence_duration_ms": 600},
+    }
+    events: list[dict[str, Any]] = [
+        {"type": "transcription_session.update", "session": update},
+        {"type": "input_audio_buffer.append", "audio": pcm(801)},
+    ]
+    first, *rest = trace("openai-beta", connect(beta=True, intent="transcription"), events, OUTPUTS[:6])
+    assert first["type"] == "transcription_session.created"
+    for frame in rest:
+        if "session" in frame:
+            # The vendor's type asks for a secret, which only the answer to a request has.
+            secret = {"client_secret": {"expires_at": 1, "value": ""}}
+            frame = frame | {"session": frame["session"] | secret}
+        assert BETA.validate_python(frame).type == frame["type"]
+
+
+@pytest.mark.parametrize(
+    ("event", "code", "param"),
+    [
+        ("{", "invalid_event", None),
+        (b"\xff\x00", "invalid_event", None),
+        ("[]", "invalid_event", None),
+        ({}, "missing_required_parameter", "type"),
+        ({"type": 7}, "invalid_type", "type"),
+        ({"type": "boo"}, "invalid_value", "type"),
+        ({"type": "session.update"}, "missing_required_parameter", "session"),
+        ({"type": "session.update", "session": {"type": "realtime"}}, "invalid_value", "session.type"),
+        ({"type": "session.update", "session": {"colour": 1}}, "unknown_parameter", "session.colour"),
+        ({"type": "session.update", "session": {"include": ["all"]}}, "invalid_value", "session.include"),
+        (audio_input(volume=1), "unknown_parameter", "session.audio.input.volume"),
+        (audio_input(format={"type": "audio/mp3"}), "invalid_value", "session.audio.input.format"),
+        (audio_input(format={"type": "audio/pcm", "rate": 7}), "invalid_value", "session.audio.input.format.rate"),
+        (
+            audio_input(transcription={"model": "nonsense"}),
+            "model_not_found",
+            "session.audio.input.transcription.model",
+        ),
+        (audio_input(transcription={"language": "tlh"}), "invalid_value", "session.audio.input.transcription.language"),
+        (audio_input(transcription="x"), "invalid_type", "session.audio.input.transcription"),
+        (
+            audio_input(turn_detection={"type": "semantic_vad"}),
+            "invalid_value",
+            "session.audio.input.turn_detection.type",
+        ),
+        (audio_input(turn_detection={"threshold": 2}), "invalid_value", "session.audio.input.turn_detection.threshold"),
+        (
+            audio_input(turn_detection={"threshold": True}),
+            "invalid_type",
+            "session.audio.input.turn_detection.threshold",
+        ),
+        (audio_input(noise_reduction={"type": "x"}), "invalid_value", "session.audio.input.noise_reduction.type"),
+        ({"type": "input_audio_buffer.append"}, "missing_required_parameter", "audio"),
+        ({"type": "input_audio_buffer.append", "audio": 1}, "invalid_type", "audio"),
+        ({"type": "input_audio_buffer.append", "audio": "%%%"}, "invalid_value", "audio"),
+        ({"type": "input_audio_buffer.append", "audio": pcm(3)}, "invalid_value", "audio"),
+        ({"type": "input_audio_buffer.append", "audio": pcm(64_002)}, "invalid_value", "audio"),
+    ],
+)
+def test_when_an_event_is_wrong_then_the_error_names_the_field_and_nothing_changes(
+    event: Any, code: str, param: str | None
+) -> None:
+    connection = connect(dialect="openai")
+    frames(connection)
+    connection.commands()
+    before = connection.session()
+    connection.receive(event if isinstance(event, str | bytes) else json.dumps(event))
+    (answer,) = frames(connection)
+    VENDOR.validate_python(answer)
+    assert (answer["type"], answer["error"]["code"], answer["error"].get("param")) == ("error", code, param)
+    assert connection.commands() == []
+    assert connection.session() == before
+    if isinstance(event, dict) and "event_id" in event:
+        assert answer["error"]["event_id"] == "e1"
+
+
+@pytest.mark.parametrize("value", [{"type": "audio/g726"}, ["pcm16"], 24000])
+def test_when_a_beta_format_is_no_text_then_it_is_an_error(value: Any) -> None:
+    connection = connect(beta=True)
+    frames(connection)
+    (answer,) = exchange(connection, type="transcription_session.update", session={"input_audio_format": value})
+    assert answer["type"] == "error"
+    assert answer["error"]["param"] == "session.input_audio_format"
+
+
+def test_when_a_commit_is_refused_then_the_error_says_how_much_audio_there_was() -> None:
+    connection = connect(dialect="openai")
+    frames(connection)
+    connection.send(CommitRefused(40, 100))
+    (answer,) = frames(connection)
+    assert answer["error"]["code"] == "input_audio_buffer_commit_empty"
+    assert "40.00ms" in answer["error"]["message"]
+
+
+def test_an_update_changes_the_fields_it_has_and_shows_the_whole_session() -> None:
+    connection = connect(dialect="openai")
+    frames(connection)
+    connection.commands()
+    (answer,) = exchange(
+        connection, **audio_input(turn_detection={"silence_duration_ms": 700}, noise_reduction={"type": "near_field"})
+    )
+    assert answer["session"]["audio"]["input"]["turn_detection"] == {
+        "type": "server_vad",
+        "threshold": 0.5,
+        "prefix_padding_ms": 300,
+        "silence_duration_ms": 700,
+    }
+    (answer,) = exchange(
+        connection, **audio_input(turn_detection=None, transcription={"prompt": "Sintra", "keywords": ["Byron"]})
+    )
+    assert answer["session"]["audio"]["input"]["turn_detection"] is None
+    assert answer["session"]["audio"]["input"]["noise_reduction"] == {"type": "near_field"}
+    *_, last = connection.commands()
+    assert isinstance(last, ConfigureTranscription)
+    assert last.config.vad is None
+    assert last.config.prompt == "Sintra Byron"
+
+
+@pytest.mark.parametrize(
+    ("form", "num_bytes", "seconds"),
+    [
+        ({"type": "audio/pcm", "rate": 24000}, 48000, 1.0),
+        ({"type": "audio/pcm", "rate": 16000}, 32000, 1.0),
+        ({"type": "audio/pcmu"}, 8000, 1.0),
+        ({"type": "audio/pcma"}, 8000, 1.0),
+    ],
+)
+def test_audio_of_every_format_reaches_the_session_at_16_khz(
+    form: dict[str, Any], num_bytes: int, seconds: float
+) -> None:
+    connection = connect(dialect="openai")
+    exchange(connection, **audio_input(format=form))
+    connection.commands()
+    exchange(connection, type="input_audio_buffer.append", audio=pcm(num_bytes))
+    exchange(connection, type="input_audio_buffer.commit")
+    *sound, last = connection.commands()
+    assert last == CommitAudio()
+    assert sum(len(s.pcm) for s in sound if isinstance(s, AppendAudio)) == seconds * 16000
+
+
+def test_a_clear_reaches_the_session() -> None:
+    connection = connect(dialect="openai")
+    connection.commands()
+    exchange(connection, type="input_audio_buffer.clear")
+    assert connection.commands() == [ClearAudio()]
+
+
+def test_each_turn_is_an_item_that_names_the_one_before() -> None:
+    connection = connect(dialect="openai")
+    frames(connection)
+    for output in OUTPUTS[:9]:
+        connection.send(output)
+    got = frames(connection)
+    items = {f["item_id"] for f in got if "item_id" in f}
+    assert len(items) == 2
+    first, second = [f for f in got if f["type"] == "input_audio_buffer.committed"]
+    assert first["previous_item_id"] is None
+    assert second["previous_item_id"] == first["item_id"]
