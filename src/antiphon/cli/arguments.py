@@ -74,20 +74,20 @@ def _add_settings(parser: argparse.ArgumentParser, sections: Sequence[str]) -> N
         group = parser.add_argument_group(HEADINGS[section])
         for option in options():
             if option.section == section:
-                _add_option(group, option)
+                _add_option(group.add_argument, option)
 
 
-def _add_option(group: argparse._ArgumentGroup, option: Option) -> None:
+def _add_option(add_argument: Callable[..., object], option: Option) -> None:
     text = option.help.replace("%", "%%")
     if option.type is bool:
         switch = argparse.BooleanOptionalAction
-        group.add_argument(option.flag, dest=option.name, action=switch, default=None, help=text)
+        add_argument(option.flag, dest=option.name, action=switch, default=None, help=text)
     elif option.type in (int, float, str):
         metavar = option.type.__name__.upper()
         shown = f"{text} [{option.default}]" if option.default != "" else text
-        group.add_argument(option.flag, dest=option.name, default=None, metavar=metavar, help=shown)
+        add_argument(option.flag, dest=option.name, default=None, metavar=metavar, help=shown)
     else:
-        group.add_argument(option.flag, dest=option.name, action="append", default=None, metavar="TEXT", help=text)
+        add_argument(option.flag, dest=option.name, action="append", default=None, metavar="TEXT", help=text)
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:

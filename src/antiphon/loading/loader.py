@@ -65,8 +65,7 @@ def load(
     for a name of no model, StoreError for a missing file, ModelError for a model that does not load.
     """
     by_role: dict[str, Any] = {}
-    names: list[str] = []
-    lanes: list[Lane[Any, Any]] = []
+    names, lanes = list[str](), list[Lane[Any, Any]]()
     selected = selected_models(settings, roles)
     for model in selected:
         if model.role in by_role:
@@ -87,8 +86,7 @@ def load(
         watcher.synthesizer, watcher.transcriber = by_role.get("synthesizer"), by_role.get("transcriber")
     reader = None
     if "language" in by_role:
-        # A library with its models inside: nothing of it is loaded before the first image.
-        reader = RapidOcr(max_queue=settings.models.max_queue, observe=_observe_lane(observe, "reader"))
+        reader = _image_reader(settings, observe)
         lanes.append(reader.lane)
     return LoadedModels(
         by_role.get("transcriber"),
@@ -103,6 +101,11 @@ def load(
         tuple(lanes),
         settings.engine.watcher_prefill == "eager",
     )
+
+
+def _image_reader(settings: Settings, observe: ObserveLaneStep | None) -> RapidOcr:
+    """A library with its models inside: nothing of it is loaded before the first image."""
+    return RapidOcr(max_queue=settings.models.max_queue, observe=_observe_lane(observe, "reader"))
 
 
 def _load_model(
