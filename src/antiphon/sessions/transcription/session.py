@@ -1,7 +1,8 @@
-"""One live transcription session: the only owner of its tasks. Inputs in, outputs out; no sockets, no wire, no model names.
+"""A transcription session: commands in, events out. It owns its tasks, and knows no sockets, wire or model names.
 
-Two tasks under one TaskGroup. *Listening*, here, reads the inbox, asks the detector for speech and cuts the sound into turns and
-windows; it never waits for the transcriber. *Decoding* (decoding.py) makes their text.
+It has two tasks in one task group. *Listening*, here, reads the inbox, asks the VAD for speech and cuts the audio into
+turns and windows; it waits for the transcriber only when too much audio is not decoded yet. *Decoding* (decoding.py)
+turns the windows into text.
 """
 
 from __future__ import annotations
@@ -41,11 +42,13 @@ from antiphon.turns.segmenter import SegmenterEvent, TurnEnded, WindowEnded
 
 log = logging.getLogger(__name__)
 
-# A pause this long is judged; from this probability on what was said is complete.
+# The turn detector judges a pause after so many seconds; from this probability on, what was said is complete.
 JUDGE_AFTER_S, COMPLETE = 0.2, 0.5
-# Sound is live if it came no faster than it is spoken over so many seconds, but for a burst after a stall of the network.
+# Audio is live if over so many seconds it came no faster than it is spoken, except for a burst of so many seconds after
+# a stall of the network.
 PACE_S, BURST_S = 2.0, 0.5
-# A client that is muted once it has heard that its turn ended sends no silence: it gets its transcript all the same.
+# A client that mutes itself when its turn has ended sends no silence. After so many seconds without a command, the
+# absence of audio counts as silence, so that the client gets its transcript.
 STALLED_S = 0.6
 
 EmitTranscription = Callable[[TranscriptionEvent], Awaitable[None]]
@@ -54,14 +57,23 @@ Aside = Callable[[ConversationCommand], Awaitable[None]]
 
 
 def _unmeasured(kind: str, seconds: float) -> None:
-    """No measurements taken."""
+    """Measure nothing."""
 
 
 class TranscriptionSession:
-    """Run with `run()`; feed with `put()`; `inbox.close()` lets it finish what it has and return.
+    """One client's transcription. `run()` it as a task and `put()` commands; closing the inbox lets it finish.
 
-    `emit` is awaited for every output and may hold the session back. `min_commit_ms`: a client's commit with less new
-    audio is refused. `echo` knows what the server says aloud: it is not speech. `tap` gets all sound as it is heard, and may hold it back. `aside` gets, in its place among the sound, what is not about sound. `measure(kind, seconds)` gets "partial", "final" (end of turn decided to transcript) and "vad".
+    - `emit`: is awaited for every event and may hold the session back.
+    - `min_commit_ms`: a commit with less new audio than this is refused with CommitRefused.
+    - `measure`: gets a kind and seconds: "vad" and "partial" for each run, "final" from the end of a turn to its
+      transcript.
+    - `aside`: gets the commands that are not about audio, in their order among the audio.
+    - `judge`: the turn detector for `semantic_vad`; without one a turn ends after its patience.
+    - `echo`: the echo guard, so that responses heard through the microphone are not taken for speech.
+    - `tap`: gets all audio before it is analysed, and may hold it back.
+    - `clock`: returns monotonic seconds.
+
+    `audio_s` counts the seconds of audio listened to. All of it runs in one event loop.
     """
 
     def __init__(
@@ -92,11 +104,11 @@ class TranscriptionSession:
         self._judge = judge
         self._echo = echo
         self._tap = tap
-        # Sound whose frame is not complete, for the echo guard.
+        # The audio of the incomplete VAD frame, for the echo guard.
         self._rest: Pcm = np.zeros(0, np.float32)
-        # When how much had been heard, over the last PACE_S.
+        # (monotonic seconds, samples received by then), over the last PACE_S.
         self._pace: deque[tuple[float, int]] = deque()
-        # The pause that was judged last, by the sample it began at.
+        # The first sample of the pause that was judged last.
         self._judged: int | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
@@ -105,33 +117,43 @@ class TranscriptionSession:
 
     @property
     def now(self) -> int:
-        """Samples that have come, those that wait to be heard included."""
+        """The number of samples received since the session's start, including those that still wait in the inbox, where
+        each other command counts as 10 ms or more.
+        """
         return self._segmenter.now + int(self.inbox.backlog_s * SAMPLE_RATE_HZ)
 
     @property
     def speaking(self) -> bool:
-        """Somebody speaks now: a turn is open, and not in a pause."""
+        """Whether the user is speaking: a turn is open and not in a pause. It lags by the audio that waits in the inbox
+        and by what the VAD needs to be sure.
+        """
         return self._segmenter.window is not None and self._segmenter.quiet_since is None
 
     @property
     def spoken_ms(self) -> int:
-        """How long the open turn has been spoken, without the pause it is in; 0 without one."""
+        """Milliseconds from the start of the open window to its newest speech, without the pause it is in; 0 where no
+        window is open. An overlap is measured by it.
+        """
         window, quiet = self._segmenter.window, self._segmenter.quiet_since
         end = self._segmenter.now if quiet is None else quiet
         return (end - window.start) * 1000 // SAMPLE_RATE_HZ if window else 0
 
     async def put(self, item: TranscriptionCommand) -> None:
-        """Hand the session one input; see Inbox.put."""
+        """Add one command to the inbox. While the backlog is full it waits, or raises Refused where the inbox is
+        `live`, because a speaking caller must not fall behind.
+        """
         await self.inbox.put(item)
 
     async def run(self) -> None:
-        """Until the inbox is closed and all it held is transcribed."""
+        """Run both tasks until the inbox is closed and all audio in it is transcribed. A turn that is open then is
+        committed. Failed decodes raise nothing; what `emit`, `aside` and the VAD raise ends the session.
+        """
         async with anyio.create_task_group() as group:
             self._group = group
             group.start_soon(self._decoding.run)
             await self._listen()
             if self._segmenter.window or not self._decoding.idle:
-                # The inbox closed inside a turn: what was heard of it is still a transcript.
+                # The inbox was closed inside a turn: what was heard of it still gets its transcript.
                 await self._take(self._segmenter.commit())
             self._decoding.end()
 
@@ -181,7 +203,7 @@ class TranscriptionSession:
         self._consider()
 
     def _own(self, echo: EchoGuard, pcm: Pcm, probabilities: list[float]) -> list[float]:
-        """The probabilities, without what is the echo of an answer."""
+        """Return the probabilities without those that the echo guard takes for the echo of a response."""
         begin = self._segmenter.now - len(self._rest)
         sound = np.concatenate((self._rest, pcm))
         size = self._frame * len(probabilities)
@@ -191,7 +213,7 @@ class TranscriptionSession:
         return echo.judge(sound[:size].reshape(-1, self._frame), probabilities, begin)
 
     def _live(self) -> bool:
-        """Sound comes as fast as it is spoken. What comes faster was not recorded beside a loudspeaker."""
+        """Whether audio comes as fast as it is spoken. What comes faster was not recorded beside a loudspeaker."""
         now_s = self._clock()
         self._pace.append((now_s, self._segmenter.now))
         while self._pace[0][0] < now_s - PACE_S:
@@ -200,7 +222,7 @@ class TranscriptionSession:
         return (self._segmenter.now - since) / SAMPLE_RATE_HZ <= 1.5 * (now_s - since_s) + BURST_S
 
     def _consider(self) -> None:
-        """A pause of a turn that ends by its meaning is judged once, beside the listening."""
+        """Have the turn detector judge the present pause, once and in a task beside the listening."""
         vad, window, quiet = self.config.vad, self._segmenter.window, self._segmenter.quiet_since
         if self._judge is None or vad is None or vad.patience_ms is None or window is None or quiet is None:
             return
@@ -214,7 +236,7 @@ class TranscriptionSession:
         try:
             complete = await judge.complete(pcm) >= COMPLETE
         except (ModelError, Refused) as error:
-            # Without a judgement the turn ends as one that is complete does.
+            # Without a judgement, the turn ends as if it were complete.
             log.warning("a pause was not judged: %s", error)
             complete = True
         if complete and self._segmenter.quiet_since == quiet and self._decoding.unfinished != quiet:
@@ -234,13 +256,15 @@ class TranscriptionSession:
         self._rest = self._rest[:0]
 
     async def configure(self, config: TranscriptionConfig) -> None:
-        """Take a changed configuration now. Only on the listening's own task: as an input, or from `aside`."""
+        """Apply a changed configuration at once, and emit the turn that it ends, if any. Call it only from the
+        listening task, that is from `aside`; other callers put a ConfigureTranscription.
+        """
         self.config = config
         self._decoding.configure(config)
         await self._take(self._segmenter.apply(self._decoding.profile, config.vad))
 
     async def _take(self, steps: list[SegmenterEvent]) -> None:
-        # A turn is not to be done before its end is told.
+        # Decoding must not report a turn's transcript before the turn's end was sent.
         self._decoding.telling = True
         for step in steps:
             match step:
