@@ -124,7 +124,7 @@ def test_events_of_turns_overlap_and_playback() -> None:
 
 
 def test_the_end_of_a_session_has_its_reason() -> None:
-    for code, kind, told_code in (
+    for code, kind, shown_code in (
         ("session_expired", "session.expired", "session_expired"),
         ("idle_timeout", "session.expired", "idle_timeout"),
         ("input_audio_buffer_overflow", "session.closed", "input_backpressure"),
@@ -132,7 +132,7 @@ def test_the_end_of_a_session_has_its_reason() -> None:
         wire = opened()
         wire.send(SessionEnding(code, "why"))
         error, end = frames_of(wire)
-        assert error["error"]["code"] == told_code
+        assert error["error"]["code"] == shown_code
         assert end["type"] == kind
     assert error["error"]["type"] == "rate_limit_error"
     assert error["error"]["retryable"] is True

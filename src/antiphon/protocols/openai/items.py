@@ -95,8 +95,8 @@ def _part_from(raw: Any, role: str, where: str, decode: Decode) -> ContentPart:
         case ("user", "input_audio"):
             transcript = typed(part.get("transcript"), (str, type(None)), f"{where}.transcript") or ""
             audio = typed(part.get("audio"), (str, type(None)), f"{where}.audio")
-            sound = AudioPart(decode(audio, f"{where}.audio")) if audio else None
-            return ContentPart("input_audio", transcript, media=sound)
+            media = AudioPart(decode(audio, f"{where}.audio")) if audio else None
+            return ContentPart("input_audio", transcript, media=media)
         case ("user", "input_image"):
             image = require(part, "image_url", str, f"{where}.image_url")
             if not image.startswith("data:image/") or ";base64," not in image[:64]:

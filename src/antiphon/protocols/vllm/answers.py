@@ -37,8 +37,8 @@ class VllmResponses:
             case ResponseAudioDelta(_, pcm, rate_hz) if len(pcm):
                 self._has_audio = True
                 audio = b64encode(to_pcm16(pcm)).decode()
-                sound = {"audio": audio, "format": "pcm16", "sample_rate_hz": rate_hz}
-                return [{"type": "response.output_audio.delta"} | sound]
+                fields = {"audio": audio, "format": "pcm16", "sample_rate_hz": rate_hz}
+                return [{"type": "response.output_audio.delta"} | fields]
             case ResponseDone(response):
                 text, has_audio = self._text, self._has_audio
                 self._text, self._has_audio = "", False
