@@ -119,6 +119,11 @@ class Segmenter:
         return self._now
 
     @property
+    def num_held(self) -> int:
+        """The number of samples kept, from the start of what may still be decoded: bounded by the longest window."""
+        return len(self._tape)
+
+    @property
     def turn(self) -> int:
         """The number of the open turn, or of the next one where none is open. Turns are numbered from 0."""
         return self._turn

@@ -1,4 +1,4 @@
-"""A partner that takes turns by itself: what it hears, when it is fed silence, how its turns become answers and how they end."""
+"""A native model: what it hears, when it is fed silence, and how its turns become responses and end."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ class Scene:
             TranscriptionConfig(vad=ServerVad()), reports_transcripts=True, duplex=duplex, **config
         )
         make = partial(
-            ConversationSession, talk, ScriptedTranscriber(), ScriptedDetector(), NativeConversationModel(native), self.inbox,
+            ConversationSession, talk, ScriptedTranscriber(), ScriptedDetector(), NativeConversationModel(native),
+            self.inbox,
             new_id=lambda prefix: f"{prefix}{next(count)}",
         )  # fmt: skip
         self.session = DuplexSession(duplex, make, self.emit)
@@ -149,7 +150,7 @@ def run(native: Native, act: Any, duplex: DuplexConfig | None = None, **config: 
     return asyncio.run(main())
 
 
-def test_it_speaks_with_the_voice_it_is_given() -> None:
+def test_when_a_voice_is_configured_then_the_model_speaks_with_it() -> None:
     data = to_pcm16(np.linspace(-0.5, 0.5, 8000, dtype=np.float32))
     native = Native()
 
@@ -165,7 +166,7 @@ def test_it_speaks_with_the_voice_it_is_given() -> None:
     assert failed.group_contains(ModelError, match="cannot be heard")
 
 
-def test_it_hears_whole_units_in_order_and_listens() -> None:
+def test_when_audio_comes_then_the_model_hears_whole_units_in_order() -> None:
     async def act(scene: Scene) -> None:
         for part in (0.5, 1.0, 1.75):
             await scene.hears(part)
@@ -181,7 +182,7 @@ def test_it_hears_whole_units_in_order_and_listens() -> None:
     assert native.closes == 1
 
 
-def test_while_it_speaks_and_nothing_comes_in_it_is_fed_silence() -> None:
+def test_when_no_audio_comes_while_the_model_speaks_then_it_is_fed_silence() -> None:
     async def act(scene: Scene) -> None:
         await scene.hears(1.25)
         await scene.until(lambda: scene.of(ResponseDone))
@@ -205,7 +206,7 @@ def test_while_it_speaks_and_nothing_comes_in_it_is_fed_silence() -> None:
     assert len(scene.of(SpeakStepTaken)) == 1
 
 
-def test_without_a_turn_it_waits_for_sound() -> None:
+def test_when_the_model_has_no_turn_then_it_waits_for_audio() -> None:
     async def act(scene: Scene) -> None:
         await scene.hears()
         await scene.until(lambda: scene.listened)
@@ -216,7 +217,7 @@ def test_without_a_turn_it_waits_for_sound() -> None:
     assert len(native.units) == 1
 
 
-def test_interrupted_in_a_step_it_says_nothing_of_that_step_and_is_told() -> None:
+def test_when_a_step_is_interrupted_then_nothing_of_it_is_sent_and_the_model_is_told() -> None:
     async def act(scene: Scene) -> None:
         native.go.release()
         await scene.hears(2)
@@ -240,7 +241,7 @@ def test_interrupted_in_a_step_it_says_nothing_of_that_step_and_is_told() -> Non
     assert not [o for o in scene.out[raised : scene.out.index(scene.listened[0])] if isinstance(o, ResponseTextDelta)]
 
 
-def test_speech_over_it_takes_the_floor_where_the_client_wants_that() -> None:
+def test_when_the_client_lets_speech_interrupt_then_speech_over_the_model_takes_the_floor() -> None:
     async def act(scene: Scene) -> None:
         await scene.hears()
         await scene.until(lambda: scene.of(ResponseAudioDelta))
@@ -254,7 +255,7 @@ def test_speech_over_it_takes_the_floor_where_the_client_wants_that() -> None:
     assert native.interrupts == 1
 
 
-def test_force_listen_reaches_a_model_that_is_silent() -> None:
+def test_when_the_client_barges_in_on_a_silent_model_then_the_model_is_told() -> None:
     async def act(scene: Scene) -> None:
         await scene.session.handle(BargeIn("client_force_listen"))
 
@@ -263,7 +264,7 @@ def test_force_listen_reaches_a_model_that_is_silent() -> None:
     assert native.interrupts == 1
 
 
-def test_an_answer_that_was_heard_in_part_is_kept_so() -> None:
+def test_when_a_response_was_heard_in_part_then_the_history_has_that_part() -> None:
     async def act(scene: Scene) -> None:
         await scene.hears()
         await scene.until(lambda: len(scene.of(ResponseAudioDelta)) == 2)
@@ -276,7 +277,7 @@ def test_an_answer_that_was_heard_in_part_is_kept_so() -> None:
     assert item.text == "One two"
 
 
-def test_frames_go_with_the_next_unit_and_one_that_is_none_is_named() -> None:
+def test_when_frames_come_then_they_go_with_the_next_unit_and_a_wrong_one_is_named() -> None:
     async def act(scene: Scene) -> None:
         for frames in ((b"a", b"b"), (b"c",)):
             await scene.inbox.put(AppendFrames(frames))
@@ -304,7 +305,7 @@ def test_frames_go_with_the_next_unit_and_one_that_is_none_is_named() -> None:
     assert [o.code for o in scene.of(CommandRejected)] == ["invalid_video_frames"]
 
 
-def test_it_is_not_asked_for_answers() -> None:
+def test_when_the_client_asks_a_native_model_for_a_response_then_it_is_rejected() -> None:
     async def act(scene: Scene) -> None:
         await scene.session.handle(CreateResponse(instructions="Speak!"))
 
@@ -313,14 +314,15 @@ def test_it_is_not_asked_for_answers() -> None:
     assert not scene.of(ResponseCreated)
 
     async def respond() -> None:
-        async for _ in (await NativeConversationModel(Native()).open()).respond((), None, None):  # type: ignore[arg-type]
+        stream = await NativeConversationModel(Native()).open()
+        async for _ in stream.respond((), None, None):  # type: ignore[arg-type]
             pass
 
     with pytest.raises(RemoteProtocolError):
         asyncio.run(respond())
 
 
-def test_a_model_without_a_voice_writes() -> None:
+def test_when_the_model_has_no_voice_then_it_responds_with_text() -> None:
     async def act(scene: Scene) -> None:
         await scene.hears()
         await scene.until(lambda: scene.of(ResponseDone))
@@ -330,7 +332,7 @@ def test_a_model_without_a_voice_writes() -> None:
     assert scene.of(ResponseDone)[0].response.output[0].parts[0].kind == "output_text"
 
 
-def test_a_step_that_fails_ends_its_session() -> None:
+def test_when_a_step_fails_then_the_session_ends() -> None:
     async def act(scene: Scene) -> None:
         await scene.hears()
         await asyncio.sleep(5)
@@ -342,7 +344,7 @@ def test_a_step_that_fails_ends_its_session() -> None:
     assert native.closes == 1
 
 
-def test_whoever_hears_is_held_back_by_a_model_that_is_behind() -> None:
+def test_when_the_model_is_behind_then_audio_is_held_back() -> None:
     async def main() -> int:
         native = Native(held=True)
         units = NativeTurns(native, lambda turn: asyncio.sleep(0), lambda output: asyncio.sleep(0))

@@ -150,7 +150,10 @@ def test_a_guess_is_taken_back_where_speech_goes_on() -> None:
 
 
 def test_a_turn_whose_end_confirms_its_guess_does_not_wait_for_its_window_to_settle() -> None:
-    """The profile settles a window after more silence than ends the turn: an answered turn is done before that silence has come."""
+    """The profile settles a window after more silence than ends the turn.
+
+    A turn that is to be answered is done before that silence has come.
+    """
     pcm, answered, waits = speech(1, 4, 12), list[TranscriptionEvent](), list[TranscriptionEvent]()
     transcriber = ScriptedTranscriber()
     play(chunks(pcm, 512), VAD, transcriber, answered=True, before_end=answered)
@@ -284,7 +287,7 @@ def test_hours_cost_the_same_per_second_and_hold_no_more() -> None:
             group.start_soon(session.run)
             for minute in range(120):
                 await inbox.put(AppendAudio(np.tile(speech(1, 25, 125), 5)))
-                sizes.append(len(session._segmenter._tape) + session._decoding.held)
+                sizes.append(session.num_held)
                 del minute
             inbox.close()
 

@@ -1,6 +1,6 @@
 """One live conversation: a listener that turns sound into turns and transcripts, and a responder that answers them.
 
-The listener is a transcription session with its own tasks; what it tells comes through `_heard`, and what the client asks of the conversation
+The listener is a transcription session with its own tasks; what it tells comes through `handle_transcription`, and what the client asks of the conversation
 through `handle`, in its place among the sound; a cancel is handled at once, on the reader's task. An answer is one task; cancelling it is
 barge-in, and whatever ends it, its open part and item are closed in order and `ResponseDone` is last.
 """
@@ -28,7 +28,7 @@ from antiphon.events.conversation import (
     CreateItem,
     CreateResponse,
     DeleteItem,
-    IdleTimedOut,
+    IdleTimeoutReached,
     Item,
     ItemAdded,
     ItemDeleted,
@@ -126,7 +126,7 @@ class ConversationSession:
             transcriber,
             detector,
             inbox,
-            self._heard,
+            self.handle_transcription,
             min_commit_ms=min_commit_ms,
             measure=measure,
             aside=aside or self.handle,
@@ -167,6 +167,11 @@ class ConversationSession:
     def audio_s(self) -> float:
         """Seconds of sound heard."""
         return self._listener.audio_s
+
+    @property
+    def num_open_turns(self) -> int:
+        """Turns that have no transcript yet, or whose audio is kept until they have: 0 once all turns are transcribed."""
+        return len(self._turns.keys() | (self._sounds.open_turns if self._sounds else set()))
 
     @property
     def answering(self) -> bool:
@@ -287,7 +292,12 @@ class ConversationSession:
 
     # --- what is heard ----------------------------------------------------------------------------------------------------
 
-    async def _heard(self, output: TranscriptionEvent) -> None:
+    async def handle_transcription(self, output: TranscriptionEvent) -> None:
+        """Apply one event of the transcription session: emit it, and begin or end responses for it.
+
+        Returns once its consequences were emitted; an overlap that has to be decided goes on in a task of its own.
+        Only while `run` runs.
+        """
         if isinstance(output, TurnCommitted) and self._unanswered_next:
             self._unanswered.add(output.turn)
             self._unanswered_next = False
@@ -459,7 +469,7 @@ class ConversationSession:
             if self.answering or self._speaking or self._unknown():
                 return
             item = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
-            await self._emit(IdleTimedOut(item.id, start_ms, int(self.audio_s * 1000)))
+            await self._emit(IdleTimeoutReached(item.id, start_ms, int(self.audio_s * 1000)))
             await self._emit(UserTurnCommitted(-1, item, self.conversation.add(item)))
             self._responder.begin(CreateResponse())
 

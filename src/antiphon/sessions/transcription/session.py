@@ -123,6 +123,11 @@ class TranscriptionSession:
         return self._segmenter.now + int(self.inbox.backlog_s * SAMPLE_RATE_HZ)
 
     @property
+    def num_held(self) -> int:
+        """What the session keeps, in samples of audio, plus turns and windows to decode: bounded however long it runs."""
+        return self._segmenter.num_held + self._decoding.held
+
+    @property
     def speaking(self) -> bool:
         """Whether the user is speaking: a turn is open and not in a pause. It lags by the audio that waits in the inbox
         and by what the VAD needs to be sure.

@@ -1,0 +1,229 @@
+"""A conversation session between a conversation model that follows a script and transcription events from the test."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from antiphon.audio import Pcm
+from antiphon.contracts import (
+    ConversationProfile,
+    ImageReader,
+    Message,
+    ReplyDone,
+    ReplyOptions,
+    ResponseAudio,
+    ResponseChunk,
+    TextDelta,
+    VoiceOptions,
+)
+from antiphon.contracts.playback import PlaybackTracker
+from antiphon.errors import ModelError
+from antiphon.events.conversation import (
+    ContentPart,
+    ConversationConfig,
+    CreateItem,
+    Item,
+    ResponseCreated,
+    ResponseDone,
+)
+from antiphon.events.tools import Tool
+from antiphon.events.transcription import (
+    AppendAudio,
+    GuessDropped,
+    OverlapDecided,
+    OverlapStarted,
+    ServerVad,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptDone,
+    TranscriptGuessed,
+    TranscriptionConfig,
+    TranscriptionEvent,
+    TurnCommitted,
+)
+from antiphon.sessions.conversation.session import ConversationSession
+from antiphon.sessions.inbox import Inbox
+from tests.scripted import ScriptedDetector, ScriptedTranscriber
+
+RATE_HZ = 24_000
+
+T = TypeVar("T")
+
+
+class ScriptedModel:
+    """Says "One two." with one second of audio once `go` is set, and ends once `end` is set, which it is at first.
+
+    `asked` and `prefilled` hold the messages of each call, `left` counts the responses that have ended. With `fails`,
+    a response raises ModelError after its audio.
+    """
+
+    native = None
+
+    def __init__(self, fails: bool = False, *, accepts_media: bool = False) -> None:
+        self.profile = ConversationProfile("scripted", RATE_HZ, ("one",), accepts_media=accepts_media)
+        self.asked: list[tuple[Message, ...]] = []
+        self.prefilled: list[tuple[Message, ...]] = []
+        self.go, self.end = asyncio.Event(), asyncio.Event()
+        self.end.set()
+        self.fails = fails
+        self.left = 0
+
+    async def open(self) -> ScriptedModel:
+        return self
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        self.prefilled.append(tuple(messages))
+
+    async def respond(
+        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[ResponseChunk, None]:
+        self.asked.append(tuple(messages))
+        try:
+            await self.go.wait()
+            yield TextDelta("One two.")
+            yield ResponseAudio(np.zeros(RATE_HZ, np.float32))
+            if self.fails:
+                raise ModelError("no")
+            await self.end.wait()
+            yield ReplyDone("stop", 5, 2, 3)
+        finally:
+            self.left += 1
+
+    def close(self) -> None:
+        pass
+
+
+class PlayedTurns:
+    """What a test says to a conversation session, and what the session sends: both kinds of scene build on it.
+
+    `session` runs inside `async with`. `out` holds the events a client is sent; overlaps, which the dialect of a
+    conversation does not send, are left out.
+    """
+
+    session: ConversationSession
+
+    def __init__(self, model: ScriptedModel, inbox: Inbox) -> None:
+        self.model = model
+        self.inbox = inbox
+        self.out: list[Any] = []
+        self.turn = -1
+        self._emitted = asyncio.Event()
+
+    async def emit(self, output: Any) -> None:
+        if not isinstance(output, OverlapStarted | OverlapDecided):
+            self.out.append(output)
+            self._emitted.set()
+
+    async def __aenter__(self) -> Self:
+        self.task = asyncio.create_task(self.session.run())
+        await self.settle()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.inbox.close()
+        async with asyncio.timeout(10):
+            await self.task
+
+    async def settle(self) -> None:
+        """Let every task run until it waits for something that the test decides."""
+        for _ in range(60):
+            await asyncio.sleep(0)
+
+    async def until(self, kind: type, count: int = 1) -> None:
+        """Wait until `count` events of this kind were sent, where a thread does the work: `settle` waits for none."""
+        async with asyncio.timeout(10):
+            while sum(isinstance(o, kind) for o in self.out) < count:
+                self._emitted.clear()
+                await self._emitted.wait()
+
+    async def append(self, pcm: Pcm) -> None:
+        """Audio from the client, in its place among the commands."""
+        await self.inbox.put(AppendAudio(pcm))
+        await self.settle()
+
+    async def transcription(self, event: TranscriptionEvent) -> None:
+        """An event of the transcription session, as if it had found it in the audio."""
+        await self.session.handle_transcription(event)
+        await self.settle()
+
+    async def start_turn(self) -> None:
+        self.turn += 1
+        await self.transcription(SpeechStarted(self.turn, 0))
+
+    async def end_turn(self) -> int:
+        """End the turn, which was from 0 to 100 ms, and return its number; its transcript is still to come."""
+        await self.session.handle_transcription(SpeechStopped(self.turn, 0))
+        await self.transcription(TurnCommitted(self.turn, 0, 100, 100))
+        return self.turn
+
+    async def pause(self, text: str) -> None:
+        """A pause that may end the turn, and the transcript up to it."""
+        await self.transcription(TranscriptGuessed(self.turn, text, 100))
+
+    async def resume(self) -> None:
+        """The user goes on: the pause was not the end of the turn."""
+        await self.transcription(GuessDropped(self.turn))
+
+    async def transcribe(self, turn: int, text: str) -> None:
+        await self.transcription(TranscriptDone(turn, text, text, (), "en", 1.0, 0, 0))
+
+    async def say(self, text: str) -> None:
+        """A whole turn, with its transcript."""
+        await self.start_turn()
+        await self.transcribe(await self.end_turn(), text)
+
+    def responses(self) -> list[str]:
+        """Status and reason of each response that is done."""
+        return [f"{o.response.status} {o.response.reason}".strip() for o in self.out if isinstance(o, ResponseDone)]
+
+    @property
+    def num_created(self) -> int:
+        return sum(isinstance(o, ResponseCreated) for o in self.out)
+
+
+class Scene(PlayedTurns):
+    """A conversation session. The arguments that are not named here are those of ConversationConfig."""
+
+    def __init__(
+        self,
+        *,
+        fails: bool = False,
+        accepts_media: bool = False,
+        vad: ServerVad | None = ServerVad(),  # noqa: B008 (frozen)
+        transcriber: ScriptedTranscriber | None = None,
+        reader: ImageReader | None = None,
+        playback: PlaybackTracker | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **config: Any,
+    ) -> None:
+        super().__init__(ScriptedModel(fails, accepts_media=accepts_media), Inbox(60))
+        config.setdefault("allows_backchannels", bool(vad and vad.patience_ms))
+        count = itertools.count()
+        self.session = ConversationSession(
+            ConversationConfig(TranscriptionConfig(vad=vad, preflight=True), **config),
+            transcriber or ScriptedTranscriber(),
+            ScriptedDetector(),
+            self.model,
+            self.inbox,
+            self.emit,
+            new_id=lambda prefix: f"{prefix}{next(count)}",
+            reader=reader,
+            playback=playback,
+            clock=clock,
+        )
+
+
+def shown(item_id: str, data: str) -> CreateItem:
+    """A user message "When?" with a PNG image, `data` in base64, as the command with event id "mine"."""
+    parts = [ContentPart("input_text", "When?"), ContentPart("input_image", image=f"data:image/png;base64,{data}")]
+    return CreateItem(Item(item_id, parts=parts), event_id="mine")
+
+
+def play(scenario: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(scenario)

@@ -1,0 +1,141 @@
+"""Speech over a response: barge-in, backchannels, and what is kept of a response that is cut off."""
+
+from __future__ import annotations
+
+from antiphon.events.conversation import (
+    ContentPosition,
+    ItemTruncated,
+    OutputItemAdded,
+    PlaybackCleared,
+    ResponseAudioDelta,
+    ResponseDone,
+    TruncateItem,
+)
+from antiphon.events.transcription import (
+    ServerVad,
+    TranscriptPartial,
+)
+from tests.sessions.conversation.scripted import Scene, play
+
+
+def test_when_speech_starts_over_a_response_then_it_is_cancelled_and_the_speech_answered() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            await scene.say("Tell me a story.")
+            scene.model.go.clear()
+            await scene.start_turn()
+            assert scene.responses() == ["cancelled turn_detected"]
+            scene.model.go.set()
+            await scene.transcribe(await scene.end_turn(), "No, wait.")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["cancelled turn_detected", "completed"]
+    assert scene.model.left == 2
+
+
+def test_when_a_noise_cancels_a_response_that_has_no_output_then_it_is_created_again() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            await scene.say("Are you there?")
+            # A cough: speech that has no words.
+            await scene.start_turn()
+            scene.model.go.set()
+            await scene.transcribe(await scene.end_turn(), "")
+        return scene
+
+    assert play(main()).responses() == ["cancelled turn_detected", "completed"]
+
+
+def test_when_speech_may_not_interrupt_then_the_next_response_follows_the_first() -> None:
+    async def main() -> Scene:
+        async with Scene(interrupt_response=False) as scene:
+            await scene.say("One?")
+            await scene.say("Two?")
+            assert scene.responses() == []
+            scene.model.go.set()
+            await scene.settle()
+        return scene
+
+    assert play(main()).responses() == ["completed", "completed"]
+
+
+MEANING = ServerVad(0.5, 300, 300, 4000)
+
+
+def test_when_a_backchannel_overlaps_a_response_then_response_and_history_stay_as_they_are() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=MEANING) as scene:
+            scene.model.end.clear()
+            scene.model.go.set()
+            await scene.say("Tell me a story.")
+            before = len(scene.out)
+            await scene.say("Mm-hm.")
+            assert scene.out[before:] == []
+            assert scene.session.answering
+            scene.model.end.set()
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["completed"]
+    assert [i.text for i in scene.session.conversation.items] == ["Tell me a story.", "One two."]
+
+
+def test_when_a_response_was_truncated_then_an_acknowledgement_is_a_turn_of_its_own() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=MEANING) as scene:
+            scene.model.go.set()
+            await scene.say("Are you sure?")
+            item = next(o.item.id for o in scene.out if isinstance(o, OutputItemAdded))
+            await scene.session.handle(TruncateItem(item, 0, 300))
+            await scene.say("Yes.")
+        return scene
+
+    assert play(main()).num_created == 2
+
+
+def test_when_the_words_of_an_overlap_take_the_floor_then_the_response_is_cancelled() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=MEANING) as scene:
+            scene.model.end.clear()
+            scene.model.go.set()
+            await scene.say("Tell me a story.")
+            await scene.start_turn()
+            await scene.transcription(TranscriptPartial(scene.turn, "No wait"))
+            assert scene.responses() == ["cancelled turn_detected"]
+            scene.model.end.set()
+            await scene.transcribe(await scene.end_turn(), "No, wait.")
+        return scene
+
+    assert play(main()).responses() == ["cancelled turn_detected", "completed"]
+
+
+class Loudspeaker:
+    """Plays nothing, and says what it is told to have played."""
+
+    def __init__(self) -> None:
+        self.cut: list[tuple[ContentPosition, int]] = []
+
+    def silence(self) -> list[tuple[ContentPosition, int]]:
+        return self.cut
+
+
+def test_when_the_server_plays_the_audio_then_speech_truncates_the_response_to_what_was_heard() -> None:
+    async def main() -> Scene:
+        loudspeaker = Loudspeaker()
+        async with Scene(playback=loudspeaker) as scene:
+            scene.model.end.clear()
+            scene.model.go.set()
+            await scene.say("Tell me a story.")
+            place = next(o.at for o in scene.out if isinstance(o, ResponseAudioDelta))
+            loudspeaker.cut = [(place, 250)]
+            await scene.start_turn()
+        return scene
+
+    scene = play(main())
+    kinds = [type(o) for o in scene.out]
+    assert PlaybackCleared in kinds
+    # Only once the answer is closed is it cut.
+    assert kinds.index(ResponseDone) < kinds.index(ItemTruncated)
+    assert next(o for o in scene.out if isinstance(o, ItemTruncated)).audio_end_ms == 250

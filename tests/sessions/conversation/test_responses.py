@@ -1,0 +1,142 @@
+"""Responses that a client asks for, that fail, and that are begun during a pause."""
+
+from __future__ import annotations
+
+from antiphon.events.conversation import (
+    CancelResponse,
+    CreateResponse,
+)
+from tests.sessions.conversation.scripted import Scene, play
+
+
+def test_when_a_response_is_asked_for_before_the_transcript_then_it_waits_for_it() -> None:
+    async def main() -> Scene:
+        async with Scene(create_response=False) as scene:
+            scene.model.go.set()
+            await scene.start_turn()
+            turn = await scene.end_turn()
+            await scene.session.handle(CreateResponse())
+            await scene.settle()
+            assert scene.num_created == 0
+            await scene.transcribe(turn, "Well?")
+        return scene
+
+    scene = play(main())
+    assert [m.text for m in scene.model.asked[0]] == ["Well?"]
+
+
+def test_when_a_response_fails_then_the_next_turn_is_still_answered() -> None:
+    async def main() -> Scene:
+        async with Scene(fails=True) as scene:
+            scene.model.go.set()
+            await scene.say("One?")
+            scene.model.fails = False
+            await scene.say("Two?")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["failed", "completed"]
+
+
+def test_when_a_response_is_cancelled_before_its_audio_then_the_history_has_no_word_of_it() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            scene.model.end.clear()
+            await scene.session.handle(CreateResponse())
+            await scene.settle()
+            await scene.session.handle(CancelResponse())
+            await scene.settle()
+            assert scene.responses() == ["cancelled client_cancelled"]
+            scene.model.end.set()
+            await scene.say("Go on.")
+        return scene
+
+    scene = play(main())
+    # It had written, and no word of it had a place in the sound.
+    assert [m.text for m in scene.model.asked[-1]] == ["Go on."]
+
+
+def test_when_the_pause_ends_the_turn_then_the_preemptive_response_is_the_response() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            await scene.start_turn()
+            await scene.pause("Hello.")
+            assert [m.text for m in scene.model.asked[0]] == ["Hello."]
+            assert scene.num_created == 0
+            assert not scene.session.conversation.items
+            await scene.transcribe(await scene.end_turn(), "Hello.")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["completed"]
+    assert len(scene.model.asked) == 1
+
+
+def test_when_the_user_goes_on_after_a_pause_then_the_preemptive_response_is_dropped() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            scene.model.end.clear()
+            await scene.start_turn()
+            await scene.pause("I would like")
+            await scene.resume()
+            assert scene.model.left == 1
+            scene.model.end.set()
+            await scene.pause("I would like a cup of tea.")
+            await scene.transcribe(await scene.end_turn(), "I would like a cup of tea.")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["completed"]
+    assert [m.text for m in scene.model.asked[-1]] == ["I would like a cup of tea."]
+    assert len(scene.model.asked) == 2
+
+
+def test_when_the_transcript_differs_from_its_guess_then_it_is_answered_anew() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            scene.model.end.clear()
+            await scene.start_turn()
+            await scene.pause("Hello the")
+            turn = await scene.end_turn()
+            scene.model.end.set()
+            await scene.transcribe(turn, "Hello there.")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["completed"]
+    assert [m[-1].text for m in scene.model.asked] == ["Hello the", "Hello there."]
+
+
+def test_when_a_response_is_under_way_or_turns_are_not_answered_then_nothing_is_begun_at_a_pause() -> None:
+    async def main() -> tuple[Scene, Scene]:
+        async with Scene(interrupt_response=False) as spoken:
+            await spoken.say("One?")
+            await spoken.start_turn()
+            await spoken.pause("Two?")
+            assert len(spoken.model.asked) == 1
+            spoken.model.go.set()
+        async with Scene(create_response=False) as silent:
+            await silent.start_turn()
+            await silent.pause("Two?")
+        return spoken, silent
+
+    assert play(main())[1].model.asked == []
+
+
+def test_when_a_preemptive_response_fails_then_the_failure_is_reported_as_that_of_the_response() -> None:
+    async def main() -> Scene:
+        async with Scene(fails=True) as scene:
+            scene.model.go.set()
+            await scene.start_turn()
+            await scene.pause("One?")
+            turn = await scene.end_turn()
+            await scene.transcribe(turn, "One?")
+            scene.model.fails = False
+            await scene.say("Two?")
+        return scene
+
+    assert play(main()).responses() == ["failed", "completed"]

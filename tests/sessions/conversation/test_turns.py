@@ -1,0 +1,149 @@
+"""When a turn of the user is answered, and when it is not or not yet."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from antiphon.events.conversation import (
+    IdleTimeoutReached,
+    ResponseDone,
+    UserTurnCommitted,
+)
+from antiphon.events.duplex import SkipResponse
+from antiphon.events.transcription import (
+    TranscriptDelta,
+    TranscriptFailed,
+    TurnCleared,
+)
+from tests.sessions.conversation.scripted import Scene, play
+
+
+def test_when_a_turn_ends_then_it_has_one_response_that_the_history_keeps() -> None:
+    async def main() -> Scene:
+        async with Scene(instructions="Be kind.") as scene:
+            scene.model.go.set()
+            await scene.say("Hello.")
+            await scene.say("Again.")
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["completed", "completed"]
+    assert [m.text for m in scene.model.asked[1]] == ["Be kind.", "Hello.", "One two.", "Again."]
+
+
+def test_when_a_turn_has_no_words_then_there_is_no_response() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            await scene.say("  ")
+        return scene
+
+    assert play(main()).num_created == 0
+
+
+def test_when_the_user_speaks_on_before_the_transcript_then_both_turns_share_a_response() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            await scene.start_turn()
+            first = await scene.end_turn()
+            # They go on before the first part is transcribed.
+            await scene.start_turn()
+            await scene.transcribe(first, "I would like")
+            assert scene.num_created == 0
+            await scene.transcribe(await scene.end_turn(), "a cup of tea.")
+        return scene
+
+    scene = play(main())
+    assert scene.num_created == 1
+    assert [m.text for m in scene.model.asked[0]] == ["I would like", "a cup of tea."]
+
+
+def test_when_two_turns_are_transcribed_together_then_there_is_one_response() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            await scene.start_turn()
+            first = await scene.end_turn()
+            await scene.start_turn()
+            second = await scene.end_turn()
+            await scene.transcribe(first, "One.")
+            await scene.transcribe(second, "Two.")
+        return scene
+
+    assert play(main()).num_created == 1
+
+
+def test_when_the_open_turn_is_cleared_then_the_turn_before_it_is_answered() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            await scene.start_turn()
+            first = await scene.end_turn()
+            # They begin again, and the client clears its buffer: no stop follows.
+            await scene.start_turn()
+            await scene.transcribe(first, "One.")
+            assert scene.num_created == 0
+            await scene.transcription(TurnCleared())
+        return scene
+
+    assert play(main()).num_created == 1
+
+
+def test_when_a_transcript_fails_then_the_other_turns_are_answered() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            await scene.start_turn()
+            first = await scene.end_turn()
+            await scene.start_turn()
+            second = await scene.end_turn()
+            await scene.transcribe(first, "One.")
+            await scene.transcription(TranscriptFailed(second, "no"))
+        return scene
+
+    assert play(main()).num_created == 1
+
+
+def test_when_the_transcript_of_a_skipped_turn_fails_then_the_turn_before_it_is_answered() -> None:
+    """One turn waits for its answer; another, which the client wants none to, cannot be transcribed."""
+
+    async def main() -> Scene:
+        async with Scene(accepts_media=True) as scene:
+            scene.model.go.set()
+            await scene.start_turn()
+            first = await scene.end_turn()
+            await scene.session.handle(SkipResponse())
+            await scene.start_turn()
+            second = await scene.end_turn()
+            await scene.transcribe(first, "Hello.")
+            await scene.transcription(TranscriptFailed(second, "no"))
+        return scene
+
+    assert play(main()).responses() == ["completed"]
+
+
+def test_when_text_of_an_open_turn_arrives_then_the_model_is_prefilled_with_it() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            await scene.start_turn()
+            await scene.transcription(TranscriptDelta(0, "I would"))
+            await scene.transcription(TranscriptDelta(0, " like"))
+        return scene
+
+    assert [m[-1].text for m in play(main()).model.prefilled] == ["I would", "I would like"]
+
+
+def test_when_nobody_speaks_for_the_idle_timeout_then_another_response_is_created() -> None:
+    async def main() -> Scene:
+        async with Scene(idle_timeout_ms=10, clock=lambda: math.inf) as scene:
+            scene.model.go.set()
+            await scene.say("Hello.")
+            await scene.until(ResponseDone, 2)
+            scene.session.config = replace(scene.session.config, idle_timeout_ms=None)
+        return scene
+
+    scene = play(main())
+    idle = next(o for o in scene.out if isinstance(o, IdleTimeoutReached))
+    assert any(isinstance(o, UserTurnCommitted) and o.item.id == idle.item_id for o in scene.out)
+    assert scene.responses()[:2] == ["completed", "completed"]
