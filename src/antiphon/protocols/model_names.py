@@ -23,7 +23,7 @@ class ModelNames:
     unit_ms: int = 0
 
     def exact(self, name: str) -> str | None:
-        """The id of the loaded model of this name; `default` is the first one. None for any other name."""
+        """The id of the loaded model of this name; `default` is the first one. None for any other name; case counts."""
         if name == "default":
             return self.loaded[0]
         return name if name in self.loaded else None

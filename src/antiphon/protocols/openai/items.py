@@ -245,7 +245,10 @@ def item_json(item: Item, *, beta: bool) -> dict[str, Any]:
 
 
 def position_fields(position: ContentPosition, *, content: bool = True) -> dict[str, Any]:
-    """The ids and indices that place something in a response; `content`: the index of its content part too."""
+    """The ids and indices that place something in a response, as fields of an event.
+
+    `content`: its content part too.
+    """
     found: dict[str, Any] = {
         "response_id": position.response_id,
         "item_id": position.item_id,

@@ -71,7 +71,10 @@ class Journal:
         return len(self._waiting)
 
     def push(self, frame: str, *, first: bool = False) -> None:
-        """Add a frame behind those that wait, or before them if it is the `first` of a connection."""
+        """Add a frame behind those that wait, or before them if it is the `first` of a connection.
+
+        It has no number yet.
+        """
         self._waiting_bytes += len(frame)
         if first:
             self._waiting.appendleft(frame)
@@ -91,7 +94,9 @@ class Journal:
         return before - len(kept)
 
     def next(self) -> str | None:
-        """Remove and return the next frame as it goes out, numbered where frames are; None where none waits."""
+        """Remove and return the next frame as it goes out, numbered where frames are, and keep it; None where none
+        waits.
+        """
         if not self._waiting:
             return None
         waiting = self._waiting.popleft()
@@ -201,7 +206,10 @@ class ResumeToken:
     _previous_hash: bytes = b""
 
     def renew(self) -> str:
-        """Make and return a new token. The one before it stays valid until `confirm`, the one before that ends."""
+        """Make and return a new token, as URL-safe text.
+
+        The one before it stays valid until `confirm`, the one before that ends.
+        """
         value = self.random(32)
         self._previous_hash, self._hash = self._hash, _digest(value)
         return value

@@ -118,7 +118,9 @@ def _event(**fields: Any) -> bytes:
 
 
 def words_json(words: Sequence[Word]) -> list[dict[str, Any]]:
-    """Words and when they begin and end, as JSON values, in milliseconds from the beginning of the audio."""
+    """Words and when they begin and end, as JSON values, in whole milliseconds from the beginning of the audio, in
+    order.
+    """
     return [{"word": w.text, "start_ms": round(w.start_s * 1000), "end_ms": round(w.end_s * 1000)} for w in words]
 
 

@@ -68,7 +68,10 @@ class SpeechDialect:
         return taken
 
     def frames(self) -> list[str | bytes]:
-        """Remove and return the frames that wait to be sent, oldest first. Text is JSON, bytes are encoded audio."""
+        """Remove and return the frames that wait to be sent, oldest first.
+
+        Text is JSON, bytes are audio in the format asked for.
+        """
         taken, self._frames = self._frames, []
         return taken
 
