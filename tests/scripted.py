@@ -1,7 +1,7 @@
 """A transcriber and a detector that follow a script: real sessions without a model, deterministic to the sample.
 
-The sound itself carries the script. A sample's value is a word's number (x 0.001) while the word is spoken, 0 in silence:
-what is transcribed is what was in the window, so lost, doubled or misplaced sound shows as wrong words.
+The audio itself carries the script. A sample's value is a word's number (x 0.001) while the word is spoken, 0 in
+silence: what is transcribed is what was in the window, so lost, doubled or misplaced audio shows as wrong words.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ class Scene(PlayedTurns):
             self.inbox,
             self.emit,
             new_id=lambda prefix: f"{prefix}{next(count)}",
-            reader=reader,
+            image_reader=reader,
             playback=playback,
             clock=clock,
         )

@@ -355,7 +355,7 @@ def test_when_the_model_is_behind_then_audio_is_held_back() -> None:
         async def hear() -> None:
             nonlocal heard
             for _ in range(20):
-                await units.hear(np.zeros(UNIT, np.float32))
+                await units.append_audio(np.zeros(UNIT, np.float32))
                 heard += 1
 
         hearing = asyncio.create_task(hear())

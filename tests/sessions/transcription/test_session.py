@@ -418,7 +418,7 @@ def judged(judge: Judge | None, *sounds: Pcm, transcriber: ScriptedTranscriber |
             ScriptedDetector(),
             inbox,
             emit,
-            judge=judge,
+            turn_detector=judge,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)

@@ -340,8 +340,8 @@ class LiveRealtime:
             new_id=self.wire.new_id,
             min_commit_ms=self.wire.min_commit_ms,
             measure=self._state.metrics.measure,
-            judge=models.turn_detector,
-            reader=models.image_reader,
+            turn_detector=models.turn_detector,
+            image_reader=models.image_reader,
         )
         session: ConversationSession | DuplexSession
         if first.config.duplex:

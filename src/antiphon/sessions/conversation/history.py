@@ -53,7 +53,7 @@ class ConversationHistory:
             at = 0
         else:
             at = self._find(after, "item_create_invalid_item_id", "previous_item_id") + 1
-        if item.kind == "function_call_output" and not self._calls(item.call_id):
+        if item.kind == "function_call_output" and not self._has_call(item.call_id):
             raise RemoteProtocolError(
                 "item_create_invalid_call_id",
                 f"There is no function call with the call_id '{item.call_id}'.",
@@ -87,12 +87,12 @@ class ConversationHistory:
         """
         del self._items[self._find(item_id, "item_delete_invalid_item_id", "item_id")]
 
-    def truncate(self, item_id: str, content_index: int, audio_end_ms: int, *, again: bool = False) -> int:
+    def truncate(self, item_id: str, content_index: int, audio_end_ms: int, *, from_whole: bool = False) -> int:
         """Cut an assistant's audio and its text to the words that had ended by `audio_end_ms`.
 
         Returns the milliseconds of audio that are left: `audio_end_ms`, or the audio's length where that is less. With
-        `again` the cut is made in the part as it was before it was truncated, and may leave more than is left now: a
-        later acknowledgement knows better how much was heard. Raises RemoteProtocolError where the item or the content
+        `from_whole` the cut is made in the part as it was before it was truncated, and may leave more than is left now:
+        a later acknowledgement knows better how much was heard. Raises RemoteProtocolError where the item or the content
         part is missing, or is not an assistant's audio.
         """
         item = self._items[self._find(item_id, "item_truncate_invalid_item_id", "item_id")]
@@ -105,7 +105,7 @@ class ConversationHistory:
                 "invalid_value", f"The item has no sound at content_index {content_index}.", "content_index"
             )
         part = item.parts[content_index]
-        if not (again and part.whole):
+        if not (from_whole and part.whole):
             part.whole = (part.text, tuple(part.words), part.audio_s)
         text, words, audio_s = part.whole
         end_s = min(audio_end_ms / 1000, audio_s)
@@ -146,7 +146,7 @@ class ConversationHistory:
         return tuple(out)
 
     @staticmethod
-    def image_said(lines: Sequence[str] | None) -> str:
+    def describe_image(lines: Sequence[str] | None) -> str:
         """Return the text that describes an image to a model that cannot see it. `lines` is the text found in the
         image; an empty list means that it holds none, and None that it could not be read.
         """
@@ -156,7 +156,7 @@ class ConversationHistory:
             return "[An image. There is no text on it; what else it shows is not known.]"
         return "[An image. The text on it:\n" + "\n".join(lines) + "\nWhat else it shows is not known.]"
 
-    def _calls(self, call_id: str) -> bool:
+    def _has_call(self, call_id: str) -> bool:
         return any(i.kind == "function_call" and i.call_id == call_id for i in self._items)
 
     def _find(self, item_id: str, code: str, param: str) -> int:

@@ -20,17 +20,17 @@ from antiphon.sessions.conversation.response import FAILURES, EmitConversation
 from antiphon.vision.images import EncodedImage
 
 # The most characters that the data URIs of a conversation's images may have together.
-MAX_IMAGES = 64 << 20
+MAX_IMAGE_CHARS = 64 << 20
 
 
 class ItemMediaResolver:
     """Turns the media of a conversation's items into what its model takes, in a task for each item.
 
     - `reader`, `transcriber`: the models that read images and transcribe audio for a conversation model that takes text
-      only. Without a reader, images stay unread, and such a model is told nothing of them.
+      only. Without a reader, images stay unresolved, and such a model is told nothing of them.
     - `emit`: is awaited with a `CommandRejected` for media that cannot be decoded; the session goes on.
     - `done`: is awaited each time that an item's media are resolved, failed ones included.
-    - `takes_media`: whether the conversation model accepts images and audio.
+    - `accepts_media`: whether the conversation model accepts images and audio.
     """
 
     def __init__(
@@ -41,76 +41,76 @@ class ItemMediaResolver:
         emit: EmitConversation,
         done: Callable[[], Awaitable[None]],
         *,
-        takes_media: bool,
+        accepts_media: bool,
     ) -> None:
         self._conversation, self._reader, self._transcriber = conversation, reader, transcriber
-        self._emit, self._done, self._takes_media = emit, done, takes_media
+        self._emit, self._done, self._accepts_media = emit, done, accepts_media
         # Ids of the items whose media are not resolved yet; a response that needs them waits.
-        self.unread: set[str] = set()
+        self.unresolved: set[str] = set()
 
-    def bound(self, new: Item) -> None:
+    def check_size(self, new: Item) -> None:
         """Raise RemoteProtocolError where the conversation's images with those of `new` would exceed 64 Mi characters
         of data URIs. `new` is not in the conversation yet; nothing is changed.
         """
-        shown = sum(len(p.image) for i in (*self._conversation.items, new) for p in i.parts)
-        if shown > MAX_IMAGES:
+        num_chars = sum(len(p.image) for i in (*self._conversation.items, new) for p in i.parts)
+        if num_chars > MAX_IMAGE_CHARS:
             raise RemoteProtocolError(
-                "image_limit_exceeded", f"A conversation's images may have {MAX_IMAGES >> 20} MiB.", "item.content"
+                "image_limit_exceeded", f"A conversation's images may have {MAX_IMAGE_CHARS >> 20} MiB.", "item.content"
             )
 
-    def look_at(self, item: Item, event_id: str | None, language: str | None, group: anyio.abc.TaskGroup) -> None:
+    def resolve(self, item: Item, event_id: str | None, language: str | None, group: anyio.abc.TaskGroup) -> None:
         """Begin to resolve an item's images and audio in a task of `group`, and return at once.
 
-        Until it is done the item's id is in `unread`. `language` is the language of its audio, None if not known;
+        Until it is done the item's id is in `unresolved`. `language` is the language of its audio, None if not known;
         `event_id` is the client's id of the command, which a rejection repeats. Audio that came with its transcript is
         dropped right away for a model that takes text.
         """
-        if any(self._unknown(p) for p in item.parts):
-            self.unread.add(item.id)
-            group.start_soon(self._look, item, event_id, language)
+        if any(self._is_unresolved(p) for p in item.parts):
+            self.unresolved.add(item.id)
+            group.start_soon(self._resolve, item, event_id, language)
         for part in item.parts:
-            if part.kind == "input_audio" and part.text and not self._takes_media:
+            if part.kind == "input_audio" and part.text and not self._accepts_media:
                 part.media = None
 
-    def _unknown(self, part: ContentPart) -> bool:
+    def _is_unresolved(self, part: ContentPart) -> bool:
         if part.text:
             return False
         if part.kind == "input_image":
-            return part.media is None and (self._takes_media or self._reader is not None)
-        return part.kind == "input_audio" and part.media is not None and not self._takes_media
+            return part.media is None and (self._accepts_media or self._reader is not None)
+        return part.kind == "input_audio" and part.media is not None and not self._accepts_media
 
-    async def _look(self, item: Item, event_id: str | None, language: str | None) -> None:
+    async def _resolve(self, item: Item, event_id: str | None, language: str | None) -> None:
         for part in item.parts:
-            if not self._unknown(part):
+            if not self._is_unresolved(part):
                 continue
             try:
                 if part.kind == "input_image":
-                    await self._see(part)
+                    await self._read_image(part)
                 else:
-                    await self._hear(part, language)
+                    await self._transcribe(part, language)
             except (MediaError, *FAILURES) as error:
-                sound = part.kind == "input_audio"
-                part.text = "[Sound that could not be heard.]" if sound else ConversationHistory.image_said(None)
-                code = "invalid_audio" if sound else "invalid_image"
+                is_audio = part.kind == "input_audio"
+                part.text = "[Sound that could not be heard.]" if is_audio else ConversationHistory.describe_image(None)
+                code = "invalid_audio" if is_audio else "invalid_image"
                 await self._emit(CommandRejected(code, str(error), "item.content", event_id))
-        self.unread.discard(item.id)
+        self.unresolved.discard(item.id)
         await self._done()
 
-    async def _see(self, part: ContentPart) -> None:
+    async def _read_image(self, part: ContentPart) -> None:
         try:
             image = EncodedImage(decode_image_uri(part.image))
         except ValueError as error:
             raise MediaError(str(error)) from None
-        if self._takes_media:
+        if self._accepts_media:
             # Decoding shows whether the file is an image. An item may wait for its response for as long as the session
             # lives, so the pixels are released and only the file is kept.
             await anyio.to_thread.run_sync(image.overview)
             image.release()
             part.media = ImagePart(image)
         elif self._reader:
-            part.text = ConversationHistory.image_said(await self._reader.read(image))
+            part.text = ConversationHistory.describe_image(await self._reader.read(image))
 
-    async def _hear(self, part: ContentPart, language: str | None) -> None:
-        sound, part.media = part.media, None
-        found = self._transcriber.transcribe(sound.pcm, FileOptions(language))
-        part.text = "".join([s.text async for s in found if isinstance(s, TranscriptSegment)]).strip()
+    async def _transcribe(self, part: ContentPart, language: str | None) -> None:
+        audio, part.media = part.media, None
+        segments = self._transcriber.transcribe(audio.pcm, FileOptions(language))
+        part.text = "".join([s.text async for s in segments if isinstance(s, TranscriptSegment)]).strip()

@@ -20,10 +20,10 @@ class Playout:
     echo guard needs it to line up both sides.
     """
 
-    def __init__(self, echo: EchoGuard, clock: Callable[[], float]) -> None:
-        self._echo = echo
+    def __init__(self, echo_guard: EchoGuard, clock: Callable[[], float]) -> None:
+        self._echo_guard = echo_guard
         self._clock = clock
-        self._until_s = 0.0
+        self._plays_until_s = 0.0
         # The item that is being said, and what resamples its audio to the microphone's rate for the echo guard.
         self._reference: tuple[str, Resampler] | None = None
 
@@ -32,20 +32,20 @@ class Playout:
         """Seconds of audio that were sent and, by the clock, are still to be played; 0 where nothing is.
         Acknowledgements of the client are not used.
         """
-        return max(0.0, self._until_s - self._clock())
+        return max(0.0, self._plays_until_s - self._clock())
 
-    def said(self, sound: ResponseAudioDelta, at: int) -> None:
+    def add(self, audio: ResponseAudioDelta, at: int) -> None:
         """Count audio that is about to be sent, and give it to the echo guard as a reference. It is taken to be played
         after all that was sent before it. A new item begins with a fresh resampler.
         """
-        self._until_s = max(self._clock(), self._until_s) + len(sound.pcm) / sound.rate_hz
-        if self._reference is None or self._reference[0] != sound.at.item_id:
-            self._reference = (sound.at.item_id, Resampler(sound.rate_hz, SAMPLE_RATE_HZ))
-        self._echo.add_reference(self._reference[1].feed(sound.pcm), at)
+        self._plays_until_s = max(self._clock(), self._plays_until_s) + len(audio.pcm) / audio.rate_hz
+        if self._reference is None or self._reference[0] != audio.at.item_id:
+            self._reference = (audio.at.item_id, Resampler(audio.rate_hz, SAMPLE_RATE_HZ))
+        self._echo_guard.add_reference(self._reference[1].feed(audio.pcm), at)
 
-    def silenced(self, at: int) -> None:
+    def stop(self, at: int) -> None:
         """Note that playback was stopped, as on barge-in: nothing is left to be heard, and the echo guard expects no
         echo of what was not played by then.
         """
-        self._until_s = 0.0
-        self._echo.cut_reference(at)
+        self._plays_until_s = 0.0
+        self._echo_guard.cut_reference(at)

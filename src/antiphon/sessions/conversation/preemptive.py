@@ -16,41 +16,41 @@ class PreemptiveResponse:
     """
 
     def __init__(self) -> None:
-        self._making: ResponseGeneration | None = None
+        self._generation: ResponseGeneration | None = None
 
     def __bool__(self) -> bool:
-        return self._making is not None
+        return self._generation is not None
 
-    async def begin(self, talk: ConversationStream, wanted: ResponseRequest, group: anyio.abc.TaskGroup) -> None:
-        """Begin to generate the response to `wanted` in a task of `group`. One that was begun before is ended first,
-        and its end is waited for, because `talk` gives one response at a time.
+    async def begin(self, stream: ConversationStream, request: ResponseRequest, group: anyio.abc.TaskGroup) -> None:
+        """Begin to generate the response to `request` in a task of `group`. One that was begun before is ended first,
+        and its end is waited for, because `stream` gives one response at a time.
         """
         await self.drop()
-        self._making = ResponseGeneration(talk, *wanted)
-        group.start_soon(self._making.run)
+        self._generation = ResponseGeneration(stream, *request)
+        group.start_soon(self._generation.run)
 
-    async def take(self, wanted: ResponseRequest) -> ResponseGeneration | None:
-        """Hand over the response that was begun, where its request equals `wanted` and it was not cancelled; the caller
-        then owns it. Otherwise end what was begun, wait for its end and return None.
+    async def claim(self, request: ResponseRequest) -> ResponseGeneration | None:
+        """Hand over the response that was begun, where its request equals `request` and it was not cancelled; the
+        caller then owns it. Otherwise end what was begun, wait for its end and return None.
         """
-        making = self._making
-        if making and making.asked == wanted and not making.cancelled:
-            self._making = None
-            return making
+        generation = self._generation
+        if generation and generation.request == request and not generation.cancelled:
+            self._generation = None
+            return generation
         await self.drop()
         return None
 
-    def forget(self) -> None:
-        """Cancel what was begun, and return at once. It ends within one step of the model; the next `begin`, `take` or
+    def cancel(self) -> None:
+        """Cancel what was begun, and return at once. It ends within one step of the model; the next `begin`, `claim` or
         `drop` waits for that.
         """
-        if self._making:
-            self._making.cancel()
+        if self._generation:
+            self._generation.cancel()
 
     async def drop(self) -> None:
         """End what was begun and wait for its end, also when the caller is cancelled: the model's stream is free
         afterwards. Does nothing where nothing was begun.
         """
-        making, self._making = self._making, None
-        if making:
-            await making.drop()
+        generation, self._generation = self._generation, None
+        if generation:
+            await generation.drop()

@@ -39,8 +39,8 @@ from antiphon.sessions.conversation.response import (
     ResponseRequest,
     ResponseSource,
     ResponseTask,
-    speaks,
-    wanted,
+    request_for,
+    wants_audio,
 )
 
 log = logging.getLogger(__name__)
@@ -58,65 +58,65 @@ class Responder:
     - `measure`: takes a measurement's name and its seconds.
     - `playback`: what plays the responses in place of the client, None where nobody reports what was heard.
     - `now`: the number of samples at 16 kHz that the microphone has given.
-    - `over`: is awaited with each response task that has ended, after its items are closed and truncated.
+    - `on_ended`: is awaited with each response task that has ended, after its items are closed and truncated.
     """
 
     def __init__(
         self,
         config: ConversationConfig,
-        partner: ConversationModel,
+        model: ConversationModel,
         conversation: ConversationHistory,
         emit: EmitConversation,
-        sounding: Playout,
+        playout: Playout,
         *,
         new_id: Callable[[str], str],
         measure: Callable[[str, float], None],
         playback: PlaybackTracker | None,
         now: Callable[[], int],
-        over: Callable[[ResponseTask], Awaitable[None]],
+        on_ended: Callable[[ResponseTask], Awaitable[None]],
     ) -> None:
         self.config = config
-        self._partner = partner
+        self._model = model
         self._conversation = conversation
         self._emit = emit
-        self._sounding = sounding
+        self._playout = playout
         self._new_id = new_id
         self._measure = measure
         self._playback = playback
         self._now = now
-        self._over = over
-        self._talk: ConversationStream | None = None
+        self._on_ended = on_ended
+        self._stream: ConversationStream | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self.active: ResponseTask | None = None
-        self._beside: set[ResponseTask] = set()
-        self.ahead = PreemptiveResponse()
+        self._out_of_band: set[ResponseTask] = set()
+        self.preemptive = PreemptiveResponse()
         # Truncations, in milliseconds heard, that wait until their response is closed.
-        self._cut: list[tuple[ContentPosition, int]] = []
+        self._truncations: list[tuple[ContentPosition, int]] = []
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
         """Open the model's stream for the conversation; responses run as tasks of `group`. Raises Refused where the
         model has no room for another conversation.
         """
-        self._talk = await self._partner.open()
+        self._stream = await self._model.open()
         self._group = group
 
     async def close(self) -> None:
         """End the preemptive response, wait for its end and close the model's stream. To be called once no response of
         the conversation is under way; also where `open` failed.
         """
-        await self.ahead.drop()
-        if self._talk:
-            self._talk.close()
+        await self.preemptive.drop()
+        if self._stream:
+            self._stream.close()
 
     def cancel_all(self) -> None:
         """Cancel all responses, those out of band and the preemptive one included, as `client_cancelled`. Returns at
         once; their tasks close them in order.
         """
-        self.ahead.forget()
-        for answering in self._all():
-            answering.cancel("client_cancelled")
+        self.preemptive.cancel()
+        for task in self._all():
+            task.cancel("client_cancelled")
 
-    def stop(self, response_id: str | None) -> None:
+    def cancel(self, response_id: str | None) -> None:
         """Cancel the response with this id, out of band or not; None is the conversation's own. Does not wait for its
         end. Raises RemoteProtocolError where no such response is under way.
         """
@@ -129,106 +129,106 @@ class Responder:
         found.cancel("client_cancelled")
 
     def _all(self) -> list[ResponseTask]:
-        return [*([self.active] if self.active else []), *self._beside]
+        return [*([self.active] if self.active else []), *self._out_of_band]
 
     # --- a response ---------------------------------------------------------------------------------------------------
 
-    def begin(self, asked: CreateResponse) -> None:
+    def begin(self, command: CreateResponse) -> None:
         """Begin a response in a task of its own, and return at once. A failure of the model becomes a failed response.
 
         Raises RemoteProtocolError where a stored response is asked for while the conversation has one under way.
         """
-        if asked.stored and self.active:
+        if command.stored and self.active:
             raise RemoteProtocolError(
                 "conversation_already_has_active_response",
                 f"Conversation already has an active response in progress: {self.active.response.id}.",
             )
-        self._start(asked, lambda response: self._make(response, asked))
+        self._start(command, lambda response: self._make(response, command))
 
-    async def tell(self, made: ResponseSource, void: Callable[[], bool]) -> None:
+    async def begin_unasked(self, source: ResponseSource, is_cut: Callable[[], bool]) -> None:
         """Begin a response of a native model's turn, which nobody asked for. Waits until the response before it is
-        closed. Where `void()` is true by then, because the turn was interrupted, `made` is dropped and the client never
-        learns of it.
+        closed. Where `is_cut()` is true by then, because the turn was interrupted, `source` is dropped and the client
+        never learns of it.
         """
         while self.active:
-            await self.active.over.wait()
+            await self.active.ended.wait()
             await anyio.lowlevel.checkpoint()
 
-        if void():
-            await made.drop()
+        if is_cut():
+            await source.drop()
             return
 
-        async def made_already(_: Response) -> ResponseSource:
-            return made
+        async def give_source(_: Response) -> ResponseSource:
+            return source
 
-        self._start(CreateResponse(), made_already)
+        self._start(CreateResponse(), give_source)
 
-    def _start(self, asked: CreateResponse, make: Callable[[Response], Awaitable[ResponseSource]]) -> None:
+    def _start(self, command: CreateResponse, make: Callable[[Response], Awaitable[ResponseSource]]) -> None:
         config = self.config
         response = Response(
             self._new_id("resp_"),
-            speaks(config, self._partner.profile, asked),
-            asked.voice or config.voice,
-            config.max_tokens if asked.max_tokens is None else asked.max_tokens,
-            asked.metadata,
-            asked.stored,
+            wants_audio(config, self._model.profile, command),
+            command.voice or config.voice,
+            config.max_tokens if command.max_tokens is None else command.max_tokens,
+            command.metadata,
+            command.stored,
         )
-        answering = ResponseTask(
+        task = ResponseTask(
             response,
             make,
             self._conversation,
-            self._partner.profile.sample_rate_hz,
-            self._said,
+            self._model.profile.sample_rate_hz,
+            self._emit_counted,
             self._new_id,
             self._measure,
         )
-        if asked.stored:
-            self.active = answering
+        if command.stored:
+            self.active = task
         else:
-            self._beside.add(answering)
+            self._out_of_band.add(task)
         assert self._group
-        self._group.start_soon(self._answer, answering)
+        self._group.start_soon(self._run, task)
 
-    async def _answer(self, answering: ResponseTask) -> None:
+    async def _run(self, task: ResponseTask) -> None:
         try:
-            await answering.run()
+            await task.run()
         finally:
-            self._beside.discard(answering)
-            if self.active is answering:
+            self._out_of_band.discard(task)
+            if self.active is task:
                 self.active = None
-        await self._cut_off(answering.response.id)
-        await self._over(answering)
+        await self._truncate_pending(task.response.id)
+        await self._on_ended(task)
 
-    async def _said(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        if isinstance(output, ResponseAudioDelta):
-            self._sounding.said(output, self._now())
-        await self._emit(output)
+    async def _emit_counted(self, event: TranscriptionEvent | ConversationEvent) -> None:
+        if isinstance(event, ResponseAudioDelta):
+            self._playout.add(event, self._now())
+        await self._emit(event)
 
-    async def _make(self, response: Response, asked: CreateResponse) -> ResponseGeneration:
+    async def _make(self, response: Response, command: CreateResponse) -> ResponseGeneration:
         """Begin to generate a response, or take over the preemptive one where it was begun for the same request."""
-        wanted = self._wanted(asked, response.voice, response.max_tokens)
+        request = self._request_for(command, response.voice, response.max_tokens)
         assert self._group
-        assert self._talk
+        assert self._stream
         if not response.stored:
-            making = ResponseGeneration(await self._partner.open(), *wanted)
-            self._group.start_soon(self._make_beside, making)
-            return making
-        if ahead := await self.ahead.take(wanted):
-            return ahead
-        making = ResponseGeneration(self._talk, *wanted)
-        self._group.start_soon(making.run)
-        return making
+            generation = ResponseGeneration(await self._model.open(), *request)
+            self._group.start_soon(self._generate_out_of_band, generation)
+            return generation
+        if preemptive := await self.preemptive.claim(request):
+            return preemptive
+        generation = ResponseGeneration(self._stream, *request)
+        self._group.start_soon(generation.run)
+        return generation
 
-    async def _make_beside(self, making: ResponseGeneration) -> None:
+    async def _generate_out_of_band(self, generation: ResponseGeneration) -> None:
         try:
-            await making.run()
+            await generation.run()
         finally:
-            making.talk.close()
+            generation.model_stream.close()
 
-    def _wanted(
-        self, asked: CreateResponse, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
+    def _request_for(
+        self, command: CreateResponse, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
     ) -> ResponseRequest:
-        return wanted(self.config, self._conversation, self._partner.profile, asked, voice, max_tokens, items)
+        return request_for(self.config, self._conversation, self._model.profile, command, voice, max_tokens, items)
 
     # --- its audio ----------------------------------------------------------------------------------------------------
 
@@ -238,58 +238,58 @@ class Responder:
         What was not heard is cut from the history: at once for a response that is closed, after its end for one under
         way. Without a `playback` nothing is cut; the client truncates by itself.
         """
-        self._sounding.silenced(self._now())
-        cut = self._playback.silence() if self._playback else []
-        for response_id in dict.fromkeys(place.response_id for place, _ in cut):
+        self._playout.stop(self._now())
+        stopped = self._playback.silence() if self._playback else []
+        for response_id in dict.fromkeys(place.response_id for place, _ in stopped):
             await self._emit(PlaybackCleared(response_id))
-            await self.cut([c for c in cut if c[0].response_id == response_id])
+            await self.truncate([c for c in stopped if c[0].response_id == response_id])
 
-    async def cut(self, heard: list[tuple[ContentPosition, int]]) -> None:
+    async def truncate(self, heard: list[tuple[ContentPosition, int]]) -> None:
         """Truncate items to the milliseconds of each that were heard, and report an `ItemTruncated` for each. Items of
         a response under way are truncated once it is closed; items that were deleted meanwhile are passed over.
         """
-        self._cut += heard
+        self._truncations += heard
         for response_id in dict.fromkeys(place.response_id for place, _ in heard):
             if all(a.response.id != response_id for a in self._all()):
-                await self._cut_off(response_id)
+                await self._truncate_pending(response_id)
 
-    async def _cut_off(self, response_id: str) -> None:
-        mine = [c for c in self._cut if c[0].response_id == response_id]
-        self._cut = [c for c in self._cut if c[0].response_id != response_id]
-        for place, heard_ms in mine:
+    async def _truncate_pending(self, response_id: str) -> None:
+        due = [c for c in self._truncations if c[0].response_id == response_id]
+        self._truncations = [c for c in self._truncations if c[0].response_id != response_id]
+        for place, heard_ms in due:
             if any(i.id == place.item_id for i in self._conversation.items):
-                kept_ms = self._conversation.truncate(place.item_id, place.content_index, heard_ms, again=True)
+                kept_ms = self._conversation.truncate(place.item_id, place.content_index, heard_ms, from_whole=True)
                 await self._emit(ItemTruncated(place.item_id, place.content_index, kept_ms))
 
     # --- before it is asked for ---------------------------------------------------------------------------------------
 
-    async def expect(self, text: str, mine: Item | None, sound: AudioPart | None = None) -> None:
+    async def begin_preemptive(self, text: str, own: Item | None, audio: AudioPart | None = None) -> None:
         """Begin the preemptive response to a turn that may have ended with the transcript `text`.
 
-        `mine` is the turn's item where the history has one already; it is replaced by `text`. `sound` is the turn's
+        `own` is the turn's item where the history has one already; it is replaced by `text`. `audio` is the turn's
         audio, for a model that accepts media; it must be the same object that the turn's item will hold, or the
         response is not recognized as the one asked for.
         """
-        assert self._talk
+        assert self._stream
         assert self._group
-        others = [i for i in self._conversation.items if i is not mine]
-        wanted = self._wanted(
+        others = [i for i in self._conversation.items if i is not own]
+        request = self._request_for(
             CreateResponse(),
             self.config.voice,
             self.config.max_tokens,
-            [*others, Item("", parts=[ContentPart("input_audio", text, media=sound)])],
+            [*others, Item("", parts=[ContentPart("input_audio", text, media=audio)])],
         )
-        await self.ahead.begin(self._talk, wanted, self._group)
+        await self.preemptive.begin(self._stream, request, self._group)
 
     async def prefill(self, text: str) -> None:
         """Let the model prepare for a turn that goes on, with the transcript so far, so that its response begins
         sooner. Does not wait for the computation. Failures are logged and not raised.
         """
-        assert self._talk
-        said = Item("", parts=[ContentPart("input_audio", text)])
-        messages = self._conversation.messages(self.config.instructions, [*self._conversation.items, said])
+        assert self._stream
+        turn = Item("", parts=[ContentPart("input_audio", text)])
+        messages = self._conversation.messages(self.config.instructions, [*self._conversation.items, turn])
         try:
-            await self._talk.prefill(messages, self.config.tools)
+            await self._stream.prefill(messages, self.config.tools)
         except FAILURES as error:
             # Where the failure lasts, the response to the same messages will report it.
             log.warning("a turn was not prefilled: %s", error)

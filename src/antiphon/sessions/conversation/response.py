@@ -58,7 +58,7 @@ from antiphon.sessions.conversation.history import ConversationHistory, cut_to
 log = logging.getLogger(__name__)
 
 # Chunks of a response that may wait for its reader; with more of them the model waits.
-MAX_WAITING = 64
+MAX_WAITING_CHUNKS = 64
 
 EmitConversation = Callable[[TranscriptionEvent | ConversationEvent], Awaitable[None]]
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
@@ -66,40 +66,40 @@ FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
 ResponseRequest = tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]
 
 
-def speaks(config: ConversationConfig, profile: ConversationProfile, asked: CreateResponse) -> bool:
+def wants_audio(config: ConversationConfig, profile: ConversationProfile, command: CreateResponse) -> bool:
     """Return whether the response is to be spoken: the command asks for audio, or leaves it to a configuration that
     does, and the model has a voice.
     """
-    return (config.audio_output if asked.audio_output is None else asked.audio_output) and bool(profile.voices)
+    return (config.audio_output if command.audio_output is None else command.audio_output) and bool(profile.voices)
 
 
-def wanted(
+def request_for(
     config: ConversationConfig,
     conversation: ConversationHistory,
     profile: ConversationProfile,
-    asked: CreateResponse,
+    command: CreateResponse,
     voice: str | None,
     max_tokens: int | None,
     items: list[Item] | None = None,
 ) -> ResponseRequest:
-    """Return the request to the model for one response. What `asked` leaves open is as the configuration has it.
+    """Return the request to the model for one response. What `command` leaves open is as the configuration has it.
 
     The messages are of the command's items, else of `items`, else of the history. `voice` is matched without regard to
     case; a name that the model does not have becomes its default voice. Raises RemoteProtocolError where the command
     refers to an item that is not in the history.
     """
-    if asked.items is not None:
-        items = [conversation.get(i) if isinstance(i, str) else i for i in asked.items]
-    instructions = config.instructions if asked.instructions is None else asked.instructions
+    if command.items is not None:
+        items = [conversation.get(i) if isinstance(i, str) else i for i in command.items]
+    instructions = config.instructions if command.instructions is None else command.instructions
     options = ReplyOptions(
         max_tokens=max_tokens,
-        tools=config.tools if asked.tools is None else asked.tools,
-        tool_choice=config.tool_choice if asked.tool_choice is None else asked.tool_choice,
+        tools=config.tools if command.tools is None else command.tools,
+        tool_choice=config.tool_choice if command.tool_choice is None else command.tool_choice,
         truncation=config.truncation,
     )
     voices = profile.voices
     spoken = None
-    if speaks(config, profile, asked):
+    if wants_audio(config, profile, command):
         named = (v for v in voices if voice and v.lower() == voice.lower())
         spoken = VoiceOptions(next(named, voices[0]), config.speed)
     return conversation.messages(instructions, items), options, spoken
@@ -133,14 +133,18 @@ class ResponseGeneration:
     """
 
     def __init__(
-        self, talk: ConversationStream, messages: tuple[Message, ...], options: ReplyOptions, voice: VoiceOptions | None
+        self,
+        model_stream: ConversationStream,
+        messages: tuple[Message, ...],
+        options: ReplyOptions,
+        voice: VoiceOptions | None,
     ) -> None:
-        self.talk = talk
-        self.asked = (messages, options, voice)
-        self._send, self._receive = anyio.create_memory_object_stream[ResponseChunk](MAX_WAITING)
+        self.model_stream = model_stream
+        self.request = (messages, options, voice)
+        self._send, self._receive = anyio.create_memory_object_stream[ResponseChunk](MAX_WAITING_CHUNKS)
         self._scope = anyio.CancelScope()
         self._failure: Exception | None = None
-        self._over = anyio.Event()
+        self._ended = anyio.Event()
 
     async def run(self) -> None:
         """Generate until the model has finished, or until `cancel`. Failures of the model are kept and raised by
@@ -148,21 +152,21 @@ class ResponseGeneration:
         """
         try:
             with self._scope:
-                async with aclosing(self.talk.respond(*self.asked)) as answers:
-                    async for answer in answers:
-                        await self._send.send(answer)
+                async with aclosing(self.model_stream.respond(*self.request)) as chunks:
+                    async for chunk in chunks:
+                        await self._send.send(chunk)
         except FAILURES as error:
             self._failure = error
         finally:
             self._send.close()
-            self._over.set()
+            self._ended.set()
 
     async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
         """Yield the model's chunks in order, waiting for each; for one reader. Raises what the model raised, Refused,
         ModelError, EngineError or RemoteProtocolError, after its last chunk. A cancelled generation just ends.
         """
-        async for answer in self._receive:
-            yield answer
+        async for chunk in self._receive:
+            yield chunk
         if self._failure:
             raise self._failure
 
@@ -172,7 +176,7 @@ class ResponseGeneration:
         """
         self.cancel()
         with anyio.CancelScope(shield=True):
-            await self._over.wait()
+            await self._ended.wait()
         self._receive.close()
 
     @property
@@ -196,7 +200,7 @@ class ResponseTask:
     - `make`: gives the source to read from, whose audio is at `rate_hz` hertz. It may raise what a model raises.
     - `conversation`: gets the items of a stored response.
     - `measure`: takes `first_answer_sound`, the seconds from the task's creation to its first audio.
-    - `over`: is set when the response is closed and `ResponseDone` was emitted.
+    - `ended`: is set when the response is closed and `ResponseDone` was emitted.
     """
 
     def __init__(
@@ -219,11 +223,11 @@ class ResponseTask:
         self._item: Item | None = None
         self._previous: str | None = None
         # The events that close the open item and are not emitted yet.
-        self._ends: list[ConversationEvent] = []
+        self._closing_events: list[ConversationEvent] = []
         self._rate_hz = rate_hz
-        self._sounded = False
+        self._has_audio = False
         self._began_s = time.monotonic()
-        self.over = anyio.Event()
+        self.ended = anyio.Event()
 
     def cancel(self, reason: str) -> None:
         """End the response within one step of the model, with `reason` unless it has one already. Returns at once; the
@@ -235,7 +239,7 @@ class ResponseTask:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the response was cancelled. It may still be closing its items; `over` is set once it has."""
+        """Whether the response was cancelled. It may still be closing its items; `ended` is set once it has."""
         return self._scope.cancel_called
 
     async def run(self) -> None:
@@ -247,39 +251,39 @@ class ResponseTask:
         await emit(ResponseCreated(response))
         with self._scope:
             try:
-                await self._stream()
+                await self._read_source()
                 if response.status == "in_progress":
                     response.status = "completed"
             except RemoteProtocolError as error:
                 response.status, response.error, response.code = "failed", error.message, error.code
             except FAILURES as error:
-                log.error("an answer failed: %s", error)
+                log.error("a response failed: %s", error)
                 response.status, response.error = "failed", str(error)
         if response.status == "in_progress":
             response.status = "cancelled"
         await self._close()
         await emit(ResponseDone(response))
-        self.over.set()
+        self.ended.set()
 
-    async def _stream(self) -> None:
-        making = await self._make(self.response)
+    async def _read_source(self) -> None:
+        source = await self._make(self.response)
         try:
-            async for answer in making.stream():
-                await self._take(answer)
+            async for chunk in source.stream():
+                await self._apply(chunk)
         finally:
-            await making.drop()
+            await source.drop()
 
-    async def _take(self, answer: ResponseChunk) -> None:
+    async def _apply(self, chunk: ResponseChunk) -> None:
         response, emit = self.response, self._emit
-        match answer:
+        match chunk:
             case TextDelta(text):
                 item = await self._message()
                 item.parts[0].text += text
                 await emit(ResponseTextDelta(self._place(), text, response.audio_output))
             case ResponseAudio(pcm, words):
                 item = await self._message()
-                if not self._sounded:
-                    self._sounded = True
+                if not self._has_audio:
+                    self._has_audio = True
                     self._measure("first_answer_sound", time.monotonic() - self._began_s)
                 item.parts[0].audio_s += len(pcm) / self._rate_hz
                 item.parts[0].words += words
@@ -294,7 +298,7 @@ class ResponseTask:
                 self._item.arguments += arguments
                 await emit(ArgumentsDelta(self._place(), self._item.call_id, arguments))
             case ReplyDone(reason):
-                response.usage = Usage(answer.prompt_tokens, answer.cached_tokens, answer.completion_tokens)
+                response.usage = Usage(chunk.prompt_tokens, chunk.cached_tokens, chunk.completion_tokens)
                 if reason == "length":
                     response.status, response.reason = "incomplete", "max_output_tokens"
 
@@ -331,15 +335,19 @@ class ResponseTask:
         first stopped.
         """
         item = self._item
-        if item and not self._ends:
+        if item and not self._closing_events:
             place = self._place()
             item.status = "completed" if self.response.status in ("in_progress", "completed") else "incomplete"
             part_done = ContentPartDone(place, item.parts[0]) if item.kind == "message" else None
             done = part_done or ArgumentsDone(place, item.call_id, item.name, item.arguments)
             kept = [ItemDone(item, self._previous)] if self.response.stored else []
-            self._ends = [done, *kept, OutputItemDone(self.response, place.output_index, item, self._previous)]
-        while self._ends:
-            await self._emit(self._ends.pop(0))
+            self._closing_events = [
+                done,
+                *kept,
+                OutputItemDone(self.response, place.output_index, item, self._previous),
+            ]
+        while self._closing_events:
+            await self._emit(self._closing_events.pop(0))
         if item and self.response.status == "cancelled" and item.kind == "message" and self.response.audio_output:
             # Text that never became audio was not said: the model must not find it in the next turn's history.
             part = item.parts[0]

@@ -1,8 +1,9 @@
-"""One live conversation: a listener that turns sound into turns and transcripts, and a responder that answers them.
+"""One live conversation: a listener turns audio into turns and transcripts, and a responder answers them.
 
-The listener is a transcription session with its own tasks; what it tells comes through `handle_transcription`, and what the client asks of the conversation
-through `handle`, in its place among the sound; a cancel is handled at once, on the reader's task. An answer is one task; cancelling it is
-barge-in, and whatever ends it, its open part and item are closed in order and `ResponseDone` is last.
+The listener is a transcription session with tasks of its own. Its events come to `handle_transcription`, and the
+client's other commands to `handle`, in their order among the audio; only a cancel overtakes them, on the reader's task.
+A response is one task: cancelling it is barge-in, and whatever ends it, its open content part and item are closed in
+order and `ResponseDone` is last.
 """
 
 from __future__ import annotations
@@ -59,27 +60,34 @@ from antiphon.events.transcription import (
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
 from antiphon.sessions.conversation.native_turns import NativeTurns
+from antiphon.sessions.conversation.overlap_timing import decide_in_time
 from antiphon.sessions.conversation.playout import Playout
 from antiphon.sessions.conversation.responder import Responder
 from antiphon.sessions.conversation.response import EmitConversation, ResponseTask
-from antiphon.sessions.conversation.turn_audio import TurnAudio, bound
+from antiphon.sessions.conversation.turn_audio import TurnAudio, drop_old_media
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.echo import EchoGuard
-from antiphon.turns.overlap import DECISION_S, MAX_BACKCHANNEL_S, RESPONSE_TAIL_S, OverlapDecider
+from antiphon.turns.overlap import RESPONSE_TAIL_S, OverlapDecider
 
-# How long a client's word that what is said takes no floor holds: it says so with each piece of sound.
-DISMISSED_S = 0.6
-# A partner that takes turns by itself is asked for an answer.
-UNASKED = "response_create_unsupported"
-# How often it is looked whether somebody still speaks.
-FRAME_S = 0.05
+# Seconds of audio for which a client's message that the speech takes no floor holds. It repeats it while that is so.
+DISMISSAL_S = 0.6
 
 
 class ConversationSession:
-    """Run with `run()`; sound and commits go into `inbox`, everything else to `handle`; closing the inbox ends it.
+    """One client's conversation. `run()` it as a task; audio and commits go into `inbox`, whose closing ends it.
 
-    `left_s`: seconds of sound that somebody still plays, where it is known better than by the clock. `new_id(prefix)` makes ids. `emit` is awaited for every output and may hold the session back.
+    - `model`: answers; a native model takes turns by itself instead. `transcriber`, `detector`, `turn_detector` and
+      `image_reader` serve the listener and items with media. All models belong to the caller.
+    - `emit`: is awaited with every event, in order, and may hold the session back.
+    - `new_id`: returns a fresh id that begins with the given prefix.
+    - `min_commit_ms`, `measure`: as TranscriptionSession has them; responses are measured too.
+    - `playback`: knows how much of a response was heard; None: the client truncates items itself.
+    - `handle_other`: gets the commands that come out of the inbox in place of `handle`, which it has to call.
+    - `left_s`: returns the seconds of sent audio still to be played, where that is known better than by the clock.
+    - `clock`: returns monotonic seconds.
+
+    `config` is the present configuration and `conversation` the history. All of it runs in one event loop.
     """
 
     def __init__(
@@ -87,17 +95,17 @@ class ConversationSession:
         config: ConversationConfig,
         transcriber: Transcriber,
         detector: VoiceActivityDetector,
-        partner: ConversationModel,
+        model: ConversationModel,
         inbox: Inbox,
         emit: EmitConversation,
         *,
         new_id: Callable[[str], str],
         min_commit_ms: int = 0,
         measure: Callable[[str, float], None] = lambda kind, seconds: None,
-        judge: TurnDetector | None = None,
-        reader: ImageReader | None = None,
+        turn_detector: TurnDetector | None = None,
+        image_reader: ImageReader | None = None,
         playback: PlaybackTracker | None = None,
-        aside: Callable[[ConversationCommand], Awaitable[None]] | None = None,
+        handle_other: Callable[[ConversationCommand], Awaitable[None]] | None = None,
         left_s: Callable[[], float] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -107,20 +115,23 @@ class ConversationSession:
         self._deciding = anyio.CancelScope()
         self._closing = False
         self.conversation = ConversationHistory()
-        hears = partner.profile.accepts_media
-        self._looking = ItemMediaResolver(self.conversation, reader, transcriber, emit, self._looked, takes_media=hears)
-        self._sounds = TurnAudio() if hears else None
+        accepts_media = model.profile.accepts_media
+        self._item_media = ItemMediaResolver(
+            self.conversation, image_reader, transcriber, emit, self._media_resolved, accepts_media=accepts_media
+        )
+        self._turn_audio = TurnAudio() if accepts_media else None
         self._emit = emit
         self._new_id = new_id
-        echo = EchoGuard()
-        self._sounding = Playout(echo, clock)
-        native = partner.native
-        self._units = (
-            NativeTurns(native, lambda turn: self._responder.tell(turn, lambda: turn.void), emit, clock)
+        echo_guard = EchoGuard()
+        self._playout = Playout(echo_guard, clock)
+        native = model.native
+        self._native_turns = (
+            NativeTurns(native, lambda turn: self._responder.begin_unasked(turn, lambda: turn.is_cut), emit, clock)
             if native
             else None
         )
-        self._left_s = left_s or (lambda: self._sounding.left_s)
+        audio_keeper = self._native_turns or self._turn_audio
+        self._left_s = left_s or (lambda: self._playout.left_s)
         self._listener = TranscriptionSession(
             config.transcription,
             transcriber,
@@ -129,67 +140,71 @@ class ConversationSession:
             self.handle_transcription,
             min_commit_ms=min_commit_ms,
             measure=measure,
-            aside=aside or self.handle,
-            judge=judge,
-            echo=echo,
-            tap=self._units.hear if self._units else self._sounds.hear if self._sounds else None,
+            handle_other=handle_other or self.handle,
+            turn_detector=turn_detector,
+            echo_guard=echo_guard,
+            tap=audio_keeper.append_audio if audio_keeper else None,
         )
         self._responder = Responder(
             config,
-            partner,
+            model,
             self.conversation,
             emit,
-            self._sounding,
+            self._playout,
             new_id=new_id,
             measure=measure,
             playback=playback,
             now=lambda: self._listener.now,
-            over=self._answered,
+            on_ended=self._response_ended,
         )
         self._group: anyio.abc.TaskGroup | None = None
-        # Turns whose transcript is still to come, and what was asked meanwhile.
-        self._turns: dict[int, Item] = {}
-        self._later: list[CreateResponse] = []
-        # What has been heard so far of the turn that is being spoken.
-        self._running: dict[int, str] = {}
-        self._speaking = False
-        # Until when in the sound the client has said that nothing takes the floor.
+        # The items of turns without a transcript, and responses that were asked for meanwhile.
+        self._untranscribed: dict[int, Item] = {}
+        self._waiting_requests: list[CreateResponse] = []
+        # The transcript so far of the turn that is being spoken.
+        self._partial_texts: dict[int, str] = {}
+        self._user_speaking = False
+        # The time in the audio until which the client has said that speech does not take the floor.
         self._dismissed_until_s = 0.0
-        # Turns that began over an answer which they do not end.
-        self._yielded: set[int] = set()
-        # Turns that the client does not want answered.
-        self._unanswered: set[int] = set()
-        self._unanswered_next = False
-        # Something was said that has no answer yet.
-        self._owed = False
+        # Turns that began during a response which they do not end.
+        self._without_floor: set[int] = set()
+        # Turns that the client wants no response to, and whether the next one is such a turn.
+        self._skipped_turns: set[int] = set()
+        self._skips_next_turn = False
+        # Whether something was said that has no response yet.
+        self._response_due = False
 
     @property
     def audio_s(self) -> float:
-        """Seconds of sound heard."""
+        """Seconds of audio that the session has listened to so far. Audio that waits in the inbox does not count."""
         return self._listener.audio_s
 
     @property
     def num_open_turns(self) -> int:
-        """Turns that have no transcript yet, or whose audio is kept until they have: 0 once all turns are transcribed."""
-        return len(self._turns.keys() | (self._sounds.open_turns if self._sounds else set()))
+        """Turns without a transcript, or whose audio is kept until they have one: 0 once all are transcribed."""
+        return len(self._untranscribed.keys() | (self._turn_audio.open_turns if self._turn_audio else set()))
 
     @property
     def answering(self) -> bool:
-        """An answer of the conversation is under way."""
+        """Whether a response of the conversation is being produced. One out of band, or one still heard, is not."""
         return self._responder.active is not None
 
     async def run(self) -> None:
-        """Until the inbox is closed and what was heard is answered or the answer is cancelled."""
+        """Run until the inbox is closed and its audio is transcribed; responses under way are cancelled then.
+
+        Failures of a response or a transcript are events. Raises Refused where the model has no room for another
+        conversation, and ModelError or EngineError where a native model fails.
+        """
         try:
             async with anyio.create_task_group() as self._group:
                 await self._responder.open(self._group)
-                if self._units:
-                    await self._units.open(self.config)
-                    self._group.start_soon(self._units.run)
+                if self._native_turns:
+                    await self._native_turns.open(self.config)
+                    self._group.start_soon(self._native_turns.run)
                 await self._listener.run()
                 self._closing = True
-                if self._units:
-                    self._units.close()
+                if self._native_turns:
+                    self._native_turns.close()
                 self._idling.cancel()
                 self._deciding.cancel()
                 self._responder.cancel_all()
@@ -197,63 +212,68 @@ class ConversationSession:
             await self._responder.close()
 
     async def interrupt(self, reason: str) -> None:
-        """End the conversation's answer, and its sound."""
-        self._responder.ahead.forget()
-        if answer := self._responder.active:
-            answer.cancel(reason)
+        """Cancel the conversation's response with `reason`, stop its playback, and truncate it to what was heard.
+
+        Returns before the response is closed. Does nothing to responses out of band.
+        """
+        self._responder.preemptive.cancel()
+        if task := self._responder.active:
+            task.cancel(reason)
         await self._responder.silence()
 
-    async def heard_of(self, items: list[tuple[ContentPosition, int]]) -> None:
-        """It is known of these spoken items how many milliseconds of each were heard."""
-        await self._responder.cut(items)
+    async def truncate_to_heard(self, items: list[tuple[ContentPosition, int]]) -> None:
+        """Truncate items to the milliseconds of each that were heard, once their response is closed."""
+        await self._responder.truncate(items)
 
-    async def speech_over_answer(self, *, takes_floor: bool, reason: str) -> None:
-        """Whether what is being said over an answer takes the floor: the client knows."""
-        self._dismissed_until_s = 0.0 if takes_floor else self.audio_s + DISMISSED_S
-        if takes_floor and self._units and (self._units.waiting or not self.answering):
-            # What it would begin to say is not said; an answer under way is ended as any other.
-            self._units.interrupt()
+    async def decide_overlap(self, *, takes_floor: bool, reason: str) -> None:
+        """Let the client decide whether the speech over a response takes the floor.
+
+        A decision that it does not holds for what is said in the next DISMISSAL_S of audio.
+        """
+        self._dismissed_until_s = 0.0 if takes_floor else self.audio_s + DISMISSAL_S
+        if takes_floor and self._native_turns and (self._native_turns.is_waiting or not self.answering):
+            # A turn that the model is about to speak is dropped; a response under way is ended as any other.
+            self._native_turns.interrupt()
         overlap = self._overlap
-        await self._tell_all(overlap.take_floor(reason) if takes_floor else overlap.dismiss(reason))
-
-    def _dismissed(self) -> bool:
-        """The client has just said that what is said now does not take the floor."""
-        return self.audio_s < self._dismissed_until_s
+        await self._apply_all(overlap.take_floor(reason) if takes_floor else overlap.dismiss(reason))
 
     @property
-    def _answers(self) -> bool:
-        """The end of a turn is answered: not where the partner takes turns by itself."""
-        return self.config.create_response and self._units is None
+    def _responds_to_turns(self) -> bool:
+        """Whether the end of a turn begins a response: not with a model that takes turns by itself."""
+        return self.config.create_response and self._native_turns is None
 
     @property
     def interruptible(self) -> bool:
-        """Speech that begins now ends an answer."""
-        return self.config.interrupt_response and not self._dismissed()
+        """Whether speech that begins now ends a response: by the configuration, and by the client's last decision."""
+        return self.config.interrupt_response and self.audio_s >= self._dismissed_until_s
 
-    # --- what the client asks ---------------------------------------------------------------------------------------------
+    # --- the client's commands ----------------------------------------------------------------------------------------
 
-    async def handle(self, item: ConversationCommand) -> None:
-        """Do what the client asks. Never raises for what it asks: what cannot be is answered."""
+    async def handle(self, command: ConversationCommand) -> None:
+        """Handle one command. A command that cannot be carried out raises nothing: the client gets a CommandRejected.
+
+        It waits for `emit`, not for a response that the command begins. Only while `run` runs.
+        """
         try:
-            await self._do(item)
+            await self._carry_out(command)
         except RemoteProtocolError as error:
-            event_id = None if isinstance(item, ConfigureConversation) else item.event_id
+            event_id = None if isinstance(command, ConfigureConversation) else command.event_id
             await self._emit(CommandRejected(error.code, error.message, error.param, event_id))
 
-    async def _do(self, item: ConversationCommand) -> None:
+    async def _carry_out(self, command: ConversationCommand) -> None:
         conversation = self.conversation
-        match item:
+        match command:
             case ConfigureConversation(config):
                 self.config = self._responder.config = config
                 await self._listener.configure(config.transcription)
             case CreateItem(new, after):
-                self._looking.bound(new)
+                self._item_media.check_size(new)
                 previous = conversation.add(new, after)
                 await self._emit(ItemAdded(new, previous))
                 await self._emit(ItemDone(new, previous))
                 assert self._group
-                self._looking.look_at(new, item.event_id, self.config.transcription.language, self._group)
-                bound(conversation.items)
+                self._item_media.resolve(new, command.event_id, self.config.transcription.language, self._group)
+                drop_old_media(conversation.items)
             case RetrieveItem(item_id):
                 await self._emit(ItemRetrieved(conversation.get(item_id)))
             case DeleteItem(item_id):
@@ -261,230 +281,219 @@ class ConversationSession:
                 await self._emit(ItemDeleted(item_id))
             case TruncateItem(item_id, content_index, audio_end_ms):
                 kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
-                self._sounding.silenced(self._listener.now)
+                self._playout.stop(self._listener.now)
                 await self._emit(ItemTruncated(item_id, content_index, kept_ms))
             case CreateResponse(items=items):
-                if self.config.duplex and not (conversation.items or items or item.instructions):
+                if self.config.duplex and not (conversation.items or items or command.instructions):
                     raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
-                if self._units:
-                    raise RemoteProtocolError(UNASKED, "This model decides by itself when to speak.")
+                if self._native_turns:
+                    message = "This model decides by itself when to speak."
+                    raise RemoteProtocolError("response_create_unsupported", message)
                 for given in items or ():
                     if isinstance(given, Item):
                         assert self._group
                         language = self.config.transcription.language
-                        self._looking.look_at(given, item.event_id, language, self._group)
-                if self._unknown():
-                    # What is to be answered is still being transcribed, or read.
-                    self._later.append(item)
+                        self._item_media.resolve(given, command.event_id, language, self._group)
+                if self._has_unresolved():
+                    # A turn is still being transcribed, or an item's media are not resolved.
+                    self._waiting_requests.append(command)
                 else:
-                    self._responder.begin(item)
+                    self._responder.begin(command)
             case CancelResponse(response_id):
-                self._responder.stop(response_id)
+                self._responder.cancel(response_id)
             case ClearOutputAudio():
                 await self._responder.silence()
             case AppendFrames(frames):
-                if self._units:
-                    self._units.show(frames)
+                if self._native_turns:
+                    self._native_turns.append_frames(frames)
             case SkipResponse():
-                self._unanswered_next = True
+                self._skips_next_turn = True
             case _:
-                raise RemoteProtocolError("unknown_event", f"{type(item).__name__} is for a duplex session.")
+                raise RemoteProtocolError("unknown_event", f"{type(command).__name__} is for a duplex session.")
 
-    # --- what is heard ----------------------------------------------------------------------------------------------------
+    # --- the listener's events ----------------------------------------------------------------------------------------
 
-    async def handle_transcription(self, output: TranscriptionEvent) -> None:
+    async def handle_transcription(self, event: TranscriptionEvent) -> None:
         """Apply one event of the transcription session: emit it, and begin or end responses for it.
 
         Returns once its consequences were emitted; an overlap that has to be decided goes on in a task of its own.
         Only while `run` runs.
         """
-        if isinstance(output, TurnCommitted) and self._unanswered_next:
-            self._unanswered.add(output.turn)
-            self._unanswered_next = False
-        held = self._overlap.undecided_turn
-        await self._tell_all(self._overlap.feed(output, overlaps=self._overlaps()))
-        if self._overlap.undecided_turn is not None and self._overlap.undecided_turn != held:
+        if isinstance(event, TurnCommitted) and self._skips_next_turn:
+            self._skipped_turns.add(event.turn)
+            self._skips_next_turn = False
+        before = self._overlap.undecided_turn
+        await self._apply_all(self._overlap.feed(event, overlaps=self._overlaps()))
+        if self._overlap.undecided_turn is not None and self._overlap.undecided_turn != before:
             assert self._group
             self._group.start_soon(self._decide_overlap, self._overlap.undecided_turn)
 
     def _overlaps(self) -> bool:
-        """An answer sounds for a while yet, and turns are taken by meaning: an acknowledgement does not end it."""
+        """Whether speech that begins now is an overlap to be decided: a response is heard for a while yet."""
         vad = self.config.transcription.vad
-        weighs = vad is not None and self.config.allows_backchannels and self.interruptible
-        return weighs and (self._left_s() > RESPONSE_TAIL_S or self.answering)
+        decides = vad is not None and self.config.allows_backchannels and self.interruptible
+        return decides and (self._left_s() > RESPONSE_TAIL_S or self.answering)
 
     async def _decide_overlap(self, turn: int) -> None:
         with anyio.CancelScope() as self._deciding:
-            await self._decide(turn)
+            await decide_in_time(self._overlap, turn, self._listener, self.config.duplex, self._apply_all)
 
-    async def _decide(self, turn: int) -> None:
-        if duplex := self.config.duplex:
-            await anyio.sleep(DECISION_S)
-            if self._overlap.undecided_turn == turn:
-                speaking, short = self._listener.speaking, self._listener.spoken_ms <= duplex.short_ack_ms
-                if speaking or short:
-                    await self._tell_all(self._overlap.decide(speaking=speaking))
-            await anyio.sleep(max(0.0, duplex.barge_in_ms / 1000 - DECISION_S))
-        else:
-            await anyio.sleep(MAX_BACKCHANNEL_S)
-        while self._overlap.undecided_turn == turn:
-            if self._listener.speaking:
-                await self._tell_all(self._overlap.take_floor())
-            await anyio.sleep(FRAME_S)
+    async def _apply_all(self, events: list[TranscriptionEvent]) -> None:
+        for event in events:
+            await self._apply(event)
 
-    async def _tell_all(self, outputs: list[TranscriptionEvent]) -> None:
-        for output in outputs:
-            await self._told(output)
-
-    async def _told(self, output: TranscriptionEvent) -> None:
-        if self._sounds:
-            self._sounds.take(output)
-        match output:
+    async def _apply(self, event: TranscriptionEvent) -> None:
+        """Do what an event means for the conversation, and pass it on to the client."""
+        if self._turn_audio:
+            self._turn_audio.follow(event)
+        match event:
             case SpeechStarted(turn):
-                self._speaking = True
-                self._responder.ahead.forget()
-                self._running.clear()
+                self._user_speaking = True
+                self._responder.preemptive.cancel()
+                self._partial_texts.clear()
                 self._idling.cancel()
-                await self._name(turn)
-                await self._emit(output)
-                interrupts = self.interruptible
-                if not interrupts:
-                    self._yielded.add(turn)
-                if (answer := self._responder.active) and interrupts:
-                    # If it was a noise, what had not begun to be answered is still to be.
-                    self._owed = self._answers and (self._owed or not answer.response.output)
-                    answer.cancel("turn_detected")
-                if interrupts:
+                await self._item_of(turn)
+                await self._emit(event)
+                takes_floor = self.interruptible
+                if not takes_floor:
+                    self._without_floor.add(turn)
+                if (task := self._responder.active) and takes_floor:
+                    # If the speech was a noise, a turn whose response had not begun still needs one.
+                    self._response_due = self._responds_to_turns and (self._response_due or not task.response.output)
+                    task.cancel("turn_detected")
+                if takes_floor:
                     await self._responder.silence()
             case SpeechStopped():
-                self._speaking = False
-                await self._emit(output)
+                self._user_speaking = False
+                await self._emit(event)
             case TurnCommitted(turn):
-                item = await self._name(turn)
-                if self._sounds:
-                    item.parts[0].media = self._sounds.of(output)
+                item = await self._item_of(turn)
+                if self._turn_audio:
+                    item.parts[0].media = self._turn_audio.ended_turn(event)
                 previous = self.conversation.add(item)
-                bound(self.conversation.items)
+                drop_old_media(self.conversation.items)
                 await self._emit(UserTurnCommitted(turn, item, previous))
             case TranscriptDone(turn, text):
-                item = await self._name(turn)
-                del self._turns[turn]
+                item = await self._item_of(turn)
+                del self._untranscribed[turn]
                 item.parts[0].text = text
                 if not text.strip() and self.config.transcription.vad:
-                    # A cough is no turn for anybody; what the client commits is one, words or none.
+                    # A cough is no turn for the model; audio that the client commits is one, with words or without.
                     item.parts[0].media = None
                 if self.config.reports_transcripts:
-                    await self._emit(output)
-                unanswered = turn in self._unanswered
-                self._unanswered.discard(turn)
-                if text.strip() and self._answers and self.config.transcription.vad and not unanswered:
-                    self._owed = True
-                await self._answer_turn(cancels=turn not in self._yielded)
-                self._yielded.discard(turn)
-                await self._catch_up()
+                    await self._emit(event)
+                is_skipped = turn in self._skipped_turns
+                self._skipped_turns.discard(turn)
+                if text.strip() and self._responds_to_turns and self.config.transcription.vad and not is_skipped:
+                    self._response_due = True
+                await self._respond_if_due(cancels=turn not in self._without_floor)
+                self._without_floor.discard(turn)
+                await self._begin_waiting()
             case CommitRefused():
-                self._unanswered_next = False
-                await self._emit(output)
+                self._skips_next_turn = False
+                await self._emit(event)
             case TranscriptFailed(turn):
-                if self._turns.pop(turn, None) and self._sounds and self._answers and self.config.transcription.vad:
-                    # It was heard all the same.
-                    self._owed = self._owed or turn not in self._unanswered
-                self._yielded.discard(turn)
-                self._unanswered.discard(turn)
-                await self._emit(output)
-                await self._answer_turn()
-                await self._catch_up()
+                is_due = self._responds_to_turns and self.config.transcription.vad
+                if self._untranscribed.pop(turn, None) and self._turn_audio and is_due:
+                    # The model hears the audio, and needs no transcript.
+                    self._response_due = self._response_due or turn not in self._skipped_turns
+                self._without_floor.discard(turn)
+                self._skipped_turns.discard(turn)
+                await self._emit(event)
+                await self._respond_if_due()
+                await self._begin_waiting()
             case TranscriptGuessed(turn, text, speech_end_ms):
-                await self._expect(turn, text, speech_end_ms)
+                await self._begin_preemptive(turn, text, speech_end_ms)
             case GuessDropped():
-                self._responder.ahead.forget()
+                self._responder.preemptive.cancel()
             case TranscriptPartial():
                 return
             case TranscriptDelta(turn, text):
                 if self.config.reports_transcripts:
-                    await self._emit(output)
+                    await self._emit(event)
                 await self._prefill(turn, text)
             case TurnCleared():
-                # An open turn ends without a trace.
-                self._speaking = False
-                self._responder.ahead.forget()
-                await self._emit(output)
-                await self._answer_turn()
+                # The open turn ends and leaves nothing.
+                self._user_speaking = False
+                self._responder.preemptive.cancel()
+                await self._emit(event)
+                await self._respond_if_due()
             case _:
-                await self._emit(output)
+                await self._emit(event)
 
-    async def _name(self, turn: int) -> Item:
-        """The item that a turn will be; the client is told its id before anything else of it."""
-        if turn not in self._turns:
-            self._turns[turn] = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
-            await self._emit(UserTurnStarted(turn, self._turns[turn].id))
-        return self._turns[turn]
+    async def _item_of(self, turn: int) -> Item:
+        """The item that a turn will become. Its id is the first thing that the client gets of it."""
+        if turn not in self._untranscribed:
+            self._untranscribed[turn] = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
+            await self._emit(UserTurnStarted(turn, self._untranscribed[turn].id))
+        return self._untranscribed[turn]
 
-    async def _catch_up(self) -> None:
-        """Answer what was asked while a turn was being transcribed."""
-        while self._later and not self._unknown():
-            await self.handle(self._later.pop(0))
+    async def _begin_waiting(self) -> None:
+        """Begin the responses that were asked for while a turn was being transcribed."""
+        while self._waiting_requests and not self._has_unresolved():
+            await self.handle(self._waiting_requests.pop(0))
 
-    def _unknown(self) -> bool:
-        """A turn that is an item already has no transcript yet, or an image has not been read."""
-        waiting = {id(item) for item in self._turns.values()}
-        return bool(self._looking.unread) or any(id(item) in waiting for item in self.conversation.items)
+    def _has_unresolved(self) -> bool:
+        """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
+        waiting = {id(item) for item in self._untranscribed.values()}
+        return bool(self._item_media.unresolved) or any(id(item) in waiting for item in self.conversation.items)
 
-    async def _looked(self) -> None:
-        await self._answer_turn()
-        await self._catch_up()
+    async def _media_resolved(self) -> None:
+        await self._respond_if_due()
+        await self._begin_waiting()
 
-    async def _answer_turn(self, *, cancels: bool = True) -> None:
-        """Answer what is owed one, once nobody speaks and all that was said is known.
+    async def _respond_if_due(self, *, cancels: bool = True) -> None:
+        """Begin the response that is due, once the user is silent and all transcripts are there.
 
-        `cancels`: an answer under way is ended for it, or else waited for.
+        `cancels`: a response under way is ended for it; otherwise it is waited for.
         """
-        if self._closing or not self._owed or self._speaking or self._unknown():
+        if self._closing or not self._response_due or self._user_speaking or self._has_unresolved():
             return
         if self._responder.active is None:
-            self._owed = False
+            self._response_due = False
             self._responder.begin(CreateResponse())
         elif self.config.interrupt_response and cancels and not self._responder.active.cancelled:
             await self._emit(OverlapDecided(-1, True, "turn_answered"))
             await self.interrupt("turn_detected")
 
-    # --- answers ----------------------------------------------------------------------------------------------------------
+    # --- responses ----------------------------------------------------------------------------------------------------
 
-    async def _answered(self, answering: ResponseTask) -> None:
-        """An answer is over."""
-        if answering.response.stored and self._group:
-            self._group.start_soon(self._idle)
-        await self._answer_turn()
+    async def _response_ended(self, task: ResponseTask) -> None:
+        """A response has ended: another may be due, or the user's silence be waited for."""
+        if task.response.stored and self._group:
+            self._group.start_soon(self._await_idle_timeout)
+        await self._respond_if_due()
 
-    async def _idle(self) -> None:
-        """Wait for somebody to speak after an answer has sounded; if nobody does, speak again."""
+    async def _await_idle_timeout(self) -> None:
+        """Wait for the user to speak after a response was heard; after `idle_timeout_ms` respond again."""
         timeout_ms, vad = self.config.idle_timeout_ms, self.config.transcription.vad
         if self._closing or timeout_ms is None or vad is None or vad.patience_ms is not None:
             return
         self._idling.cancel()
         with anyio.CancelScope() as self._idling:
-            await anyio.sleep(self._sounding.left_s)
+            await anyio.sleep(self._playout.left_s)
             start_ms = int(self.audio_s * 1000)
             await anyio.sleep(timeout_ms / 1000)
-            if self.answering or self._speaking or self._unknown():
+            if self.answering or self._user_speaking or self._has_unresolved():
                 return
             item = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
             await self._emit(IdleTimeoutReached(item.id, start_ms, int(self.audio_s * 1000)))
             await self._emit(UserTurnCommitted(-1, item, self.conversation.add(item)))
             self._responder.begin(CreateResponse())
 
-    async def _expect(self, turn: int, text: str, speech_end_ms: int) -> None:
-        """The user may have ended a turn. Nobody hears of the answer to it before it is asked for."""
+    async def _begin_preemptive(self, turn: int, text: str, speech_end_ms: int) -> None:
+        """Begin a preemptive response to a turn that may have ended. The client does not learn of it."""
         responder = self._responder
-        await responder.ahead.drop()
-        free = responder.active is None and not self._later and text.strip()
-        others = {id(i) for t, i in self._turns.items() if t != turn}
+        await responder.preemptive.drop()
+        free = responder.active is None and not self._waiting_requests and text.strip()
+        others = {id(i) for t, i in self._untranscribed.items() if t != turn}
         known = all(id(i) not in others for i in self.conversation.items)
-        if free and known and self._answers and self.config.transcription.vad:
-            sound = self._sounds.guess(turn, speech_end_ms) if self._sounds else None
-            await responder.expect(text, self._turns.get(turn), sound)
+        if free and known and self._responds_to_turns and self.config.transcription.vad:
+            audio = self._turn_audio.paused_turn(turn, speech_end_ms) if self._turn_audio else None
+            await responder.begin_preemptive(text, self._untranscribed.get(turn), audio)
 
     async def _prefill(self, turn: int, text: str) -> None:
-        self._running[turn] = self._running.get(turn, "") + text
-        if not (self._units or self._sounds or self._responder.active or self._responder.ahead or self._unknown()):
-            await self._responder.prefill(self._running[turn].strip())
+        self._partial_texts[turn] = self._partial_texts.get(turn, "") + text
+        is_busy = self._responder.active or self._responder.preemptive or self._has_unresolved()
+        if not (self._native_turns or self._turn_audio or is_busy):
+            await self._responder.prefill(self._partial_texts[turn].strip())

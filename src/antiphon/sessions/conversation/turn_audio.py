@@ -23,11 +23,11 @@ from antiphon.events.transcription import (
 from antiphon.sessions.conversation.history import IMAGE_GONE
 
 # Seconds that are kept of a turn, its last ones, and milliseconds that are kept after its last speech.
-LONGEST_S, TAIL_MS = 120, 100
+MAX_TURN_S, TAIL_MS = 120, 100
 # The most seconds of audio, and the most images, that a conversation keeps. Past either, the oldest are dropped, and
 # known by their text, until the second number is left.
-MOST_S, LEFT_S = 600, 300
-MOST_IMAGES, LEFT_IMAGES = 64, 32
+MAX_AUDIO_S, KEPT_AUDIO_S = 600, 300
+MAX_IMAGES, KEPT_IMAGES = 64, 32
 
 
 @dataclass(slots=True)
@@ -42,16 +42,16 @@ class _Turn:
 class TurnAudio:
     """Keeps the last 120 s of the user's audio, as int16, and cuts turns out of it.
 
-    `hear` must get the audio before the transcription session does, and `take` every event of that session. All times
-    are milliseconds from the start of the session's audio. A turn that has paused and the turn that this pause ends
-    are the same `AudioPart` object, so that a preemptive response begun at the pause is recognized as the one asked
-    for.
+    `append_audio` must get the audio before the transcription session does, and `follow` every event of that session.
+    All times are milliseconds from the start of the session's audio. A turn that has paused and the turn that this
+    pause ends are the same `AudioPart` object, so that a preemptive response begun at the pause is recognized as the
+    one asked for.
     """
 
     def __init__(self) -> None:
         self._held: deque[npt.NDArray[np.int16]] = deque()
         # Samples that have arrived, and those of them that are kept.
-        self._now = self._length = 0
+        self._num_received = self._num_held = 0
         # The turns by number, until they have a transcript.
         self._turns: dict[int, _Turn] = {}
         # Where the turn before ended.
@@ -62,21 +62,21 @@ class TurnAudio:
         """The numbers of the turns whose bounds are kept because their transcript has neither come nor failed."""
         return set(self._turns)
 
-    async def hear(self, pcm: Pcm) -> None:
+    async def append_audio(self, pcm: Pcm) -> None:
         """Keep audio: float32 [num_samples] in [-1, 1], mono, 16 kHz; it is copied and clipped. Never waits; it is a
         coroutine because the transcription session's tap is one.
         """
         self._held.append(np.rint(np.clip(pcm, -1, 1) * 32767).astype(np.int16))
-        self._now += len(pcm)
-        self._length += len(pcm)
-        while self._length - len(self._held[0]) >= LONGEST_S * SAMPLE_RATE_HZ:
-            self._length -= len(self._held.popleft())
+        self._num_received += len(pcm)
+        self._num_held += len(pcm)
+        while self._num_held - len(self._held[0]) >= MAX_TURN_S * SAMPLE_RATE_HZ:
+            self._num_held -= len(self._held.popleft())
 
-    def take(self, output: TranscriptionEvent) -> None:
+    def follow(self, event: TranscriptionEvent) -> None:
         """Follow the transcription session's events: where turns begin and end, and which have their transcript and are
         forgotten. A cleared turn's audio is not part of the next one.
         """
-        match output:
+        match event:
             case SpeechStarted(turn, at_ms):
                 self._turns[turn] = _Turn(at_ms)
             case TurnCommitted(_, _, end_ms):
@@ -85,17 +85,17 @@ class TurnAudio:
                 self._turns.pop(turn, None)
             case TurnCleared():
                 self._turns.clear()
-                self._ended_ms = self._now * 1000 // SAMPLE_RATE_HZ
+                self._ended_ms = self._num_received * 1000 // SAMPLE_RATE_HZ
 
-    def guess(self, turn: int, speech_end_ms: int) -> AudioPart:
+    def paused_turn(self, turn: int, speech_end_ms: int) -> AudioPart:
         """Return the audio of an open turn that has paused since `speech_end_ms`: from where its speech began to 100 ms
         after `speech_end_ms`, as far as it is still kept. Equal calls return the same object.
         """
         return self._part(turn, self._ended_ms, speech_end_ms)
 
-    def of(self, turn: TurnCommitted) -> AudioPart:
+    def ended_turn(self, turn: TurnCommitted) -> AudioPart:
         """Return the audio of a turn that has ended: float32, 16 kHz, up to 100 ms after its last speech and at most
-        its last 120 s. It is the object that `guess` gave for the same pause.
+        its last 120 s. It is the object that `paused_turn` gave for the same pause.
         """
         speech_end_ms = turn.end_ms if turn.speech_end_ms is None else turn.speech_end_ms
         return self._part(turn.turn, turn.start_ms, speech_end_ms)
@@ -108,7 +108,7 @@ class TurnAudio:
 
     def _cut(self, start_ms: int, end_ms: int) -> AudioPart:
         start, end = (ms * SAMPLE_RATE_HZ // 1000 for ms in (start_ms, end_ms))
-        at, parts = self._now - self._length, list[npt.NDArray[np.int16]]()
+        at, parts = self._num_received - self._num_held, list[npt.NDArray[np.int16]]()
         for held in self._held:
             low, high = max(0, start - at), max(0, end - at)
             if low < len(held) and high:
@@ -118,20 +118,20 @@ class TurnAudio:
         return AudioPart(whole.astype(np.float32) / np.float32(32767))
 
 
-def bound(items: Sequence[Item]) -> None:
+def drop_old_media(items: Sequence[Item]) -> None:
     """Drop the media of the oldest items where a conversation keeps too much: past 600 s of audio until at most 300 s
     are left, past 64 images until 32 are. Audio leaves its transcript, an image its text or a note that it was
     shown. Changes the items in place.
     """
     media = [(p, p.media) for i in items for p in i.parts]
-    sounds = [(p, len(m.pcm) / SAMPLE_RATE_HZ) for p, m in media if isinstance(m, AudioPart)]
+    audio = [(p, len(m.pcm) / SAMPLE_RATE_HZ) for p, m in media if isinstance(m, AudioPart)]
     images = [(p, 1) for p, m in media if isinstance(m, ImagePart)]
-    for parts, most, left in ((sounds, MOST_S, LEFT_S), (images, MOST_IMAGES, LEFT_IMAGES)):
+    for parts, most, kept in ((audio, MAX_AUDIO_S, KEPT_AUDIO_S), (images, MAX_IMAGES, KEPT_IMAGES)):
         total = sum(size for _, size in parts)
         if total <= most:
             continue
         for part, size in parts:
-            if total <= left:
+            if total <= kept:
                 break
             part.media, total = None, total - size
             part.text = part.text or (IMAGE_GONE if part.kind == "input_image" else "")

@@ -64,7 +64,7 @@ class ConversationFactory(Protocol):
 
     - `emit`: gets every event of the conversation and may hold it back.
     - `playback`: the ledger, which is asked how much of a response was heard.
-    - `aside`: gets the commands that arrive between the audio, in their order.
+    - `handle_other`: gets the commands that arrive between the audio, in their order.
     - `left_s`: returns the playout, the seconds of sent audio that are still to be played.
     """
 
@@ -73,7 +73,7 @@ class ConversationFactory(Protocol):
         *,
         emit: EmitConversation,
         playback: PlaybackTracker,
-        aside: Callable[[ConversationCommand], Awaitable[None]],
+        handle_other: Callable[[ConversationCommand], Awaitable[None]],
         left_s: Callable[[], float],
     ) -> ConversationSession: ...
 
@@ -98,7 +98,9 @@ class DuplexSession:
         self._duplex = duplex
         self._emit = emit
         self._ledger = PlaybackLedger(clock, acks_only=duplex.acks_only)
-        self._talk = make(emit=self._say, playback=self._ledger, aside=self.handle, left_s=lambda: self._ledger.left_s)
+        self._talk = make(
+            emit=self._say, playback=self._ledger, handle_other=self.handle, left_s=lambda: self._ledger.left_s
+        )
         self.epoch = epoch
         self.state: TurnState = "idle"
         # The epoch of each stored response that is under way, by response id.
@@ -165,17 +167,17 @@ class DuplexSession:
                 known, again = self._ledger.acknowledge(item)
                 await self._emit(known)
                 if again:
-                    await self._talk.heard_of([again])
+                    await self._talk.truncate_to_heard([again])
                 if self.state == "assistant_playing" and not self._sounds():
                     await self._become("playback_finished", "idle")
             case BargeIn(reason):
                 before = self.epoch
-                await self._talk.speech_over_answer(takes_floor=True, reason=reason)
+                await self._talk.decide_overlap(takes_floor=True, reason=reason)
                 if self.epoch == before and self._sounds():
                     await self._barge_in(reason)
                     await self._talk.interrupt("turn_detected")
             case HoldFloor(reason):
-                await self._talk.speech_over_answer(takes_floor=False, reason=reason)
+                await self._talk.decide_overlap(takes_floor=False, reason=reason)
             case CancelInput():
                 self._cancelled += 1
                 await self._raise_epoch()
@@ -243,7 +245,7 @@ class DuplexSession:
             case OverlapDecided(_, takes_floor, reason):
                 await self._overlap_decided(takes_floor, reason)
             case UserTurnCommitted():
-                await self._talk.heard_of(self._ledger.settle())
+                await self._talk.truncate_to_heard(self._ledger.settle())
                 await self._emit(output)
                 await self._become("user_turn_committed", "user_committed")
             case TranscriptDone(_, text):

@@ -90,7 +90,7 @@ class _Guess:
     speech_end: int
     hypothesis: Hypothesis
     turn: int
-    told: bool = False
+    reported: bool = False
 
 
 class Decoding:
@@ -113,7 +113,7 @@ class Decoding:
         self.profile = tuned(transcriber.profile, config.tuning)
         self.segmenter = Segmenter(self.profile, config.vad, frame_samples)
         self._transcriber = transcriber
-        self._hearing = transcriber.open()
+        self._stream = transcriber.open()
         self._emit = emit
         self._measure = measure
         self._clock = clock
@@ -131,7 +131,7 @@ class Decoding:
         self._partial_at = 0
         self._guess: _Guess | None = None
         # The listening is still sending what it found.
-        self.telling = False
+        self.is_emitting = False
         # The first sample of a pause that follows an incomplete sentence.
         self.unfinished: int | None = None
 
@@ -149,7 +149,7 @@ class Decoding:
         return not self._turns
 
     @property
-    def held(self) -> int:
+    def num_held(self) -> int:
         """How many turns and ended windows it holds, which is bounded however long the session runs."""
         return len(self._turns) + len(self._ended)
 
@@ -161,7 +161,7 @@ class Decoding:
         """Let the task look again for work, because audio came or the open window changed. Does not wait."""
         self._changed.notify()
 
-    def take(self, step: WindowEnded | TurnEnded) -> None:
+    def add(self, step: WindowEnded | TurnEnded) -> None:
         """Queue a window or turn that has ended, and cancel the partial in progress. Does not wait for the decode."""
         self._ended.append(_Ended(step, self._clock()))
         self._cancel_partial()
@@ -184,13 +184,13 @@ class Decoding:
             if isinstance(ended.step, WindowEnded) and all(s.turn == turn for s in ended.step.window.spans):
                 ended.step.window.dropped = True
 
-    async def check_guess(self) -> None:
+    async def retract_guess(self) -> None:
         """Emit GuessDropped if the pause has ended of which a preflight transcript was emitted. Call it after audio."""
         guess, window = self._guess, self.segmenter.window
-        if not (guess and guess.told and window):
+        if not (guess and guess.reported and window):
             return
         if (window.id, self.segmenter.quiet_since) != (guess.window_id, guess.speech_end):
-            guess.told = False
+            guess.reported = False
             await self._emit(GuessDropped(guess.turn))
 
     def end(self) -> None:
@@ -211,7 +211,7 @@ class Decoding:
         try:
             await self._run()
         finally:
-            self._hearing.close()
+            self._stream.close()
 
     async def _run(self) -> None:
         while True:
@@ -224,7 +224,7 @@ class Decoding:
             elif self._known_already():
                 for step in self.segmenter.settle():
                     assert isinstance(step, WindowEnded | TurnEnded)
-                    self.take(step)
+                    self.add(step)
             elif self._window_is_full():
                 await self._cut_window()
             elif self._may_guess():
@@ -237,7 +237,7 @@ class Decoding:
     def _known_already(self) -> bool:
         """Whether the turn has ended, a response waits for it, and its words were decoded during its last pause."""
         window, guess = self.segmenter.window, self._guess
-        if self.telling or not (self.config.preflight and self.segmenter.settling and window and guess):
+        if self.is_emitting or not (self.config.preflight and self.segmenter.settling and window and guess):
             return False
         return (guess.window_id, guess.speech_end) == (window.id, self.segmenter.quiet_since)
 
@@ -346,16 +346,16 @@ class Decoding:
         if bound:
             asked = replace(asked, prefix=text.prefix)
         sent = tuple(p for _, p in text.sent) if bound else ()
-        final = await (self._patiently(asked) if patient else self._hearing.decode(asked))
+        final = await (self._patiently(asked) if patient else self._stream.decode(asked))
         return replace(final, pieces=(*sent, *final.pieces), is_speech=final.is_speech or bool(sent))
 
     async def _patiently(self, window: Window) -> Hypothesis:
         for _ in range(FINAL_ATTEMPTS - 1):
             try:
-                return await self._hearing.decode(window)
+                return await self._stream.decode(window)
             except Refused as refusal:
                 await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
-        return await self._hearing.decode(window)
+        return await self._stream.decode(window)
 
     def _window(self, window: OpenWindow, pcm: Pcm, *, final: bool, words: bool = False) -> Window:
         text = self._text_of(window)
@@ -397,10 +397,10 @@ class Decoding:
             if self.segmenter.quiet_since == quiet:
                 self.segmenter.linger()
         if self.config.preflight and self.segmenter.window is window and self.segmenter.quiet_since == quiet:
-            mine = zip(word_turns(window, final), final.pieces, strict=True) if final.is_speech else ()
+            turn_pieces = zip(word_turns(window, final), final.pieces, strict=True) if final.is_speech else ()
             known = self._turns[turn].text if turn in self._turns else ""
-            self._guess.told = True
-            text = (known + "".join(p.text for t, p in mine if t == turn)).strip()
+            self._guess.reported = True
+            text = (known + "".join(p.text for t, p in turn_pieces if t == turn)).strip()
             await self._emit(TranscriptGuessed(turn, text, quiet * 1000 // SAMPLE_RATE_HZ))
 
     def _eager(self, window: OpenWindow) -> bool:
@@ -427,7 +427,7 @@ class Decoding:
         started = self._clock()
         with anyio.CancelScope() as self._partial_scope:
             try:
-                hypothesis = await self._hearing.decode(
+                hypothesis = await self._stream.decode(
                     self._window(window, self.segmenter.audio(window.start), final=False)
                 )
             except Refused as refusal:
@@ -440,7 +440,7 @@ class Decoding:
             finally:
                 self._partial_scope = None
             self._measure("partial", self._clock() - started)
-            mine = word_turns(window, hypothesis)
+            turns = word_turns(window, hypothesis)
             if (
                 self.config.preflight
                 and hypothesis.is_speech
@@ -450,11 +450,11 @@ class Decoding:
                 before = [p.text for t, p in text.sent if t == turn]
                 likely = [
                     p.text
-                    for t, p in zip(mine, hypothesis.pieces, strict=True)
+                    for t, p in zip(turns, hypothesis.pieces, strict=True)
                     if t == turn and p.probability >= LIKELY_PROBABILITY
                 ]
                 await self._emit(TranscriptPartial(turn, "".join([*before, *likely]).strip()))
-            for turn, delta in text.offer(hypothesis, now / SAMPLE_RATE_HZ, mine, self._eager(window)):
+            for turn, delta in text.offer(hypothesis, now / SAMPLE_RATE_HZ, turns, self._eager(window)):
                 await self._send(turn, delta)
 
     async def _cut_window(self) -> None:

@@ -43,17 +43,17 @@ from antiphon.turns.segmenter import SegmenterEvent, TurnEnded, WindowEnded
 log = logging.getLogger(__name__)
 
 # The turn detector judges a pause after so many seconds; from this probability on, what was said is complete.
-JUDGE_AFTER_S, COMPLETE = 0.2, 0.5
+JUDGE_AFTER_S, COMPLETE_PROBABILITY = 0.2, 0.5
 # Audio is live if over so many seconds it came no faster than it is spoken, except for a burst of so many seconds after
 # a stall of the network.
-PACE_S, BURST_S = 2.0, 0.5
+LIVE_PERIOD_S, LIVE_BURST_S = 2.0, 0.5
 # A client that mutes itself when its turn has ended sends no silence. After so many seconds without a command, the
 # absence of audio counts as silence, so that the client gets its transcript.
 STALLED_S = 0.6
 
 EmitTranscription = Callable[[TranscriptionEvent], Awaitable[None]]
 Measure = Callable[[str, float], None]
-Aside = Callable[[ConversationCommand], Awaitable[None]]
+HandleOther = Callable[[ConversationCommand], Awaitable[None]]
 
 
 def _unmeasured(kind: str, seconds: float) -> None:
@@ -67,9 +67,9 @@ class TranscriptionSession:
     - `min_commit_ms`: a commit with less new audio than this is refused with CommitRefused.
     - `measure`: gets a kind and seconds: "vad" and "partial" for each run, "final" from the end of a turn to its
       transcript.
-    - `aside`: gets the commands that are not about audio, in their order among the audio.
-    - `judge`: the turn detector for `semantic_vad`; without one a turn ends after its patience.
-    - `echo`: the echo guard, so that responses heard through the microphone are not taken for speech.
+    - `handle_other`: gets the commands that are not about audio, in their order among the audio.
+    - `turn_detector`: the turn detector for `semantic_vad`; without one a turn ends after its patience.
+    - `echo_guard`: the echo guard, so that responses heard through the microphone are not taken for speech.
     - `tap`: gets all audio before it is analysed, and may hold it back.
     - `clock`: returns monotonic seconds.
 
@@ -86,30 +86,30 @@ class TranscriptionSession:
         *,
         min_commit_ms: int = 0,
         measure: Measure = _unmeasured,
-        aside: Aside | None = None,
-        judge: TurnDetector | None = None,
-        echo: EchoGuard | None = None,
+        handle_other: HandleOther | None = None,
+        turn_detector: TurnDetector | None = None,
+        echo_guard: EchoGuard | None = None,
         tap: Callable[[Pcm], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
         self.inbox = inbox
         self.audio_s = 0.0
-        self._speech = detector.open()
-        self._frame = detector.frame_samples
+        self._vad = detector.open()
+        self._frame_samples = detector.frame_samples
         self._emit = emit
         self._min_commit_ms = min_commit_ms
         self._measure = measure
-        self._aside = aside
-        self._judge = judge
-        self._echo = echo
+        self._handle_other = handle_other
+        self._turn_detector = turn_detector
+        self._echo_guard = echo_guard
         self._tap = tap
         # The audio of the incomplete VAD frame, for the echo guard.
         self._rest: Pcm = np.zeros(0, np.float32)
-        # (monotonic seconds, samples received by then), over the last PACE_S.
-        self._pace: deque[tuple[float, int]] = deque()
+        # (monotonic seconds, samples received by then), over the last LIVE_PERIOD_S.
+        self._received: deque[tuple[float, int]] = deque()
         # The first sample of the pause that was judged last.
-        self._judged: int | None = None
+        self._judged_pause: int | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
         self._decoding = Decoding(config, transcriber, detector.frame_samples, emit, measure, clock)
@@ -124,8 +124,8 @@ class TranscriptionSession:
 
     @property
     def num_held(self) -> int:
-        """What the session keeps, in samples of audio, plus turns and windows to decode: bounded however long it runs."""
-        return self._segmenter.num_held + self._decoding.held
+        """What the session keeps: samples of audio, plus turns and windows to decode. Bounded however long it runs."""
+        return self._segmenter.num_held + self._decoding.num_held
 
     @property
     def speaking(self) -> bool:
@@ -151,7 +151,7 @@ class TranscriptionSession:
 
     async def run(self) -> None:
         """Run both tasks until the inbox is closed and all audio in it is transcribed. A turn that is open then is
-        committed. Failed decodes raise nothing; what `emit`, `aside` and the VAD raise ends the session.
+        committed. Failed decodes raise nothing; what `emit`, `handle_other` and the VAD raise ends the session.
         """
         async with anyio.create_task_group() as group:
             self._group = group
@@ -159,7 +159,7 @@ class TranscriptionSession:
             await self._listen()
             if self._segmenter.window or not self._decoding.idle:
                 # The inbox was closed inside a turn: what was heard of it still gets its transcript.
-                await self._take(self._segmenter.commit())
+                await self._apply_steps(self._segmenter.commit())
             self._decoding.end()
 
     # --- listening -----------------------------------------------------------------------------------------------
@@ -169,14 +169,14 @@ class TranscriptionSession:
             with anyio.move_on_after(STALLED_S if self._segmenter.settling else math.inf) as waiting:
                 item = await self.inbox.get()
             if waiting.cancelled_caught:
-                await self._take(self._segmenter.settle())
+                await self._apply_steps(self._segmenter.settle())
                 continue
             match item:
                 case None:
                     return
                 case AppendAudio(pcm):
                     for start in range(0, len(pcm), SAMPLE_RATE_HZ):
-                        await self._hear(pcm[start : start + SAMPLE_RATE_HZ])
+                        await self._listen_to(pcm[start : start + SAMPLE_RATE_HZ])
                 case CommitAudio(final=True):
                     await self._commit()
                 case CommitAudio(final=False):
@@ -187,59 +187,59 @@ class TranscriptionSession:
                 case ConfigureTranscription(config):
                     await self.configure(config)
                 case other:
-                    assert self._aside
+                    assert self._handle_other
                     assert not isinstance(other, CommitAudio)
-                    await self._aside(other)
+                    await self._handle_other(other)
 
-    async def _hear(self, pcm: Pcm) -> None:
+    async def _listen_to(self, pcm: Pcm) -> None:
         while self._decoding.behind:
             await self._decoding.changed()
         if self._tap:
             await self._tap(pcm)
         started = self._clock()
-        probabilities = await self._speech.feed(pcm)
+        probabilities = await self._vad.feed(pcm)
         if probabilities:
             self._measure("vad", self._clock() - started)
         self.audio_s += len(pcm) / SAMPLE_RATE_HZ
-        if self._echo and self.config.vad:
-            probabilities = self._own(self._echo, pcm, probabilities)
-        await self._take(self._segmenter.feed(pcm, probabilities))
-        await self._decoding.check_guess()
-        self._consider()
+        if self._echo_guard and self.config.vad:
+            probabilities = self._without_echo(self._echo_guard, pcm, probabilities)
+        await self._apply_steps(self._segmenter.feed(pcm, probabilities))
+        await self._decoding.retract_guess()
+        self._judge_pause()
 
-    def _own(self, echo: EchoGuard, pcm: Pcm, probabilities: list[float]) -> list[float]:
+    def _without_echo(self, echo: EchoGuard, pcm: Pcm, probabilities: list[float]) -> list[float]:
         """Return the probabilities without those that the echo guard takes for the echo of a response."""
         begin = self._segmenter.now - len(self._rest)
-        sound = np.concatenate((self._rest, pcm))
-        size = self._frame * len(probabilities)
-        self._rest = sound[size:]
-        if not self._live():
+        audio = np.concatenate((self._rest, pcm))
+        size = self._frame_samples * len(probabilities)
+        self._rest = audio[size:]
+        if not self._is_live():
             return probabilities
-        return echo.judge(sound[:size].reshape(-1, self._frame), probabilities, begin)
+        return echo.judge(audio[:size].reshape(-1, self._frame_samples), probabilities, begin)
 
-    def _live(self) -> bool:
+    def _is_live(self) -> bool:
         """Whether audio comes as fast as it is spoken. What comes faster was not recorded beside a loudspeaker."""
         now_s = self._clock()
-        self._pace.append((now_s, self._segmenter.now))
-        while self._pace[0][0] < now_s - PACE_S:
-            self._pace.popleft()
-        since_s, since = self._pace[0]
-        return (self._segmenter.now - since) / SAMPLE_RATE_HZ <= 1.5 * (now_s - since_s) + BURST_S
+        self._received.append((now_s, self._segmenter.now))
+        while self._received[0][0] < now_s - LIVE_PERIOD_S:
+            self._received.popleft()
+        since_s, since = self._received[0]
+        return (self._segmenter.now - since) / SAMPLE_RATE_HZ <= 1.5 * (now_s - since_s) + LIVE_BURST_S
 
-    def _consider(self) -> None:
+    def _judge_pause(self) -> None:
         """Have the turn detector judge the present pause, once and in a task beside the listening."""
         vad, window, quiet = self.config.vad, self._segmenter.window, self._segmenter.quiet_since
-        if self._judge is None or vad is None or vad.patience_ms is None or window is None or quiet is None:
+        if self._turn_detector is None or vad is None or vad.patience_ms is None or window is None or quiet is None:
             return
-        if quiet == self._judged or self._segmenter.now - quiet < JUDGE_AFTER_S * SAMPLE_RATE_HZ:
+        if quiet == self._judged_pause or self._segmenter.now - quiet < JUDGE_AFTER_S * SAMPLE_RATE_HZ:
             return
-        self._judged = quiet
+        self._judged_pause = quiet
         assert self._group
-        self._group.start_soon(self._decide, self._judge, quiet, self._segmenter.audio(window.start))
+        self._group.start_soon(self._end_if_complete, self._turn_detector, quiet, self._segmenter.audio(window.start))
 
-    async def _decide(self, judge: TurnDetector, quiet: int, pcm: Pcm) -> None:
+    async def _end_if_complete(self, turn_detector: TurnDetector, quiet: int, pcm: Pcm) -> None:
         try:
-            complete = await judge.complete(pcm) >= COMPLETE
+            complete = await turn_detector.complete(pcm) >= COMPLETE_PROBABILITY
         except (ModelError, Refused) as error:
             # Without a judgement, the turn ends as if it were complete.
             log.warning("a pause was not judged: %s", error)
@@ -252,30 +252,30 @@ class TranscriptionSession:
         if have_ms < self._min_commit_ms:
             await self._emit(CommitRefused(have_ms, self._min_commit_ms))
             return
-        await self._take(self._segmenter.commit())
+        await self._apply_steps(self._segmenter.commit())
 
     async def _clear(self) -> None:
         self._decoding.clear()
-        await self._take(self._segmenter.clear())
-        self._speech.reset()
+        await self._apply_steps(self._segmenter.clear())
+        self._vad.reset()
         self._rest = self._rest[:0]
 
     async def configure(self, config: TranscriptionConfig) -> None:
         """Apply a changed configuration at once, and emit the turn that it ends, if any. Call it only from the
-        listening task, that is from `aside`; other callers put a ConfigureTranscription.
+        listening task, that is from `handle_other`; other callers put a ConfigureTranscription.
         """
         self.config = config
         self._decoding.configure(config)
-        await self._take(self._segmenter.apply(self._decoding.profile, config.vad))
+        await self._apply_steps(self._segmenter.apply(self._decoding.profile, config.vad))
 
-    async def _take(self, steps: list[SegmenterEvent]) -> None:
+    async def _apply_steps(self, steps: list[SegmenterEvent]) -> None:
         # Decoding must not report a turn's transcript before the turn's end was sent.
-        self._decoding.telling = True
+        self._decoding.is_emitting = True
         for step in steps:
             match step:
                 case WindowEnded() | TurnEnded():
-                    self._decoding.take(step)
+                    self._decoding.add(step)
                 case SpeechStarted() | SpeechStopped() | TurnCommitted():
                     await self._emit(step)
-        self._decoding.telling = False
+        self._decoding.is_emitting = False
         self._decoding.wake()
