@@ -1,4 +1,4 @@
-"""How much of each answer was heard: acknowledgements, the clock, and what is too late."""
+"""How much of each response was heard: by acknowledgements, by the clock, and which of them come too late."""
 
 from __future__ import annotations
 
@@ -20,81 +20,81 @@ class Clock:
         return self.now
 
 
-def said(ledger: PlaybackLedger, at: ContentPosition, seconds: float, *, done: bool = True) -> None:
-    ledger.take(ResponseAudioDelta(at, np.zeros(int(1000 * seconds), np.float32), 1000))
+def generated(ledger: PlaybackLedger, at: ContentPosition, seconds: float, *, done: bool = True) -> None:
+    ledger.follow(ResponseAudioDelta(at, np.zeros(int(1000 * seconds), np.float32), 1000))
     if done:
-        ledger.take(ContentPartDone(at, ContentPart("output_audio")))
+        ledger.follow(ContentPartDone(at, ContentPart("output_audio")))
 
 
-def test_without_acknowledgements_an_answer_is_heard_as_it_would_be_played() -> None:
+def test_when_a_client_acknowledges_nothing_then_audio_is_heard_as_it_would_be_played() -> None:
     clock = Clock()
     ledger = PlaybackLedger(clock)
-    said(ledger, A, 2.0)
+    generated(ledger, A, 2.0)
     clock.now = 0.5
-    assert ledger.sounding
+    assert ledger.is_playing
     assert ledger.silence() == [(A, 500)]
-    assert not ledger.sounding
+    assert not ledger.is_playing
     assert ledger.silence() == []
 
 
-def test_what_was_heard_to_its_end_is_not_cut() -> None:
+def test_when_audio_was_heard_to_its_end_then_it_is_not_cut() -> None:
     clock = Clock()
     ledger = PlaybackLedger(clock)
-    said(ledger, A, 2.0)
+    generated(ledger, A, 2.0)
     clock.now = 2.5
-    assert not ledger.sounding
+    assert not ledger.is_playing
     assert ledger.silence() == []
 
 
-def test_a_client_that_acknowledges_is_taken_at_its_word() -> None:
+def test_when_a_client_acknowledges_then_its_cursors_say_what_was_heard() -> None:
     clock = Clock()
     ledger = PlaybackLedger(clock)
-    said(ledger, A, 2.0)
-    known, again = ledger.acknowledge(AcknowledgePlayback(700, 600))
+    generated(ledger, A, 2.0)
+    known, truncation = ledger.acknowledge(AcknowledgePlayback(700, 600))
     assert known.cursors == PlaybackCursors(2000, 2000, 700, 600)
-    assert (known.history_exact, again) == (False, None)
+    assert (known.history_exact, truncation) == (False, None)
     clock.now = 9.0
     assert ledger.silence() == [(A, 600)]
 
 
-def test_cursors_only_move_forward_and_no_further_than_the_sound() -> None:
+def test_cursors_only_move_forward_and_no_further_than_the_audio() -> None:
     ledger = PlaybackLedger(Clock())
-    said(ledger, A, 2.0, done=False)
+    generated(ledger, A, 2.0, done=False)
     for played, committed, expected in ((900, 800, (900, 800)), (100, 100, (900, 800)), (9000, 9000, (2000, 2000))):
         known, _ = ledger.acknowledge(AcknowledgePlayback(played, committed, "resp_a"))
         assert (known.played_ms, known.committed_ms) == expected
-    # More may come: not yet all of it.
+    # More audio may follow.
     assert not known.history_exact
-    ledger.take(ContentPartDone(A, ContentPart("output_audio")))
+    ledger.follow(ContentPartDone(A, ContentPart("output_audio")))
     assert ledger.acknowledge(AcknowledgePlayback(2000, 2000, "resp_a"))[0].history_exact
 
 
-def test_what_was_cut_is_cut_anew_where_more_was_heard() -> None:
+def test_when_more_is_acknowledged_after_a_cut_then_the_item_is_cut_anew() -> None:
     ledger = PlaybackLedger(Clock())
-    said(ledger, A, 2.0)
+    generated(ledger, A, 2.0)
     ledger.acknowledge(AcknowledgePlayback(300, 300))
     assert ledger.silence() == [(A, 300)]
     assert ledger.acknowledge(AcknowledgePlayback(450, 450))[1] == (A, 450)
     assert ledger.acknowledge(AcknowledgePlayback(450, 450))[1] is None
 
 
-def test_after_the_users_next_turn_it_is_too_late() -> None:
+def test_when_the_user_has_committed_another_turn_then_an_acknowledgement_is_too_late() -> None:
     ledger = PlaybackLedger(Clock())
-    said(ledger, A, 2.0)
+    generated(ledger, A, 2.0)
     assert ledger.settle() == []
-    said(ledger, B, 1.0)
+    generated(ledger, B, 1.0)
     for ack in (AcknowledgePlayback(1, 1, "resp_a"), AcknowledgePlayback(1, 1, None, "item_a")):
-        with pytest.raises(RemoteProtocolError) as told:
+        with pytest.raises(RemoteProtocolError) as raised:
             ledger.acknowledge(ack)
-        assert told.value.code == "playback_ack_too_late"
+        assert raised.value.code == "playback_ack_too_late"
     assert ledger.acknowledge(AcknowledgePlayback(1, 1))[0].item_id == "item_b"
 
 
-def test_only_what_was_acknowledged_was_heard_where_that_is_the_policy() -> None:
+def test_with_acks_only_nothing_else_was_heard() -> None:
     clock = Clock()
     ledger = PlaybackLedger(clock, acks_only=True)
-    said(ledger, A, 2.0)
-    said(ledger, B, 1.0)
+    generated(ledger, A, 2.0)
+    generated(ledger, B, 1.0)
     ledger.acknowledge(AcknowledgePlayback(1000, 1000, "resp_b"))
     clock.now = 60.0
     assert ledger.settle() == [(A, 0)]
@@ -110,48 +110,50 @@ def test_only_what_was_acknowledged_was_heard_where_that_is_the_policy() -> None
         ("resp_x", "item_a", "playback_item_mismatch"),
     ],
 )
-def test_acknowledgements_of_nothing(response_id: str | None, item_id: str | None, code: str) -> None:
+def test_when_an_acknowledgement_names_no_item_then_it_is_an_error(
+    response_id: str | None, item_id: str | None, code: str
+) -> None:
     ledger = PlaybackLedger(Clock())
-    said(ledger, A, 1.0)
-    said(ledger, B, 1.0)
-    with pytest.raises(RemoteProtocolError) as told:
+    generated(ledger, A, 1.0)
+    generated(ledger, B, 1.0)
+    with pytest.raises(RemoteProtocolError) as raised:
         ledger.acknowledge(AcknowledgePlayback(1, 1, response_id, item_id))
-    assert told.value.code == code
+    assert raised.value.code == code
 
 
 def test_an_item_may_be_named_after_its_response() -> None:
     ledger = PlaybackLedger(Clock())
     with pytest.raises(RemoteProtocolError):
         ledger.acknowledge(AcknowledgePlayback(1, 1))
-    said(ledger, A, 1.0)
+    generated(ledger, A, 1.0)
     assert ledger.acknowledge(AcknowledgePlayback(1, 1, "resp_a", "item_resp_a"))[0].item_id == "item_a"
 
 
-def test_a_first_acknowledgement_of_nothing_corrects_the_clock() -> None:
+def test_when_a_first_acknowledgement_is_of_0_ms_then_it_corrects_the_clock() -> None:
     clock = Clock()
     ledger = PlaybackLedger(clock)
-    said(ledger, A, 2.0)
+    generated(ledger, A, 2.0)
     clock.now = 1.0
     assert ledger.silence() == [(A, 1000)]
     assert ledger.acknowledge(AcknowledgePlayback(0, 0))[1] == (A, 0)
 
 
-def test_what_is_held_does_not_sound_on() -> None:
+def test_while_playback_is_on_hold_its_clock_stands_still() -> None:
     clock = Clock()
     ledger = PlaybackLedger(clock)
-    said(ledger, A, 2.0)
+    generated(ledger, A, 2.0)
     clock.now = 0.5
     ledger.hold(True)
     clock.now = 9.0
-    assert ledger.sounding
+    assert ledger.is_playing
     ledger.hold(False)
     clock.now = 9.5
     assert ledger.silence() == [(A, 1000)]
 
 
-def test_what_the_client_cut_itself_is_cut_no_further() -> None:
+def test_when_the_client_has_truncated_an_item_then_it_is_cut_no_further() -> None:
     ledger = PlaybackLedger(Clock())
-    said(ledger, A, 2.0)
+    generated(ledger, A, 2.0)
     ledger.cut("item_a", 700)
     assert ledger.silence() == []
-    assert not ledger.sounding
+    assert not ledger.is_playing

@@ -82,8 +82,12 @@ class DuplexScene(PlayedTurns):
             ConversationSession, talk, ScriptedTranscriber(), ScriptedDetector(), self.model, self.inbox,
             new_id=lambda prefix: f"{prefix}{next(count)}", clock=lambda: self.clock,
         )  # fmt: skip
-        self.duplex = DuplexSession(duplex, make, emit or self.emit, clock=lambda: self.clock)
-        self.session = self.duplex.talk
+
+        def make_kept(**options: Any) -> ConversationSession:
+            self.session = make(**options)
+            return self.session
+
+        self.duplex = DuplexSession(duplex, make_kept, emit or self.emit, clock=lambda: self.clock)
 
     def of(self, *kinds: type) -> list[Any]:
         return [o for o in self.out if isinstance(o, kinds)]

@@ -92,8 +92,8 @@ class ConversationHistory:
 
         Returns the milliseconds of audio that are left: `audio_end_ms`, or the audio's length where that is less. With
         `from_whole` the cut is made in the part as it was before it was truncated, and may leave more than is left now:
-        a later acknowledgement knows better how much was heard. Raises RemoteProtocolError where the item or the content
-        part is missing, or is not an assistant's audio.
+        a later acknowledgement knows better how much was heard. Raises RemoteProtocolError where the item or the
+        content part is missing, or is not an assistant's audio.
         """
         item = self._items[self._find(item_id, "item_truncate_invalid_item_id", "item_id")]
         if item.kind != "message" or item.role != "assistant":

@@ -15,16 +15,16 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPartDone, ContentPosition, ConversationEvent, ResponseAudioDelta
 from antiphon.events.duplex import AcknowledgePlayback, PlaybackAcknowledged, PlaybackCursors
 
-NOTHING = PlaybackCursors()
+NO_CURSORS = PlaybackCursors()
 # An item counts as heard to its end when all but this much was acknowledged, because clients round to whole chunks and
 # whole milliseconds.
 SLACK_MS = 50
 # How many items are remembered. An acknowledgement of an older one raises playback_item_not_found.
-MOST = 64
+MAX_ITEMS = 64
 
 
 @dataclass(slots=True)
-class _Sound:
+class _ItemAudio:
     """The audio of one item. `begun_s` is when its first chunk came, by the ledger's clock without the time on hold.
 
     `open`: no later turn of the user has been committed, so acknowledgements still count.
@@ -33,7 +33,7 @@ class _Sound:
     at: ContentPosition
     begun_s: float
     generated_s: float = 0.0
-    cursors: PlaybackCursors = NOTHING
+    cursors: PlaybackCursors = NO_CURSORS
     complete: bool = False
     # How many milliseconds of it were heard when it was cut off; None: it was not cut off.
     cut_ms: int | None = None
@@ -58,8 +58,8 @@ class PlaybackLedger:
     def __init__(self, clock: Callable[[], float], *, acks_only: bool = False) -> None:
         self.acks_only = acks_only
         self._clock = clock
-        # By item id, oldest first. Bound: MOST.
-        self._sounds: dict[str, _Sound] = {}
+        # By item id, oldest first. Bound: MAX_ITEMS.
+        self._items: dict[str, _ItemAudio] = {}
         # Whether the client has ever sent an acknowledgement. From then on the clock no longer decides what was heard.
         self._acknowledges = False
         # Seconds for which playback was on hold before, and when the present hold began; None: playback is not on hold.
@@ -67,7 +67,7 @@ class PlaybackLedger:
         self._held_since_s: float | None = None
 
     @property
-    def sounding(self) -> bool:
+    def is_playing(self) -> bool:
         """Whether more than SLACK_MS of the audio that was sent is still to be played, by the client's acknowledgements
         or by the clock. Audio that was cut off does not count.
         """
@@ -78,7 +78,7 @@ class PlaybackLedger:
         """The playout in seconds: how much of the audio that was sent is still to be played. It is an estimate: after
         an acknowledgement, playback is taken to go on in real time. While playback is on hold it does not shrink.
         """
-        playing = (s for s in self._sounds.values() if s.open and s.cut_ms is None)
+        playing = (s for s in self._items.values() if s.open and s.cut_ms is None)
         return max((s.generated_ms - self._played_ms(s) for s in playing), default=0) / 1000
 
     def hold(self, held: bool) -> None:
@@ -98,26 +98,26 @@ class PlaybackLedger:
         """Return an item's cursors, in milliseconds. Audio counts as sent once it was generated. All cursors are 0 for
         an item that had no audio or is no longer remembered.
         """
-        sound = self._sounds.get(item_id)
+        audio = self._items.get(item_id)
         return (
-            replace(sound.cursors, generated_ms=sound.generated_ms, sent_ms=sound.generated_ms)
-            if sound
+            replace(audio.cursors, generated_ms=audio.generated_ms, sent_ms=audio.generated_ms)
+            if audio
             else PlaybackCursors()
         )
 
-    def take(self, output: ConversationEvent) -> None:
+    def follow(self, event: ConversationEvent) -> None:
         """Note an event that goes to the client. Call it for every event of a response, in the order of sending; all
         but audio deltas and ends of content parts are ignored.
         """
-        match output:
+        match event:
             case ResponseAudioDelta(at, pcm, rate_hz):
-                if at.item_id not in self._sounds:
-                    self._sounds[at.item_id] = _Sound(at, self._now_s())
-                    while len(self._sounds) > MOST:
-                        del self._sounds[next(iter(self._sounds))]
-                self._sounds[at.item_id].generated_s += len(pcm) / rate_hz
-            case ContentPartDone(at) if at.item_id in self._sounds:
-                self._sounds[at.item_id].complete = True
+                if at.item_id not in self._items:
+                    self._items[at.item_id] = _ItemAudio(at, self._now_s())
+                    while len(self._items) > MAX_ITEMS:
+                        del self._items[next(iter(self._items))]
+                self._items[at.item_id].generated_s += len(pcm) / rate_hz
+            case ContentPartDone(at) if at.item_id in self._items:
+                self._items[at.item_id].complete = True
             case _:
                 return
 
@@ -130,41 +130,42 @@ class PlaybackLedger:
         Raises RemoteProtocolError with the code playback_item_not_found, playback_item_mismatch (the two ids do not
         belong together) or playback_ack_too_late (a later turn of the user has been committed).
         """
-        sound = self._find(ack)
-        if not sound.open:
+        audio = self._find(ack)
+        if not audio.open:
             raise RemoteProtocolError("playback_ack_too_late", "A later turn of the user has been committed.")
         self._acknowledges = True
-        sound.acked_s = self._now_s()
-        most, had = sound.generated_ms, sound.cursors
-        played = min(max(had.played_ms, ack.played_ms), most)
-        committed = min(max(had.committed_ms, ack.committed_ms), most)
-        sound.cursors = PlaybackCursors(most, most, played, committed)
-        again = None
-        if sound.cut_ms is not None and committed != sound.cut_ms:
-            sound.cut_ms = committed
-            again = (sound.at, committed)
-        kept = sound.cut_ms is not None or (sound.complete and committed >= most - SLACK_MS)
-        at = sound.at
-        return PlaybackAcknowledged(at.response_id, at.item_id, played, committed, sound.cursors, kept), again
+        audio.acked_s = self._now_s()
+        generated_ms, before = audio.generated_ms, audio.cursors
+        played = min(max(before.played_ms, ack.played_ms), generated_ms)
+        committed = min(max(before.committed_ms, ack.committed_ms), generated_ms)
+        audio.cursors = PlaybackCursors(generated_ms, generated_ms, played, committed)
+        truncation = None
+        if audio.cut_ms is not None and committed != audio.cut_ms:
+            audio.cut_ms = committed
+            truncation = (audio.at, committed)
+        history_exact = audio.cut_ms is not None or (audio.complete and committed >= generated_ms - SLACK_MS)
+        at = audio.at
+        acknowledged = PlaybackAcknowledged(at.response_id, at.item_id, played, committed, audio.cursors, history_exact)
+        return acknowledged, truncation
 
     def cut(self, item_id: str, heard_ms: int) -> None:
         """Note that the client truncated an item to `heard_ms` itself. Both of its playback cursors move there,
         forwards or back. An item without audio is ignored.
         """
-        if sound := self._sounds.get(item_id):
-            sound.cut_ms = heard_ms
-            sound.cursors = replace(sound.cursors, played_ms=heard_ms, committed_ms=heard_ms)
+        if audio := self._items.get(item_id):
+            audio.cut_ms = heard_ms
+            audio.cursors = replace(audio.cursors, played_ms=heard_ms, committed_ms=heard_ms)
 
     def silence(self) -> list[tuple[ContentPosition, int]]:
         """Cut off every open item that was not heard to its end, and end a hold. Returns the position of each, oldest
         first, and the milliseconds heard. Items that were cut off before are not returned again.
         """
         cut = []
-        for sound in self._sounds.values():
-            heard_ms = self._heard_ms(sound)
-            if sound.open and sound.cut_ms is None and (not sound.complete or heard_ms < sound.generated_ms - SLACK_MS):
-                sound.cut_ms = heard_ms
-                cut.append((sound.at, heard_ms))
+        for audio in self._items.values():
+            heard_ms = self._heard_ms(audio)
+            if audio.open and audio.cut_ms is None and (not audio.complete or heard_ms < audio.generated_ms - SLACK_MS):
+                audio.cut_ms = heard_ms
+                cut.append((audio.at, heard_ms))
         self.hold(False)
         return cut
 
@@ -175,50 +176,50 @@ class PlaybackLedger:
         that the history is truncated to that; otherwise nothing.
         """
         cut = []
-        for sound in self._sounds.values():
-            if sound.open and sound.complete:
-                sound.open = False
+        for audio in self._items.values():
+            if audio.open and audio.complete:
+                audio.open = False
                 if (
                     self.acks_only
-                    and sound.cut_ms is None
-                    and sound.cursors.committed_ms < sound.generated_ms - SLACK_MS
+                    and audio.cut_ms is None
+                    and audio.cursors.committed_ms < audio.generated_ms - SLACK_MS
                 ):
-                    sound.cut_ms = sound.cursors.committed_ms
-                    cut.append((sound.at, sound.cut_ms))
+                    audio.cut_ms = audio.cursors.committed_ms
+                    cut.append((audio.at, audio.cut_ms))
         return cut
 
-    def _heard_ms(self, sound: _Sound) -> int:
+    def _heard_ms(self, audio: _ItemAudio) -> int:
         if self._acknowledges or self.acks_only:
-            return sound.cursors.committed_ms
-        return self._by_clock_ms(sound)
+            return audio.cursors.committed_ms
+        return self._by_clock_ms(audio)
 
-    def _played_ms(self, sound: _Sound) -> int:
+    def _played_ms(self, audio: _ItemAudio) -> int:
         """Milliseconds that were played by now if playback went on in real time since the last acknowledgement, or
         since the first chunk.
         """
-        if sound.acked_s is None:
-            return self._by_clock_ms(sound)
-        return sound.cursors.played_ms + round((self._now_s() - sound.acked_s) * 1000)
+        if audio.acked_s is None:
+            return self._by_clock_ms(audio)
+        return audio.cursors.played_ms + round((self._now_s() - audio.acked_s) * 1000)
 
-    def _by_clock_ms(self, sound: _Sound) -> int:
-        return min(sound.generated_ms, round((self._now_s() - sound.begun_s) * 1000))
+    def _by_clock_ms(self, audio: _ItemAudio) -> int:
+        return min(audio.generated_ms, round((self._now_s() - audio.begun_s) * 1000))
 
-    def _find(self, ack: AcknowledgePlayback) -> _Sound:
+    def _find(self, ack: AcknowledgePlayback) -> _ItemAudio:
         if ack.response_id is None and ack.item_id is None:
-            for sound in reversed(self._sounds.values()):
-                if sound.open:
-                    return sound
+            for audio in reversed(self._items.values()):
+                if audio.open:
+                    return audio
             raise RemoteProtocolError("playback_item_not_found", "No answer has sounded that is not history.")
-        for sound in reversed(self._sounds.values()):
-            of_response = ack.response_id == sound.at.response_id
+        for audio in reversed(self._items.values()):
+            of_response = ack.response_id == audio.at.response_id
             # Some clients do not keep the item's id and derive one from the response's.
-            of_item = ack.item_id in (sound.at.item_id, f"item_{sound.at.response_id}")
+            of_item = ack.item_id in (audio.at.item_id, f"item_{audio.at.response_id}")
             if of_item and ack.response_id is not None and not of_response:
                 raise RemoteProtocolError(
                     "playback_item_mismatch", f"The item {ack.item_id} is not of the response {ack.response_id}."
                 )
             if of_item or (of_response and ack.item_id is None):
-                return sound
+                return audio
             if of_response:
                 raise RemoteProtocolError(
                     "playback_item_mismatch", f"The response {ack.response_id} has no sound in an item {ack.item_id}."

@@ -98,146 +98,139 @@ class DuplexSession:
         self._duplex = duplex
         self._emit = emit
         self._ledger = PlaybackLedger(clock, acks_only=duplex.acks_only)
-        self._talk = make(
-            emit=self._say, playback=self._ledger, handle_other=self.handle, left_s=lambda: self._ledger.left_s
+        self._session = make(
+            emit=self._handle_event, playback=self._ledger, handle_other=self.handle, left_s=lambda: self._ledger.left_s
         )
         self.epoch = epoch
         self.state: TurnState = "idle"
         # The epoch of each stored response that is under way, by response id.
         self._epochs: dict[str, int] = {}
-        self._begun: set[str] = set()
+        self._begun_responses: set[str] = set()
         self._ducked = False
         # How many inputs were cancelled whose audio is still to be cleared, each by a ClearAudio that follows.
-        self._cancelled = 0
+        self._num_to_clear = 0
 
     @property
     def audio_s(self) -> float:
         """Seconds of the user's audio that the session has listened to so far, silence included. Audio that still waits
         in the inbox does not count.
         """
-        return self._talk.audio_s
+        return self._session.audio_s
 
     @property
     def answering(self) -> bool:
         """Whether a response of the conversation is being produced. False as soon as its events are out, even while the
         client is still playing it.
         """
-        return self._talk.answering
-
-    @property
-    def talk(self) -> ConversationSession:
-        """The conversation inside. Commands given to it directly pass by the epoch and the playback ledger; give them
-        to `handle` instead.
-        """
-        return self._talk
+        return self._session.answering
 
     @property
     def conversation(self) -> ConversationHistory:
         """The history of the conversation inside: its items in order, truncated to what was heard. It changes while
         the session runs.
         """
-        return self._talk.conversation
+        return self._session.conversation
 
     async def run(self) -> None:
         """Run the conversation until its inbox is closed and everything heard was answered, or the response to it
         cancelled. Cancelling the task ends it at once.
         """
-        await self._talk.run()
+        await self._session.run()
 
     # --- from the client ----------------------------------------------------------------------------------------------
 
-    async def handle(self, item: ConversationCommand) -> None:
+    async def handle(self, command: ConversationCommand) -> None:
         """Handle one command of the client. A command that cannot be carried out raises nothing: the client gets a
         CommandRejected instead. It waits for `emit`, not for a response that the command begins.
         """
         try:
-            await self._do(item)
+            await self._carry_out(command)
         except RemoteProtocolError as error:
-            event_id = None if isinstance(item, ConfigureConversation) else item.event_id
+            event_id = None if isinstance(command, ConfigureConversation) else command.event_id
             await self._emit(CommandRejected(error.code, error.message, error.param, event_id))
 
-    async def _do(self, item: ConversationCommand) -> None:
-        match item:
+    async def _carry_out(self, command: ConversationCommand) -> None:
+        match command:
             case ConfigureConversation(config):
                 assert config.duplex
                 self._duplex = config.duplex
                 self._ledger.acks_only = config.duplex.acks_only
-                await self._talk.handle(item)
+                await self._session.handle(command)
             case AcknowledgePlayback():
-                known, again = self._ledger.acknowledge(item)
-                await self._emit(known)
-                if again:
-                    await self._talk.truncate_to_heard([again])
-                if self.state == "assistant_playing" and not self._sounds():
-                    await self._become("playback_finished", "idle")
+                acknowledged, truncation = self._ledger.acknowledge(command)
+                await self._emit(acknowledged)
+                if truncation:
+                    await self._session.truncate_to_heard([truncation])
+                if self.state == "assistant_playing" and not self._is_heard():
+                    await self._set_state("playback_finished", "idle")
             case BargeIn(reason):
                 before = self.epoch
-                await self._talk.decide_overlap(takes_floor=True, reason=reason)
-                if self.epoch == before and self._sounds():
+                await self._session.decide_overlap(takes_floor=True, reason=reason)
+                if self.epoch == before and self._is_heard():
                     await self._barge_in(reason)
-                    await self._talk.interrupt("turn_detected")
+                    await self._session.interrupt("turn_detected")
             case HoldFloor(reason):
-                await self._talk.decide_overlap(takes_floor=False, reason=reason)
+                await self._session.decide_overlap(takes_floor=False, reason=reason)
             case CancelInput():
-                self._cancelled += 1
+                self._num_to_clear += 1
                 await self._raise_epoch()
-                await self._talk.interrupt("client_cancelled")
-                await self._become("input_cancelled", "idle")
+                await self._session.interrupt("client_cancelled")
+                await self._set_state("input_cancelled", "idle")
             case CancelResponse(response_id):
                 if response_id is None or response_id in self._epochs:
-                    if not self._sounds():
-                        await self._talk.handle(item)
+                    if not self._is_heard():
+                        await self._session.handle(command)
                         return
                     await self._raise_epoch()
-                    await self._talk.interrupt("client_cancelled")
+                    await self._session.interrupt("client_cancelled")
                 else:
-                    await self._talk.handle(item)
+                    await self._session.handle(command)
             case TruncateItem(item_id, _, audio_end_ms):
                 self._ledger.cut(item_id, audio_end_ms)
-                await self._talk.handle(item)
+                await self._session.handle(command)
             case SignalTurn(event, payload):
                 await self._emit(TurnStateChanged(event, self.state, payload))
             case _:
-                await self._talk.handle(item)
+                await self._session.handle(command)
 
     # --- from the conversation ----------------------------------------------------------------------------------------
 
-    async def _say(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        match output:
+    async def _handle_event(self, event: TranscriptionEvent | ConversationEvent) -> None:
+        match event:
             case ResponseCreated(response):
                 if response.stored:
                     self._epochs[response.id] = self.epoch
-                await self._emit(output)
+                await self._emit(event)
                 if response.stored:
-                    await self._become("response_created", "assistant_generating")
+                    await self._set_state("response_created", "assistant_generating")
             case ResponseAudioDelta(at) | ResponseTextDelta(at) | ArgumentsDelta(at):
                 if self._epochs.get(at.response_id, self.epoch) < self.epoch:
                     return
-                if at.response_id not in self._begun:
-                    self._begun.add(at.response_id)
+                if at.response_id not in self._begun_responses:
+                    self._begun_responses.add(at.response_id)
                     await self._emit(SpeakStepTaken(at.response_id))
-                if isinstance(output, ResponseAudioDelta):
-                    self._ledger.take(output)
-                await self._emit(output)
-                if isinstance(output, ResponseAudioDelta) and self.state == "assistant_generating":
-                    await self._become("playback_started", "assistant_playing")
+                if isinstance(event, ResponseAudioDelta):
+                    self._ledger.follow(event)
+                await self._emit(event)
+                if isinstance(event, ResponseAudioDelta) and self.state == "assistant_generating":
+                    await self._set_state("playback_started", "assistant_playing")
             case ContentPartDone():
-                self._ledger.take(output)
-                await self._emit(output)
+                self._ledger.follow(event)
+                await self._emit(event)
             case ResponseDone(response):
-                self._begun.discard(response.id)
-                await self._emit(output)
+                self._begun_responses.discard(response.id)
+                await self._emit(event)
                 if self._epochs.pop(response.id, None) is not None and self.state == "assistant_generating":
                     # The response had no audio, so that there is no playback to wait for.
-                    await self._become("response_done", "idle")
+                    await self._set_state("response_done", "idle")
             case SpeechStarted():
-                await self._speech_started(output)
+                await self._speech_started(event)
             case SpeechStopped():
-                await self._emit(output)
+                await self._emit(event)
             case TranscriptFailed():
-                await self._emit(output)
+                await self._emit(event)
                 await self._emit(ListenStepTaken("transcription_failed"))
-                await self._become("nothing_said", "idle")
+                await self._set_state("nothing_said", "idle")
             case OverlapStarted():
                 self._ducked = True
                 self._ledger.hold(True)
@@ -245,39 +238,39 @@ class DuplexSession:
             case OverlapDecided(_, takes_floor, reason):
                 await self._overlap_decided(takes_floor, reason)
             case UserTurnCommitted():
-                await self._talk.truncate_to_heard(self._ledger.settle())
-                await self._emit(output)
-                await self._become("user_turn_committed", "user_committed")
+                await self._session.truncate_to_heard(self._ledger.settle())
+                await self._emit(event)
+                await self._set_state("user_turn_committed", "user_committed")
             case TranscriptDone(_, text):
-                await self._emit(output)
+                await self._emit(event)
                 if not text.strip() and not self.answering:
                     await self._emit(ListenStepTaken("nothing_said"))
-                    await self._become("nothing_said", "idle")
+                    await self._set_state("nothing_said", "idle")
             case TurnCleared():
-                if self._cancelled:
+                if self._num_to_clear:
                     # The audio of an input that was cancelled. CancelInput has done everything else already.
-                    self._cancelled -= 1
-                    await self._emit(output)
+                    self._num_to_clear -= 1
+                    await self._emit(event)
                     return
                 await self._raise_epoch()
-                await self._talk.interrupt("client_cancelled")
-                await self._emit(output)
-                await self._become("input_cleared", "idle")
+                await self._session.interrupt("client_cancelled")
+                await self._emit(event)
+                await self._set_state("input_cleared", "idle")
             case _:
-                await self._emit(output)
+                await self._emit(event)
 
-    async def _speech_started(self, output: SpeechStarted) -> None:
-        if self._sounds():
-            if self._talk.interruptible:
+    async def _speech_started(self, event: SpeechStarted) -> None:
+        if self._is_heard():
+            if self._session.interruptible:
                 if self.state != "barge_in":
                     await self._barge_in("server_vad_speech_started")
             else:
-                await self._emit(OverlapReported(self._duplex.policy, "listen", self._why_not()))
-        await self._emit(output)
-        await self._become("user_speech_started", "user_speaking")
+                await self._emit(OverlapReported(self._duplex.policy, "listen", self._overlap_reason()))
+        await self._emit(event)
+        await self._set_state("user_speech_started", "user_speaking")
 
-    def _why_not(self) -> str:
-        return "client_overlap_action" if self._talk.config.interrupt_response else "policy_listen_only"
+    def _overlap_reason(self) -> str:
+        return "client_overlap_action" if self._session.config.interrupt_response else "policy_listen_only"
 
     async def _overlap_decided(self, takes_floor: bool, reason: str) -> None:
         if takes_floor:
@@ -291,7 +284,7 @@ class DuplexSession:
         self._ducked = False
         await self._raise_epoch()
         await self._emit(OverlapReported(self._duplex.policy, "barge_in", reason))
-        await self._become("barge_in", "barge_in")
+        await self._set_state("barge_in", "barge_in")
 
     async def _unduck(self) -> None:
         if self._ducked:
@@ -303,9 +296,9 @@ class DuplexSession:
         self.epoch += 1
         await self._emit(EpochRaised(self.epoch))
 
-    async def _become(self, event: str, state: TurnState) -> None:
+    async def _set_state(self, event: str, state: TurnState) -> None:
         self.state = state
         await self._emit(TurnStateChanged(event, state))
 
-    def _sounds(self) -> bool:
-        return self.answering or self._ledger.sounding
+    def _is_heard(self) -> bool:
+        return self.answering or self._ledger.is_playing
