@@ -34,7 +34,7 @@ def code(call: object, *arguments: object) -> str:
     return raised.value.code
 
 
-def test_items_go_where_they_are_asked_to() -> None:
+def test_items_are_inserted_behind_the_item_that_is_named() -> None:
     conversation = ConversationHistory()
     assert conversation.add(user("a", "A")) is None
     assert conversation.add(user("b", "B")) == "a"
@@ -47,7 +47,7 @@ def test_items_go_where_they_are_asked_to() -> None:
     assert conversation.items[-1].id == "b"
 
 
-def test_what_cannot_be_is_refused_by_its_code() -> None:
+def test_when_a_change_is_impossible_then_the_error_has_its_code() -> None:
     conversation = ConversationHistory()
     conversation.add(user("a", "A"))
     assert code(conversation.add, user("a", "again")) == "item_create_duplicate_item_id"
@@ -83,7 +83,7 @@ def test_the_model_gets_what_was_said_and_heard() -> None:
 
 
 @given(st.lists(st.text("ab,.!", min_size=1, max_size=5), min_size=1, max_size=12), st.integers(0, 8000))
-def test_what_is_kept_is_what_was_heard_in_full(words: list[str], end_ms: int) -> None:
+def test_when_audio_is_truncated_then_the_words_heard_in_full_are_kept(words: list[str], end_ms: int) -> None:
     conversation = ConversationHistory()
     conversation.add(spoken("s", "  ".join(words)))
     kept_ms = conversation.truncate("s", 0, end_ms)
@@ -96,7 +96,7 @@ def test_what_is_kept_is_what_was_heard_in_full(words: list[str], end_ms: int) -
     assert part.text.split() == heard
 
 
-def test_a_cut_keeps_the_spelling() -> None:
+def test_when_text_is_cut_then_its_spelling_is_kept() -> None:
     text = "Well, — it is\nsunny!  Really."
     words = text.split()
     for count in range(len(words) + 1):

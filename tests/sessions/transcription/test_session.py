@@ -1,4 +1,4 @@
-"""The session over a scripted transcriber: order, back-pressure, failure, cancellation, hours of sound."""
+"""The session over a scripted transcriber: order, back-pressure, failure, cancellation, hours of audio."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def joined(out: list[TranscriptionEvent], turn: int) -> str:
     return "".join(o.text for o in out if isinstance(o, TranscriptDelta) and o.turn == turn)
 
 
-def test_a_turn_in_order() -> None:
+def test_when_a_turn_is_spoken_then_its_events_come_in_order() -> None:
     out = play(chunks(speech(1, 12, 30)), VAD)
     kinds = [type(o) for o in out if not isinstance(o, TranscriptDelta)]
     assert kinds == [SpeechStarted, SpeechStopped, TurnCommitted, TranscriptDone]
@@ -112,7 +112,7 @@ class Bound(ScriptedTranscriber):
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_final_may_go_on_from_what_was_sent(answered: bool) -> None:
+def test_when_a_final_keeps_the_prefix_then_it_goes_on_from_what_was_sent(answered: bool) -> None:
     bound = Bound()
     out = play(chunks(speech(1, 12, 30)), VAD, bound, words=False, answered=answered)
     (final,) = done(out)
@@ -130,7 +130,7 @@ def test_a_final_may_go_on_from_what_was_sent(answered: bool) -> None:
     assert not [w for w in timed.windows if w.final and w.prefix]
 
 
-def test_who_answers_is_told_at_the_pause_what_the_turn_will_be() -> None:
+def test_when_a_turn_pauses_then_its_preflight_transcript_is_reported() -> None:
     out = play(chunks(speech(1, 5, 30), 512), VAD, answered=True)
     guess = next(k for k, o in enumerate(out) if isinstance(o, TranscriptGuessed))
     assert out[guess] == TranscriptGuessed(0, text(1, 5), 1600)
@@ -140,7 +140,7 @@ def test_who_answers_is_told_at_the_pause_what_the_turn_will_be() -> None:
     assert not any(isinstance(o, TranscriptGuessed) for o in play(chunks(speech(1, 5, 30), 512), VAD))
 
 
-def test_a_guess_is_taken_back_where_speech_goes_on() -> None:
+def test_when_speech_goes_on_then_the_preflight_transcript_is_dropped() -> None:
     pcm = np.concatenate((speech(1, 4, 5), speech(5, 4, 30)))
     out = play(chunks(pcm, 512), VAD, answered=True)
     told = [o for o in out if isinstance(o, TranscriptGuessed | GuessDropped)]
@@ -149,7 +149,7 @@ def test_a_guess_is_taken_back_where_speech_goes_on() -> None:
     assert [o.text for o in done(out)] == [text(1, 8)]
 
 
-def test_a_turn_whose_end_confirms_its_guess_does_not_wait_for_its_window_to_settle() -> None:
+def test_when_a_turn_ends_with_its_preflight_transcript_then_its_window_is_not_waited_for() -> None:
     """The profile settles a window after more silence than ends the turn.
 
     A turn that is to be answered is done before that silence has come.
@@ -175,13 +175,13 @@ def test_a_committed_turn_keeps_its_words_when_what_follows_is_thrown_away() -> 
     assert [o.text for o in done(out)] == [text(1, 4), text(10, 3)]
 
 
-def test_what_was_cleared_is_not_in_the_next_commit() -> None:
+def test_when_audio_was_cleared_then_it_is_not_in_the_next_commit() -> None:
     """A pause settled its window before the client threw it away."""
     inputs = [*chunks(speech(1, 4, 60)), ClearAudio(), *chunks(speech(6, 3)), CommitAudio()]
     assert [o.text for o in done(play(inputs))] == [text(6, 3)]
 
 
-def test_word_times_are_the_sessions() -> None:
+def test_word_times_are_those_of_the_session() -> None:
     out = play(chunks(np.concatenate((speech(1, 0, 40), speech(1, 3, 30), speech(4, 3, 30)))), VAD)
     words = [w for o in done(out) for w in o.words]
     assert [w.text for w in words] == text(1, 6).split()
@@ -191,7 +191,7 @@ def test_word_times_are_the_sessions() -> None:
         assert word.end_s == pytest.approx(begin + WORD_SAMPLES / 16000, abs=1e-3)
 
 
-def test_turns_that_follow_at_once_share_a_window_and_no_word_comes_twice() -> None:
+def test_when_turns_follow_at_once_then_they_share_a_window_and_no_word_comes_twice() -> None:
     transcriber = ScriptedTranscriber()
     pcm = np.concatenate([speech(1 + 4 * k, 4, 9) for k in range(3)] + [speech(0, 0, 40)])
     out = play(chunks(pcm), VAD, transcriber)
@@ -200,13 +200,13 @@ def test_turns_that_follow_at_once_share_a_window_and_no_word_comes_twice() -> N
     assert any(len(w.pcm) > 9 * WORD_SAMPLES for w in transcriber.windows)
 
 
-def test_a_commit_ends_the_turn_wherever_it_is() -> None:
+def test_each_commit_ends_a_turn() -> None:
     out = play([*chunks(speech(1, 5)), CommitAudio(), *chunks(speech(6, 5, 60)), CommitAudio(), CommitAudio()])
     assert [o.text for o in done(out)] == [text(1, 5), text(6, 5), ""]
     assert [o.turn for o in done(out)] == [0, 1, 2]
 
 
-def test_a_commit_that_is_not_final_ends_nothing() -> None:
+def test_when_a_commit_is_not_final_then_it_ends_nothing() -> None:
     out = play(
         [
             CommitAudio(final=False),
@@ -219,12 +219,12 @@ def test_a_commit_that_is_not_final_ends_nothing() -> None:
     assert [o.text for o in done(out)] == [text(1, 10)]
 
 
-def test_too_little_for_a_commit() -> None:
+def test_when_there_is_too_little_audio_then_a_commit_is_refused() -> None:
     out = play([*chunks(np.zeros(1599, np.float32)), CommitAudio()], min_commit_ms=100)
     assert out == [CommitRefused(99, 100)]
 
 
-def test_clear_throws_away_what_was_not_committed() -> None:
+def test_when_the_buffer_is_cleared_then_audio_that_was_not_committed_is_dropped() -> None:
     out = play([*chunks(speech(1, 8)), ClearAudio(), *chunks(speech(9, 4, 30))], VAD)
     assert TurnCleared() in out
     assert [o.text for o in done(out)] == [text(9, 4)]
@@ -234,13 +234,13 @@ def test_an_open_turn_is_finished_when_the_inbox_closes() -> None:
     assert [o.text for o in done(play(chunks(speech(1, 6)), VAD))] == [text(1, 6)]
 
 
-def test_silence_has_no_words_and_no_decodes() -> None:
+def test_when_there_is_only_silence_then_nothing_is_decoded() -> None:
     transcriber = ScriptedTranscriber()
     assert play(chunks(np.zeros(16000 * 60, np.float32)), VAD, transcriber) == []
     assert transcriber.windows == []
 
 
-def test_speech_without_a_pause_is_cut_between_words_and_none_is_lost() -> None:
+def test_when_speech_has_no_pause_then_it_is_cut_between_words_and_none_is_lost() -> None:
     transcriber = ScriptedTranscriber()
     out = play([*chunks(speech(1, 400)), CommitAudio()], None, transcriber)
     (final,) = done(out)
@@ -248,12 +248,12 @@ def test_speech_without_a_pause_is_cut_between_words_and_none_is_lost() -> None:
     assert transcriber.longest_s < transcriber.profile.max_window_s + 5
 
 
-def test_a_file_faster_than_decoding_is_slowed_and_complete() -> None:
+def test_when_a_file_comes_faster_than_it_is_decoded_then_it_is_slowed_and_complete() -> None:
     pcm = np.concatenate([speech(1 + 20 * k, 20, 40) for k in range(20)])
     assert [o.text for o in done(play([AppendAudio(pcm)], VAD))] == [text(1 + 20 * k, 20) for k in range(20)]
 
 
-def test_a_failed_window_fails_its_turn_only() -> None:
+def test_when_a_window_fails_then_only_its_turn_fails() -> None:
     out = play(chunks(np.concatenate([speech(1 + 4 * k, 4, 40) for k in range(3)])), VAD, ScriptedTranscriber(fail=6))
     assert [type(o) for o in out if isinstance(o, TranscriptDone | TranscriptFailed)] == [
         TranscriptDone,
@@ -263,7 +263,7 @@ def test_a_failed_window_fails_its_turn_only() -> None:
     assert [o.text for o in done(out)] == [text(1, 4), text(9, 4)]
 
 
-def test_a_changed_configuration_ends_no_session() -> None:
+def test_when_the_configuration_changes_then_the_session_goes_on() -> None:
     pcm = speech(1, 6, 30)
     out = play(
         [*chunks(pcm), ConfigureTranscription(TranscriptionConfig(vad=None)), *chunks(speech(7, 6)), CommitAudio()],
@@ -272,7 +272,7 @@ def test_a_changed_configuration_ends_no_session() -> None:
     assert [o.text for o in done(out)] == [text(1, 6), text(7, 6)]
 
 
-def test_hours_cost_the_same_per_second_and_hold_no_more() -> None:
+def test_after_hours_a_second_costs_the_same_and_no_more_is_held() -> None:
     """Two hours in one session: the windows of the last minutes are no longer than those of the first."""
     transcriber = ScriptedTranscriber()
     sizes: list[int] = []
@@ -299,7 +299,7 @@ def test_hours_cost_the_same_per_second_and_hold_no_more() -> None:
     assert max(sizes) < 40 * 16000
 
 
-def test_a_client_that_falls_silent_by_sending_nothing_gets_its_transcript() -> None:
+def test_when_a_client_sends_nothing_more_then_it_gets_its_transcript() -> None:
     """Its turn ends after 192 ms of silence; the rest of the silence that would settle the window never comes."""
 
     async def main() -> str:
@@ -327,7 +327,7 @@ def test_a_client_that_falls_silent_by_sending_nothing_gets_its_transcript() -> 
     assert anyio.run(main) == text(1, 5)
 
 
-def test_a_client_that_vanishes_mid_word_leaves_nothing() -> None:
+def test_when_a_client_vanishes_within_a_word_then_nothing_is_left() -> None:
     gates: list[anyio.Event] = []
 
     def gate(_: Window) -> anyio.Event:
@@ -357,7 +357,7 @@ def test_a_client_that_vanishes_mid_word_leaves_nothing() -> None:
     assert session() is None
 
 
-def test_a_full_inbox_waits_or_refuses() -> None:
+def test_when_the_inbox_is_full_then_put_waits_or_refuses() -> None:
     async def main() -> None:
         block = Inbox(1.0)
         await block.put(AppendAudio(np.zeros(16000, np.float32)))
@@ -437,7 +437,7 @@ def quiet(frames: int) -> Pcm:
     return np.zeros(frames * FRAME, np.float32)
 
 
-def test_a_turn_that_is_complete_ends_soon_and_one_that_is_not_waits() -> None:
+def test_when_the_turn_detector_finds_a_turn_complete_then_it_ends_soon_and_else_it_waits() -> None:
     words = speech(1, 3)
     length = len(words) // FRAME * FRAME // 16
     judge = Judge(0.9)
@@ -454,13 +454,13 @@ def test_a_turn_that_is_complete_ends_soon_and_one_that_is_not_waits() -> None:
     assert 1900 <= changes[1][1] - length <= 2100
 
 
-def test_words_that_go_on_outvote_the_judge() -> None:
+def test_when_the_last_words_go_on_then_the_turn_waits_whatever_the_turn_detector_finds() -> None:
     words = speech(1, 3)
     (_, _), (_, stop) = judged(Judge(0.9), words, quiet(100), transcriber=Trailing())
     assert 1900 <= stop - len(words) // 16 <= 2100
 
 
-def test_a_judge_that_fails_holds_nobody_up() -> None:
+def test_when_the_turn_detector_fails_then_the_turn_ends() -> None:
     words = speech(1, 3)
     (_, _), (_, stop) = judged(Judge(Refused("full", 1.0)), words, quiet(100))
     assert stop - len(words) // 16 <= 320 + 64

@@ -50,7 +50,7 @@ def finish(text: WindowText, final: Hypothesis) -> tuple[str, tuple[HypothesisWo
     return "".join(d for _, d in deltas), tuple(p for _, p in kept)
 
 
-def test_a_word_is_sent_once_it_has_stood_long_enough_with_another_behind_it() -> None:
+def test_when_a_word_has_stood_long_enough_with_another_behind_it_then_it_is_sent() -> None:
     text = WindowText(PROFILE)
     assert offer(text, hypothesis("so they"), 1.0) == ""
     assert offer(text, hypothesis("so they say"), 1.3) == ""
@@ -60,7 +60,7 @@ def test_a_word_is_sent_once_it_has_stood_long_enough_with_another_behind_it() -
     assert offer(text, hypothesis("say it"), 2.2) == " say"
 
 
-def test_a_changed_word_starts_anew_and_so_do_those_behind_it() -> None:
+def test_when_a_word_changes_then_it_and_those_behind_it_start_anew() -> None:
     text = WindowText(PROFILE)
     offer(text, hypothesis("a cat sat down"), 1.0)
     offer(text, hypothesis("a bat sat down"), 1.5)
@@ -68,13 +68,13 @@ def test_a_changed_word_starts_anew_and_so_do_those_behind_it() -> None:
     assert offer(text, hypothesis("bat sat down"), 2.4) == " bat sat"
 
 
-def test_case_and_punctuation_do_not_make_another_word() -> None:
+def test_when_only_case_or_punctuation_changes_then_the_word_is_the_same() -> None:
     text = WindowText(PROFILE)
     offer(text, hypothesis("well then now"), 1.0)
     assert offer(text, hypothesis("Well, then now"), 2.0) == " Well, then"
 
 
-def test_unlikely_words_unheard_windows_and_unsure_languages_send_nothing() -> None:
+def test_when_words_are_unlikely_or_there_is_no_speech_or_the_language_unsure_then_nothing_is_sent() -> None:
     text = WindowText(PROFILE)
     for i in range(5):
         assert offer(text, hypothesis("hmm uh so", probability=0.2), 1.0 + i) == ""
@@ -84,19 +84,19 @@ def test_unlikely_words_unheard_windows_and_unsure_languages_send_nothing() -> N
         assert offer(other, hypothesis("bon jour a", language=0.4), 1.0 + i) == ""
 
 
-def test_a_window_heard_once_sends_nothing_whatever_the_tuning() -> None:
+def test_when_a_window_was_decoded_once_then_nothing_is_sent_whatever_the_tuning() -> None:
     text = WindowText(tuned(PROFILE, StreamTuning(segment_duration_s=2.0, rollback_tokens=0)))
     assert offer(text, hypothesis("one two three"), 2.0) == ""
     assert offer(text, hypothesis("one two three"), 4.0) == " one two three"
 
 
-def test_a_word_seen_once_has_not_stood_even_if_no_agreement_is_asked_for() -> None:
+def test_when_no_agreement_is_asked_for_then_a_word_seen_once_is_still_not_sent() -> None:
     text = WindowText(replace(PROFILE, agreement_s=0.0, first_agreement_s=0.0))
     assert offer(text, hypothesis("one two three"), 1.0) == ""
     assert offer(text, hypothesis("one two three"), 1.1) == " one two three"
 
 
-def test_tuning_holds_back_and_waits() -> None:
+def test_when_tuning_asks_for_more_rollback_or_unfixed_chunks_then_words_are_sent_later() -> None:
     text = WindowText(tuned(PROFILE, StreamTuning(rollback_tokens=5, unfixed_chunks=2)))
     assert offer(text, hypothesis("one two three four"), 1.0) == ""
     assert offer(text, hypothesis("one two three four"), 2.0) == ""
@@ -111,7 +111,7 @@ def test_the_final_adds_what_was_not_sent() -> None:
     assert finish(text, hypothesis("So they said it.")) == (" said it.", pieces("So they said it."))
 
 
-def test_the_final_may_think_better_of_a_sent_word_without_sending_it_twice() -> None:
+def test_when_the_final_changes_a_sent_word_then_it_is_not_sent_twice() -> None:
     text = WindowText(PROFILE)
     offer(text, hypothesis("desire and they say now"), 1.0)
     assert offer(text, hypothesis("desire and they say now"), 2.0) == " desire and they say"
@@ -119,23 +119,23 @@ def test_the_final_may_think_better_of_a_sent_word_without_sending_it_twice() ->
     assert finish(text, hypothesis(final)) == (" in all our blood.", pieces(final))
 
 
-def test_a_final_that_was_not_heard_is_dropped() -> None:
+def test_when_the_final_has_no_speech_then_it_is_dropped() -> None:
     text = WindowText(PROFILE)
     assert finish(text, hypothesis("Thanks for watching!", heard=False)) == ("", ())
 
 
-def test_the_base_is_forced_and_never_sent() -> None:
+def test_the_base_is_part_of_the_prefix_and_never_sent() -> None:
     text = WindowText(PROFILE, base=pieces("we went there"))
     assert text.prefix == text.base_tokens == tuple(t for p in pieces("we went there") for t in p.tokens)
     assert finish(text, hypothesis("and go on."))[0] == " and go on."
 
 
-def test_turns_that_share_a_window_get_their_own_words() -> None:
+def test_when_turns_share_a_window_then_each_gets_its_own_words() -> None:
     text = WindowText(PROFILE)
-    owners = [0, 0, 1, 1]
+    turns = [0, 0, 1, 1]
     for at in (1.0, 2.0):
         partial = hypothesis("one two three four")
-        deltas = text.offer(partial, at, owners, eager=False)
+        deltas = text.offer(partial, at, turns, eager=False)
     assert deltas == [(0, " one two"), (1, " three")]
     # The final gives turn 0 another word; turn 1 keeps what it had, and no word comes twice.
     final = hypothesis("one two too three four five")
@@ -153,7 +153,7 @@ words = st.lists(st.sampled_from(["a", "bee", "sea", "dee", "eat", "eff", "Gee,"
 
 
 @given(st.lists(words, max_size=12), words)
-def test_nothing_sent_is_ever_taken_back(partials: list[list[str]], final: list[str]) -> None:
+def test_whatever_the_partials_then_nothing_sent_is_taken_back(partials: list[list[str]], final: list[str]) -> None:
     """Joined deltas only grow; each partial continues what was sent, as a forced prefix makes it."""
     text = WindowText(PROFILE)
     sent = ""
@@ -168,7 +168,7 @@ def test_nothing_sent_is_ever_taken_back(partials: list[list[str]], final: list[
         assert delta.split() == final
 
 
-def test_a_sentence_that_goes_on_is_known_by_its_end_where_ends_are_marked() -> None:
+def test_where_a_script_marks_the_ends_of_sentences_then_a_text_without_a_mark_goes_on() -> None:
     assert all(goes_on(t) for t in (" fresh snow", " and,", "caf\u00e9 ", "well -"))
     assert not any(
         goes_on(t) for t in ("", " done.", " why?", "\u3067\u3059", "\u0e04\u0e23\u0e31\u0e1a", " 12", " so...")

@@ -74,7 +74,7 @@ class WindowText:
         self.base = base
         self.sent: list[tuple[int, HypothesisWord]] = []
         self._candidates: list[_Candidate] = []
-        self._offers = 0
+        self._num_offers = 0
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -96,51 +96,49 @@ class WindowText:
         """
         return all(t != turn for t, _ in self.sent)
 
-    def offer(
-        self, hypothesis: Hypothesis, audio_s: float, owners: Sequence[int], eager: bool
-    ) -> list[tuple[int, str]]:
+    def offer(self, hypothesis: Hypothesis, audio_s: float, turns: Sequence[int], eager: bool) -> list[tuple[int, str]]:
         """Compare a partial with those before it, and return the text that became stable: pairs of a turn's number and
         its new text, in order, often none. What is returned counts as sent.
 
         - `hypothesis`: its pieces follow `prefix`. One without speech, or of an uncertain language, begins the
           comparison anew.
         - `audio_s`: where the decoded audio ended, in seconds since the session's start.
-        - `owners`: the number of each piece's turn.
+        - `turns`: the number of each piece's turn.
         - `eager`: no word of the turn was sent yet, so that a word needs to stand for a shorter time.
         """
-        self._offers += 1
+        self._num_offers += 1
         if not hypothesis.is_speech or hypothesis.language_probability < MIN_LANGUAGE_PROBABILITY:
             self._candidates.clear()
             return []
         pieces = hypothesis.pieces
-        self._stand(pieces, audio_s)
-        if self._offers <= self._profile.unfixed_chunks:
+        self._update_candidates(pieces, audio_s)
+        if self._num_offers <= self._profile.unfixed_chunks:
             return []
         stable = self._stable(pieces, audio_s, eager)
         del self._candidates[:stable]
-        return self._send(list(zip(owners[:stable], pieces[:stable], strict=True)))
+        return self._send(list(zip(turns[:stable], pieces[:stable], strict=True)))
 
     def finish(
-        self, final: Hypothesis, owners: Sequence[int]
+        self, final: Hypothesis, turns: Sequence[int]
     ) -> tuple[list[tuple[int, str]], list[tuple[int, HypothesisWord]]]:
-        """Complete the window with its final, which need not begin with what was sent. `owners` has the number of each
+        """Complete the window with its final, which need not begin with what was sent. `turns` has the number of each
         piece's turn.
 
         Returns the last deltas, as pairs of a turn's number and text, and the final's pieces, each with its turn's
         number. Both are in order; without speech both are empty.
         """
-        pieces = list(zip(owners, final.pieces, strict=True)) if final.is_speech else []
+        pieces = list(zip(turns, final.pieces, strict=True)) if final.is_speech else []
         tail: list[tuple[int, HypothesisWord]] = []
         for turn in dict.fromkeys(t for t, _ in pieces):
-            mine = [p for t, p in pieces if t == turn]
-            tail += [(turn, p) for p in mine[end_of([p for t, p in self.sent if t == turn], mine) :]]
+            of_turn = [p for t, p in pieces if t == turn]
+            tail += [(turn, p) for p in of_turn[end_of([p for t, p in self.sent if t == turn], of_turn) :]]
         return self._send(tail), pieces
 
     def _send(self, pieces: Sequence[tuple[int, HypothesisWord]]) -> list[tuple[int, str]]:
         self.sent += pieces
         return [(turn, "".join(p.text for _, p in group)) for turn, group in groupby(pieces, key=lambda x: x[0])]
 
-    def _stand(self, pieces: Sequence[HypothesisWord], audio_s: float) -> None:
+    def _update_candidates(self, pieces: Sequence[HypothesisWord], audio_s: float) -> None:
         words = [bare_word(p.text) for p in pieces]
         same = 0
         while same < min(len(words), len(self._candidates)) and words[same] == self._candidates[same].word:
@@ -148,22 +146,22 @@ class WindowText:
         self._candidates[same:] = [_Candidate(w, audio_s) for w in words[same:]]
 
     def _stable(self, pieces: Sequence[HypothesisWord], audio_s: float, eager: bool) -> int:
-        behind = sum(len(p.tokens) for p in pieces)
+        tokens_behind = sum(len(p.tokens) for p in pieces)
         stable = 0
         for piece, candidate in zip(pieces, self._candidates, strict=True):
-            behind -= len(piece.tokens)
-            stood = audio_s - candidate.since_s
+            tokens_behind -= len(piece.tokens)
+            stood_s = audio_s - candidate.since_s
             # A word seen once has not stood at all, however short the agreement asked for.
-            if stood <= 0 or stood < self._needed_s(behind, piece, eager) - 1e-6:
+            if stood_s <= 0 or stood_s < self._needed_s(tokens_behind, piece, eager) - 1e-6:
                 break
             if piece.probability < self._profile.min_probability:
                 break
             stable += 1
         return stable
 
-    def _needed_s(self, behind: int, piece: HypothesisWord, eager: bool) -> float:
-        """How long a word with `behind` tokens after it must have stood."""
-        enough = behind >= self._profile.rollback_tokens
+    def _needed_s(self, tokens_behind: int, piece: HypothesisWord, eager: bool) -> float:
+        """How long a word with `tokens_behind` tokens after it must have stood."""
+        enough = tokens_behind >= self._profile.rollback_tokens
         if not eager:
             return self._profile.agreement_s if enough else math.inf
         if enough:
@@ -177,16 +175,16 @@ def end_of(sent: Sequence[HypothesisWord], final: Sequence[HypothesisWord]) -> i
     """Return the index in `final` of the first word behind those in `sent`. `final` is another reading of the same
     audio and of what came after it, so the words are aligned by likeness, without case and punctuation.
     """
-    mine, theirs = [bare_word(p.text) for p in sent], [bare_word(p.text) for p in final]
-    if mine == theirs[: len(mine)]:
-        return len(mine)
+    sent_words, final_words = [bare_word(p.text) for p in sent], [bare_word(p.text) for p in final]
+    if sent_words == final_words[: len(sent_words)]:
+        return len(sent_words)
     end = 0
-    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, mine, theirs, autojunk=False).get_opcodes():
+    for tag, i1, i2, j1, j2 in difflib.SequenceMatcher(None, sent_words, final_words, autojunk=False).get_opcodes():
         if tag == "equal":
             end = j2
         elif tag == "replace":
-            end = min(j2, j1 + (i2 - i1)) if i2 == len(mine) else j2
-        elif tag == "insert" and i2 < len(mine):
+            end = min(j2, j1 + (i2 - i1)) if i2 == len(sent_words) else j2
+        elif tag == "insert" and i2 < len(sent_words):
             end = j2
     return end
 
