@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -88,18 +88,29 @@ def load(
     if "language" in by_role:
         reader = _image_reader(settings, observe)
         lanes.append(reader.lane)
+    return _assembled(by_role, reader, names, lanes, eager_frames=settings.engine.watcher_prefill == "eager")
+
+
+def _assembled(
+    by_role: Mapping[str, Any],
+    reader: RapidOcr | None,
+    names: Sequence[str],
+    lanes: Sequence[Lane[Any, Any]],
+    *,
+    eager_frames: bool,
+) -> LoadedModels:
     return LoadedModels(
-        by_role.get("transcriber"),
-        by_role.get("vad"),
-        by_role.get("turn"),
-        by_role.get("language"),
-        by_role.get("synthesizer"),
-        reader,
-        by_role.get("partner"),
-        by_role.get("watcher"),
-        tuple(names),
-        tuple(lanes),
-        settings.engine.watcher_prefill == "eager",
+        transcriber=by_role.get("transcriber"),
+        vad=by_role.get("vad"),
+        turn_detector=by_role.get("turn"),
+        language_model=by_role.get("language"),
+        synthesizer=by_role.get("synthesizer"),
+        image_reader=reader,
+        partner=by_role.get("partner"),
+        watcher=by_role.get("watcher"),
+        names=tuple(names),
+        lanes=tuple(lanes),
+        eager_frames=eager_frames,
     )
 
 
