@@ -305,6 +305,6 @@ class Attachment:
             log.info("session %s: the client is gone", self._session.id)
             if self.outbox.ended:
                 self.over.set()
-        # No frame is sent over this transport any more, so nobody may wait for room in it.
+        # No frame is sent over this transport any more, so no task may wait for room in it.
         self.outbox.set_attached(False)
         scope.cancel()

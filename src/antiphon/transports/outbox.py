@@ -56,7 +56,7 @@ class Outbox:
         return self._end is not None
 
     def put(self, frame: str) -> None:
-        """Queue a frame behind all others. Never waits: whoever produces frames calls `wait_for_room` between them."""
+        """Queue a frame behind all others. Never waits: the task that produces frames calls `wait_for_room` too."""
         self._journal.push(frame)
         self._changed.notify()
 
