@@ -105,10 +105,11 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
     # All are stopped before any is judged: one that failed must not leave the others running.
     codes = []
     for process in started:
+        if process.popen.poll() is None:
+            process.terminate()
+    for process in started:
         with process.popen:
-            if process.popen.poll() is None:
-                process.terminate()
-            codes.append(process.popen.wait(30))
+            codes.append(process.popen.wait(60))
     for process in started:
         text = process.log.read_text()
         assert "Traceback" not in text, text
