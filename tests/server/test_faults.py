@@ -212,14 +212,16 @@ def test_when_a_client_never_reads_then_the_server_stops_reading_too(
         # A client's frame, masked with zeros; each is answered with an error that nobody reads.
         frame = b"\x81\xfe" + len(payload).to_bytes(2, "big") + bytes(4) + payload
         sent = 0
-        # 100 MB if nobody stops it; below the event rate limit it would be stopped by the unread answers.
+        # A slow client is stopped by its unread answers, once they fill the system's buffers; the session of a fast one is
+        # ended by the limit on events, and what it still sends is thrown away.
         try:
-            for _ in range(25_000):
+            for _ in range(100_000):
                 raw.sendall(frame)
                 sent += len(frame)
         except (TimeoutError, ConnectionError):
             pass
-        assert sent < 90_000_000
+        if sent == 100_000 * len(frame):
+            asyncio.run(until_idle(server))
         assert process.memory_info().rss < before + (30 << 20)
     asyncio.run(until_idle(server))
 
