@@ -1,4 +1,4 @@
-"""The pages about the code name what is there: every path, function and class in them exists, and the map is complete."""
+"""The pages about the code name what is there: paths, functions and classes in them exist, and the map is complete."""
 
 from __future__ import annotations
 

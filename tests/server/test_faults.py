@@ -212,8 +212,8 @@ def test_when_a_client_never_reads_then_the_server_stops_reading_too(
         # A client's frame, masked with zeros; each is answered with an error that nobody reads.
         frame = b"\x81\xfe" + len(payload).to_bytes(2, "big") + bytes(4) + payload
         sent = 0
-        # A slow client is stopped by its unread answers, once they fill the system's buffers; the session of a fast one is
-        # ended by the limit on events, and what it still sends is thrown away.
+        # A slow client is stopped by its unread answers, once they fill the system's buffers; the session of a fast
+        # one is ended by the limit on events, and what it still sends is thrown away.
         try:
             for _ in range(100_000):
                 raw.sendall(frame)

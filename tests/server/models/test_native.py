@@ -117,8 +117,9 @@ def test_sessions_that_share_the_model_say_what_each_says_alone(native: Process,
         )
 
     together = run(main())
-    # A row computed in company may differ from the same row alone in its last bit, and where two tokens are nearly equal
-    # the other one is then chosen: from there on the texts part. What another session said or heard would show at once.
+    # A row computed in company may differ from the same row alone in its last bit, and where two tokens are nearly
+    # equal the other one is then chosen: from there on the texts part. What another session said or heard would show
+    # at once.
     for texts, expected in zip(together, wanted, strict=True):
         parted = next((i for i, (a, b) in enumerate(zip(texts, expected, strict=True)) if a != b), len(expected))
         first_spoken = next(i for i, text in enumerate(expected) if text)
