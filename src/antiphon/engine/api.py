@@ -8,8 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, Flag, auto
 from typing import Any, Protocol
+
+
+class Capabilities(Flag):
+    """What an engine can do for its sessions, and what an adapter needs of an engine. An adapter that needs more than
+    an engine has cannot run on it.
+
+    `EMBEDDING_ROWS`: rows are given as embeddings, not only as tokens, with positions of the caller's.
+    `EXACT_ROLLBACK`: the newest rows are taken back to any row, and nothing before it is computed again.
+    `EVICT`: rows in the middle are dropped, and the keys of those behind them are moved to their new positions.
+    `FORK`: a session is branched, and both branches share the KV of the rows before.
+    `HIDDEN_STATES`: tokens carry the hidden state that they were sampled from, and a sink gets those of rows.
+    `CHOOSER`: the adapter's own code chooses each token from its logits.
+    `GRAMMAR`: tokens keep to a grammar.
+    `PREFILL_AHEAD`: rows are computed as they are appended, before a generation asks for them.
+    `PARK`: the KV of an idle session is moved out of the budgeted memory and back.
+    """
+
+    EMBEDDING_ROWS = auto()
+    EXACT_ROLLBACK = auto()
+    EVICT = auto()
+    FORK = auto()
+    HIDDEN_STATES = auto()
+    CHOOSER = auto()
+    GRAMMAR = auto()
+    PREFILL_AHEAD = auto()
+    PARK = auto()
 
 
 @dataclass(frozen=True, slots=True)
