@@ -36,7 +36,7 @@ def connection(**options: Any) -> DuplexConnection:
 
 
 def frames_of(wire: DuplexConnection) -> list[dict[str, Any]]:
-    return [json.loads(f) for f in wire.frames()]
+    return [json.loads(f.encode()) for f in wire.frames()]
 
 
 def receive_event(wire: DuplexConnection, type: str, **fields: Any) -> None:

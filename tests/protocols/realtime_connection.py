@@ -64,7 +64,7 @@ def connect(strict: bool = False, **opening: Any) -> RealtimeConnection:
 
 
 def frames(connection: RealtimeConnection) -> list[dict[str, Any]]:
-    return [json.loads(f) for f in connection.frames()]
+    return [json.loads(f.encode()) for f in connection.frames()]
 
 
 def exchange(connection: RealtimeConnection, **event: Any) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def dialect(voices: tuple[str, ...] = ("heart",)) -> OpenAIConversation:
 
 
 def frames_of(wire: OpenAIConversation) -> list[dict[str, Any]]:
-    frames = [json.loads(f) for f in wire.frames()]
+    frames = [json.loads(f.encode()) for f in wire.frames()]
     for frame in frames:
         EVENT.validate_python(frame)
     return frames
@@ -199,7 +199,7 @@ def test_audio_in_an_item_is_read_in_the_sessions_format() -> None:
     for wrong in ("*", base64.b64encode(b"odd").decode()):
         create(wire, wrong)
         assert not wire.commands()
-        (frame,) = map(json.loads, wire.frames())
+        (frame,) = (json.loads(f.encode()) for f in wire.frames())
         assert (frame["error"]["code"], frame["error"]["param"]) == ("invalid_value", "item.content[0].audio")
 
 

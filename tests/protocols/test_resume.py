@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.resume.journal import Journal, JournalGap, ResumeToken
-from antiphon.protocols.wire import MediaFrame, frame
+from antiphon.protocols.wire import Frame, message
 
 
 def numbered_journal(**options: int) -> Journal:
@@ -29,14 +29,14 @@ def numbers(journal: Journal) -> list[object]:
 
 def test_frames_are_numbered_as_they_are_sent_except_those_about_the_connection() -> None:
     journal = numbered_journal()
-    for kind in ("session.created", "a", "session.resumed", "b"):
-        journal.push(frame(type=kind))
+    for kind, numbered in (("session.created", False), ("a", True), ("session.resumed", False), ("b", True)):
+        journal.push(Frame({"type": kind}, numbered=numbered))
     assert numbers(journal) == [None, 1, None, 2]
 
 
 def test_without_numbers_frames_are_sent_unchanged() -> None:
     journal = Journal(lambda: 0.0)
-    journal.push('{"type":"a"}')
+    journal.push(message(type="a"))
     assert journal.next() == '{"type":"a"}'
     assert journal.next() is None
 
@@ -44,10 +44,10 @@ def test_without_numbers_frames_are_sent_unchanged() -> None:
 def test_when_a_client_resumes_then_missed_frames_come_before_waiting_ones() -> None:
     journal = numbered_journal()
     for name in "abcd":
-        journal.push(frame(type=name))
+        journal.push(message(type=name))
     assert [journal.next() and None for _ in range(3)] == [None] * 3
     journal.rewind(1)
-    journal.push(frame(type="session.resumed"), first=True)
+    journal.push(Frame({"type": "session.resumed"}, numbered=False), first=True)
     out = drained(journal)
     assert [(f["type"], f.get("server_event_seq")) for f in out] == [
         ("session.resumed", None),
@@ -65,7 +65,7 @@ def test_when_a_client_resumes_then_missed_frames_come_before_waiting_ones() -> 
 def test_when_a_missed_frame_was_acknowledged_or_dropped_then_the_rewind_is_refused() -> None:
     journal = numbered_journal()
     for name in "abc":
-        journal.push(frame(type=name))
+        journal.push(message(type=name))
     drained(journal)
     journal.acknowledge(2)
     with pytest.raises(JournalGap, match="journal_gap"):
@@ -83,7 +83,7 @@ def test_when_a_missed_frame_was_acknowledged_or_dropped_then_the_rewind_is_refu
 def test_sent_frames_are_kept_up_to_a_size_and_an_age() -> None:
     small = numbered_journal(max_bytes=400)
     for k in range(20):
-        small.push(frame(type="x", k=k))
+        small.push(message(type="x", k=k))
         small.next()
     with pytest.raises(JournalGap):
         small.rewind(1)
@@ -91,7 +91,7 @@ def test_sent_frames_are_kept_up_to_a_size_and_an_age() -> None:
     clock = [0.0]
     old = Journal(lambda: clock[0], True, max_s=60)
     for clock[0] in (0.0, 50.0, 100.0):
-        old.push(frame(type="x"))
+        old.push(message(type="x"))
         old.next()
     with pytest.raises(JournalGap):
         old.rewind(0)
@@ -101,10 +101,10 @@ def test_sent_frames_are_kept_up_to_a_size_and_an_age() -> None:
 def test_when_too_much_waits_without_a_client_then_the_journal_overflows() -> None:
     journal = numbered_journal(max_bytes=200)
     for _ in range(3):
-        journal.push(frame(type="x" * 50))
+        journal.push(message(type="x" * 50))
     assert not journal.check_overflow()
     for _ in range(3):
-        journal.push(frame(type="x" * 50))
+        journal.push(message(type="x" * 50))
     assert journal.check_overflow()
     assert len(journal) == 0
     with pytest.raises(JournalGap, match="journal_overflow"):
@@ -113,12 +113,12 @@ def test_when_too_much_waits_without_a_client_then_the_journal_overflows() -> No
 
 def test_media_frames_of_an_older_epoch_are_neither_sent_nor_sent_again() -> None:
     journal = numbered_journal()
-    journal.push(MediaFrame(frame(type="old", n=0), 0))
+    journal.push(Frame({"type": "old", "n": 0}, 0))
     journal.next()
-    journal.push(MediaFrame(frame(type="old", n=1), 0))
-    journal.push(frame(type="fact"))
+    journal.push(Frame({"type": "old", "n": 1}, 0))
+    journal.push(message(type="fact"))
     assert journal.raise_epoch(1) == 1
-    journal.push(MediaFrame(frame(type="new"), 1))
+    journal.push(Frame({"type": "new"}, 1))
     journal.rewind(0)
     assert [f["type"] for f in drained(journal)] == ["fact", "new"]
     # What was left out is no gap.
@@ -135,7 +135,7 @@ def test_however_often_the_connection_breaks_each_frame_comes_once_and_in_order(
     for _ in range(400):
         match draw.randrange(5):
             case 0 | 1:
-                journal.push(frame(type="x", n=pushed))
+                journal.push(message(type="x", n=pushed))
                 pushed += 1
             case 2:
                 # Sent, and it may be lost on the way.

@@ -51,7 +51,7 @@ def stream(**config: Any) -> SpeechDialect:
 
 
 def texts(wire: SpeechDialect) -> list[dict[str, Any]]:
-    return [json.loads(f) for f in wire.frames() if isinstance(f, str)]
+    return [json.loads(text) for f in wire.frames() if isinstance(text := f.encode(), str)]
 
 
 def configured(**config: Any) -> SpeechConfig:
@@ -289,7 +289,7 @@ def test_without_streaming_each_sentence_is_one_file() -> None:
         UtteranceDone(0, 1),
     ):
         wire.send(output)
-    start, data, done, end = wire.frames()
+    start, data, done, end = (f.encode() for f in wire.frames())
     assert json.loads(start) == {
         "type": "audio.start",
         "utterance_index": 0,

@@ -37,7 +37,7 @@ def stream(config: dict[str, Any] | None = None, **options: Any) -> VideoDialect
 
 
 def frames_of(wire: VideoDialect) -> list[dict[str, Any]]:
-    return [json.loads(f) for f in wire.frames()]
+    return [json.loads(f.encode()) for f in wire.frames()]
 
 
 def test_a_configuration_has_defaults_for_missing_fields() -> None:
@@ -303,4 +303,4 @@ def test_whatever_a_client_sends_nothing_raises(seed: int) -> None:
         }
         wire.receive(json.dumps(event))
         wire.receive(rng.bytes(int(rng.integers(40))))
-    assert all(isinstance(json.loads(f), dict) for f in wire.frames())
+    assert all(isinstance(json.loads(f.encode()), dict) for f in wire.frames())

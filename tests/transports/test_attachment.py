@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from antiphon.protocols.resume.journal import Journal, ResumeToken
+from antiphon.protocols.wire import Frame, message
 from antiphon.transports.attachment import Attachment
 from antiphon.transports.outbox import Outbox
 
@@ -22,12 +23,12 @@ class Stalled:
     playback = None
 
     def __init__(self) -> None:
-        self.sent: list[str] = []
+        self.sent: list[str | bytes] = []
 
-    async def send(self, frame: str) -> None:
+    async def send(self, data: str | bytes) -> None:
         if self.sent:
             await anyio.sleep_forever()
-        self.sent.append(frame)
+        self.sent.append(data)
 
     async def receive(self) -> str | None:
         await anyio.sleep_forever()
@@ -47,7 +48,7 @@ class Talking:
 
     async def talk(self) -> None:
         while True:
-            self.outbox.put(f"frame {self.said}")
+            self.outbox.put(message(said=self.said))
             self.said += 1
             await self.outbox.wait_for_room()
             await anyio.lowlevel.checkpoint()
@@ -99,13 +100,13 @@ class Waiting:
     playback = None
 
     def __init__(self) -> None:
-        self.sent: list[str] = []
+        self.sent: list[str | bytes] = []
         self.closed: tuple[int, str] | None = None
 
-    async def send(self, frame: str) -> None:
+    async def send(self, data: str | bytes) -> None:
         for _ in range(5):
             await anyio.lowlevel.checkpoint()
-        self.sent.append(frame)
+        self.sent.append(data)
 
     async def receive(self) -> str | None:
         await anyio.sleep_forever()
@@ -125,8 +126,8 @@ class Idle:
         self.outbox = outbox
 
     async def end_if_idle(self) -> bool:
-        self.outbox.put("an error")
-        self.outbox.put("the end")
+        self.outbox.put(Frame(b"an error"))
+        self.outbox.put(Frame(b"the end"))
         self.outbox.end(1000, "timeout")
         return True
 
@@ -148,5 +149,5 @@ def test_when_a_client_is_given_up_as_idle_then_it_gets_its_last_frames_before_t
         return await asyncio.wait_for(main(), 10)
 
     transport = asyncio.run(bounded())
-    assert transport.sent == ["an error", "the end"]
+    assert transport.sent == [b"an error", b"the end"]
     assert transport.closed == (1000, "timeout")

@@ -65,8 +65,8 @@ class _RecordedClient:
         await anyio.sleep(max(0.0, self.begun_s + self.tape.duration_s + TAIL_S - time.monotonic()))
         return None
 
-    async def send(self, frame: str) -> None:
-        event = json.loads(frame)
+    async def send(self, data: str | bytes) -> None:
+        event = json.loads(data)
         _collect_ids(event, self._new_ids)
         self.out.append(TapeEntry(time.monotonic() - self.begun_s, "out", event))
         if event.get("type") == "response.output_audio.delta":

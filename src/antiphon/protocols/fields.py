@@ -1,17 +1,73 @@
-"""Checks of what a client sends, field by field.
+"""Reads what a client sends into typed messages, and checks what types cannot say.
 
-Each returns the value that it accepts, or raises RemoteProtocolError whose `param` is the path of the field and whose
-message a client can be shown. `typed` and `number` check for themselves; what a dialect allows beyond that it checks.
+Messages and their objects are `msgspec.Struct` classes: a field's type says what is accepted, UNSET or a default stands
+for a field that is missing, and unknown fields are ignored unless the class forbids them. All functions raise
+RemoteProtocolError, whose `param` is the path of the field at fault and whose message a client can be shown.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64, split_data_uri
-from antiphon.protocols.wire import decode_json
+from antiphon.protocols.wire import JSON_ERRORS, decode_json
+
+T = TypeVar("T")
+# How msgspec says what is wrong: the reason, then the path of the field unless the whole value is meant.
+_REASON = re.compile(r"(?s)(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?")
+_FIELD = re.compile(r"Object (?P<what>missing required|contains unknown) field `(?P<name>.*)`")
+_EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`, got `.*`")
+# What clients are told of types, which they know by Python's names.
+_TYPE_NAMES = {"object": "dict", "array": "list", "float": "int or float"}
+
+
+def decode(data: str | bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
+    """The JSON text as a value of `kind`, a type that msgspec knows. `where` is the path of the value, empty for a
+    whole message.
+
+    Raises RemoteProtocolError: `invalid_json`; `invalid_type`, `missing_required_parameter`, `unknown_parameter` or
+    `invalid_value` for a field, with its path as `param`. A message of a union whose `type` no member has is an
+    `invalid_value` of `type`.
+    """
+    try:
+        return _decoder(kind).decode(data)
+    except msgspec.ValidationError as error:
+        raise refusal(error, where) from None
+    except JSON_ERRORS as error:
+        raise RemoteProtocolError("invalid_json", f"not valid JSON: {error}", where or None) from None
+
+
+@cache
+def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(kind)
+
+
+def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolError:
+    """What a client is told of a value that has another type than its field, in the words of `typed` and `known`.
+
+    `where`: the path of the value that was decoded.
+    """
+    found = _REASON.fullmatch(str(error))
+    assert found
+    reason, path = found["reason"], ".".join(filter(None, (where, found["path"])))
+    if field := _FIELD.fullmatch(reason):
+        param = f"{path}.{field['name']}" if path else field["name"]
+        if field["what"] == "contains unknown":
+            return RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}'.", param)
+        return RemoteProtocolError("missing_required_parameter", f"Missing required parameter: '{param}'.", param)
+    if expected := _EXPECTED.fullmatch(reason):
+        types = expected["types"].split(" | ")
+        if {"int", "float"} <= set(types):
+            types.remove("int")
+        names = " or ".join(_TYPE_NAMES.get(t, t) for t in types)
+        return RemoteProtocolError("invalid_type", f"Invalid type for '{path}': expected {names}.", path or None)
+    return RemoteProtocolError("invalid_value", f"Invalid value for '{path}': {reason}.", path or None)
 
 
 def json_body(data: str | bytes, name: str = "body", param: str | None = None) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from antiphon.protocols.openai.transcription import MIN_COMMIT_MS, OpenAITranscr
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.vllm.dialect import VllmDialect
-from antiphon.protocols.wire import NewId, decode_event, frame, random_id
+from antiphon.protocols.wire import Frame, NewId, decode_event, random_id
 
 # How much may be held until the dialect is known, in bytes of frames: 98 s of PCM16 at 16 kHz in base64. With more, the
 # default dialect is chosen.
@@ -61,7 +61,7 @@ class RealtimeConnection:
     _conversation: OpenAIConversation | None = None
     _dialect: VllmDialect | OpenAITranscription | None = None
     _transcription: OpenAITranscription | None = None
-    _own_frames: list[str] = field(default_factory=list)
+    _own_frames: list[Frame] = field(default_factory=list)
     _commands: list[TranscriptionCommand | ConversationCommand] = field(default_factory=list)
     _held: list[str | bytes] = field(default_factory=list)
     _held_bytes: int = 0
@@ -159,17 +159,16 @@ class RealtimeConnection:
 
     def _add_created(self, session: dict[str, Any]) -> None:
         beta_transcription = self.opening.beta and not self._conversation
-        fields: dict[str, Any] = {"resume_token": self.resume_token} if self.resume_token else {}
-        self._own_frames.append(
-            frame(
-                type="transcription_session.created" if beta_transcription else "session.created",
-                event_id=self.new_id("event_"),
-                session=session,
-                id=self._session_id,
-                created=int(self.now_s()),
-                **fields,
-            )
-        )
+        fields = {
+            "type": "transcription_session.created" if beta_transcription else "session.created",
+            "event_id": self.new_id("event_"),
+            "session": session,
+            "id": self._session_id,
+            "created": int(self.now_s()),
+        }
+        token = {"resume_token": self.resume_token} if self.resume_token else {}
+        # Only a transcription of the beta counts its first event, as it has done from the start.
+        self._own_frames.append(Frame(fields | token, numbered=beta_transcription))
 
     def snapshot(self) -> dict[str, Any] | None:
         """What is stored of a conversation besides its items, as JSON values; None for a transcription."""
@@ -239,12 +238,12 @@ class RealtimeConnection:
         """
         return control(data)
 
-    def resumed(self, token: str, **facts: Any) -> str:
+    def resumed(self, token: str, **facts: Any) -> Frame:
         """The `session.resumed` frame with a new token; `facts` are its further fields. It is returned, not queued."""
         shown = self._dialect.session() if isinstance(self._dialect, OpenAITranscription) else self.session()
         return resumed_frame(self.new_id, self.id, shown, resume_token=token, **facts)
 
-    def replaced(self) -> str:
+    def replaced(self) -> Frame:
         """The `session.replaced` frame, the last to a connection whose session was resumed elsewhere. Not queued."""
         return replaced_frame(self.new_id, self.id)
 
@@ -292,7 +291,7 @@ class RealtimeConnection:
         taken, self._commands = self._commands, []
         return [*taken, *(self._dialect.commands() if self._dialect else [])]
 
-    def frames(self) -> list[str]:
+    def frames(self) -> list[Frame]:
         """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
         taken, self._own_frames = self._own_frames, []
         return taken + (self._answering_dialect().frames() if self._transcription else [])

@@ -1,13 +1,12 @@
 """What the realtime dialects share: ids, frames, the decoding of JSON, and the two queues of a dialect.
 
-A frame is one WebSocket message on its way to the client. Most are JSON text; which messages there are is known to the
-dialects alone.
+Which messages there are is known to the dialects alone.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +17,9 @@ from antiphon.events.conversation import ConversationCommand
 from antiphon.events.transcription import TranscriptionCommand
 from antiphon.protocols.model_names import ModelNames
 
+# What a message says, by its fields: values of JSON. Messages to a client are written and never read again, so nothing
+# but the encoder looks into them.
+Payload = Mapping[str, Any]
 # Makes a fresh id that begins with the prefix it is given. Injected, so that recorded traces repeat.
 NewId = Callable[[str], str]
 # What msgspec raises for text that is not JSON, not UTF-8 or nested too deeply.
@@ -30,44 +32,34 @@ def random_id(prefix: str) -> str:
     return prefix + secrets.token_hex(10)
 
 
-class MediaFrame(str):
-    """A text frame with words or audio of a response. Once its epoch has passed it is not sent any more."""
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message on its way to a client, not yet encoded: the journal of a resumable session may still number it.
 
-    __slots__ = ("epoch",)
-
-    def __new__(cls, text: str, epoch: int) -> MediaFrame:
-        """A frame of the text, which is sent unchanged, and the epoch of the response that it belongs to."""
-        made = str.__new__(cls, text)
-        made.epoch = epoch
-        return made
-
-    epoch: int
-
-
-class BinaryFrame(MediaFrame):
-    """A frame that is sent as binary. It is a string like the other frames in a queue; each character is one byte."""
-
-    __slots__ = ()
-
-    @classmethod
-    def of(cls, data: bytes, epoch: int = 0) -> BinaryFrame:
-        """A frame of these bytes, which are copied. Its epoch can be set afterwards."""
-        made = str.__new__(cls, data.decode("latin-1"))
-        made.epoch = epoch
-        return made
-
-    @property
-    def data(self) -> bytes:
-        """The bytes to be sent, decoded anew at each call."""
-        return self.encode("latin-1")
-
-
-def frame(**fields: Any) -> str:
-    """One JSON text frame, with the fields in the order in which they are given, and without spaces.
-
-    The journal of resumable sessions relies on both: it recognizes frames by their beginning and appends a field.
+    `payload`: the fields of a JSON message, in the order in which they are sent, or the bytes of a binary one.
+    `epoch`: of words or audio of a response, the epoch it belongs to: once that has passed, it is not sent any more.
+    None for every other message. `numbered`: False for a message about the connection itself, which a client that
+    resumes does not count.
     """
-    return _encoder.encode(fields).decode()
+
+    payload: Payload | bytes
+    epoch: int | None = None
+    numbered: bool = True
+
+    def encode(self, seq: int | None = None) -> str | bytes:
+        """The message as it is sent: JSON without spaces, or the bytes. JSON gets `seq` as its `server_event_seq`.
+
+        Binary messages have no field for their number: the client counts them.
+        """
+        if isinstance(self.payload, bytes):
+            return self.payload
+        fields = self.payload if seq is None else {**self.payload, "server_event_seq": seq}
+        return _encoder.encode(fields).decode()
+
+
+def message(**fields: Any) -> Frame:
+    """A JSON message of these fields, in the order in which they are given."""
+    return Frame(fields)
 
 
 def decode_json(data: str | bytes) -> Any:
@@ -113,7 +105,7 @@ class Dialect:
     max_append_bytes: int = 15 << 20
     session_id: str = ""
     _commands: list[TranscriptionCommand | ConversationCommand] = field(default_factory=list)
-    _frames: list[str] = field(default_factory=list)
+    _frames: list[Frame] = field(default_factory=list)
 
     def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
         """Remove and return what the frames received so far ask of the session, in order; frames that are wrong ask
@@ -122,7 +114,7 @@ class Dialect:
         taken, self._commands = self._commands, []
         return taken
 
-    def frames(self) -> list[str]:
+    def frames(self) -> list[Frame]:
         """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
         taken, self._frames = self._frames, []
         return taken
@@ -131,4 +123,4 @@ class Dialect:
         self._commands.extend(commands)
 
     def _add_frame(self, **fields: Any) -> None:
-        self._frames.append(frame(**fields))
+        self._frames.append(Frame(fields))

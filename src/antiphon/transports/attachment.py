@@ -15,6 +15,7 @@ import anyio.abc
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
 from antiphon.transports.outbox import CloseFrame, Outbox
 from antiphon.transports.transport import STALL_S, Transport, TransportClosed
@@ -64,14 +65,14 @@ class AttachedSession(Protocol):
         """Answer an event about the connection with an error. Waits while the client does not read."""
         ...
 
-    async def resumed(self, token: str) -> str:
+    async def resumed(self, token: str) -> Frame:
         """Return the first frame for a client that has resumed the session, with its new token.
 
         Waits until the token is stored wherever the session is stored.
         """
         ...
 
-    def replaced(self) -> str:
+    def replaced(self) -> Frame:
         """Return the last frame for a transport whose session goes on over another one."""
         ...
 
@@ -168,7 +169,7 @@ class Attachment:
         log.info("session %s is resumed", self._session.id)
         await self._attach(transport, scope)
 
-    def continue_from(self, last_received: int, first_frame: str) -> None:
+    def continue_from(self, last_received: int, first_frame: Frame) -> None:
         """Prepare a session that was restored from the store, before `serve`.
 
         `first_frame` is sent first; frames after it are numbered from `last_received` + 1.
@@ -234,7 +235,7 @@ class Attachment:
     async def _close_replaced(self, transport: Transport) -> None:
         try:
             with anyio.fail_after(self._stall_s):
-                await transport.send(self._session.replaced())
+                await transport.send(self._session.replaced().encode())
                 await transport.close(1000, "session_replaced")
         except (TransportClosed, TimeoutError):
             return

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from antiphon.protocols.resume.journal import Journal
+from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
 
 
@@ -55,7 +56,7 @@ class Outbox:
         """`end` was called: once the waiting frames are sent, the transport is closed."""
         return self._end is not None
 
-    def put(self, frame: str) -> None:
+    def put(self, frame: Frame) -> None:
         """Queue a frame behind all others. Never waits: the task that produces frames calls `wait_for_room` too."""
         self._journal.push(frame)
         self._changed.notify()
@@ -74,7 +75,7 @@ class Outbox:
     def _may_wait(self) -> bool:
         return (self._attached or self._waits_detached) and self._end is None
 
-    async def get(self) -> str | CloseFrame:
+    async def get(self) -> str | bytes | CloseFrame:
         """Wait for the next frame, and return it as it is to be sent. The CloseFrame follows when all are taken."""
         while True:
             frame = self._journal.next()
@@ -117,12 +118,12 @@ class Outbox:
         """
         self._journal.rewind(last_received)
 
-    def put_first(self, frame: str) -> None:
+    def put_first(self, frame: Frame) -> None:
         """Queue a frame before all others: what a client gets first when it has resumed the session."""
         self._journal.push(frame, first=True)
         self._changed.notify()
 
-    def continue_from(self, last_received: int, first_frame: str) -> None:
+    def continue_from(self, last_received: int, first_frame: Frame) -> None:
         """Have `first_frame` sent first, and number what follows from `last_received` + 1.
 
         For a session that was restored from the store: its client has counted that far in an earlier process.

@@ -48,10 +48,10 @@ class Transport(Protocol):
         """Wait for the next frame, or for audio that came beside the frames. None: the client has left."""
         ...
 
-    async def send(self, frame: str) -> None:
+    async def send(self, data: str | bytes) -> None:
         """Send one frame, waiting while the client does not read. Raises TransportClosed if the client has left.
 
-        A `protocols.wire.BinaryFrame` is sent as binary where the transport has such frames.
+        Bytes are sent as a binary frame.
         """
         ...
 

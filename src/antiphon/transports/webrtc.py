@@ -218,7 +218,7 @@ class WebRtcCall:
         """
         return await self._arrived.get()
 
-    async def send(self, frame: str) -> None:
+    async def send(self, data: str | bytes) -> None:
         """Queue an event in the data channel. Does not wait: the channel keeps `MAX_CHANNEL_BYTES`.
 
         Raises TransportClosed for a channel that is not open, is that full, or does not take an event of this size.
@@ -227,10 +227,10 @@ class WebRtcCall:
         if channel is None or channel.readyState != "open" or channel.bufferedAmount > MAX_CHANNEL_BYTES:
             raise TransportClosed
         try:
-            channel.send(frame)
+            channel.send(data)
         except (ValueError, InvalidStateError) as error:
             # The peer takes no message of this size, or it has just closed.
-            log.info("a frame of %d characters could not be sent: %s", len(frame), error)
+            log.info("a frame of %d characters could not be sent: %s", len(data), error)
             raise TransportClosed from error
 
     async def close(self, code: int, reason: str) -> None:

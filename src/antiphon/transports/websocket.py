@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from antiphon.protocols.wire import BinaryFrame
 from antiphon.transports.transport import TransportClosed
 
 
@@ -33,16 +32,16 @@ class WebSocketTransport:
         data: bytes = message.get("bytes") or b""
         return data if text is None else text
 
-    async def send(self, frame: str) -> None:
-        """Send a text frame, or a binary one for a BinaryFrame. Waits while the socket's send buffer is full.
+    async def send(self, data: str | bytes) -> None:
+        """Send a text frame, or a binary one for bytes. Waits while the socket's send buffer is full.
 
         Raises TransportClosed.
         """
         try:
-            if isinstance(frame, BinaryFrame):
-                await self._websocket.send_bytes(frame.data)
+            if isinstance(data, bytes):
+                await self._websocket.send_bytes(data)
             else:
-                await self._websocket.send_text(frame)
+                await self._websocket.send_text(data)
         except (WebSocketDisconnect, RuntimeError, OSError):
             # Starlette raises RuntimeError for a socket that was closed before.
             raise TransportClosed from None

@@ -36,7 +36,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.wire import NewId, decode_event, frame
+from antiphon.protocols.wire import Frame, NewId, decode_event
 from antiphon.turns.eagerness import semantic_vad
 
 # What the clients play, in Hz.
@@ -81,7 +81,7 @@ class Bridge:
         self._now_s = now_s
         self._begun = False
         self._commands: list[Any] = []
-        self._frames: list[str] = []
+        self._frames: list[Frame] = []
         self._resamplers: dict[str, Resampler] = {}
         self._epochs: dict[str, int] = {}
 
@@ -161,7 +161,7 @@ class Bridge:
         taken, self._commands = self._commands, []
         return taken
 
-    def frames(self) -> list[str]:
+    def frames(self) -> list[Frame]:
         """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
         taken, self._frames = self._frames, []
         return taken
@@ -180,11 +180,11 @@ class Bridge:
         """None: these sessions end with their connection, and nothing of them is stored."""
         return None
 
-    def replaced(self) -> str:
+    def replaced(self) -> Frame:
         """Not to be called: another connection cannot resume the session. Raises NotImplementedError."""
         raise NotImplementedError
 
-    def resumed(self, token: str, **facts: Any) -> str:
+    def resumed(self, token: str, **facts: Any) -> Frame:
         """Not to be called: the session cannot be resumed. Raises NotImplementedError."""
         raise NotImplementedError
 
@@ -235,7 +235,7 @@ class Bridge:
         return resampler.flush() if resampler else np.zeros(0, np.float32)
 
     def _add_frame(self, **fields: Any) -> None:
-        self._frames.append(frame(**fields))
+        self._frames.append(Frame(fields))
 
 
 def f32_base64(pcm: Pcm) -> str:

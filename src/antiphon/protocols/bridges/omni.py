@@ -22,7 +22,7 @@ from antiphon.events.conversation import (
 from antiphon.events.duplex import ListenStepTaken
 from antiphon.events.transcription import AppendAudio, CommitAudio, TranscriptionEvent
 from antiphon.protocols.bridges.base import OUT_HZ, Bridge
-from antiphon.protocols.wire import BinaryFrame, MediaFrame, frame
+from antiphon.protocols.wire import Frame, Payload
 
 
 class OmniBridge(Bridge):
@@ -67,7 +67,7 @@ class OmniBridge(Bridge):
                 self._add_frame(type="turn.start")
             case ResponseTextDelta(at, text):
                 self._text += text
-                self._add_media(at, frame(type="transcript.delta", delta=text))
+                self._add_media(at, {"type": "transcript.delta", "delta": text})
             case ResponseAudioDelta(at, pcm, rate_hz):
                 self._add_audio(at, to_pcm16(self._resample(at.item_id, pcm, rate_hz)))
             case ContentPartDone(at):
@@ -90,12 +90,10 @@ class OmniBridge(Bridge):
             return
         if not self._audio_started:
             self._audio_started = True
-            self._add_media(at, frame(type="audio.start", format="wav_chunk", sample_rate=OUT_HZ))
-        self._add_media(at, BinaryFrame.of(wav_header(OUT_HZ, len(data)) + data))
+            self._add_media(at, {"type": "audio.start", "format": "wav_chunk", "sample_rate": OUT_HZ})
+        self._add_media(at, wav_header(OUT_HZ, len(data)) + data)
 
-    def _add_media(self, at: ContentPosition, text: str) -> None:
+    def _add_media(self, at: ContentPosition, payload: Payload | bytes) -> None:
         epoch = self._epochs.get(at.response_id, self.epoch)
         if epoch == self.epoch:
-            media = text if isinstance(text, BinaryFrame) else MediaFrame(text, epoch)
-            media.epoch = epoch
-            self._frames.append(media)
+            self._frames.append(Frame(payload, epoch))

@@ -22,7 +22,7 @@ from antiphon.events.duplex import AppendFrames, BargeIn, ListenStepTaken
 from antiphon.events.transcription import AppendAudio, SessionEnding, TranscriptDone, TranscriptionEvent
 from antiphon.protocols.bridges.base import Bridge, f32_base64
 from antiphon.protocols.duplex.session_fields import video_frames
-from antiphon.protocols.wire import MediaFrame, frame
+from antiphon.protocols.wire import Frame
 
 # The WebSocket subprotocol that the SDK asks for.
 SUBPROTOCOL = "map.realtime"
@@ -100,4 +100,4 @@ class OpenbmbBridge(Bridge):
     def _add_media(self, at: ContentPosition, **fields: Any) -> None:
         epoch = self._epochs.get(at.response_id, self.epoch)
         if epoch == self.epoch:
-            self._frames.append(MediaFrame(frame(**fields), epoch))
+            self._frames.append(Frame(fields, epoch))

@@ -17,7 +17,7 @@ from antiphon.protocols.duplex.session_fields import ALIASES
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import control, replaced_frame, resumed_frame
-from antiphon.protocols.wire import NewId, decode_event
+from antiphon.protocols.wire import Frame, NewId, decode_event
 
 
 class DuplexConnection:
@@ -177,7 +177,7 @@ class DuplexConnection:
         """
         return self._dialect.commands()
 
-    def frames(self) -> list[str]:
+    def frames(self) -> list[Frame]:
         """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
         return self._dialect.frames()
 
@@ -187,12 +187,12 @@ class DuplexConnection:
         """
         return control(data)
 
-    def resumed(self, token: str, **facts: Any) -> str:
+    def resumed(self, token: str, **facts: Any) -> Frame:
         """The `session.resumed` frame with a new token; `facts` are its further fields. It is returned, not queued."""
         self._dialect.resume_token = token
         return resumed_frame(self.new_id, self.id, self.session(), resume_token=token, **facts)
 
-    def replaced(self) -> str:
+    def replaced(self) -> Frame:
         """The `session.replaced` frame, the last to a connection whose session was resumed elsewhere. Not queued."""
         return replaced_frame(self.new_id, self.id)
 

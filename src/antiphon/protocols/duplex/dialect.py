@@ -74,7 +74,7 @@ from antiphon.protocols.fields import require, typed
 from antiphon.protocols.openai.conversation import EVENTS, OpenAIConversation
 from antiphon.protocols.openai.items import position_fields
 from antiphon.protocols.openai.session_fields import check_session_field
-from antiphon.protocols.wire import MediaFrame, decode_event, frame
+from antiphon.protocols.wire import Frame, decode_event
 from antiphon.turns.eagerness import semantic_vad
 
 
@@ -122,8 +122,14 @@ class DuplexDialect(OpenAIConversation):
         if session is not None:
             self._apply_update(dict(session))
         self.start()
+        fields = {
+            "type": "session.created",
+            "event_id": self.new_id("event_"),
+            "session_id": self.session_id,
+            "session": self.session(),
+        }
         token = {"resume_token": self.resume_token} if self.resume_token else {}
-        self._add_event("session.created", session_id=self.session_id, session=self.session(), **token)
+        self._frames.append(Frame(fields | token, numbered=False))
 
     def preset(self, session: dict[str, Any]) -> None:
         """Apply an update before the session is opened, for a client secret. Nothing is queued.
@@ -447,8 +453,8 @@ class DuplexDialect(OpenAIConversation):
         if epoch < self.epoch:
             return
         facts = {"session_id": self.session_id, "epoch": epoch, "end_of_turn": False} | dict(metadata or {})
-        text = frame(type=kind, event_id=self.new_id("event_"), **position_fields(position), **fields, metadata=facts)
-        self._frames.append(MediaFrame(text, epoch))
+        head = {"type": kind, "event_id": self.new_id("event_")}
+        self._frames.append(Frame(head | position_fields(position) | fields | {"metadata": facts}, epoch))
 
     def _add_overlap_decision(self, action: str, reason: str) -> None:
         policy = self.own_fields["overlap_policy"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import require
-from antiphon.protocols.wire import NewId, decode_event, frame
+from antiphon.protocols.wire import Frame, NewId, decode_event, message
 
 # A longer frame is not searched for one: these messages have a few short fields, appends of audio are long.
 MAX_CONTROL_BYTES = 4096
@@ -60,25 +60,27 @@ def resume_from(event: dict[str, Any]) -> ResumeRequest:
         raise RemoteProtocolError("bad_event", error.message, error.param) from None
 
 
-def resumed_frame(new_id: NewId, session_id: str, session: dict[str, Any], **facts: Any) -> str:
+def resumed_frame(new_id: NewId, session_id: str, session: dict[str, Any], **facts: Any) -> Frame:
     """The first frame to a client that resumed: `session` is the session as it is now.
 
     `facts` are the further fields: the new token, and how many messages and how much audio the server has received.
     """
-    return frame(type="session.resumed", event_id=new_id("event_"), session_id=session_id, session=session, **facts)
+    fields = {"type": "session.resumed", "event_id": new_id("event_"), "session_id": session_id, "session": session}
+    return Frame(fields | facts, numbered=False)
 
 
-def replaced_frame(new_id: NewId, session_id: str) -> str:
+def replaced_frame(new_id: NewId, session_id: str) -> Frame:
     """The last frame to a connection whose session another connection has resumed; the server then closes it."""
-    return frame(type="session.replaced", event_id=new_id("event_"), session_id=session_id)
+    fields = {"type": "session.replaced", "event_id": new_id("event_"), "session_id": session_id}
+    return Frame(fields, numbered=False)
 
 
-def resync_frame(new_id: NewId, session_id: str, reason: str) -> str:
+def resync_frame(new_id: NewId, session_id: str, reason: str) -> Frame:
     """The answer to a resume that came too late, with the `reason` of a JournalGap: the client has to begin anew."""
-    return frame(type="session.resync_required", event_id=new_id("event_"), session_id=session_id, reason=reason)
+    return message(type="session.resync_required", event_id=new_id("event_"), session_id=session_id, reason=reason)
 
 
-def refused_frame(new_id: NewId, error: RemoteProtocolError, event_id: str | None = None, **more: Any) -> str:
+def refused_frame(new_id: NewId, error: RemoteProtocolError, event_id: str | None = None, **more: Any) -> Frame:
     """An error about the connection, in OpenAI's shape. `more` are further fields of the error object.
 
     `event_id` is that of the client's message at fault, if it had one.
@@ -86,4 +88,4 @@ def refused_frame(new_id: NewId, error: RemoteProtocolError, event_id: str | Non
     body: dict[str, Any] = {"type": "invalid_request_error", "code": error.code, "message": error.message} | more
     body |= {"param": error.param} if error.param else {}
     body |= {"event_id": event_id} if event_id else {}
-    return frame(type="error", event_id=new_id("event_"), error=body)
+    return message(type="error", event_id=new_id("event_"), error=body)

@@ -14,11 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.wire import BinaryFrame, MediaFrame
-
-# Frames about the connection itself have no number. A client that missed one has got another on its new connection, and
-# their number would be higher than those of the missed frames that follow.
-UNNUMBERED = ('{"type":"session.created"', '{"type":"session.resumed"', '{"type":"session.replaced"')
+from antiphon.protocols.wire import Frame
 
 
 class JournalGap(Exception):
@@ -34,10 +30,25 @@ class JournalGap(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A frame that was not sent yet. `size`: of its encoding without a number; 0 where nothing is kept."""
+
+    frame: Frame
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Sent:
+    """A frame as it went out, with its number."""
+
     seq: int
-    frame: str
+    data: str | bytes
+    epoch: int | None
     at_s: float
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
 
 
 @dataclass(slots=True)
@@ -57,7 +68,7 @@ class Journal:
     max_s: float = 60.0
     # More waited for an absent client than `max_bytes`. All frames are gone, and it stays so.
     overflowed: bool = False
-    _waiting: deque[str | _Sent] = field(default_factory=deque)
+    _waiting: deque[_Waiting | _Sent] = field(default_factory=deque)
     _waiting_bytes: int = 0
     _sent: deque[_Sent] = field(default_factory=deque)
     _sent_bytes: int = 0
@@ -70,16 +81,17 @@ class Journal:
         """How many frames wait to be sent, those to be sent again included."""
         return len(self._waiting)
 
-    def push(self, frame: str, *, first: bool = False) -> None:
+    def push(self, frame: Frame, *, first: bool = False) -> None:
         """Add a frame behind those that wait, or before them if it is the `first` of a connection.
 
         It has no number yet.
         """
-        self._waiting_bytes += len(frame)
+        waiting = _Waiting(frame, len(frame.encode()) if self.numbered else 0)
+        self._waiting_bytes += waiting.size
         if first:
-            self._waiting.appendleft(frame)
+            self._waiting.appendleft(waiting)
         else:
-            self._waiting.append(frame)
+            self._waiting.append(waiting)
 
     def raise_epoch(self, epoch: int) -> int:
         """Drop the waiting words and audio of older epochs, and return how many frames that were.
@@ -88,34 +100,29 @@ class Journal:
         """
         self._epoch = epoch
         before = len(self._waiting)
-        kept = [w for w in self._waiting if not self._stale(_frame(w))]
+        kept = [w for w in self._waiting if not self._stale(w)]
         self._waiting = deque(kept)
-        self._waiting_bytes = sum(len(_frame(w)) for w in kept)
+        self._waiting_bytes = sum(w.size for w in kept)
         return before - len(kept)
 
-    def next(self) -> str | None:
+    def next(self) -> str | bytes | None:
         """Remove and return the next frame as it goes out, numbered where frames are, and keep it; None where none
         waits.
         """
         if not self._waiting:
             return None
         waiting = self._waiting.popleft()
-        self._waiting_bytes -= len(_frame(waiting))
+        self._waiting_bytes -= waiting.size
         if isinstance(waiting, _Sent):
             self._keep(waiting)
-            return waiting.frame
-        if not self.numbered or waiting.startswith(UNNUMBERED):
-            return waiting
+            return waiting.data
+        frame = waiting.frame
+        if not self.numbered or not frame.numbered:
+            return frame.encode()
         self._seq += 1
-        if isinstance(waiting, BinaryFrame):
-            # Binary audio has no field for its number: the client counts it.
-            self._keep(_Sent(self._seq, waiting, self.now_s()))
-            return waiting
-        numbered: str = f'{waiting[:-1]},"server_event_seq":{self._seq}}}'
-        if isinstance(waiting, MediaFrame):
-            numbered = MediaFrame(numbered, waiting.epoch)
-        self._keep(_Sent(self._seq, numbered, self.now_s()))
-        return numbered
+        sent = _Sent(self._seq, frame.encode(self._seq), frame.epoch, self.now_s())
+        self._keep(sent)
+        return sent.data
 
     def acknowledge(self, seq: int) -> None:
         """Drop what is kept up to this number, which the client has received. A lower number changes nothing.
@@ -128,7 +135,7 @@ class Journal:
             )
         self._floor = max(self._floor, seq)
         while self._sent and self._sent[0].seq <= seq:
-            self._sent_bytes -= len(self._sent.popleft().frame)
+            self._sent_bytes -= self._sent.popleft().size
 
     def check_rewind(self, last_received: int) -> None:
         """Raise what `rewind` would raise, and change nothing: a resume is checked before it replaces a connection."""
@@ -157,8 +164,8 @@ class Journal:
         fresh = [w for w in self._waiting if not isinstance(w, _Sent)]
         self._sent.clear()
         self._sent_bytes = 0
-        self._waiting = deque([*(m for m in missed if not self._stale(m.frame)), *fresh])
-        self._waiting_bytes = sum(len(_frame(w)) for w in self._waiting)
+        self._waiting = deque([*(m for m in missed if not self._stale(m)), *fresh])
+        self._waiting_bytes = sum(w.size for w in self._waiting)
 
     def check_overflow(self) -> bool:
         """Whether too much waits for the session to go on; to be called while no client is attached.
@@ -178,18 +185,15 @@ class Journal:
 
     def _keep(self, sent: _Sent) -> None:
         self._sent.append(sent)
-        self._sent_bytes += len(sent.frame)
+        self._sent_bytes += sent.size
         oldest_s = self.now_s() - self.max_s
         while self._sent and (self._sent_bytes > self.max_bytes or self._sent[0].at_s < oldest_s):
             self._floor = self._sent[0].seq
-            self._sent_bytes -= len(self._sent.popleft().frame)
+            self._sent_bytes -= self._sent.popleft().size
 
-    def _stale(self, frame: str) -> bool:
-        return isinstance(frame, MediaFrame) and frame.epoch < self._epoch
-
-
-def _frame(waiting: str | _Sent) -> str:
-    return waiting.frame if isinstance(waiting, _Sent) else waiting
+    def _stale(self, queued: _Waiting | _Sent) -> bool:
+        epoch = queued.epoch if isinstance(queued, _Sent) else queued.frame.epoch
+        return epoch is not None and epoch < self._epoch
 
 
 @dataclass(slots=True)

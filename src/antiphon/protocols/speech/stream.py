@@ -26,7 +26,7 @@ from antiphon.events.speech import (
 from antiphon.events.words import Word
 from antiphon.protocols.speech import fields as speech_fields
 from antiphon.protocols.speech.fields import SpeechCatalog
-from antiphon.protocols.wire import decode_event, frame
+from antiphon.protocols.wire import Frame, decode_event
 
 # A configuration may bring a recording along; other messages are text.
 MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES = 4 << 20, 128 << 10
@@ -47,7 +47,7 @@ class SpeechDialect:
         self._catalog = catalog
         self._config: SpeechConfig | None = None
         self._commands: list[SpeechCommand] = []
-        self._frames: list[str | bytes] = []
+        self._frames: list[Frame] = []
         self._sentence: SentenceStarted | None = None
         self._num_chunks = 0
         self._num_bytes = 0
@@ -67,7 +67,7 @@ class SpeechDialect:
         taken, self._commands = self._commands, []
         return taken
 
-    def frames(self) -> list[str | bytes]:
+    def frames(self) -> list[Frame]:
         """Remove and return the frames that wait to be sent, oldest first.
 
         Text is JSON, bytes are audio in the format asked for.
@@ -87,7 +87,7 @@ class SpeechDialect:
 
     def refuse(self, message: str) -> None:
         """Queue an error with this message. The connection ends with it if no configuration was accepted yet."""
-        self._frames.append(frame(type="error", message=message))
+        self._add_frame(type="error", message=message)
         self.closing = self.closing or not self.configured
 
     def _receive(self, data: str | bytes) -> None:
@@ -182,7 +182,7 @@ class SpeechDialect:
         assert self._sentence
         self._num_bytes += len(data)
         if not self._sentence.config.word_times:
-            self._frames.append(data)
+            self._frames.append(Frame(data))
             return
         times = None if words is None else [_word_json(word) for word in words]
         self._add_frame(
@@ -224,7 +224,7 @@ class SpeechDialect:
         return {"type": kind, "utterance_index": sentence.utterance, "sentence_index": sentence.sentence}
 
     def _add_frame(self, **fields: Any) -> None:
-        self._frames.append(frame(**fields))
+        self._frames.append(Frame(fields))
 
 
 def _word_json(word: Word) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from antiphon.events.video import (
     VideoEvent,
     VideoFailed,
 )
-from antiphon.protocols.wire import decode_event, decode_json, frame
+from antiphon.protocols.wire import Frame, decode_event, decode_json
 
 # What the client is told when the server has waited too long for its first message, or for any other.
 CONFIG_TIMEOUT, IDLE_TIMEOUT = "Timeout waiting for session.config", "Idle timeout"
@@ -68,7 +68,7 @@ class VideoDialect:
         self._whole = whole
         self._audio_event = "response.output_audio" if ga else "response.audio"
         self._commands: list[VideoCommand | VideoConfig] = []
-        self._frames: list[str] = []
+        self._frames: list[Frame] = []
         self._config: VideoConfig | None = None
         self._pcm_chunks: list[bytes] = []
         self._rate_hz = 0
@@ -90,7 +90,7 @@ class VideoDialect:
         taken, self._commands = self._commands, []
         return taken
 
-    def frames(self) -> list[str]:
+    def frames(self) -> list[Frame]:
         """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
         taken, self._frames = self._frames, []
         return taken
@@ -269,7 +269,7 @@ class VideoDialect:
             self._add_frame(type=f"{self._audio_event}.delta", data=b64encode(wav).decode(), format="wav")
 
     def _add_frame(self, **fields: Any) -> None:
-        self._frames.append(frame(**fields))
+        self._frames.append(Frame(fields))
 
 
 def _config(fields: dict[str, Any]) -> VideoConfig:

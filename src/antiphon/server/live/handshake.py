@@ -17,7 +17,7 @@ from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import ResumeRequest, control, refused_frame, resume_from, resync_frame
 from antiphon.protocols.resume.journal import JournalGap, ResumeToken
-from antiphon.protocols.wire import random_id
+from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.auth import bearer
 from antiphon.server.live.open_wire import duplex_for
 from antiphon.server.live.persistence import caller_hash, restored
@@ -180,9 +180,9 @@ async def refuse(websocket: WebSocket, error: RemoteProtocolError, code: int = C
     await _send_last(websocket, frame, error.code, code)
 
 
-async def _send_last(websocket: WebSocket, frame: str, reason: str, code: int = CLOSE_POLICY) -> None:
+async def _send_last(websocket: WebSocket, frame: Frame, reason: str, code: int = CLOSE_POLICY) -> None:
     try:
-        await websocket.send_text(frame)
+        await websocket.send_text(str(frame.encode()))
         await websocket.close(code, reason)
     except (WebSocketDisconnect, RuntimeError):
         log.info("a client left before it was turned away")

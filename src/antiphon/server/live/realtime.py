@@ -51,7 +51,7 @@ from antiphon.protocols.bridges.base import Bridge
 from antiphon.protocols.duplex.connection import DuplexConnection
 from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.resume.journal import Journal, ResumeToken
-from antiphon.protocols.wire import BinaryFrame
+from antiphon.protocols.wire import Frame
 from antiphon.recording.recorder import Recorder
 from antiphon.server.live.persistence import stored_session
 from antiphon.server.state import LiveEntry, ServerState
@@ -213,7 +213,7 @@ class LiveRealtime:
         self.wire.reject(error, event_id)
         await self._flush()
 
-    async def resumed(self, token: str) -> str:
+    async def resumed(self, token: str) -> Frame:
         """Return the dialect's first frame after a resume: the new token, and how much the server has received.
 
         Waits until the token is in the session store, if the session is stored.
@@ -222,7 +222,7 @@ class LiveRealtime:
         received_ms = round(self.audio_s * 1000)
         return self.wire.resumed(token, received_events=self.attachment.num_received, received_audio_ms=received_ms)
 
-    def replaced(self) -> str:
+    def replaced(self) -> Frame:
         """Return the dialect's last frame for a transport that another one replaces."""
         return self.wire.replaced()
 
@@ -426,8 +426,8 @@ class LiveRealtime:
 
     def _push(self) -> None:
         for frame in self.wire.frames():
-            if self._recorder and not isinstance(frame, BinaryFrame):
-                self._recorder.event_out(frame)
+            if self._recorder and isinstance(text := frame.encode(), str):
+                self._recorder.event_out(text)
             self._outbox.put(frame)
 
     async def _flush(self) -> None:

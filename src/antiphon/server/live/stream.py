@@ -11,7 +11,7 @@ from typing import Any
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.resume.journal import Journal, ResumeToken
-from antiphon.protocols.wire import BinaryFrame, frame, random_id
+from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.state import LiveEntry, ServerState
 from antiphon.transports.attachment import Attachment
 from antiphon.transports.outbox import Outbox
@@ -66,7 +66,7 @@ class LiveStream:
         if self.attachment.token:
             self._state.resumable[self.id] = self
             fields = {"session_id": self.id, "resume_token": self.attachment.token.renew()}
-            self._outbox.put(frame(type="session.created", **fields))
+            self._outbox.put(Frame({"type": "session.created"} | fields, numbered=False))
         metrics.sessions.labels(self._label).inc()
         metrics.sessions_started.labels(self._label).inc()
 
@@ -103,14 +103,14 @@ class LiveStream:
         self._outbox.put(refused_frame(random_id, error, event_id if isinstance(event_id, str) else None))
         await self._outbox.wait_for_room()
 
-    async def resumed(self, token: str) -> str:
+    async def resumed(self, token: str) -> Frame:
         """Return the `session.resumed` frame: the new token, and how many frames of the client were handled.
 
         Does not wait: streams are not stored.
         """
         return resumed_frame(random_id, self.id, {}, resume_token=token, received_events=self.attachment.num_received)
 
-    def replaced(self) -> str:
+    def replaced(self) -> Frame:
         """Return the `session.replaced` frame."""
         return replaced_frame(random_id, self.id)
 
@@ -126,10 +126,10 @@ class LiveStream:
         self._state.mark_overflowed(self.id)
         self.attachment.over.set()
 
-    def _put(self, frames: list[str | bytes]) -> bool:
-        """Queue the frames, bytes as binary ones; return whether there were any."""
-        for data in frames:
-            self._outbox.put(data if isinstance(data, str) else BinaryFrame.of(data))
+    def _put(self, frames: list[Frame]) -> bool:
+        """Queue the frames; return whether there were any."""
+        for frame in frames:
+            self._outbox.put(frame)
         return bool(frames)
 
     def _finish(self, code: int, reason: str) -> None:
