@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -17,6 +17,7 @@ from antiphon.events.conversation import ConversationCommand
 from antiphon.events.transcription import TranscriptionCommand
 from antiphon.protocols.model_names import ModelNames
 
+C = TypeVar("C")
 # What a message says, by its fields: values of JSON. Messages to a client are written and never read again, so nothing
 # but the encoder looks into them.
 Payload = Mapping[str, Any]
@@ -60,6 +61,17 @@ class Frame:
 def message(**fields: Any) -> Frame:
     """A JSON message of these fields, in the order in which they are given."""
     return Frame(fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Received(Generic[C]):
+    """What one message of a client came to: `commands` for the session, and `answers` to the client.
+
+    The answers are sent at once, before whatever the commands lead to.
+    """
+
+    commands: list[C] = field(default_factory=list)
+    answers: list[Frame] = field(default_factory=list)
 
 
 def decode_json(data: str | bytes) -> Any:
