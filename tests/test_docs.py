@@ -8,15 +8,17 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 from antiphon.cli.arguments import COMMANDS
-from antiphon.protocols.openai import conversation as openai_conversation
-from antiphon.protocols.openai import transcription as openai_transcription
-from antiphon.protocols.vllm import dialect as vllm_realtime
+from antiphon.protocols.duplex.messages import SIGNALLED, DuplexMessage
+from antiphon.protocols.openai.conversation import ConversationInput
+from antiphon.protocols.openai.transcription import TranscriptionMessage
+from antiphon.protocols.vllm.dialect import TUNING
+from antiphon.protocols.vllm.messages import VllmMessage
 from tests.wire_examples.reading import FENCE, PAGES
 
 ROOT = Path(__file__).parents[1]
@@ -28,9 +30,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "protocols/negotiation.py": ("index",),
     "protocols/resume": ("index",),
     "protocols/openai/conversation.py": ("openai-realtime", "webrtc"),
-    "protocols/openai/input_fields.py": ("openai-transcription", "openai-realtime"),
-    "protocols/openai/items.py": ("openai-realtime",),
-    "protocols/openai/session_fields.py": ("openai-realtime",),
+    "protocols/realtime": ("openai-realtime", "openai-transcription", "duplex", "index"),
     "protocols/openai/transcription.py": ("openai-transcription",),
     "protocols/vllm": ("vllm-realtime",),
     "protocols/duplex": ("duplex",),
@@ -147,14 +147,24 @@ def test_every_dialect_has_a_page() -> None:
     assert {name for names in SOURCES.values() for name in names} == {p.stem for p in PAGES.glob("*.md")}
 
 
-EVENTS = {
-    "vllm-realtime": (*vllm_realtime.EVENTS, *(field for field, *_ in vllm_realtime.TUNING)),
-    "openai-transcription": openai_transcription.EVENTS,
-    "openai-realtime": openai_conversation.EVENTS,
+# What a client may send, on the page that says so.
+MESSAGES: dict[str, Any] = {
+    "vllm-realtime": VllmMessage,
+    "openai-transcription": TranscriptionMessage,
+    "openai-realtime": ConversationInput,
+    "duplex": DuplexMessage,
 }
+EVENTS = {
+    "vllm-realtime": tuple(field for field, *_ in TUNING),
+    "duplex": tuple(SIGNALLED),
+} | dict.fromkeys(("openai-transcription", "openai-realtime"), ())
 
 
-@pytest.mark.parametrize(("name", "event"), [(name, event) for name, events in EVENTS.items() for event in events])
+def events(name: str) -> tuple[str, ...]:
+    return (*EVENTS[name], *(str(kind.__struct_config__.tag) for kind in get_args(MESSAGES[name])))
+
+
+@pytest.mark.parametrize(("name", "event"), [(name, event) for name in MESSAGES for event in events(name)])
 def test_every_event_of_a_client_is_documented(name: str, event: str) -> None:
     assert f"`{event}`" in page(name)
 

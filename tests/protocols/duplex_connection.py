@@ -11,39 +11,41 @@ import numpy as np
 from antiphon.events.conversation import (
     ConfigureConversation,
 )
+from antiphon.protocols.connection import Context
 from antiphon.protocols.duplex.connection import DuplexConnection
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
+from tests.protocols.gathered import Gathered
 
 
-def connection(**options: Any) -> DuplexConnection:
+def connection(**options: Any) -> Gathered:
     count = iter(range(10**6))
-    wire = DuplexConnection(
-        Opening(model=options.pop("model", ""), duplex=True),
-        ModelNames(("whisper-base",)),
-        ModelNames(("qwen",)),
-        ("heart",),
+    context = Context(
+        models=ModelNames(("whisper-base",)),
+        conversation_models=ModelNames(("qwen",)),
+        voices=("heart",),
         new_id=lambda prefix: f"{prefix}{next(count)}",
-        expires_at=1,
+        steady_s=lambda: 0.0,
+        now_s=lambda: 1.0,
         max_append_bytes=1 << 20,
-        language_check=lambda code: code in ("en", "de"),
-        log_alias=lambda *_: None,
+        knows_language=("en", "de").__contains__,
         resume_token="token",
         autostart=options.pop("autostart", False),
     )
+    wire = Gathered(DuplexConnection(Opening(model=options.pop("model", ""), duplex=True), context))
     wire.open()
     return wire
 
 
-def frames_of(wire: DuplexConnection) -> list[dict[str, Any]]:
+def frames_of(wire: Gathered) -> list[dict[str, Any]]:
     return [json.loads(f.encode()) for f in wire.frames()]
 
 
-def receive_event(wire: DuplexConnection, type: str, **fields: Any) -> None:
+def receive_event(wire: Gathered, type: str, **fields: Any) -> None:
     wire.receive(json.dumps({"type": type} | fields))
 
 
-def opened(**session: Any) -> DuplexConnection:
+def opened(**session: Any) -> Gathered:
     wire = connection()
     receive_event(wire, "session.update", session=session)
     wire.commands()
@@ -52,14 +54,14 @@ def opened(**session: Any) -> DuplexConnection:
     return wire
 
 
-def commands_of(wire: DuplexConnection, type: str, **fields: Any) -> list[Any]:
+def commands_of(wire: Gathered, type: str, **fields: Any) -> list[Any]:
     receive_event(wire, type, **fields)
     out = wire.commands()
     assert not [f for f in frames_of(wire) if f["type"] == "error"]
     return out
 
 
-def error_of(wire: DuplexConnection, type: str, **fields: Any) -> dict[str, Any]:
+def error_of(wire: Gathered, type: str, **fields: Any) -> dict[str, Any]:
     receive_event(wire, type, **fields)
     assert not [i for i in wire.commands() if not isinstance(i, ConfigureConversation)]
     (frame,) = [f for f in frames_of(wire) if f["type"] == "error"]

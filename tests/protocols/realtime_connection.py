@@ -24,9 +24,11 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.events.words import Word
+from antiphon.protocols.connection import Context
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import Opening
+from tests.protocols.gathered import Gathered
 
 TRACES = Path(__file__).parents[1] / "traces"
 VENDOR = TypeAdapter[Any](RealtimeServerEvent)
@@ -49,25 +51,26 @@ OUTPUTS: list[TranscriptionEvent] = [
 ]
 
 
-def connect(strict: bool = False, **opening: Any) -> RealtimeConnection:
+def connect(strict: bool = False, **opening: Any) -> Gathered:
     count = itertools.count()
-    connection = RealtimeConnection(
-        Opening(**opening),
-        ModelNames(("whisper-base",), strict),
-        lambda: 1_700_000_000.0,
+    context = Context(
+        models=ModelNames(("whisper-base",), strict),
+        steady_s=lambda: 0.0,
+        now_s=lambda: 1_700_000_000.0,
         new_id=lambda prefix: f"{prefix}{next(count)}",
-        language_check=("en", "de").__contains__,
+        knows_language=("en", "de").__contains__,
         max_append_bytes=64_000,
     )
+    connection = Gathered(RealtimeConnection(Opening(**opening), context))
     connection.open()
     return connection
 
 
-def frames(connection: RealtimeConnection) -> list[dict[str, Any]]:
+def frames(connection: Gathered) -> list[dict[str, Any]]:
     return [json.loads(f.encode()) for f in connection.frames()]
 
 
-def exchange(connection: RealtimeConnection, **event: Any) -> list[dict[str, Any]]:
+def exchange(connection: Gathered, **event: Any) -> list[dict[str, Any]]:
     connection.receive(json.dumps(event))
     return frames(connection)
 
@@ -77,7 +80,7 @@ def pcm(num_bytes: int) -> str:
 
 
 def trace(
-    name: str, connection: RealtimeConnection, events: list[dict[str, Any]], outputs: list[TranscriptionEvent]
+    name: str, connection: Gathered, events: list[dict[str, Any]], outputs: list[TranscriptionEvent]
 ) -> list[dict[str, Any]]:
     """Play a session and compare the frames with tests/traces/NAME.jsonl, which ANTIPHON_TRACES=write makes anew."""
     got = frames(connection)

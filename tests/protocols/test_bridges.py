@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64decode, b64encode
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -26,33 +27,43 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.duplex import BargeIn, EpochRaised, ListenStepTaken
 from antiphon.events.transcription import AppendAudio, CommitAudio, SessionEnding, TranscriptDone
-from antiphon.protocols.bridges.base import Bridge
+from antiphon.protocols.bridges.base import BridgeConnection, BridgeDialect, BridgeSession
 from antiphon.protocols.bridges.minicpmo_worker import MinicpmoWorkerBridge
 from antiphon.protocols.bridges.omni import OmniBridge
 from antiphon.protocols.bridges.openbmb import OpenbmbBridge
+from antiphon.protocols.connection import Context
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
+from tests.protocols.gathered import Gathered
 from tests.protocols.json_values import JSON, KEYS
 
 AT = ContentPosition("resp_1", "item_1", 0)
+Kind = Callable[[BridgeSession], BridgeDialect]
 QWEN = ModelNames(("qwen",))
 SECOND = np.full(24_000, 0.25, np.float32)
 
 
-def opened_bridge(kind: type[Bridge], conversation_models: ModelNames | None = QWEN) -> Any:
+def opened_bridge(kind: Kind, conversation_models: ModelNames | None = QWEN) -> Any:
     count = iter(range(10**6))
-    wire = kind(
-        Opening(), conversation_models, ("heart",), lambda prefix: f"{prefix}{next(count)}", 1 << 20, lambda: 0.0
+    context = Context(
+        models=ModelNames(("whisper-base",)),
+        now_s=lambda: 1.0,
+        conversation_models=conversation_models,
+        voices=("heart",),
+        new_id=lambda prefix: f"{prefix}{next(count)}",
+        max_append_bytes=1 << 20,
+        steady_s=lambda: 0.0,
     )
+    wire = Gathered(BridgeConnection(Opening(), context, kind))
     wire.open()
     return wire
 
 
-def frames_of(wire: Bridge) -> list[Any]:
+def frames_of(wire: Gathered) -> list[Any]:
     return [data if isinstance(data := f.encode(), bytes) else json.loads(data) for f in wire.frames()]
 
 
-def receive_event(wire: Bridge, type: str, **fields: Any) -> None:
+def receive_event(wire: Gathered, type: str, **fields: Any) -> None:
     wire.receive(json.dumps({"type": type} | fields))
 
 
@@ -60,19 +71,19 @@ def f32(samples: int = 16_000) -> str:
     return b64encode(np.zeros(samples, "<f4").tobytes()).decode()
 
 
-def send_response(wire: Bridge, seconds: float = 1.0) -> None:
+def send_response(wire: Gathered, seconds: float = 1.0) -> None:
     wire.send(ResponseCreated(Response("resp_1", True, None, None)))
     wire.send(ResponseTextDelta(AT, "Hello.", True))
     wire.send(ResponseAudioDelta(AT, SECOND[: int(24_000 * seconds)], 24_000))
 
 
-def end_response(wire: Bridge) -> None:
+def end_response(wire: Gathered) -> None:
     wire.send(ContentPartDone(AT, ContentPart("output_audio", "Hello.")))
     wire.send(ResponseDone(Response("resp_1", True, None, None, status="completed", usage=Usage(9, 0, 3))))
 
 
 @pytest.mark.parametrize("kind", [OmniBridge, OpenbmbBridge, MinicpmoWorkerBridge])
-def test_when_no_conversation_model_is_loaded_then_a_bridge_does_not_open(kind: type[Bridge]) -> None:
+def test_when_no_conversation_model_is_loaded_then_a_bridge_does_not_open(kind: Kind) -> None:
     with pytest.raises(RemoteProtocolError):
         opened_bridge(kind, None)
 
@@ -112,7 +123,7 @@ def test_openbmb_a_session_from_its_begin_to_its_close() -> None:
 # --- the demo's worker ------------------------------------------------------------------------------------------------
 
 
-def exchange_chunk(wire: Bridge, **fields: Any) -> dict[str, Any]:
+def exchange_chunk(wire: Gathered, **fields: Any) -> dict[str, Any]:
     receive_event(wire, "audio_chunk", audio_base64=f32(), **fields)
     (result,) = frames_of(wire)
     return result  # type: ignore[no-any-return]
@@ -195,7 +206,7 @@ def test_omni_a_session_of_two_turns() -> None:
     assert turn["usage"] == {"prompt_tokens": 9, "completion_tokens": 3}
     wire.send(ListenStepTaken("nothing_said"))
     assert frames_of(wire)[0]["status"] == "listening"
-    assert wire.receive(b"abc") is None
+    wire.receive(b"abc")
     assert frames_of(wire)[0]["error"]["code"] == "bad_audio"
 
 
@@ -232,7 +243,7 @@ def test_when_the_epoch_is_raised_then_nothing_of_the_old_response_is_sent() -> 
         KEYS | st.sampled_from(("payload", "input", "audio_base64", "system_prompt", "instructions")), JSON, max_size=4
     ),
 )
-def test_whatever_fields_an_event_has_nothing_raises(kind: type[Bridge], name: str, fields: dict[str, Any]) -> None:
+def test_whatever_fields_an_event_has_nothing_raises(kind: Kind, name: str, fields: dict[str, Any]) -> None:
     wire = opened_bridge(kind)
     for _ in range(2):
         wire.receive(json.dumps(fields | {"type": name}))

@@ -20,9 +20,10 @@ import anyio.to_thread
 
 from antiphon.events.transcription import AppendAudio
 from antiphon.loading.loader import load, store_of
+from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.opening import Opening
 from antiphon.recording.tape import RecordedTurn, Tape, TapeEntry, turns
-from antiphon.server.live.open_wire import connection_for
+from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
@@ -109,11 +110,11 @@ async def replay(settings: Settings, folder: Path) -> int:
         await models.warm()
         state = ServerState(settings, Metrics(), models)
         opening = Opening(**tape.facts["opening"])
-        wire = connection_for(state, opening)
-        wire.open()
+        wire = dialect_of(opening).connect(opening, context_of(state))
+        frames = wire.open()
         client = _RecordedClient(tape)
         print(f"playing {tape.duration_s:.1f} s of {folder.name} …", file=sys.stderr)
-        await LiveRealtime(state, "", wire, client).run()
+        await LiveRealtime(state, "", wire, client, first_frames=frames).run()
     finally:
         models.close()
     return compare(tape.outputs(), client.out)

@@ -97,7 +97,7 @@ class ConversationConfig:
     create_response: bool = True
     interrupt_response: bool = True
     reports_transcripts: bool = False
-    idle_timeout_ms: int | None = None
+    idle_timeout_ms: float | None = None
     truncation: Literal["auto", "disabled"] | float = "auto"
     allows_backchannels: bool = False
     duplex: DuplexConfig | None = None

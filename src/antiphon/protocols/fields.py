@@ -8,9 +8,9 @@ RemoteProtocolError, whose `param` is the path of the field at fault and whose m
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -22,7 +22,8 @@ T = TypeVar("T")
 # How msgspec says what is wrong: the reason, then the path of the field unless the whole value is meant.
 _REASON = re.compile(r"(?s)(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?")
 _FIELD = re.compile(r"Object (?P<what>missing required|contains unknown) field `(?P<name>.*)`")
-_EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`, got `.*`")
+_EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`(, got `.*`)?")
+_VALUE = re.compile(r"(?s)Invalid (enum )?value '(?P<value>.*)'")
 # What clients are told of types, which they know by Python's names.
 _TYPE_NAMES = {"object": "dict", "array": "list", "float": "int or float"}
 
@@ -36,15 +37,16 @@ def decode(data: str | bytes | msgspec.Raw, kind: type[T], where: str = "") -> T
     `invalid_value` of `type`.
     """
     try:
-        return _decoder(kind).decode(data)
+        found: T = _decoder(cast(Hashable, kind)).decode(data)
     except msgspec.ValidationError as error:
         raise refusal(error, where) from None
     except JSON_ERRORS as error:
-        raise RemoteProtocolError("invalid_json", f"not valid JSON: {error}", where or None) from None
+        raise RemoteProtocolError("invalid_json", f"The body is not valid JSON: {error}", where or None) from None
+    return found
 
 
 @cache
-def _decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
@@ -65,8 +67,13 @@ def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolEr
         types = expected["types"].split(" | ")
         if {"int", "float"} <= set(types):
             types.remove("int")
+        if "null" in types and (len(types) > 2 or "array" in types):
+            # Null is accepted, and is no help to somebody who wanted to give a value.
+            types.remove("null")
         names = " or ".join(_TYPE_NAMES.get(t, t) for t in types)
         return RemoteProtocolError("invalid_type", f"Invalid type for '{path}': expected {names}.", path or None)
+    if value := _VALUE.fullmatch(reason):
+        return RemoteProtocolError("invalid_value", f"Invalid value: '{value['value']}'.", path or None)
     return RemoteProtocolError("invalid_value", f"Invalid value for '{path}': {reason}.", path or None)
 
 

@@ -26,3 +26,6 @@ class Opening:
     plays: bool = False
     # The client speaks the full-duplex dialect (protocols/duplex).
     duplex: bool = False
+    # The path of the URL, and its query parameter `mode`, unchecked: some dialects are chosen by them.
+    path: str = ""
+    mode: str = ""

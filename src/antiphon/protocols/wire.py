@@ -6,16 +6,13 @@ Which messages there are is known to the dialects alone.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import ConversationCommand
-from antiphon.events.transcription import TranscriptionCommand
-from antiphon.protocols.model_names import ModelNames
 
 C = TypeVar("C")
 # What a message says, by its fields: values of JSON. Messages to a client are written and never read again, so nothing
@@ -70,7 +67,7 @@ class Received(Generic[C]):
     The answers are sent at once, before whatever the commands lead to.
     """
 
-    commands: list[C] = field(default_factory=list)
+    commands: Sequence[C] = field(default_factory=list)
     answers: list[Frame] = field(default_factory=list)
 
 
@@ -101,38 +98,3 @@ def decode_event(
     if not isinstance(event, dict):
         raise RemoteProtocolError(*no_object)
     return event
-
-
-@dataclass(slots=True)
-class Dialect:
-    """The two queues of a dialect: commands for the session, and frames for the client. Both are drained by the server.
-
-    The queues have no bound of their own: the server drains them after each frame and each event.
-    """
-
-    # The names that a client may use for a transcriber.
-    models: ModelNames
-    new_id: NewId = random_id
-    # The most audio that one append may carry, in bytes after base64 is decoded.
-    max_append_bytes: int = 15 << 20
-    session_id: str = ""
-    _commands: list[TranscriptionCommand | ConversationCommand] = field(default_factory=list)
-    _frames: list[Frame] = field(default_factory=list)
-
-    def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
-        """Remove and return what the frames received so far ask of the session, in order; frames that are wrong ask
-        nothing.
-        """
-        taken, self._commands = self._commands, []
-        return taken
-
-    def frames(self) -> list[Frame]:
-        """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
-        taken, self._frames = self._frames, []
-        return taken
-
-    def _add_commands(self, *commands: TranscriptionCommand | ConversationCommand) -> None:
-        self._commands.extend(commands)
-
-    def _add_frame(self, **fields: Any) -> None:
-        self._frames.append(Frame(fields))

@@ -18,7 +18,7 @@ from antiphon.server.routes.client_secrets import client_secrets, sessions
 from antiphon.server.routes.health import health, metrics, ready
 from antiphon.server.routes.models import model, models
 from antiphon.server.routes.page import asset, root
-from antiphon.server.routes.realtime import realtime
+from antiphon.server.routes.realtime import PATHS, realtime
 from antiphon.server.routes.speech import batch, speech, voice, voices
 from antiphon.server.routes.speech_stream import speech_stream
 from antiphon.server.routes.transcriptions import transcriptions, translations
@@ -49,11 +49,7 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/v1/realtime/calls/{id}/hangup", hang_up, methods=["POST"]),
     Route("/v1/realtime/client_secrets", client_secrets, methods=["POST"]),
     Route("/v1/realtime/sessions", sessions, methods=["POST"]),
-    WebSocketRoute("/v1/realtime", realtime),
-    WebSocketRoute("/realtime", realtime),
-    WebSocketRoute("/v1/duplex", realtime),
-    WebSocketRoute("/v1/omni", realtime),
-    WebSocketRoute("/ws/duplex", realtime),
+    *(WebSocketRoute(path, realtime) for path in PATHS),
 )
 
 

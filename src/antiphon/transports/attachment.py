@@ -14,6 +14,7 @@ import anyio.abc
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import AppendAudio
+from antiphon.protocols.resume.control import Control, EventAck
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
@@ -57,7 +58,7 @@ class AttachedSession(Protocol):
         """No more frames come and `ending` is true: finish what was asked for, then end the outbox."""
         ...
 
-    def control(self, data: str | bytes) -> dict[str, Any] | None:
+    def control(self, data: str | bytes) -> Control | None:
         """Return the event if it is about the connection (a resume, an acknowledgement); None: it is for `handle`."""
         ...
 
@@ -273,18 +274,18 @@ class Attachment:
         """Handle an event about the connection itself; return False for all others."""
         # The client has sent something since it got this token, so it has it.
         token.confirm()
-        event = self._session.control(data)
-        if event is None:
+        message = self._session.control(data)
+        if message is None:
             return False
         try:
-            if event.get("type") != "session.event_ack":
+            if not isinstance(message, EventAck):
                 raise RemoteProtocolError("session_resume_conflict", "A session is open on this connection.", "type")
-            seq = event.get("server_event_seq")
+            seq = message.server_event_seq
             if not isinstance(seq, int) or isinstance(seq, bool):
                 raise RemoteProtocolError("invalid_event_ack", "server_event_seq is a number.", "server_event_seq")
             self.outbox.acknowledge(seq)
         except RemoteProtocolError as error:
-            await self._session.reject(error, event.get("event_id"))
+            await self._session.reject(error, message.event_id)
         return True
 
     # --- writing ------------------------------------------------------------------------------------------------------

@@ -6,8 +6,7 @@ that the model listens. Audio of the response is therefore kept here until the c
 
 from __future__ import annotations
 
-from typing import Any
-
+import msgspec
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -16,23 +15,54 @@ from antiphon.audio.pcm import to_pcm16
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ContentPartDone,
-    ConversationEvent,
     ResponseAudioDelta,
     ResponseDone,
     ResponseTextDelta,
 )
 from antiphon.events.duplex import BargeIn, EpochRaised
-from antiphon.events.transcription import AppendAudio, TranscriptionEvent
-from antiphon.protocols.bridges.base import OUT_HZ, Bridge, f32_base64
+from antiphon.protocols.bridges.base import OUT_HZ, BridgeConnection, BridgeSession, f32_base64, read_bridge
+from antiphon.protocols.connection import Command, Dialect, Event
+from antiphon.protocols.realtime.audio_buffer import appended
 
 
-class MinicpmoWorkerBridge(Bridge):
-    """One connection of the demo's front end; it begins with `prepare`."""
+class WorkerPrepare(msgspec.Struct, tag_field="type", tag="prepare"):
+    """The session begins. A prompt that is no text is as if it were missing.
 
-    dialect = "minicpmo"
+    The demo has a recording for the language model and one for the speech decoder. One is enough here: base64 of
+    float32 at 16 kHz, which is checked where it is decoded.
+    """
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    system_prompt: object = None
+    ref_audio_base64: object = None
+    tts_ref_audio_base64: object = None
+
+
+class WorkerChunk(msgspec.Struct, tag_field="type", tag="audio_chunk"):
+    """A second of the user's audio: base64 of float32 at 16 kHz, which is checked where it is decoded."""
+
+    audio_base64: object = None
+    force_listen: object = None
+
+
+class WorkerPause(msgspec.Struct, tag_field="type", tag="pause"):
+    """Audio is not listened to from here on."""
+
+
+class WorkerResume(msgspec.Struct, tag_field="type", tag="resume"):
+    """Audio is listened to again."""
+
+
+class WorkerStop(msgspec.Struct, tag_field="type", tag="stop"):
+    """The end of the session is asked for."""
+
+
+class MinicpmoWorkerBridge:
+    """The dialect for one session of the demo's front end; it begins with `prepare`."""
+
+    name = "minicpmo"
+
+    def __init__(self, session: BridgeSession) -> None:
+        self._session = session
         self._paused = False
         self._num_results = 0
         self._kv_rows = 0
@@ -40,50 +70,63 @@ class MinicpmoWorkerBridge(Bridge):
         self._pending_audio: list[Pcm] = []
         self._speaking = False
 
-    def _handle_event(self, kind: str, event: dict[str, Any]) -> None:
-        match kind:
-            case "prepare":
-                prompt = event.get("system_prompt")
-                prompt = prompt if isinstance(prompt, str) else ""
-                # The demo has a recording for the language model and one for the speech decoder. One is enough here.
-                recording = event.get("ref_audio_base64") or event.get("tts_ref_audio_base64")
-                pcm = self._decode_f32(recording) if recording else np.zeros(0, np.float32)
-                data = to_pcm16(pcm)
-                self._begin(prompt, reference=wav_header(SAMPLE_RATE_HZ, len(data)) + data if data else b"")
-                self._add_frame(type="prepared", prompt_length=len(prompt))
-            case "audio_chunk":
-                self._require_session()
-                received_s = self._now_s()
-                pcm = self._decode_f32(event.get("audio_base64"))
-                if event.get("force_listen") is True:
-                    self._commands.append(BargeIn("client_force_listen"))
-                if len(pcm) and not self._paused:
-                    self._commands.append(AppendAudio(pcm))
-                self._add_result(received_s)
-            case "pause" | "resume":
-                self._require_session()
-                self._paused = kind == "pause"
-                self._add_frame(type="paused" if self._paused else "resumed")
-            case "stop":
-                self.closing = True
-            case _:
-                raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
+    def opened(self) -> None:
+        """Write nothing: the client speaks first."""
 
-    def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """Queue an error, which is flat in this dialect: its text in `error`, its code beside it."""
-        self._add_frame(type="error", error=error.message, code=error.code)
+    def closed(self) -> None:
+        """Write `stopped`, the answer to the client's `stop`."""
+        self._session.add(type="stopped")
 
-    def _send(self, output: TranscriptionEvent | ConversationEvent) -> None:
+    def error(self, error: RemoteProtocolError) -> None:
+        """Write an error, which is flat in this dialect: its text in `error`, its code beside it."""
+        self._session.add(type="error", error=error.message, code=error.code)
+
+    def read(self, data: str | bytes) -> list[Command]:
+        """What one frame asks of the session. Raises RemoteProtocolError."""
+        session = self._session
+        kinds = WorkerPrepare | WorkerChunk | WorkerPause | WorkerResume | WorkerStop
+        match read_bridge(data, kinds):  # type: ignore[arg-type]
+            case WorkerPrepare() as prepare:
+                return [self._prepare(prepare)]
+            case WorkerChunk() as chunk:
+                session.require_begun()
+                return self._chunk(chunk)
+            case WorkerStop():
+                session.closing = True
+            case message:
+                session.require_begun()
+                self._paused = isinstance(message, WorkerPause)
+                session.add(type="paused" if self._paused else "resumed")
+        return []
+
+    def _prepare(self, message: WorkerPrepare) -> Command:
+        prompt = message.system_prompt if isinstance(message.system_prompt, str) else ""
+        recording = message.ref_audio_base64 or message.tts_ref_audio_base64
+        pcm = self._session.decode_f32(recording) if recording else np.zeros(0, np.float32)
+        data = to_pcm16(pcm)
+        file = wav_header(SAMPLE_RATE_HZ, len(data)) + data if data else b""
+        begin = self._session.begin(prompt, reference=file)
+        self._session.add(type="prepared", prompt_length=len(prompt))
+        return begin
+
+    def _chunk(self, message: WorkerChunk) -> list[Command]:
+        received_s = self._session.context.steady_s()
+        pcm = self._session.decode_f32(message.audio_base64)
+        commands: list[Command] = [BargeIn("client_force_listen")] if message.force_listen is True else []
+        self._add_result(received_s)
+        return commands if self._paused else [*commands, *appended(pcm)]
+
+    def write(self, event: Event) -> None:
         """Keep text and audio for the next result: this dialect sends nothing that was not asked for."""
-        match output:
+        match event:
             case ResponseTextDelta(_, text):
                 self._text += text
                 self._speaking = True
             case ResponseAudioDelta(at, pcm, rate_hz):
-                self._pending_audio.append(self._resample(at.item_id, pcm, rate_hz))
+                self._pending_audio.append(self._session.resample(at.item_id, pcm, rate_hz))
                 self._speaking = True
             case ContentPartDone(at):
-                self._pending_audio.append(self._flush_audio(at.item_id))
+                self._pending_audio.append(self._session.flush_audio(at.item_id))
             case ResponseDone(response):
                 self._speaking = False
                 if response.usage:
@@ -94,10 +137,6 @@ class MinicpmoWorkerBridge(Bridge):
             case _:
                 return
 
-    def closed(self) -> None:
-        """Queue `stopped`, the answer to the client's `stop`."""
-        self._add_frame(type="stopped")
-
     def _add_result(self, received_s: float) -> None:
         """Queue one result: exactly a second of audio while the response goes on, less only at its end.
 
@@ -107,12 +146,12 @@ class MinicpmoWorkerBridge(Bridge):
         is_over = not self._speaking
         audio = waiting[:OUT_HZ] if is_over or len(waiting) >= OUT_HZ else waiting[:0]
         self._pending_audio = [waiting[len(audio) :]]
-        is_response = len(audio) > 0 or (bool(self._text) and not self._voices)
+        is_response = len(audio) > 0 or (bool(self._text) and not self._session.context.voices)
         end_of_turn = is_over and is_response and len(waiting) == len(audio)
         # Words come with the second in which they begin to be heard; without a synthesizer, as they are written.
-        text, self._text = (self._text, "") if len(audio) or not self._voices else ("", self._text)
-        took_ms = round((self._now_s() - received_s) * 1000, 1)
-        self._add_frame(
+        text, self._text = (self._text, "") if len(audio) or not self._session.context.voices else ("", self._text)
+        took_ms = round((self._session.context.steady_s() - received_s) * 1000, 1)
+        self._session.add(
             type="result",
             is_listen=not (len(audio) or text),
             text=text,
@@ -124,3 +163,11 @@ class MinicpmoWorkerBridge(Bridge):
             cost_all_ms=took_ms,
         )
         self._num_results += 1
+
+
+DIALECT = Dialect(
+    name="minicpmo",
+    matches=lambda opening: opening.path == "/ws/duplex",
+    connect=lambda opening, context: BridgeConnection(opening, context, MinicpmoWorkerBridge),
+    paths=("/ws/duplex",),
+)

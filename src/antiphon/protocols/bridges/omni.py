@@ -5,7 +5,7 @@ Audio is binary in both directions: PCM16 comes in, whole WAV files go out. A fe
 
 from __future__ import annotations
 
-from typing import Any
+import msgspec
 
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import from_pcm16, to_pcm16
@@ -13,75 +13,93 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ContentPartDone,
     ContentPosition,
-    ConversationEvent,
     ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
     ResponseTextDelta,
 )
 from antiphon.events.duplex import ListenStepTaken
-from antiphon.events.transcription import AppendAudio, CommitAudio, TranscriptionEvent
-from antiphon.protocols.bridges.base import OUT_HZ, Bridge
-from antiphon.protocols.wire import Frame, Payload
+from antiphon.events.transcription import AppendAudio, CommitAudio
+from antiphon.protocols.bridges.base import OUT_HZ, BridgeConnection, BridgeSession, read_bridge
+from antiphon.protocols.connection import Command, Dialect, Event
 
 
-class OmniBridge(Bridge):
-    """One connection. Audio that comes before a `session.config` begins a session with the defaults."""
+class OmniConfig(msgspec.Struct, tag_field="type", tag="session.config"):
+    """The session begins. A field that is no text is as if it were missing."""
 
-    dialect = "omni"
+    instructions: object = None
+    voice: object = None
+    language: object = None
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+
+class OmniInputDone(msgspec.Struct, tag_field="type", tag="input.done"):
+    """The client's turn ends here."""
+
+
+class OmniBridge:
+    """The dialect for one session. Audio that comes before a `session.config` begins it with the defaults."""
+
+    name = "omni"
+
+    def __init__(self, session: BridgeSession) -> None:
+        self._session = session
         self._text = ""
         self._audio_started = False
 
-    def _receive(self, data: str | bytes) -> None:
-        if isinstance(data, str):
-            Bridge._receive(self, data)
-            return
-        if len(data) % 2 or len(data) > self._max_bytes:
-            raise RemoteProtocolError("bad_audio", "Binary frames are PCM16 of 16 kHz, mono.")
-        if not self._begun:
-            self._begin("")
-        if data:
-            self._commands.append(AppendAudio(from_pcm16(data)))
+    def opened(self) -> None:
+        """Write nothing: the client speaks first."""
 
-    def _handle_event(self, kind: str, event: dict[str, Any]) -> None:
-        match kind:
-            case "session.config":
-                if self._begun:
+    def closed(self) -> None:
+        """Write nothing: the client closes the connection."""
+
+    def error(self, error: RemoteProtocolError) -> None:
+        """Write an error."""
+        self._session.add(type="error", error={"code": error.code, "message": error.message})
+
+    def read(self, data: str | bytes) -> list[Command]:
+        """What one frame asks of the session: a binary one is audio. Raises RemoteProtocolError."""
+        session = self._session
+        if isinstance(data, bytes):
+            return self._audio(data)
+        match read_bridge(data, OmniConfig | OmniInputDone):  # type: ignore[arg-type]
+            case OmniConfig(instructions, voice, language):
+                if session.begun:
                     raise RemoteProtocolError("session_exists", "The session has begun.")
-                given = {k: v for k in ("instructions", "voice", "language") if isinstance(v := event.get(k), str)}
-                self._begin(given.get("instructions", ""), given.get("voice"), given.get("language"))
-            case "input.done":
-                self._require_session()
-                self._commands.append(CommitAudio())
+                return [session.begin(_text(instructions) or "", _text(voice), _text(language))]
             case _:
-                raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
+                session.require_begun()
+                return [CommitAudio()]
 
-    def _send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the frames of an event: of a response its text, its audio as WAV files, and its beginning and end."""
-        match output:
+    def _audio(self, data: bytes) -> list[Command]:
+        if len(data) % 2 or len(data) > self._session.context.max_append_bytes:
+            raise RemoteProtocolError("bad_audio", "Binary frames are PCM16 of 16 kHz, mono.")
+        commands: list[Command] = [] if self._session.begun else [self._session.begin("")]
+        return [*commands, AppendAudio(from_pcm16(data))] if data else commands
+
+    def write(self, event: Event) -> None:
+        """Write the frames of an event: of a response its text, its audio as WAV files, and its beginning and end."""
+        session = self._session
+        match event:
             case ResponseCreated():
                 self._text, self._audio_started = "", False
-                self._add_frame(type="turn.start")
+                session.add(type="turn.start")
             case ResponseTextDelta(at, text):
                 self._text += text
-                self._add_media(at, {"type": "transcript.delta", "delta": text})
+                session.add_media(at, {"type": "transcript.delta", "delta": text})
             case ResponseAudioDelta(at, pcm, rate_hz):
-                self._add_audio(at, to_pcm16(self._resample(at.item_id, pcm, rate_hz)))
+                self._add_audio(at, to_pcm16(session.resample(at.item_id, pcm, rate_hz)))
             case ContentPartDone(at):
-                self._add_audio(at, to_pcm16(self._flush_audio(at.item_id)))
+                self._add_audio(at, to_pcm16(session.flush_audio(at.item_id)))
             case ResponseDone(response):
                 if self._audio_started:
-                    self._add_frame(type="audio.done")
+                    session.add(type="audio.done")
                 used = response.usage
                 usage = (
                     {"prompt_tokens": used.prompt_tokens, "completion_tokens": used.completion_tokens} if used else None
                 )
-                self._add_frame(type="turn.done", text=self._text, status=response.status, usage=usage)
+                session.add(type="turn.done", text=self._text, status=response.status, usage=usage)
             case ListenStepTaken(reason) if reason != "model":
-                self._add_frame(type="turn.done", text="", status="listening", usage=None)
+                session.add(type="turn.done", text="", status="listening", usage=None)
             case _:
                 return
 
@@ -90,10 +108,17 @@ class OmniBridge(Bridge):
             return
         if not self._audio_started:
             self._audio_started = True
-            self._add_media(at, {"type": "audio.start", "format": "wav_chunk", "sample_rate": OUT_HZ})
-        self._add_media(at, wav_header(OUT_HZ, len(data)) + data)
+            self._session.add_media(at, {"type": "audio.start", "format": "wav_chunk", "sample_rate": OUT_HZ})
+        self._session.add_media(at, wav_header(OUT_HZ, len(data)) + data)
 
-    def _add_media(self, at: ContentPosition, payload: Payload | bytes) -> None:
-        epoch = self._epochs.get(at.response_id, self.epoch)
-        if epoch == self.epoch:
-            self._frames.append(Frame(payload, epoch))
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+DIALECT = Dialect(
+    name="omni",
+    matches=lambda opening: opening.path == "/v1/omni",
+    connect=lambda opening, context: BridgeConnection(opening, context, OmniBridge),
+    paths=("/v1/omni",),
+)

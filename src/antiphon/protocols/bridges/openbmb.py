@@ -6,98 +6,135 @@ either.
 
 from __future__ import annotations
 
-from typing import Any
+import msgspec
 
 from antiphon.audio import Pcm
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ContentPartDone,
     ContentPosition,
-    ConversationEvent,
     ResponseAudioDelta,
     ResponseDone,
     ResponseTextDelta,
 )
 from antiphon.events.duplex import AppendFrames, BargeIn, ListenStepTaken
-from antiphon.events.transcription import AppendAudio, SessionEnding, TranscriptDone, TranscriptionEvent
-from antiphon.protocols.bridges.base import Bridge, f32_base64
-from antiphon.protocols.duplex.session_fields import video_frames
-from antiphon.protocols.wire import Frame
+from antiphon.events.transcription import SessionEnding, TranscriptDone
+from antiphon.protocols.bridges.base import BridgeConnection, BridgeSession, f32_base64, read_bridge
+from antiphon.protocols.connection import Command, Dialect, Event
+from antiphon.protocols.realtime.audio_buffer import appended
+from antiphon.protocols.realtime.video_frames import video_frames
 
 # The WebSocket subprotocol that the SDK asks for.
 SUBPROTOCOL = "map.realtime"
 
 
-class OpenbmbBridge(Bridge):
-    """One connection. The server speaks first, to say that the client waits in no queue."""
+class OpenbmbInit(msgspec.Struct, tag_field="type", tag="session.init"):
+    """The session begins. A payload that is no object, or a prompt that is no text, is as if it were missing."""
 
-    dialect = "openbmb"
+    payload: object = None
 
-    def open(self) -> None:
-        """Queue `session.queue_done`. Raises RemoteProtocolError where no conversation model is loaded."""
-        Bridge.open(self)
-        self._add_frame(type="session.queue_done")
+    @property
+    def system_prompt(self) -> str:
+        """What the model is told first."""
+        found = self.payload.get("system_prompt") if isinstance(self.payload, dict) else None
+        return found if isinstance(found, str) else ""
 
-    def _handle_event(self, kind: str, event: dict[str, Any]) -> None:
-        match kind:
-            case "session.init":
-                payload = event.get("payload")
-                given = payload if isinstance(payload, dict) else {}
-                prompt = given.get("system_prompt")
-                self._begin(prompt if isinstance(prompt, str) else "")
-                self._add_frame(type="session.created", session_id=self.id)
-            case "input.append":
-                self._require_session()
-                sent = event.get("input")
-                if not isinstance(sent, dict):
-                    raise RemoteProtocolError("bad_event", "input.append needs an input.", "input")
-                pcm = self._decode_f32(sent.get("audio"))
-                if sent.get("video_frames") is not None:
-                    self._commands.append(AppendFrames(video_frames(sent["video_frames"])))
-                if sent.get("force_listen") is True:
-                    self._commands.append(BargeIn("client_force_listen"))
-                if len(pcm):
-                    self._commands.append(AppendAudio(pcm))
-            case "session.close":
-                self.closing = True
+
+class OpenbmbInput(msgspec.Struct):
+    """What the user says and shows. `audio`: base64 of float32 at 16 kHz; it is checked where it is decoded."""
+
+    audio: object = None
+    video_frames: object = None
+    force_listen: object = None
+
+
+class OpenbmbAppend(msgspec.Struct, tag_field="type", tag="input.append"):
+    """More of the user's audio, and images."""
+
+    input: OpenbmbInput
+
+
+class OpenbmbClose(msgspec.Struct, tag_field="type", tag="session.close"):
+    """The end of the session is asked for."""
+
+
+class OpenbmbBridge:
+    """The dialect for one session. The server speaks first, to say that the client waits in no queue."""
+
+    name = "openbmb"
+
+    def __init__(self, session: BridgeSession) -> None:
+        self._session = session
+
+    def opened(self) -> None:
+        """Write `session.queue_done`."""
+        self._session.add(type="session.queue_done")
+
+    def closed(self) -> None:
+        """Write `session.closed`, which the client gets for its own close and for any other end of the session."""
+        self._session.add(type="session.closed", reason="closed", session_id=self._session.id)
+
+    def error(self, error: RemoteProtocolError) -> None:
+        """Write an error."""
+        self._session.add(type="error", error={"code": error.code, "message": error.message})
+
+    def read(self, data: str | bytes) -> list[Command]:
+        """What one frame asks of the session. Raises RemoteProtocolError."""
+        session = self._session
+        match read_bridge(data, OpenbmbInit | OpenbmbAppend | OpenbmbClose):  # type: ignore[arg-type]
+            case OpenbmbInit() as init:
+                begin = session.begin(init.system_prompt)
+                session.add(type="session.created", session_id=session.id)
+                return [begin]
+            case OpenbmbAppend(sent):
+                session.require_begun()
+                pcm = session.decode_f32(sent.audio)
+                commands: list[Command] = []
+                if sent.video_frames is not None:
+                    commands.append(AppendFrames(video_frames(sent.video_frames)))
+                if sent.force_listen is True:
+                    commands.append(BargeIn("client_force_listen"))
+                return [*commands, *appended(pcm)]
             case _:
-                raise RemoteProtocolError("unknown_event", f"There is no event '{kind}'.", "type")
+                session.closing = True
+                return []
 
-    def _send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the frames of an event: of a response its deltas and its end, of the user the transcript."""
-        match output:
+    def write(self, event: Event) -> None:
+        """Write the frames of an event: of a response its deltas and its end, of the user the transcript."""
+        session = self._session
+        match event:
             case ResponseTextDelta(at, text):
-                self._add_media(at, type="response.output_text.delta", text=text, kind="text", end_of_turn=False)
+                fields = {"type": "response.output_text.delta", "text": text, "kind": "text", "end_of_turn": False}
+                session.add_media(at, fields)
             case ResponseAudioDelta(at, pcm, rate_hz):
-                self._add_audio(at, self._resample(at.item_id, pcm, rate_hz))
+                self._add_audio(at, session.resample(at.item_id, pcm, rate_hz))
             case ContentPartDone(at):
-                self._add_audio(at, self._flush_audio(at.item_id))
+                self._add_audio(at, session.flush_audio(at.item_id))
             case ResponseDone(response):
                 used = response.usage
                 counts = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
                 usage = {"input_tokens": counts[0], "output_tokens": counts[1], "total_tokens": sum(counts)}
-                self._add_frame(
+                session.add(
                     type="response.done", response={"id": response.id, "status": response.status, "usage": usage}
                 )
-                self._add_frame(type="response.listen")
+                session.add(type="response.listen")
             case TranscriptDone(_, text) if text.strip():
-                self._add_frame(type="conversation.item.input_audio_transcription.completed", transcript=text)
+                session.add(type="conversation.item.input_audio_transcription.completed", transcript=text)
             case ListenStepTaken():
-                self._add_frame(type="response.listen")
+                session.add(type="response.listen")
             case SessionEnding():
                 self.closed()
             case _:
                 return
 
-    def closed(self) -> None:
-        """Queue `session.closed`, which the client gets for its own close and for any other end of the session."""
-        self._add_frame(type="session.closed", reason="closed", session_id=self.id)
-
     def _add_audio(self, at: ContentPosition, pcm: Pcm) -> None:
         if len(pcm):
-            self._add_media(at, type="response.output_audio.delta", audio=f32_base64(pcm))
+            self._session.add_media(at, {"type": "response.output_audio.delta", "audio": f32_base64(pcm)})
 
-    def _add_media(self, at: ContentPosition, **fields: Any) -> None:
-        epoch = self._epochs.get(at.response_id, self.epoch)
-        if epoch == self.epoch:
-            self._frames.append(Frame(fields, epoch))
+
+DIALECT = Dialect(
+    name="openbmb",
+    matches=lambda opening: opening.mode in ("audio", "video"),
+    connect=lambda opening, context: BridgeConnection(opening, context, OpenbmbBridge),
+    subprotocol=SUBPROTOCOL,
+)

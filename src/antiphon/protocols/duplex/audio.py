@@ -6,18 +6,79 @@ docs/wire/duplex.md describes the deltas and the formats.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from antiphon.audio import Pcm
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.encode import wav_header
 from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.data_uri import decode_base64
 from antiphon.events.words import Word
-from antiphon.protocols.duplex.session_fields import AudioFormat
+from antiphon.protocols.realtime.input_fields import AudioFormat
+from antiphon.protocols.wire import Payload
+
+
+def _from_f32(data: bytes) -> Pcm:
+    return np.asarray(np.clip(np.frombuffer(data, "<f4"), -1.0, 1.0), np.float32)
+
+
+# By the name of an input format: from bytes to float32 samples in [-1, 1], and how many bytes a sample has.
+_DECODERS: dict[str, tuple[Callable[[bytes], Pcm], int]] = {
+    "pcm16": (from_pcm16, 2),
+    "pcm_f32le": (_from_f32, 4),
+    "g711_ulaw": (from_ulaw, 1),
+    "g711_alaw": (from_alaw, 1),
+}
+
+
+class DuplexAudioBuffer:
+    """Decodes one client's audio, which is one stream: `feed` holds back a few samples that `flush` gives.
+
+    `max_bytes`: the most audio of one append, after base64 is decoded. Samples are float32 [num_samples], 16 kHz.
+    """
+
+    def __init__(self, audio_format: AudioFormat, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.set_format(audio_format)
+
+    def set_format(self, audio_format: AudioFormat) -> None:
+        """Read what follows in this format. Audio that is held back is dropped: `flush` comes first."""
+        self.format = audio_format
+        self._resampler = Resampler(audio_format.rate_hz, SAMPLE_RATE_HZ)
+
+    def feed(self, text: str) -> Pcm:
+        """The samples of one append. Raises RemoteProtocolError (`bad_audio`)."""
+        return self._resampler.feed(self._decode(text, "audio"))
+
+    def flush(self) -> Pcm:
+        """The samples that were held back."""
+        return self._resampler.flush()
+
+    def whole(self, text: str, param: str) -> Pcm:
+        """All samples of a recording of its own, which is no part of the stream. Raises RemoteProtocolError."""
+        resampler = Resampler(self.format.rate_hz, SAMPLE_RATE_HZ)
+        return np.concatenate((resampler.feed(self._decode(text, param)), resampler.flush()))
+
+    def _decode(self, text: str, param: str) -> Pcm:
+        decode, sample_bytes = _DECODERS[self.format.type]
+        try:
+            data = decode_base64(text)
+        except ValueError:
+            raise RemoteProtocolError("bad_audio", "Sound comes in base64.", param) from None
+        if len(data) > self._max_bytes or len(data) % sample_bytes:
+            raise RemoteProtocolError(
+                "bad_audio",
+                f"{len(data)} bytes are no whole number of samples, or over {self._max_bytes}.",
+                param,
+            )
+        pcm = decode(data)
+        if not np.isfinite(pcm).all():
+            raise RemoteProtocolError("bad_audio", "A sample is not a finite number.", param)
+        return pcm
 
 
 @dataclass(slots=True)
@@ -48,7 +109,7 @@ class ResponseAudioTexts:
 
     def add_audio(
         self, item_id: str, pcm: Pcm, rate_hz: int, words: Sequence[Word], audio_format: AudioFormat
-    ) -> dict[str, Any] | None:
+    ) -> Payload | None:
         """The fields of a delta with more of an item's audio; None where it is too short to give a sample yet.
 
         `pcm` is float32 [num_samples] at `rate_hz`. `words` are those that end in it, with times from the beginning of
@@ -61,11 +122,11 @@ class ResponseAudioTexts:
             if found >= 0:
                 sent.spoken_chars = found + len(word.text)
             sent.marks.append({"text_chars": sent.spoken_chars, "audio_end_ms": round(word.end_s * 1000)})
-        sent.resampler = sent.resampler or Resampler(rate_hz, audio_format["rate"])
+        sent.resampler = sent.resampler or Resampler(rate_hz, audio_format.rate_hz)
         out = sent.resampler.feed(pcm)
         return _delta(sent, out, audio_format, last=False) if len(out) else None
 
-    def end(self, item_id: str, audio_format: AudioFormat) -> dict[str, Any]:
+    def end(self, item_id: str, audio_format: AudioFormat) -> Payload:
         """The fields of an item's last delta, whose audio may be empty. The item is forgotten."""
         sent = self._items.pop(item_id, _SentItem())
         rest = sent.resampler.flush() if sent.resampler else np.zeros(0, np.float32)
@@ -76,20 +137,9 @@ class ResponseAudioTexts:
         self._items.pop(item_id, None)
 
 
-def decoder(audio_format: AudioFormat) -> tuple[Any, int]:
-    """The function from bytes of an input format to float32 samples in [-1, 1], and how many bytes a sample has."""
-    kinds: dict[str, tuple[Any, int]] = {
-        "pcm16": (from_pcm16, 2),
-        "pcm_f32le": (_from_f32, 4),
-        "g711_ulaw": (from_ulaw, 1),
-        "g711_alaw": (from_alaw, 1),
-    }
-    return kinds[audio_format["type"]]
-
-
 def encoded(pcm: Pcm, audio_format: AudioFormat) -> bytes:
     """The bytes of an output format for float32 samples at its rate; a `wav` is a whole file, header included."""
-    match audio_format["type"]:
+    match audio_format.type:
         case "pcm_f32le":
             return pcm.astype("<f4").tobytes()
         case "g711_ulaw":
@@ -98,18 +148,18 @@ def encoded(pcm: Pcm, audio_format: AudioFormat) -> bytes:
             return to_alaw(pcm)
         case "wav":
             data = to_pcm16(pcm)
-            return wav_header(audio_format["rate"], len(data)) + data
+            return wav_header(audio_format.rate_hz, len(data)) + data
         case _:
             return to_pcm16(pcm)
 
 
-def _delta(sent: _SentItem, pcm: Pcm, audio_format: AudioFormat, *, last: bool) -> dict[str, Any]:
+def _delta(sent: _SentItem, pcm: Pcm, audio_format: AudioFormat, *, last: bool) -> Payload:
     marks, sent.marks = sent.marks, []
     audio_ms = round(sent.audio_s * 1000)
     return {
         "delta": b64encode(encoded(pcm, audio_format) if len(pcm) else b"").decode(),
-        "format": audio_format["type"],
-        "sample_rate_hz": audio_format["rate"],
+        "format": audio_format.type,
+        "sample_rate_hz": audio_format.rate_hz,
         "metadata": {
             "end_of_turn": last,
             "audio_duration_ms": audio_ms,
@@ -117,7 +167,3 @@ def _delta(sent: _SentItem, pcm: Pcm, audio_format: AudioFormat, *, last: bool) 
             "playback": {"generated_ms": audio_ms, "sent_ms": audio_ms},
         },
     }
-
-
-def _from_f32(data: bytes) -> Pcm:
-    return np.asarray(np.clip(np.frombuffer(data, "<f4"), -1.0, 1.0), np.float32)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from msgspec import UNSET
 
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import DeleteItem, RetrieveItem, TruncateItem
 from antiphon.events.duplex import AcknowledgePlayback, BargeIn, HoldFloor
-from antiphon.protocols.fields import require, typed
+from antiphon.protocols.duplex.messages import (
+    DuplexAppend,
+    ItemDelete,
+    ItemRetrieve,
+    ItemTruncate,
+    NamedItemMessage,
+    PlaybackAck,
+)
+from antiphon.protocols.fields import number
+from antiphon.protocols.realtime.commands import MAX_AUDIO_MS
 from antiphon.turns.backchannel import is_backchannel
 
 INTERRUPT_ACTIONS = ("barge_in", "interrupt", "cancel")
@@ -14,48 +24,70 @@ LISTEN_ACTIONS = ("listen", "continue", "continue_output", "ack")
 DROP_ACTIONS = ("drop", "ignore", "silence")
 
 
-def overlap_action(event: dict[str, Any]) -> str | None:
+def overlap_action(message: DuplexAppend) -> str | None:
     """The action that an append names for audio over a response, in lower case; None where it names none."""
-    action = event.get("overlap_action", event.get("overlap"))
+    action = message.overlap if message.overlap_action is UNSET else message.overlap_action
     return action.strip().lower() if isinstance(action, str) else None
 
 
-def overlap_command(event: dict[str, Any], event_id: str | None, *, silent: bool) -> BargeIn | HoldFloor | None:
+def overlap_command(message: DuplexAppend, *, silent: bool) -> BargeIn | HoldFloor | None:
     """What an append says about audio over a response.
 
     Where it says several things, the first of these counts: its action, `force_barge_in`, `force_listen`, and a
     `transcript` that is a backchannel. The transcript of audio that is `silent` does not count.
     """
-    action = overlap_action(event)
+    action, event_id = overlap_action(message), message.own_id
     if action in INTERRUPT_ACTIONS:
         return BargeIn("client_overlap_action", event_id)
     if action in LISTEN_ACTIONS:
         return HoldFloor("client_overlap_action", event_id)
-    if event.get("force_barge_in") is True:
+    if message.force_barge_in is True:
         return BargeIn("client_force_barge_in", event_id)
-    if event.get("force_listen") is True:
+    if message.force_listen is True:
         return HoldFloor("client_force_listen", event_id)
-    transcript = event.get("transcript")
+    transcript = message.transcript
     if not silent and isinstance(transcript, str) and transcript and is_backchannel(transcript):
         return HoldFloor("short_ack_transcript", event_id)
     return None
 
 
-def acknowledgement(event: dict[str, Any], event_id: str | None) -> AcknowledgePlayback:
+def named_item_command(message: NamedItemMessage) -> RetrieveItem | TruncateItem | DeleteItem:
+    """The command of a message about one item. Raises RemoteProtocolError (`missing_item_id`) where it names none."""
+    item_id, event_id = message.item_id, message.own_id
+    if not item_id:
+        raise RemoteProtocolError("missing_item_id", f"{message.__struct_config__.tag} needs an item_id.", "item_id")
+    match message:
+        case ItemRetrieve():
+            return RetrieveItem(item_id, event_id)
+        case ItemDelete():
+            return DeleteItem(item_id, event_id)
+        case ItemTruncate(audio_end_ms=end_ms, content_index=index):
+            number(end_ms, "audio_end_ms", 0, MAX_AUDIO_MS)
+            return TruncateItem(item_id, index, end_ms, event_id)
+
+
+def text_or_none(value: object, param: str = "response_id") -> str | None:
+    """`value`, which has to be text or null. Raises RemoteProtocolError that names `param`."""
+    if value is None or isinstance(value, str):
+        return value
+    raise RemoteProtocolError("invalid_type", f"Invalid type for '{param}': expected str or null.", param)
+
+
+def acknowledgement(message: PlaybackAck) -> AcknowledgePlayback:
     """Read a `playback.ack`.
 
-    Without `committed_ms`, what was played was heard. Raises RemoteProtocolError for a missing or wrong field.
+    Without `committed_ms`, what was played was heard. Raises RemoteProtocolError for a time that is no time.
     """
-    played_ms = milliseconds(require(event, "played_ms", (int, float), "played_ms"), "played_ms")
-    committed = event.get("committed_ms")
-    response_id, item_id = (typed(event.get(k), (str, type(None)), k) or None for k in ("response_id", "item_id"))
+    played_ms = milliseconds(message.played_ms, "played_ms")
+    committed = message.committed_ms
     committed_ms = played_ms if committed is None else milliseconds(committed, "committed_ms")
-    return AcknowledgePlayback(played_ms, committed_ms, response_id, item_id, event_id)
+    return AcknowledgePlayback(
+        played_ms, committed_ms, message.response_id or None, message.item_id or None, message.own_id
+    )
 
 
-def milliseconds(value: Any, param: str) -> int:
+def milliseconds(value: float, param: str) -> int:
     """A duration of 0 to 1e9 ms, rounded down. Raises RemoteProtocolError that names `param`."""
-    typed(value, (int, float), param)
     if not 0 <= value < 1e9:
         raise RemoteProtocolError("bad_event", f"'{param}' is a number of milliseconds from 0 on.", param)
     return int(value)

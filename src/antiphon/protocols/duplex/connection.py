@@ -1,210 +1,435 @@
-"""A full-duplex connection from its first frame on: docs/wire/duplex.md, "Connecting".
+"""The full-duplex dialect: docs/wire/duplex.md. OpenAI's conversation with epochs, overlap, playback and turn states.
 
-The client speaks first, and its first frame opens the session. What comes after that belongs to the dialect
-(dialect.py). The interface is that of a connection to /v1/realtime (negotiation.py).
+The client speaks first, and its first message opens the session. Frames with text or audio of a response carry its
+epoch, so that those that wait can be dropped when the epoch is raised (resume/journal.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+import numpy as np
+from msgspec import UNSET
+
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import ConversationCommand, ConversationEvent
-from antiphon.events.transcription import SessionEnding, TranscriptionCommand, TranscriptionEvent
-from antiphon.protocols.duplex.dialect import DuplexDialect
-from antiphon.protocols.duplex.session_fields import ALIASES
-from antiphon.protocols.model_names import ModelNames
+from antiphon.events.conversation import (
+    CancelResponse,
+    ContentPart,
+    ContentPartDone,
+    ContentPosition,
+    CreateItem,
+    CreateResponse,
+    Item,
+    Response,
+    ResponseAudioDelta,
+    ResponseCreated,
+    ResponseDone,
+    ResponseTextDelta,
+)
+from antiphon.events.duplex import (
+    AppendFrames,
+    BargeIn,
+    CancelInput,
+    EpochRaised,
+    ListenStepTaken,
+    OverlapReported,
+    PlaybackAcknowledged,
+    SignalTurn,
+    SkipResponse,
+    SpeakStepTaken,
+    TurnStateChanged,
+)
+from antiphon.events.transcription import AppendAudio, ClearAudio, CommitAudio, SessionEnding
+from antiphon.protocols.connection import Command, Context, Dialect, Event, Resume, WireSnapshot
+from antiphon.protocols.duplex.audio import DuplexAudioBuffer, ResponseAudioTexts
+from antiphon.protocols.duplex.commands import (
+    DROP_ACTIONS,
+    acknowledgement,
+    named_item_command,
+    overlap_action,
+    overlap_command,
+    text_or_none,
+)
+from antiphon.protocols.duplex.messages import (
+    SIGNALLED,
+    DuplexAppend,
+    DuplexBargeIn,
+    DuplexCommit,
+    DuplexUpdate,
+    Heartbeat,
+    InputCancel,
+    ItemDelete,
+    ItemRetrieve,
+    ItemTruncate,
+    PlaybackAck,
+    PushText,
+    SessionClose,
+    TurnSignal,
+    read_duplex,
+)
+from antiphon.protocols.duplex.session import DuplexSessionState, DuplexSnapshot
+from antiphon.protocols.duplex.session_fields import DUPLEX_CODES, RETRYABLE, DuplexUpdateFields, read_audio_format
+from antiphon.protocols.duplex.turn_events import overlap_fields, turn_event
+from antiphon.protocols.fields import decode
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.resume.control import control, replaced_frame, resumed_frame
-from antiphon.protocols.wire import Frame, NewId, decode_event
+from antiphon.protocols.realtime.audio_buffer import appended
+from antiphon.protocols.realtime.commands import command_of
+from antiphon.protocols.realtime.conversation_events import ConversationEvents
+from antiphon.protocols.realtime.input_fields import AudioFormat
+from antiphon.protocols.realtime.items import ItemContext, position_fields, response_json
+from antiphon.protocols.realtime.messages import ClientMessage, InputAudioBufferClear, event_id_in
+from antiphon.protocols.realtime.transcript_events import TranscriptEvents
+from antiphon.protocols.realtime.video_frames import video_frames
+from antiphon.protocols.realtime.writer import EventWriter
+from antiphon.protocols.resume.control import Control, control, replaced_frame, resumed_frame
+from antiphon.protocols.wire import Frame, Payload, Received
 
 
 class DuplexConnection:
-    """One full-duplex connection. Call `open` first; nothing here waits.
-
-    `models`: the names of the transcriber. `conversation_models`: those of the conversation model, None where none is
-    loaded. `voices`: its voices, the first is the default. `expires_at`: Unix seconds. `max_append_bytes`: the most
-    audio of one append, after base64 is decoded. `language_check`: whether the transcriber knows a language.
-    `log_alias`: called with what was asked for and what serves it instead. `resume_token`: the first token of a session
-    that can be resumed. `autostart`: the session opens by itself, without a first frame.
+    """One full-duplex connection. Errors have the dialect's own codes; an update is checked as a whole before anything
+    of it is in force.
     """
 
+    dialect = "duplex"
     # Any new audio is enough for a commit.
     min_commit_ms = 1
-    dialect = "duplex"
 
-    def __init__(
-        self,
-        opening: Opening,
-        models: ModelNames,
-        conversation_models: ModelNames | None,
-        voices: tuple[str, ...],
-        *,
-        new_id: NewId,
-        expires_at: int,
-        max_append_bytes: int,
-        language_check: Callable[[str], bool],
-        log_alias: Callable[..., None],
-        resume_token: str | None,
-        autostart: bool,
-    ) -> None:
+    def __init__(self, opening: Opening, context: Context) -> None:
         self.opening = opening
-        self.new_id = new_id
-        self._conversation_models = conversation_models
-        self._autostart = autostart
-        self._opened = False
-        self._dialect = DuplexDialect(
-            models,
-            new_id,
-            max_append_bytes,
-            new_id("sess-"),
-            expires_at=expires_at,
-            language_check=language_check,
-            log_alias=log_alias,
-            voices=voices,
-            resume_token=resume_token,
-            unit_ms=conversation_models.unit_ms if conversation_models else 0,
-        )
+        self.context = context
+        self._session = DuplexSessionState(context)
+        self._is_open = False
+        # Commands of the opening, which go to the session with the client's first frame.
+        self._pending: list[Command] = []
+        # Why the client has asked for the end of the session, once it has.
+        self._close_reason: str | None = None
+        self._buffer = DuplexAudioBuffer(self._session.input_format, context.max_append_bytes)
+        self._items = ItemContext(context.new_id, self._buffer.whole, self._session.loaded_voice)
+        self._writer = EventWriter(context.new_id, DUPLEX_CODES, RETRYABLE)
+        self._events = ConversationEvents(self._writer, TranscriptEvents(self._writer, context.new_id))
+        self._audio_texts = ResponseAudioTexts()
+        # The client's name for the message that is being read, which errors repeat.
+        self._event_id: str | None = None
+        # A response is generated or played: what the client says about overlap counts.
+        self._responding = False
+        # The epochs in which the responses under way began, by id.
+        self._epochs: dict[str, int] = {}
 
-    def open(self) -> None:
-        """Set the defaults, and with `autostart` open the session. Without it nothing is queued yet.
-
-        Raises RemoteProtocolError where no conversation model is loaded, the URL names one that does not exist while
-        names are strict, or a field of a client secret's session is wrong.
-        """
-        name = self.opening.model
-        if self._conversation_models is None or not (
-            not name
-            or self._conversation_models.lenient(name)
-            or self._conversation_models.exact(name)
-            or not self._conversation_models.strict
-        ):
-            raise RemoteProtocolError("model_not_found", f"The model `{name or 'default'}` does not exist.", "model")
-        if name and self._conversation_models.exact(name) is None:
-            self._dialect.log_alias(name, self._conversation_models.loaded[0])
-        self._dialect.begin(name or self._conversation_models.loaded[0])
-        if self.opening.session:
-            self._dialect.preset(dict(self.opening.session))
-        if self._autostart:
-            self._opened = True
-            self._dialect.open()
-
-    def snapshot(self) -> dict[str, Any] | None:
-        """What is stored of the session besides its items, as JSON values; None before the first frame."""
-        if not self._opened:
-            return None
-        return {"session_id": self.id, "dialect": "duplex", "session": self._dialect.snapshot()}
-
-    def restore(self, kept: dict[str, Any]) -> None:
-        """Continue a session from before a restart, of which `kept` is the snapshot. To be called after `open`.
-
-        Nothing is queued for the client, who gets `session.resumed`.
-        """
-        self._dialect.session_id = kept["session_id"]
-        self._dialect.restore(kept["session"])
-        self._opened = True
-        self._dialect.start()
-
-    def session(self) -> dict[str, Any]:
-        """The session's fields as `session.created` has them, JSON values.
-
-        They are the dialect's own state: do not change them.
-        """
-        return self._dialect.session()
+    # --- the session
 
     @property
     def id(self) -> str:
         """The session's id as the client knows it; of a restored session it is the earlier one."""
-        return self._dialect.session_id
-
-    @property
-    def idle_s(self) -> float | None:
-        """How many seconds may pass without a frame of the client before the session expires (`idle_timeout_s`)."""
-        return self._dialect.idle_s
-
-    @property
-    def closing(self) -> bool:
-        """Whether the client has asked for the end of the session, which the server then carries out."""
-        return self._dialect.closing is not None
+        return self._session.id
 
     @property
     def epoch(self) -> int:
         """The session's epoch: audio and text of an older one are not sent any more."""
-        return self._dialect.epoch
+        return self._session.epoch
 
-    def receive(self, data: str | bytes) -> None:
-        """Read one frame from the client: commands, and an answer where it has one, are queued. Never raises.
+    @property
+    def idle_s(self) -> float:
+        """How many seconds may pass without a frame of the client before the session expires (`idle_timeout_s`)."""
+        return self._session.own.idle_timeout_s
+
+    @property
+    def closing(self) -> bool:
+        """Whether the client has asked for the end of the session, which the server then carries out."""
+        return self._close_reason is not None
+
+    def open(self) -> list[Frame]:
+        """Set the defaults, and with `autostart` open the session. Without it the client is told nothing yet.
+
+        Raises RemoteProtocolError where no conversation model is loaded, the URL names one that does not exist while
+        names are strict, or a field of a client secret's session is wrong.
+        """
+        name, models = self.opening.model, self.context.conversation_models
+        if models is None or not (not name or models.lenient(name) or models.exact(name) or not models.strict):
+            raise RemoteProtocolError("model_not_found", f"The model `{name or 'default'}` does not exist.", "model")
+        if name and models.exact(name) is None:
+            self.context.log_alias(name, models.loaded[0])
+        self._session.model = name or models.loaded[0]
+        if self.opening.session:
+            self._update(decode(msgspec.json.encode(self.opening.session), DuplexUpdateFields, "session"))
+        if self.context.autostart:
+            self._begin()
+        return self._writer.take()
+
+    def snapshot(self) -> WireSnapshot | None:
+        """What is stored of the session besides its items; None before the first frame."""
+        if not self._is_open:
+            return None
+        return WireSnapshot(self.id, self.dialect, msgspec.Raw(msgspec.json.encode(self._session.snapshot())))
+
+    def restore(self, kept: WireSnapshot) -> None:
+        """Continue a session of an earlier process. Call it after `open`, whose frames are not sent then."""
+        self._session.restore(kept.session_id, msgspec.json.decode(kept.session, type=DuplexSnapshot))
+        self._buffer.set_format(self._session.input_format)
+        self._is_open = True
+        self._pending.append(self._session.configured())
+
+    def _begin(self) -> None:
+        self._is_open = True
+        self._pending.append(self._session.configured())
+        head = {"type": "session.created", "event_id": self.context.new_id("event_"), "session_id": self.id}
+        token = {"resume_token": self._session.resume_token} if self._session.resume_token else {}
+        self._writer.add(head | {"session": self._session.shown()} | token, numbered=False)
+
+    # --- from the client
+
+    def feed(self, data: str | bytes | AppendAudio) -> Received[Command]:
+        """Read one frame from the client. What is wrong with it is answered and changes nothing; nothing is raised.
 
         A first frame that is an update opens the session with its fields, and where they are wrong leaves it to be
         opened. Any other first frame opens it with the defaults and is then read.
         """
-        if not self._opened:
-            update = _first_update(data)
-            try:
-                self._dialect.open(update)
-            except RemoteProtocolError as error:
-                self.reject(error, None)
-                return
-            self._opened = True
-            if update is not None:
-                return
-        self._dialect.receive(data)
+        commands: list[Command] = []
+        if isinstance(data, AppendAudio):
+            commands = [data]
+        elif self._is_open or not self._opened_by(data):
+            commands = self._read(data)
+        pending, self._pending = self._pending, []
+        return Received([*pending, *commands], self._writer.take())
 
-    def send(self, output: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the frames of an event of the session. Raises LocalProtocolError for one that has no frame."""
-        self._dialect.send(output)
+    def _read(self, data: str | bytes) -> list[Command]:
+        self._event_id = None
+        try:
+            message = read_duplex(data)
+            self._event_id = message.own_id
+            return self._commands(message, data)
+        except RemoteProtocolError as error:
+            self._writer.error(error, self._event_id or event_id_in(data))
+            return []
 
-    def too_large(self, max_bytes: int) -> None:
-        """Queue an error: a frame was larger than `max_bytes`. Call it in place of `receive`. The session goes on."""
-        self._dialect.too_large(max_bytes)
+    def _opened_by(self, data: str | bytes) -> bool:
+        """Open the session with its first frame; return whether that was all that the frame is for."""
+        update = _first_update(data)
+        try:
+            if update:
+                self._pending += self._update(_update_fields(update, data))
+        except RemoteProtocolError as error:
+            self._writer.error(error, None)
+            return True
+        self._begin()
+        return update is not None
 
-    def refuse(self, code: str, message: str) -> None:
-        """Queue an error and the end of the session, with which the server then ends the connection."""
-        self._dialect.send(SessionEnding(code, message))
+    def too_large(self, max_bytes: int) -> list[Frame]:
+        """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
+        return self.refuse(RemoteProtocolError("event_too_large", f"The event is larger than {max_bytes} bytes."), None)
 
-    def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """Queue an error of the client's. `event_id` is repeated if it is text. The session goes on."""
-        self._dialect.reject(error, event_id if isinstance(event_id, str) else None)
+    def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
+        """An error for the client, with its name for the message at fault. The session goes on."""
+        self._writer.error(error, event_id)
+        return self._writer.take()
 
-    def closed(self) -> None:
-        """Queue `session.closed`: the end that the client has asked for was carried out."""
-        self._dialect.closed()
-
-    def commands(self) -> list[TranscriptionCommand | ConversationCommand]:
-        """Remove and return what the frames so far ask of the session, in their order; frames that are wrong ask
-        nothing.
-        """
-        return self._dialect.commands()
-
-    def frames(self) -> list[Frame]:
-        """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
-        return self._dialect.frames()
-
-    def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """The fields of a frame about the connection itself, such as `session.resume`; None for any other
-        (resume/control.py).
-        """
+    def control(self, data: str | bytes) -> Control | None:
+        """The message, where it is about the connection itself, such as `session.resume`; None for any other."""
         return control(data)
 
+    def _commands(self, message: ClientMessage, data: str | bytes | msgspec.Raw) -> list[Command]:
+        """What a message asks of the session. `data`: its text, in which an update may be flat."""
+        match message:
+            case DuplexUpdate():
+                held_back = self._update(_update_fields(message, data))
+                self._writer.event("session.updated", session_id=self.id, session=self._session.shown())
+                return [*held_back, self._session.configured()]
+            case Heartbeat():
+                self._writer.event("session.heartbeat_ack", session_id=self.id)
+                return []
+            case SessionClose(reason=reason):
+                self._close_reason = reason if isinstance(reason, str) and reason else "client_close"
+                return []
+            case DuplexAppend():
+                return self._append(message)
+            case DuplexCommit():
+                return self._commit(message)
+            case InputAudioBufferClear():
+                self._buffer.flush()
+                return [ClearAudio()]
+            case PushText(text=text):
+                item = Item(self.context.new_id("item_"), parts=[ContentPart("input_text", text)])
+                responds = [CreateResponse(event_id=message.own_id)] if self._session.responds else []
+                return [CreateItem(item, None, message.own_id), *responds]
+            case InputCancel():
+                self._buffer.flush()
+                return [CancelInput(message.own_id), ClearAudio()]
+            case DuplexBargeIn():
+                return [BargeIn("client_barge_in", message.own_id)]
+            case PlaybackAck():
+                return [acknowledgement(message)]
+            case TurnSignal():
+                return self._signal(message)
+            case ItemRetrieve() | ItemTruncate() | ItemDelete():
+                return [named_item_command(message)]
+            case _:
+                return [command_of(message, self._items)]  # type: ignore[arg-type]
+
+    def _signal(self, message: TurnSignal) -> list[Command]:
+        # Whatever is false in JavaScript counts as missing.
+        is_missing = bytes(message.payload) in (b"null", b"false", b"0", b'""', b"[]")
+        payload = msgspec.Raw(b"{}") if is_missing else message.payload
+        if kind := SIGNALLED.get(message.event):
+            inner = decode(payload, kind, "payload")
+            if message.event.startswith("conversation.item."):
+                # Errors of these repeat the id that is inside, if any.
+                self._event_id = inner.own_id
+            else:
+                inner.event_id = message.event_id
+            return self._commands(inner, payload)
+        fields = decode(payload, dict[str, Any], "payload")
+        if message.event == "response.cancel":
+            return [CancelResponse(text_or_none(fields.get("response_id", message.response_id)), message.own_id)]
+        return [SignalTurn(message.event, fields, message.own_id)]
+
+    def _update(self, given: DuplexUpdateFields) -> list[Command]:
+        """Apply an update; return what was held back of the audio in the format before. Raises RemoteProtocolError."""
+        self._session.update(given)
+        return self._set_format(self._session.input_format)
+
+    def _set_format(self, form: AudioFormat) -> list[Command]:
+        """Read what follows in this format; return what was held back of the audio in the format before."""
+        if form == self._buffer.format:
+            return []
+        held_back = self._buffer.flush()
+        self._session.set_input_format(form)
+        self._buffer.set_format(form)
+        return [*appended(held_back)]
+
+    def _append(self, message: DuplexAppend) -> list[Command]:
+        form = read_audio_format(message.format, message.sample_rate_hz, self._buffer.format)
+        commands = self._set_format(form)
+        if message.video_frames is not None:
+            commands.append(AppendFrames(video_frames(message.video_frames)))
+        pcm = self._buffer.feed(message.audio)
+        is_dropped = overlap_action(message) in DROP_ACTIONS and self._responding
+        silent = message.is_speech is False and self._responding
+        if is_dropped:
+            policy = self._session.own.overlap_policy
+            fields = overlap_fields(self.id, self.epoch, policy, "drop", "client_overlap_action", {})
+            self._writer.event("overlap.decision", **fields)
+        elif command := overlap_command(message, silent=silent):
+            commands.append(command)
+            silent = False
+        return [*commands, *appended(np.zeros_like(pcm) if is_dropped or silent else pcm)]
+
+    def _commit(self, message: DuplexCommit) -> list[Command]:
+        commands: list[Command] = [*appended(self._buffer.flush())]
+        final, wants_response = message.final is not False, message.wants_response
+        if final and wants_response is False and self._session.responds:
+            commands.append(SkipResponse(message.own_id))
+        commands.append(CommitAudio(final))
+        if final and wants_response is True and not self._session.responds:
+            commands.append(CreateResponse(event_id=message.own_id))
+        return commands
+
+    # --- to the client
+
+    def send(self, event: Event) -> list[Frame]:
+        """The frames of an event. Text and audio of a response from an older epoch are dropped.
+
+        Raises LocalProtocolError for an event that no conversation reports.
+        """
+        self._write(event)
+        return self._writer.take()
+
+    def close(self) -> list[Frame]:
+        """`session.closed`: the end that the client has asked for was carried out."""
+        self._writer.event("session.closed", session_id=self.id, reason=self._close_reason or "closed")
+        return self._writer.take()
+
     def resumed(self, token: str, **facts: Any) -> Frame:
-        """The `session.resumed` frame with a new token; `facts` are its further fields. It is returned, not queued."""
-        self._dialect.resume_token = token
-        return resumed_frame(self.new_id, self.id, self.session(), resume_token=token, **facts)
+        """The `session.resumed` frame with a new token; `facts` are its further fields."""
+        self._session.resume_token = token
+        return resumed_frame(self.context.new_id, self.id, self._session.shown(), resume_token=token, **facts)
 
     def replaced(self) -> Frame:
-        """The `session.replaced` frame, the last to a connection whose session was resumed elsewhere. Not queued."""
-        return replaced_frame(self.new_id, self.id)
+        """The `session.replaced` frame, the last to a connection whose session was resumed elsewhere."""
+        return replaced_frame(self.context.new_id, self.id)
+
+    def _write(self, event: Event) -> None:
+        match event:
+            case EpochRaised(epoch):
+                self._session.epoch = epoch
+            case TurnStateChanged() | OverlapReported() | SpeakStepTaken() | ListenStepTaken() | PlaybackAcknowledged():
+                if isinstance(event, TurnStateChanged):
+                    self._responding = event.state in ("assistant_generating", "assistant_playing")
+                kind, fields = turn_event(event, self.id, self.epoch)
+                self._writer.event(kind, **fields)
+            case ResponseCreated(response):
+                if response.stored:
+                    # A response beside the conversation is in no epoch: it goes on whatever happens there.
+                    self._epochs[response.id] = self.epoch
+                self._writer.event("response.created", response_id=response.id, response=self._response(response))
+            case ResponseDone(response):
+                self._epochs.pop(response.id, None)
+                for item in response.output:
+                    self._audio_texts.forget(item.id)
+                self._writer.event("response.done", response_id=response.id, response=self._response(response))
+            case ResponseTextDelta() | ResponseAudioDelta() | ContentPartDone():
+                self._write_content(event)
+            case SessionEnding(code, message):
+                self._events.write(event)
+                kind = "session.expired" if code in ("session_expired", "idle_timeout") else "session.closed"
+                self._writer.event(kind, session_id=self.id, reason=DUPLEX_CODES.get(code, code), message=message)
+            case _:
+                self._events.write(event)
+
+    def _write_content(self, event: ResponseTextDelta | ResponseAudioDelta | ContentPartDone) -> None:
+        position, form = event.at, self._session.output.format
+        match event:
+            case ResponseTextDelta(_, text, spoken):
+                name = "output_audio_transcript" if spoken else "output_text"
+                self._audio_texts.add_text(position.item_id, text)
+                self._media(position, f"response.{name}.delta", {"delta": text})
+            case ResponseAudioDelta(_, pcm, rate_hz, words):
+                self._session.has_spoken = True
+                if delta := self._audio_texts.add_audio(position.item_id, pcm, rate_hz, words, form):
+                    self._media(position, "response.output_audio.delta", delta)
+            case ContentPartDone(_, part):
+                if part.kind == "output_audio":
+                    delta = self._audio_texts.end(position.item_id, form)
+                    self._media(position, "response.output_audio.delta", delta)
+                self._events.part_done(position, part)
+
+    def _media(self, position: ContentPosition, kind: str, fields: Payload) -> None:
+        """Write text or audio of a response with its epoch, unless that has passed."""
+        epoch = self._epochs.get(position.response_id, self.epoch)
+        if epoch < self.epoch:
+            return
+        more: Mapping[str, object] = fields.get("metadata", {})
+        facts = {"session_id": self.id, "epoch": epoch, "end_of_turn": False, **more}
+        head = {"type": kind, "event_id": self.context.new_id("event_"), **position_fields(position)}
+        self._writer.add({**head, **fields, "metadata": facts}, epoch)
+
+    def _response(self, response: Response) -> Payload:
+        output = self._session.output
+        return response_json(response, self.id, output.format, output.voice, beta=False)
 
 
-def _first_update(data: str | bytes) -> Mapping[str, Any] | None:
-    """The session's fields, nested or flat, of a `session.update` or an older `session.create`; else None."""
+def _first_update(data: str | bytes) -> DuplexUpdate | None:
+    """The frame as an update, by either of its names; None where it is none, or is wrong."""
     try:
-        event = decode_event(data)
+        message = read_duplex(data)
     except RemoteProtocolError:
         return None
-    kind = event.get("type")
-    if not isinstance(kind, str) or ALIASES.get(kind, kind) != "session.update":
-        return None
-    session = event.get("session")
-    return session if isinstance(session, dict) else {k: v for k, v in event.items() if k not in ("type", "event_id")}
+    return message if isinstance(message, DuplexUpdate) else None
+
+
+def _update_fields(message: DuplexUpdate, data: str | bytes | msgspec.Raw) -> DuplexUpdateFields:
+    """The session's fields of an update, nested or flat."""
+    if message.session is not UNSET and bytes(message.session)[:1] == b"{":
+        return decode(message.session, DuplexUpdateFields, "session")
+    return decode(data, DuplexUpdateFields)
+
+
+DIALECT = Dialect(
+    name="duplex",
+    matches=lambda opening: opening.duplex or opening.path == "/v1/duplex",
+    connect=DuplexConnection,
+    paths=("/v1/duplex",),
+    resume=Resume.ALWAYS,
+    client_first=True,
+    subprotocol="realtime",
+)

@@ -7,25 +7,30 @@ from __future__ import annotations
 
 from typing import Any
 
-from antiphon.errors import RemoteProtocolError
-from antiphon.events.data_uri import decode_base64, split_data_uri
-from antiphon.events.duplex import DuplexConfig
-from antiphon.protocols.fields import audio_file, number, typed
+import msgspec
+from msgspec import UNSET, UnsetType
 
-# `{"type": ..., "rate": ...}`: a format of _INPUT_FORMATS or _OUTPUT_FORMATS, and Hz.
-AudioFormat = dict[str, Any]
-# Other names of the client's events, and the names that the dialect knows them by.
-ALIASES = {
-    "input.audio.append": "input_audio_buffer.append",
-    "push_chunk": "input_audio_buffer.append",
-    "input.text.append": "push_text",
-    "input_text.append": "push_text",
-    "signal_turn": "turn.signal",
-    "audio.playback_ack": "playback.ack",
-    "close_session": "session.close",
-    "close": "session.close",
-    "session.create": "session.update",
-}
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.duplex import DuplexConfig, OverlapPolicy
+from antiphon.protocols.fields import audio_file, number
+from antiphon.protocols.realtime.input_fields import (
+    AudioFormat,
+    InputFields,
+    NoiseReduction,
+    TranscriptionFields,
+    TurnDetectionFields,
+)
+from antiphon.protocols.realtime.items import NamedTool, VoiceId
+from antiphon.protocols.realtime.session_fields import (
+    OutputFields,
+    OwnFields,
+    SessionChanges,
+    SessionOutput,
+    Truncation,
+    modalities_of_beta,
+)
+from antiphon.protocols.wire import Payload
+
 # Error codes of a conversation, and what they are called here.
 DUPLEX_CODES = {
     "invalid_type": "bad_event",
@@ -61,8 +66,6 @@ _FORMAT_ALIASES = {
     "audio/wav": "wav",
 }
 MIN_RATE_HZ, MAX_RATE_HZ = 8000, 192_000
-# In one append.
-MAX_VIDEO_FRAMES = 2
 # What `capabilities` tells: how often a cascade is best sent audio, and how soon a barge-in silences a response.
 CHUNK_PERIOD_MS = 100
 TARGET_BARGE_IN_MS = 300
@@ -70,23 +73,106 @@ TARGET_BARGE_IN_MS = 300
 MAX_REFERENCE_BYTES = 10 << 20
 
 
-def duplex_fields() -> dict[str, Any]:
-    """The fields that a full-duplex session has beside a conversation's, as the client is shown them, by default."""
-    return {
-        "overlap_policy": "auto",
-        "overlap_short_ack_ms": 700,
-        "overlap_barge_in_ms": 1200,
-        "overlap_silence_rms": 0.003,
-        "playback_commit_policy": "commit_all_on_done",
-        "idle_timeout_s": 300.0,
-        "temperature": None,
-        "ref_audio": None,
-        "metadata": None,
-        "extra_body": {"auto_response": True},
-    }
+class DuplexTurnDetection(TurnDetectionFields, forbid_unknown_fields=True):
+    """Turn detection as a client gives it. `min_speech_duration_ms` is shown and has no effect."""
+
+    min_speech_duration_ms: object = 96
 
 
-def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> dict[str, Any]:
+class DuplexInput(msgspec.Struct):
+    """`session.audio.input` as a client gives it. The format is checked where it is used."""
+
+    transcription: TranscriptionFields | UnsetType | None = UNSET
+    noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    turn_detection: DuplexTurnDetection | UnsetType | None = UNSET
+    format: object = None
+    sample_rate_hz: object = None
+
+
+class DuplexOutput(msgspec.Struct):
+    """`session.audio.output` as a client gives it. The format is checked where it is used."""
+
+    voice: VoiceId | str | None = None
+    speed: float | None = None
+    format: object = None
+    sample_rate_hz: object = None
+
+
+class DuplexAudio(msgspec.Struct):
+    """`session.audio` as a client gives it."""
+
+    input: DuplexInput | None = None
+    output: DuplexOutput | None = None
+
+
+class ReferenceAudio(msgspec.Struct):
+    """A recording of a voice. `data`: a file, in base64 or as a `data:` URI."""
+
+    data: str
+
+
+class DuplexUpdateFields(msgspec.Struct):
+    """A `session` as a client gives it, flat or nested: unknown fields are ignored, null changes nothing of its own."""
+
+    overlap_policy: str | None = None
+    overlap_short_ack_ms: float | None = None
+    overlap_barge_in_ms: float | None = None
+    overlap_silence_rms: float | None = None
+    playback_commit_policy: str | None = None
+    idle_timeout_s: float | None = None
+    temperature: float | None = None
+    ref_audio: ReferenceAudio | str | None = None
+    metadata: dict[str, Any] | None = None
+    extra_body: dict[str, Any] | None = None
+    instructions: str | UnsetType | None = UNSET
+    tools: list[msgspec.Raw] | UnsetType | None = UNSET
+    tool_choice: str | NamedTool | UnsetType | None = UNSET
+    truncation: str | Truncation | UnsetType | None = UNSET
+    modalities: list[object] | UnsetType | None = UNSET
+    output_modalities: list[object] | None = None
+    max_response_output_tokens: int | str | UnsetType | None = UNSET
+    max_output_tokens: int | str | UnsetType | None = UNSET
+    audio: DuplexAudio | None = None
+    input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
+    turn_detection: DuplexTurnDetection | UnsetType | None = UNSET
+    voice: VoiceId | str | None = None
+    speed: float | None = None
+    input_audio_format: object = UNSET
+    output_audio_format: object = UNSET
+    sample_rate_hz: object = UNSET
+    model: object = None
+
+    @property
+    def inputs(self) -> DuplexInput:
+        """`audio.input`; empty where it is missing."""
+        return (self.audio and self.audio.input) or DuplexInput()
+
+    @property
+    def outputs(self) -> DuplexOutput:
+        """`audio.output`; empty where it is missing."""
+        return (self.audio and self.audio.output) or DuplexOutput()
+
+
+class DuplexFields(msgspec.Struct):
+    """The fields that a full-duplex session has beside a conversation's, as the client is shown them.
+
+    They are stored with the session, by these names, without `ref_audio`: a file of the voice to speak with.
+    `metadata` and `extra_body` are the client's own; of the latter, a few have an effect here.
+    """
+
+    overlap_policy: OverlapPolicy = "auto"
+    overlap_short_ack_ms: int | float = 700
+    overlap_barge_in_ms: int | float = 1200
+    overlap_silence_rms: float = 0.003
+    playback_commit_policy: str = "commit_all_on_done"
+    idle_timeout_s: float = 300.0
+    temperature: float | None = None
+    ref_audio: bytes | None = None
+    metadata: dict[str, Any] | None = None
+    extra_body: dict[str, Any] = msgspec.field(default_factory=lambda: {"auto_response": True})
+
+
+def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> Payload:
     """`capabilities` as JSON values. `unit_ms`: the length of a native model's unit, 0 for a cascade.
 
     `speaks`: there is a voice. `resumes`: the session outlives its connection.
@@ -106,32 +192,32 @@ def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> dict[str, Any]
     }
 
 
-def audio_json(input_format: AudioFormat, output: dict[str, Any]) -> dict[str, Any]:
-    """The session's `audio` as JSON values. `output` is the conversation's: format, voice and speed."""
+def audio_json(input_format: AudioFormat, output: SessionOutput) -> Payload:
+    """The session's `audio` as JSON values."""
     return {
-        "input": {"format": input_format["type"], "sample_rate_hz": input_format["rate"]},
+        "input": {"format": input_format.type, "sample_rate_hz": input_format.rate},
         "output": {
-            "format": output["format"]["type"],
-            "sample_rate_hz": output["format"]["rate"],
-            "voice": output["voice"],
-            "speed": output["speed"],
+            "format": output.format.type,
+            "sample_rate_hz": output.format.rate,
+            "voice": output.voice,
+            "speed": output.speed,
         },
     }
 
 
-def own_update(session: dict[str, Any]) -> dict[str, Any]:
-    """Read the fields of an update that a conversation does not have. Those that are missing or null are left out.
+def apply_duplex(fields: DuplexFields, given: DuplexUpdateFields) -> DuplexFields:
+    """The fields that a conversation does not have, with the changes that were `given`; null changes nothing.
 
-    Raises RemoteProtocolError (`bad_event` for a policy). `ref_audio` becomes the bytes of the file.
+    Raises RemoteProtocolError (`bad_event` for a policy).
     """
-    out: dict[str, Any] = {}
+    merged = msgspec.structs.replace(fields)
     for key, allowed in (("overlap_policy", OVERLAP_POLICIES), ("playback_commit_policy", COMMIT_POLICIES)):
-        if session.get(key) is not None:
-            if session[key] not in allowed:
+        if (policy := getattr(given, key)) is not None:
+            if policy not in allowed:
                 raise RemoteProtocolError(
                     "bad_event", f"Invalid value for 'session.{key}': one of {', '.join(allowed)}.", f"session.{key}"
                 )
-            out[key] = session[key]
+            setattr(merged, key, policy)
     for key, low, high in (
         ("overlap_short_ack_ms", 0, 10_000),
         ("overlap_barge_in_ms", 0, 10_000),
@@ -139,96 +225,108 @@ def own_update(session: dict[str, Any]) -> dict[str, Any]:
         ("idle_timeout_s", 1, 86_400),
         ("temperature", 0, 2),
     ):
-        if session.get(key) is not None:
-            out[key] = number(session[key], f"session.{key}", low, high)
-    for key, kinds in (("ref_audio", (str, dict)), ("metadata", (dict,)), ("extra_body", (dict,))):
-        if session.get(key) is not None:
-            out[key] = typed(session[key], kinds, f"session.{key}")
-    if (voice := out.get("ref_audio")) is not None:
-        data = typed(voice.get("data"), str, "session.ref_audio.data") if isinstance(voice, dict) else voice
-        out["ref_audio"] = audio_file(data, "session.ref_audio", MAX_REFERENCE_BYTES)
-    if (given := out.get("extra_body", {}).get("force_listen_count")) is not None:
-        number(given, "session.extra_body.force_listen_count", 0, 3600)
-    return out
+        if (value := getattr(given, key)) is not None:
+            setattr(merged, key, number(value, f"session.{key}", low, high))
+    if (voice := given.ref_audio) is not None:
+        data = voice.data if isinstance(voice, ReferenceAudio) else voice
+        merged.ref_audio = audio_file(data, "session.ref_audio", MAX_REFERENCE_BYTES)
+    if given.metadata is not None:
+        merged.metadata = given.metadata
+    if given.extra_body is not None:
+        count = given.extra_body.get("force_listen_count")
+        if count is not None:
+            number(count, "session.extra_body.force_listen_count", 0, 3600)
+        merged.extra_body = given.extra_body
+    return merged
 
 
-def duplex_config(own_fields: dict[str, Any]) -> DuplexConfig:
-    """The session's configuration from the fields of `duplex_fields`, all of which are there."""
-    first = own_fields["extra_body"].get("force_listen_count")
+def duplex_config(fields: DuplexFields) -> DuplexConfig:
+    """The session's configuration."""
+    first = fields.extra_body.get("force_listen_count")
     return DuplexConfig(
-        own_fields["overlap_policy"],
-        int(own_fields["overlap_short_ack_ms"]),
-        int(own_fields["overlap_barge_in_ms"]),
-        acks_only=own_fields["playback_commit_policy"] == "ack_only",
+        fields.overlap_policy,
+        int(fields.overlap_short_ack_ms),
+        int(fields.overlap_barge_in_ms),
+        acks_only=fields.playback_commit_policy == "ack_only",
         listen_only_units=None if first is None else int(first),
-        temperature=own_fields["temperature"],
-        voice_reference=own_fields["ref_audio"] or b"",
+        temperature=fields.temperature,
+        voice_reference=fields.ref_audio or b"",
     )
 
 
-def conversation_update(session: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The fields of an update that a conversation has too, by their GA names and unchecked.
+def conversation_changes(given: DuplexUpdateFields) -> SessionChanges:
+    """The fields of an update that a conversation has too, without formats. What is flat counts before what is nested.
 
-    Three objects: the session's own fields, those of its input, and voice and speed of its output.
+    Raises RemoteProtocolError for a turn detection that there is not.
     """
-    fields: dict[str, Any] = {
-        k: session[k] for k in ("instructions", "tools", "tool_choice", "truncation") if k in session
-    }
-    modalities = session.get("modalities", session.get("output_modalities"))
-    if modalities is not None:
-        fields["output_modalities"] = (
-            ["audio"] if "audio" in typed(modalities, list, "session.modalities") else ["text"]
+    modalities = given.output_modalities if given.modalities is UNSET else given.modalities
+    tokens = given.max_response_output_tokens if given.max_output_tokens is UNSET else given.max_output_tokens
+    own = OwnFields(
+        output_modalities=UNSET if modalities is None else modalities_of_beta(modalities),
+        instructions=given.instructions,
+        tools=given.tools,
+        tool_choice=given.tool_choice,
+        max_output_tokens=tokens,
+        truncation=given.truncation,
+    )
+    inputs, outputs = given.inputs, given.outputs
+    asked, vad = given.input_audio_transcription, given.turn_detection
+    changes = InputFields(
+        transcription=inputs.transcription if asked is UNSET else asked,
+        noise_reduction=inputs.noise_reduction,
+        turn_detection=inputs.turn_detection if vad is UNSET else vad,
+    )
+    found = changes.turn_detection
+    if isinstance(found, TurnDetectionFields) and found.type not in ("server_vad", "semantic_vad"):
+        raise RemoteProtocolError(
+            "unsupported_turn_detection",
+            "Turn detection is null, server_vad or semantic_vad.",
+            "session.turn_detection.type",
         )
-    for key in ("max_response_output_tokens", "max_output_tokens"):
-        if key in session:
-            fields["max_output_tokens"] = session[key]
-    given_in, given_out = _audio_side(session, "input"), _audio_side(session, "output")
-    given: dict[str, Any] = {
-        k: given_in[k] for k in ("transcription", "noise_reduction", "turn_detection") if k in given_in
-    }
-    for key, name in (("input_audio_transcription", "transcription"), ("turn_detection", "turn_detection")):
-        if key in session:
-            given[name] = session[key]
-    output: dict[str, Any] = {k: given_out[k] for k in ("voice", "speed") if k in given_out}
-    output |= {k: session[k] for k in ("voice", "speed") if session.get(k) is not None}
-    return fields, given, output
+    voice = outputs.voice if given.voice is None else given.voice
+    speed = outputs.speed if given.speed is None else given.speed
+    return SessionChanges(own, changes, OutputFields(voice=voice, speed=speed))
 
 
-def input_format(session: dict[str, Any], before: AudioFormat) -> AudioFormat:
+def input_format(given: DuplexUpdateFields, before: AudioFormat) -> AudioFormat:
     """The format that the client sends, by any of the names it may have in an update; `before` where it is missing."""
-    given = _audio_side(session, "input")
-    kind = session.get("input_audio_format", given.get("format"))
-    rate = session.get("sample_rate_hz", given.get("sample_rate_hz"))
+    kind = given.inputs.format if given.input_audio_format is UNSET else given.input_audio_format
+    rate = given.inputs.sample_rate_hz if given.sample_rate_hz is UNSET else given.sample_rate_hz
     return read_audio_format(kind, rate, before, _INPUT_FORMATS, "session.input_audio_format")
 
 
-def output_format(session: dict[str, Any], before: AudioFormat) -> AudioFormat:
+def output_format(given: DuplexUpdateFields, before: AudioFormat) -> AudioFormat:
     """The format that the client is sent; `before` where an update has none."""
-    given = _audio_side(session, "output")
-    kind = session.get("output_audio_format", given.get("format"))
-    return read_audio_format(kind, given.get("sample_rate_hz"), before, _OUTPUT_FORMATS, "session.output_audio_format")
+    kind = given.outputs.format if given.output_audio_format is UNSET else given.output_audio_format
+    rate = given.outputs.sample_rate_hz
+    return read_audio_format(kind, rate, before, _OUTPUT_FORMATS, "session.output_audio_format")
 
 
 def read_audio_format(
-    kind: Any, rate: Any, before: AudioFormat, allowed: tuple[str, ...] = _INPUT_FORMATS, param: str = "format"
+    kind: object,
+    rate: object,
+    before: AudioFormat,
+    allowed: tuple[str, ...] = _INPUT_FORMATS,
+    param: str = "format",
 ) -> AudioFormat:
     """Read a format, which is a name or an object with `type` and `rate`. What is missing is as `before`.
 
     G.711 without a rate is at 8,000 Hz. Raises RemoteProtocolError (`unsupported_audio_format`).
     """
     if isinstance(kind, dict):
-        kind, rate = kind.get("type"), kind.get("rate", rate)
-    name = before["type"] if kind is None else kind
+        rate = kind.get("rate", rate)
+        kind = kind.get("type")
+    name = before.type if kind is None else kind
     if isinstance(name, str):
         name = _FORMAT_ALIASES.get(name, name)
-    if name not in allowed:
+    if not isinstance(name, str) or name not in allowed:
         raise RemoteProtocolError(
             "unsupported_audio_format",
             f"Sound of the format '{name}' is not supported: {', '.join(allowed)} are.",
             param,
         )
-    hz = before["rate"] if rate is None else rate
-    if name != before["type"] and rate is None and name.startswith("g711"):
+    hz = before.rate if rate is None else rate
+    if name != before.type and rate is None and name.startswith("g711"):
         hz = 8000
     if not isinstance(hz, int) or isinstance(hz, bool) or not MIN_RATE_HZ <= hz <= MAX_RATE_HZ:
         raise RemoteProtocolError(
@@ -236,35 +334,4 @@ def read_audio_format(
             f"A sample rate of {hz} is not supported: {MIN_RATE_HZ} to {MAX_RATE_HZ} are.",
             param,
         )
-    return {"type": name, "rate": hz}
-
-
-def video_frames(value: Any) -> tuple[bytes, ...]:
-    """The images in a `video_frames`: at most two, in base64 or `data:` URIs. They stay encoded.
-
-    Raises RemoteProtocolError (`invalid_video_frames`) for more, and for what does not begin as JPEG or PNG does.
-    """
-    if not isinstance(value, list) or len(value) > MAX_VIDEO_FRAMES:
-        raise RemoteProtocolError(
-            "invalid_video_frames", f"At most {MAX_VIDEO_FRAMES} images in base64.", "video_frames"
-        )
-    frames = []
-    for text in value:
-        try:
-            header, body = split_data_uri(text)
-            data = decode_base64(body) if not header or header.endswith(";base64") else b""
-        except (AttributeError, ValueError):
-            data = b""
-        if not data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")):
-            raise RemoteProtocolError(
-                "invalid_video_frames", "A frame is a JPEG or PNG image in base64.", "video_frames"
-            )
-        frames.append(data)
-    return tuple(frames)
-
-
-def _audio_side(session: dict[str, Any], side: str) -> dict[str, Any]:
-    """`audio.input` or `audio.output` of an update; empty where it is missing."""
-    audio = typed(session.get("audio") or {}, dict, "session.audio")
-    found: dict[str, Any] = typed(audio.get(side) or {}, dict, f"session.audio.{side}")
-    return found
+    return AudioFormat(name, hz)

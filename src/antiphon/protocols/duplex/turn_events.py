@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from antiphon.events.duplex import (
     ListenStepTaken,
@@ -12,13 +11,14 @@ from antiphon.events.duplex import (
     SpeakStepTaken,
     TurnStateChanged,
 )
+from antiphon.protocols.wire import Payload
 
 TurnEvent = TurnStateChanged | OverlapReported | SpeakStepTaken | ListenStepTaken | PlaybackAcknowledged
 
 
-def turn_event(output: TurnEvent, session_id: str, epoch: int) -> tuple[str, dict[str, Any]]:
+def turn_event(output: TurnEvent, session_id: str, epoch: int) -> tuple[str, Payload]:
     """The type and the further fields of the event, JSON values. `epoch` is the one that the session is in."""
-    here: dict[str, Any] = {"session_id": session_id, "epoch": epoch}
+    here: dict[str, object] = {"session_id": session_id, "epoch": epoch}
     match output:
         case TurnStateChanged(event, state, payload):
             more = {"payload": payload} if payload else {}
@@ -32,12 +32,10 @@ def turn_event(output: TurnEvent, session_id: str, epoch: int) -> tuple[str, dic
             return "response.listen", here | {"response": response}
         case PlaybackAcknowledged():
             # The one event whose fields are nested.
-            return "playback.acknowledged", {"event": here | _acknowledged_fields(output)}
+            return "playback.acknowledged", {"event": {**here, **_acknowledged_fields(output)}}
 
 
-def overlap_fields(
-    session_id: str, epoch: int, policy: str, action: str, reason: str, metadata: dict[str, Any]
-) -> dict[str, Any]:
+def overlap_fields(session_id: str, epoch: int, policy: str, action: str, reason: str, metadata: Payload) -> Payload:
     """The fields of an `overlap.decision`: what was done about speech over a response, and why."""
     return {
         "session_id": session_id,
@@ -49,7 +47,7 @@ def overlap_fields(
     }
 
 
-def _acknowledged_fields(acknowledged: PlaybackAcknowledged) -> dict[str, Any]:
+def _acknowledged_fields(acknowledged: PlaybackAcknowledged) -> Payload:
     return {
         "type": "playback.acknowledged",
         "response_id": acknowledged.response_id,

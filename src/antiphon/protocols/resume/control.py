@@ -9,13 +9,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+from msgspec import UNSET
+
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import require
-from antiphon.protocols.wire import Frame, NewId, decode_event, message
+from antiphon.protocols.fields import decode
+from antiphon.protocols.wire import Frame, NewId, message
 
 # A longer frame is not searched for one: these messages have a few short fields, appends of audio are long.
 MAX_CONTROL_BYTES = 4096
 CONTROL_TYPES = ("session.event_ack", "session.resume")
+
+
+class SessionResume(msgspec.Struct, tag_field="type", tag="session.resume"):
+    """The client wants to go on with a session. The fields are as they were sent: `resume_from` checks them."""
+
+    session_id: object = UNSET
+    resume_token: object = UNSET
+    last_received_server_event_seq: object = 0
+    event_id: object = None
+
+
+class EventAck(msgspec.Struct, tag_field="type", tag="session.event_ack"):
+    """The client has all events up to `server_event_seq`, which is checked where it is used."""
+
+    server_event_seq: object = None
+    event_id: object = None
+
+
+Control = SessionResume | EventAck
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +52,9 @@ class ResumeRequest:
     last_received: int
 
 
-def control(data: str | bytes) -> dict[str, Any] | None:
-    """The fields of a `session.resume` or `session.event_ack`; None for every other frame, whatever is wrong with it.
+def control(data: str | bytes) -> Control | None:
+    """The message where it is a `session.resume` or `session.event_ack`; None for every other frame, whatever is wrong
+    with it.
 
     Frames without either name in their text are not decoded, which is nearly all of them.
     """
@@ -41,26 +64,29 @@ def control(data: str | bytes) -> dict[str, Any] | None:
     if not any(name in text for name in CONTROL_TYPES):
         return None
     try:
-        event = decode_event(data)
+        found: Control = decode(data, Control)  # type: ignore[arg-type]
     except RemoteProtocolError:
         return None
-    return event if event.get("type") in CONTROL_TYPES else None
+    return found
 
 
-def resume_from(event: dict[str, Any]) -> ResumeRequest:
-    """Read the fields of a `session.resume`. Raises RemoteProtocolError (`bad_event`) that names the field."""
-    try:
-        last = event.get("last_received_server_event_seq", 0)
-        if not isinstance(last, int) or isinstance(last, bool) or last < 0:
-            raise RemoteProtocolError("bad_event", "A number of an event from 0 on.", "last_received_server_event_seq")
-        return ResumeRequest(
-            require(event, "session_id", str, "session_id"), require(event, "resume_token", str, "resume_token"), last
-        )
-    except RemoteProtocolError as error:
-        raise RemoteProtocolError("bad_event", error.message, error.param) from None
+def resume_from(asked: SessionResume) -> ResumeRequest:
+    """Check the fields of a `session.resume`. Raises RemoteProtocolError (`bad_event`) that names the field."""
+    last = asked.last_received_server_event_seq
+    if not isinstance(last, int) or isinstance(last, bool) or last < 0:
+        raise RemoteProtocolError("bad_event", "A number of an event from 0 on.", "last_received_server_event_seq")
+    return ResumeRequest(_text(asked.session_id, "session_id"), _text(asked.resume_token, "resume_token"), last)
 
 
-def resumed_frame(new_id: NewId, session_id: str, session: dict[str, Any], **facts: Any) -> Frame:
+def _text(value: object, param: str) -> str:
+    if value is UNSET:
+        raise RemoteProtocolError("bad_event", f"Missing required parameter: '{param}'.", param)
+    if not isinstance(value, str):
+        raise RemoteProtocolError("bad_event", f"Invalid type for '{param}': expected str.", param)
+    return value
+
+
+def resumed_frame(new_id: NewId, session_id: str, session: object, **facts: Any) -> Frame:
     """The first frame to a client that resumed: `session` is the session as it is now.
 
     `facts` are the further fields: the new token, and how many messages and how much audio the server has received.
@@ -85,7 +111,7 @@ def refused_frame(new_id: NewId, error: RemoteProtocolError, event_id: str | Non
 
     `event_id` is that of the client's message at fault, if it had one.
     """
-    body: dict[str, Any] = {"type": "invalid_request_error", "code": error.code, "message": error.message} | more
+    body: dict[str, object] = {"type": "invalid_request_error", "code": error.code, "message": error.message} | more
     body |= {"param": error.param} if error.param else {}
     body |= {"event_id": event_id} if event_id else {}
     return message(type="error", event_id=new_id("event_"), error=body)

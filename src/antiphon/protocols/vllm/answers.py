@@ -6,7 +6,6 @@ The text of a response takes the place of a transcript, its audio has events of 
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Any
 
 from antiphon.audio.pcm import to_pcm16
 from antiphon.events.conversation import (
@@ -17,6 +16,7 @@ from antiphon.events.conversation import (
     ResponseTextDelta,
 )
 from antiphon.events.transcription import TranscriptionEvent
+from antiphon.protocols.wire import Payload
 
 
 class VllmResponses:
@@ -25,7 +25,7 @@ class VllmResponses:
     def __init__(self) -> None:
         self._text, self._has_audio = "", False
 
-    def frames(self, output: TranscriptionEvent | ConversationEvent) -> list[dict[str, Any]]:
+    def frames(self, output: TranscriptionEvent | ConversationEvent) -> list[Payload]:
         """The frames of an event, as fields ready for JSON; most events have none.
 
         Audio is PCM16 in base64, at the rate of the model, which each delta names.

@@ -11,15 +11,23 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+from msgspec import UNSET
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.protocols.connection import Dialect
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.resume.control import ResumeRequest, control, refused_frame, resume_from, resync_frame
+from antiphon.protocols.resume.control import (
+    ResumeRequest,
+    SessionResume,
+    control,
+    refused_frame,
+    resume_from,
+    resync_frame,
+)
 from antiphon.protocols.resume.journal import JournalGap, ResumeToken
 from antiphon.protocols.wire import Frame, random_id
-from antiphon.server.auth import bearer
-from antiphon.server.live.open_wire import duplex_for
+from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.persistence import caller_hash, restored
 from antiphon.server.live.realtime import CLOSE_POLICY, CLOSE_TRY_LATER, LiveRealtime
 from antiphon.server.state import ServerState
@@ -52,20 +60,27 @@ async def serve_resumed(state: ServerState, caller: str, websocket: WebSocket) -
 
     Any other first frame, or none within FIRST_FRAME_S, is refused.
     """
-    await serve_by_first_frame(state, caller, websocket, duplex=False)
+    await serve_by_first_frame(state, caller, websocket)
 
 
-async def serve_by_first_frame(state: ServerState, caller: str, websocket: WebSocket, *, duplex: bool) -> None:
+async def serve_by_first_frame(
+    state: ServerState,
+    caller: str,
+    websocket: WebSocket,
+    dialect: Dialect | None = None,
+    opening: Opening | None = None,
+) -> None:
     """Accept a WebSocket and serve what its first frame asks for, until it is over.
 
-    A `session.resume` resumes a session of `caller`. With `duplex`, any other frame begins a full-duplex session; a
-    `model` in the URL begins it without waiting for a frame (unless `autostart=0`). What goes wrong is answered in
-    frames; nothing is raised.
+    A `session.resume` resumes a session of `caller`. With a `dialect` whose clients speak first, any other frame begins
+    a session of it, opened by `opening`; a `model` in the URL begins it without waiting for a frame (unless
+    `autostart=0`). What goes wrong is answered in frames; nothing is raised.
     """
     query = websocket.query_params
-    await accept(websocket)
+    await accept(websocket, dialect)
     transport = WebSocketTransport(websocket)
-    autostart = duplex and bool(query.get("model")) and query.get("autostart", "1") in TRUE_VALUES
+    begins = dialect is not None and dialect.client_first
+    autostart = begins and bool(query.get("model")) and query.get("autostart", "1") in TRUE_VALUES
     first: str | bytes | None = None
     if not autostart:
         with anyio.move_on_after(FIRST_FRAME_S) as waiting:
@@ -76,28 +91,34 @@ async def serve_by_first_frame(state: ServerState, caller: str, websocket: WebSo
             return
         if first is None:
             return
-        event = control(first)
-        if event and event.get("type") == "session.resume":
-            await _resume(state, caller, websocket, event)
+        message = control(first)
+        if isinstance(message, SessionResume):
+            await _resume(state, caller, websocket, message)
             return
-    if not duplex:
+    if not begins:
         await refuse(websocket, RemoteProtocolError("bad_event", "The first event has to be a session.resume."))
         return
-    await _serve_duplex(state, caller, websocket, first, autostart=autostart)
+    assert dialect
+    assert opening
+    await _serve_new(state, caller, websocket, dialect, opening, first, autostart=autostart)
 
 
-async def _serve_duplex(
-    state: ServerState, caller: str, websocket: WebSocket, first: str | bytes | None, *, autostart: bool
+async def _serve_new(
+    state: ServerState,
+    caller: str,
+    websocket: WebSocket,
+    dialect: Dialect,
+    opening: Opening,
+    first: str | bytes | None,
+    *,
+    autostart: bool,
 ) -> None:
     try:
         with state.admit(caller):
             token = ResumeToken()
-            secret = state.secret(bearer(websocket.headers))
-            preset = secret.session if secret else None
-            opening = Opening(model=websocket.query_params.get("model", ""), duplex=True, session=preset)
-            wire = duplex_for(state, opening, resume_token=token.renew(), autostart=autostart)
-            wire.open()
-            await LiveRealtime(state, caller, wire, WebSocketTransport(websocket, first), token=token).run()
+            wire = dialect.connect(opening, context_of(state, resume_token=token.renew(), autostart=autostart))
+            frames, transport = wire.open(), WebSocketTransport(websocket, first)
+            await LiveRealtime(state, caller, wire, transport, first_frames=frames, token=token).run()
     except RemoteProtocolError as error:
         await refuse(websocket, error)
     except Refused as refusal:
@@ -105,10 +126,10 @@ async def _serve_duplex(
         await refuse(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
 
 
-async def _resume(state: ServerState, caller: str, websocket: WebSocket, event: dict[str, object]) -> None:
+async def _resume(state: ServerState, caller: str, websocket: WebSocket, message: SessionResume) -> None:
     """Resume the session that a `session.resume` names: a live one, or else a stored one."""
     try:
-        request = resume_from(event)
+        request = resume_from(message)
         if request.session_id in state.overflowed:
             raise JournalGap("journal_overflow")
         is_live = request.session_id in state.resumable
@@ -121,10 +142,10 @@ async def _resume(state: ServerState, caller: str, websocket: WebSocket, event: 
     except Refused as refusal:
         await refuse(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
     except JournalGap as gap:
-        frame = resync_frame(random_id, str(event.get("session_id")), gap.reason)
+        frame = resync_frame(random_id, str(None if message.session_id is UNSET else message.session_id), gap.reason)
         await _send_last(websocket, frame, gap.reason)
     except RemoteProtocolError as error:
-        event_id = event.get("event_id")
+        event_id = message.event_id
         frame = refused_frame(random_id, error, event_id if isinstance(event_id, str) else None)
         await _send_last(websocket, frame, error.code)
 
@@ -164,10 +185,10 @@ async def _serve_restored(
         await session.run()
 
 
-async def accept(websocket: WebSocket) -> None:
-    """Accept the upgrade, with the subprotocol `realtime` where it is offered: a browser that offers any wants one."""
-    protocols = websocket.scope.get("subprotocols", [])
-    await websocket.accept(subprotocol="realtime" if "realtime" in protocols else None)
+async def accept(websocket: WebSocket, dialect: Dialect | None = None) -> None:
+    """Accept the upgrade, with the dialect's subprotocol where it is offered: a browser that offers any wants one."""
+    wanted = dialect.subprotocol if dialect else "realtime"
+    await websocket.accept(subprotocol=wanted if wanted in websocket.scope.get("subprotocols", []) else None)
 
 
 async def refuse(websocket: WebSocket, error: RemoteProtocolError, code: int = CLOSE_POLICY) -> None:

@@ -13,23 +13,20 @@ from typing import Any
 import msgspec
 
 from antiphon.events.conversation import ContentPart, Item
-from antiphon.protocols.bridges.base import Bridge
-from antiphon.protocols.duplex.connection import DuplexConnection
-from antiphon.protocols.negotiation import RealtimeConnection
+from antiphon.protocols.connection import WireConnection, WireSnapshot
+from antiphon.protocols.dialects import dialect_named
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.server.live.open_wire import connection_for, duplex_for
+from antiphon.server.live.open_wire import context_of
 from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.store.sessions import StoredSession
 
-RestorableWire = RealtimeConnection | DuplexConnection
-
 
 class _Snapshot(msgspec.Struct):
-    """The JSON that is stored: the wire's own snapshot, how the connection was opened, and the history."""
+    """The JSON that is stored: the wire's own snapshot, the fields of its Opening, and the history."""
 
-    wire: dict[str, Any]
+    wire: WireSnapshot
     opening: dict[str, Any]
     items: list[Item]
 
@@ -40,7 +37,7 @@ def caller_hash(caller: str) -> str:
 
 
 def stored_session(
-    caller: str, wire: RestorableWire | Bridge, token: ResumeToken, items: Sequence[Item]
+    caller: str, wire: WireConnection, token: ResumeToken, items: Sequence[Item]
 ) -> StoredSession | None:
     """Return a conversation as it is stored now; None for a wire that holds no conversation, or no snapshot of it.
 
@@ -69,15 +66,14 @@ def _as_text(part: ContentPart) -> ContentPart:
     return replace(part, image="", media=None, text=IMAGE_GONE if unread else part.text)
 
 
-def restored(state: ServerState, row: StoredSession) -> tuple[RestorableWire, list[Item]]:
+def restored(state: ServerState, row: StoredSession) -> tuple[WireConnection, list[Item]]:
     """Make an open wire from a stored conversation, and return it with the history.
 
     Raises Refused while models load, RemoteProtocolError if the loaded models cannot hold this conversation any more.
     """
     snapshot = msgspec.json.decode(row.snapshot, type=_Snapshot)
     opening = Opening(**snapshot.opening)
-    make = duplex_for if snapshot.wire["dialect"] == "duplex" else connection_for
-    wire: RestorableWire = make(state, opening)
+    wire = dialect_named(snapshot.wire.dialect).connect(opening, context_of(state))
     wire.open()
     wire.restore(snapshot.wire)
     return wire, snapshot.items

@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
@@ -27,8 +27,6 @@ from antiphon.events.conversation import (
     CancelResponse,
     ClearOutputAudio,
     ConfigureConversation,
-    ConversationCommand,
-    ConversationEvent,
     Item,
     ItemDeleted,
     ItemDone,
@@ -44,12 +42,9 @@ from antiphon.events.transcription import (
     ConfigureTranscription,
     SessionEnding,
     TranscriptDone,
-    TranscriptionCommand,
-    TranscriptionEvent,
 )
-from antiphon.protocols.bridges.base import Bridge
-from antiphon.protocols.duplex.connection import DuplexConnection
-from antiphon.protocols.negotiation import RealtimeConnection
+from antiphon.protocols.connection import Command, Event, WireConnection
+from antiphon.protocols.resume.control import Control
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import Frame
 from antiphon.recording.recorder import Recorder
@@ -86,23 +81,24 @@ STORED_AFTER = (
 )
 
 RealtimeSession = TranscriptionSession | ConversationSession | DuplexSession
-Command = TranscriptionCommand | ConversationCommand
 
 
 class LiveRealtime:
     """Serves one connection, and what is resumed of it: `run` it once, with an open `wire` and its first transport.
 
-    `caller`: the API key that opened it, or "". `token`: what resumes it; None: it ends with its transport. `items`:
-    the history of a conversation that was restored from the store. The transport is released by its own route.
+    `first_frames`: what opening the wire gave. `caller`: the API key that opened it, or "". `token`: what resumes it;
+    None: it ends with its transport. `items`: the history of a conversation that was restored from the store. The
+    transport is released by its own route.
     """
 
     def __init__(
         self,
         state: ServerState,
         caller: str,
-        wire: RealtimeConnection | DuplexConnection | Bridge,
+        wire: WireConnection,
         transport: Transport,
         *,
+        first_frames: Sequence[Frame] = (),
         token: ResumeToken | None = None,
         items: Sequence[Item] = (),
     ) -> None:
@@ -110,6 +106,8 @@ class LiveRealtime:
         self.caller = caller
         self.wire = wire
         self._items = items
+        # Frames of events whose effect is being stored, before those that were written after them.
+        self._unsent = list(first_frames)
         self._is_stored = False
         self._transport = transport
         self._playback = transport.playback
@@ -204,14 +202,13 @@ class LiveRealtime:
         self._end("idle_timeout", f"Nothing came for {self.wire.idle_s:.0f} s.", CLOSE_GOING_AWAY)
         return True
 
-    def control(self, data: str | bytes) -> dict[str, Any] | None:
-        """Return the event if it is about the connection, by the dialect's own names."""
+    def control(self, data: str | bytes) -> Control | None:
+        """Return the message if it is about the connection, by the dialect's own names."""
         return self.wire.control(data)
 
     async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
         """Send an error in the dialect. Waits while the client does not read."""
-        self.wire.reject(error, event_id)
-        await self._flush()
+        await self._flush(self.wire.refuse(error, event_id if isinstance(event_id, str) else None))
 
     async def resumed(self, token: str) -> Frame:
         """Return the dialect's first frame after a resume: the new token, and how much the server has received.
@@ -268,17 +265,15 @@ class LiveRealtime:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def _decoded(self, data: ClientData, max_bytes: int) -> list[Command]:
-        """Return the commands of a frame, as they are to be handled, and record them."""
-        commands: list[Command]
-        if isinstance(data, AppendAudio):
-            commands = [*self.wire.commands(), data]
-        elif len(data) > max_bytes:
-            self.wire.too_large(max_bytes)
-            commands = []
+    def _decoded(self, data: ClientData, max_bytes: int) -> Sequence[Command]:
+        """Return the commands of a frame, as they are to be handled, and record them. Its answers are queued."""
+        commands: Sequence[Command] = ()
+        if isinstance(data, str | bytes) and len(data) > max_bytes:
+            self._push(self.wire.too_large(max_bytes))
         else:
-            self.wire.receive(data)
-            commands = self.wire.commands()
+            received = self.wire.feed(data)
+            self._push(received.answers)
+            commands = received.commands
         if recorder := self._recorder:
             # The recorder rounds audio to 16 bits; the session gets the same, so that a replay hears what it heard.
             commands = [AppendAudio(recorder.audio_in(c.pcm)) if isinstance(c, AppendAudio) else c for c in commands]
@@ -296,8 +291,7 @@ class LiveRealtime:
 
     def _close(self) -> None:
         """End at once: the client has closed the session, and what is still to be transcribed is not sent."""
-        self.wire.closed()
-        self._push()
+        self._push(self.wire.close())
         self.attachment.forbid_resume()
         self._outbox.end(1000, "session_closed")
 
@@ -337,7 +331,7 @@ class LiveRealtime:
             models.required_vad,
             models.conversation_model,
             self._inbox,
-            new_id=self.wire.new_id,
+            new_id=self.wire.context.new_id,
             min_commit_ms=self.wire.min_commit_ms,
             measure=self._state.metrics.measure,
             turn_detector=models.turn_detector,
@@ -359,7 +353,6 @@ class LiveRealtime:
             log.exception("session %s failed", self.wire.id)
             self._end("server_error", "The session failed.", CLOSE_INTERNAL)
         self._inbox.close()
-        self._push()
         self._end_outbox()
 
     async def store(self) -> None:
@@ -399,8 +392,7 @@ class LiveRealtime:
         if self._ending is None:
             self._ending = SessionEnding(code, message)
             self._close_code = close_code
-            self.wire.refuse(code, message)
-            self._push()
+            self._push(self.wire.send(self._ending))
             self.attachment.stop_reading()
 
     def _end_outbox(self) -> None:
@@ -411,12 +403,12 @@ class LiveRealtime:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    async def _emit(self, event: TranscriptionEvent | ConversationEvent) -> None:
+    async def _emit(self, event: Event) -> None:
         if player := self._playback:
             player.send(event)
         if self._recorder and isinstance(event, ResponseAudioDelta):
             self._recorder.audio_out(event.at.item_id, event.pcm, event.rate_hz)
-        self.wire.send(event)
+        self._unsent += self.wire.send(event)
         if isinstance(event, STORED_AFTER) and (written := self._store()):
             # What the client is told of is stored before it is told, so that it is there after the server was killed.
             await asyncio.wrap_future(written)
@@ -424,12 +416,13 @@ class LiveRealtime:
             self._outbox.raise_epoch(event.epoch)
         await self._flush()
 
-    def _push(self) -> None:
-        for frame in self.wire.frames():
+    def _push(self, frames: Iterable[Frame] = ()) -> None:
+        unsent, self._unsent = [*self._unsent, *frames], []
+        for frame in unsent:
             if self._recorder and isinstance(text := frame.encode(), str):
                 self._recorder.event_out(text)
             self._outbox.put(frame)
 
-    async def _flush(self) -> None:
-        self._push()
+    async def _flush(self, frames: Iterable[Frame] = ()) -> None:
+        self._push(frames)
         await self._outbox.wait_for_room()

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
+from antiphon.protocols.resume.control import Control, control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.state import LiveEntry, ServerState
@@ -94,7 +94,7 @@ class LiveStream:
         """How long the client may be idle, in seconds."""
         raise NotImplementedError
 
-    def control(self, data: str | bytes) -> dict[str, Any] | None:
+    def control(self, data: str | bytes) -> Control | None:
         """Return the event if it is about the connection: an acknowledgement, or a resume that comes too late."""
         return control(data)
 

@@ -17,13 +17,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from antiphon.errors import RemoteProtocolError
+from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.fields import json_body
-from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import Opening
 from antiphon.server.auth import bearer, identify
 from antiphon.server.body import limited
 from antiphon.server.errors import error_response
-from antiphon.server.live.open_wire import connection_for
+from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import ServerState
 from antiphon.transports.transport import STALL_S
@@ -49,8 +49,8 @@ async def calls(request: Request) -> Response:
         session=session or (secret.session if secret else {}),
         plays=True,
     )
-    wire = connection_for(state, opening)
-    wire.open()
+    wire = dialect_of(opening).connect(opening, context_of(state))
+    first_frames = wire.open()
     with ExitStack() as stack:
         stack.enter_context(state.admit(caller))
         call = WebRtcCall(state.settings.server.ice_servers)
@@ -61,22 +61,22 @@ async def calls(request: Request) -> Response:
             raise
         # From here on the call holds the place, not the request.
         place = stack.pop_all()
-    state.spawn(lambda: _serve(state, caller, wire, call, place))
+    state.spawn(lambda: _serve(LiveRealtime(state, caller, wire, call, first_frames=first_frames), call, place))
     headers = {"Location": f"/v1/realtime/calls/{wire.id}"}
     return Response(answer, 201, headers, media_type="application/sdp")
 
 
-async def _serve(state: ServerState, caller: str, wire: RealtimeConnection, call: WebRtcCall, place: ExitStack) -> None:
+async def _serve(live: LiveRealtime, call: WebRtcCall, place: ExitStack) -> None:
     """Run a call that was answered until it ends; then give its place back. Raises nothing."""
     try:
         with anyio.fail_after(STALL_S):
             await call.opened.wait()
-        await LiveRealtime(state, caller, wire, call).run()
+        await live.run()
     except TimeoutError:
-        log.info("call %s: nobody came", wire.id)
+        log.info("call %s: nobody came", live.id)
     except Exception:
         # The call's edge: whatever failed in it ends this call alone.
-        log.exception("call %s failed", wire.id)
+        log.exception("call %s failed", live.id)
     finally:
         place.close()
         await call.hang_up()

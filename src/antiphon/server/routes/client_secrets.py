@@ -9,19 +9,34 @@ import secrets
 import time
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from antiphon.protocols.fields import json_body, known, number, typed
+from antiphon.protocols.fields import decode, json_body, number
+from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import Opening
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
-from antiphon.server.live.open_wire import connection_for
+from antiphon.server.live.open_wire import context_of
 from antiphon.server.state import ClientSecret, ServerState
 
 MAX_BODY_BYTES = 1 << 20
 # How long a key is valid, in seconds.
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
+
+
+class ExpiresAfter(msgspec.Struct):
+    """When the key expires, in seconds from now."""
+
+    seconds: float = DEFAULT_S
+
+
+class SecretRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """What a key is asked for. `session` is applied when the key opens a session, and checked now."""
+
+    expires_after: ExpiresAfter | None = None
+    session: dict[str, Any] | None = None
 
 
 async def client_secrets(request: Request) -> Response:
@@ -40,9 +55,9 @@ async def sessions(request: Request) -> Response:
 async def _respond(request: Request, *, beta: bool) -> Response:
     state: ServerState = request.app.state.antiphon
     config, seconds = _parse(await limited(request, MAX_BODY_BYTES).body(), beta=beta)
-    connection = connection_for(state, Opening(beta=beta, session=config))
+    connection = RealtimeConnection(Opening(beta=beta, session=config), context_of(state))
     connection.open()
-    session = connection.session()
+    session = msgspec.json.decode(msgspec.json.encode(connection.session()))
     value, expires_at = f"ek_{secrets.token_hex(24)}", int(time.time() + seconds)
     state.add_secret(value, ClientSecret(identify(request), time.monotonic() + seconds, config))
     if beta:
@@ -52,10 +67,8 @@ async def _respond(request: Request, *, beta: bool) -> Response:
 
 def _parse(body: bytes, *, beta: bool) -> tuple[dict[str, Any], float]:
     """Return the session's configuration, and for how many seconds its key is valid. Raises RemoteProtocolError."""
-    fields = json_body(body) if body.strip() else {}
     if beta:
-        return fields, DEFAULT_S
-    known(fields, ("expires_after", "session"), "")
-    after = typed(fields.get("expires_after") or {}, dict, "expires_after")
-    seconds = number(after.get("seconds", DEFAULT_S), "expires_after.seconds", MIN_S, MAX_S)
-    return typed(fields.get("session") or {}, dict, "session"), seconds
+        return (json_body(body) if body.strip() else {}), DEFAULT_S
+    asked = decode(body if body.strip() else b"{}", SecretRequest)
+    after = asked.expires_after or ExpiresAfter()
+    return asked.session or {}, number(after.seconds, "expires_after.seconds", MIN_S, MAX_S)

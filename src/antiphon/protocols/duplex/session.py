@@ -1,0 +1,183 @@
+"""The session of a full-duplex client: its fields as the client is shown them, changed by updates, and stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.events.conversation import ConfigureConversation
+from antiphon.protocols.connection import Context
+from antiphon.protocols.duplex.session_fields import (
+    DuplexFields,
+    DuplexTurnDetection,
+    DuplexUpdateFields,
+    apply_duplex,
+    audio_json,
+    capabilities,
+    conversation_changes,
+    duplex_config,
+    input_format,
+    output_format,
+)
+from antiphon.protocols.realtime.input_fields import AudioFormat, AudioInput, TurnDetection
+from antiphon.protocols.realtime.items import VoiceId
+from antiphon.protocols.realtime.session_fields import (
+    SessionFields,
+    SessionOutput,
+    apply_input,
+    apply_output,
+    apply_own,
+    conversation_config,
+)
+from antiphon.protocols.wire import Payload
+from antiphon.turns.eagerness import semantic_vad
+
+
+class DuplexSnapshot(msgspec.Struct):
+    """The session's configuration and epoch as they are stored: these names must not change."""
+
+    model: str
+    audio: AudioInput
+    fields: SessionFields
+    spoken: bool
+    own: DuplexFields
+    epoch: int
+
+
+class DuplexSessionState:
+    """What a full-duplex session is, between two messages.
+
+    `id`: as the client knows it. `model`: the model's name as the client spells it. `epoch`: audio and text of an older
+    one are not sent any more. `has_spoken`: the client was sent audio, so that the voice cannot be changed any more.
+    `resume_token`: the token that resumes the session, None where it cannot be resumed.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.id = context.new_id("sess-")
+        self.model = ""
+        self.epoch = 0
+        self.has_spoken = False
+        self.resume_token = context.resume_token
+        self._expires_at = context.expires_at
+        voices = context.voices
+        self._audio = AudioInput(AudioFormat("pcm16", SAMPLE_RATE_HZ))
+        self._fields = SessionFields(
+            ["audio"] if voices else ["text"],
+            output=SessionOutput(AudioFormat("pcm16", 24000), voices[0] if voices else ""),
+        )
+        self.own = DuplexFields()
+
+    @property
+    def input_format(self) -> AudioFormat:
+        """The format that the client sends."""
+        return self._audio.format
+
+    @property
+    def output(self) -> SessionOutput:
+        """The format, voice and speed of what the client is sent."""
+        return self._fields.output
+
+    @property
+    def responds(self) -> bool:
+        """Whether a turn is answered without being asked."""
+        vad = self._audio.turn_detection or TurnDetection()
+        return self.own.extra_body.get("auto_response") is not False and vad.responds
+
+    def set_input_format(self, form: AudioFormat) -> None:
+        """The client sends this format from now on."""
+        self._audio = msgspec.structs.replace(self._audio, format=form)
+
+    def update(self, given: DuplexUpdateFields) -> None:
+        """Check a whole update, then apply it. Raises RemoteProtocolError for a wrong field, which refuses all of it."""
+        context, changes = self._context, conversation_changes(given)
+        own = apply_duplex(self.own, given)
+        audio = apply_input(self._audio, changes.input, context, "session.")
+        vad = changes.input.turn_detection
+        if isinstance(vad, DuplexTurnDetection) and audio.turn_detection and vad.type == "server_vad":
+            least_ms = vad.min_speech_duration_ms
+            audio.turn_detection = msgspec.structs.replace(audio.turn_detection, min_speech_duration_ms=least_ms)
+        fields = apply_own(self._fields, changes.own, speaks=bool(context.voices))
+        audio.format = input_format(given, audio.format)
+        out_form = output_format(given, fields.output.format)
+        output = apply_output(fields.output, changes.output, context, has_spoken=self.has_spoken)
+        fields.output = msgspec.structs.replace(output, format=out_form)
+        if given.ref_audio is not None and not context.unit_ms:
+            context.log_alias("a voice cloned from ref_audio", output.voice_name or "nobody")
+        self._audio, self._fields, self.own = audio, fields, own
+        if isinstance(given.model, str) and given.model:
+            self.model = given.model
+
+    def configured(self) -> ConfigureConversation:
+        """The session's configuration as a command, which begins the session or changes it at once."""
+        config = conversation_config(self._fields, self._audio, self.loaded_voice(self.output.voice))
+        vad, transcription = self._audio.turn_detection, config.transcription
+        if vad is None:
+            # Null leaves endpointing to the server. A native model decides by itself, a cascade by a turn detector.
+            transcription = replace(transcription, vad=semantic_vad())
+        policy = self.own.overlap_policy
+        # A native model hears the user speak over it, and decides by itself unless the client sets turn detection.
+        interrupts = (vad is not None or not self._context.unit_ms) and (vad or TurnDetection()).interrupts
+        return ConfigureConversation(
+            replace(
+                config,
+                transcription=replace(transcription, partials=True),
+                create_response=self.responds,
+                interrupt_response=interrupts and policy != "listen_only",
+                reports_transcripts=True,
+                allows_backchannels=policy == "auto",
+                duplex=duplex_config(self.own),
+            )
+        )
+
+    def loaded_voice(self, asked: VoiceId | str) -> str | None:
+        """The loaded voice of this name; None for the default."""
+        return self._context.loaded_voice(asked.id if isinstance(asked, VoiceId) else asked)
+
+    def shown(self) -> Payload:
+        """The whole session as JSON values, in the flat names of this dialect and without `ref_audio`."""
+        f, form, out = self._fields, self._audio.format, self.output
+        own = msgspec.structs.asdict(self.own)
+        del own["ref_audio"]
+        return {
+            "id": self.id,
+            "session_id": self.id,
+            "object": "realtime.session",
+            "type": "realtime",
+            "model": self.model,
+            "expires_at": self._expires_at,
+            "modalities": ["audio", "text"] if f.speaks else ["text"],
+            "instructions": f.instructions,
+            "voice": out.voice,
+            "input_audio_format": form.type,
+            "output_audio_format": out.format.type,
+            "sample_rate_hz": form.rate,
+            "audio": audio_json(form, out),
+            "turn_detection": self._audio.turn_detection,
+            "input_audio_transcription": self._audio.transcription,
+            "tools": f.tools,
+            "tool_choice": f.tool_choice,
+            "max_response_output_tokens": f.max_output_tokens,
+            **own,
+            "epoch": self.epoch,
+            "capabilities": capabilities(
+                unit_ms=self._context.unit_ms,
+                speaks=bool(self._context.voices),
+                resumes=self.resume_token is not None,
+            ),
+        }
+
+    def snapshot(self) -> DuplexSnapshot:
+        """What is stored of the session. `ref_audio` is not."""
+        own = msgspec.structs.replace(self.own, ref_audio=None)
+        return DuplexSnapshot(self.model, self._audio, self._fields, self.has_spoken, own, self.epoch)
+
+    def restore(self, session_id: str, kept: DuplexSnapshot) -> None:
+        """Take the id and the configuration of an earlier session.
+
+        The epoch is raised, so that nothing of a response from before is sent.
+        """
+        self.id, self.model, self.epoch = session_id, kept.model, kept.epoch + 1
+        self._audio, self._fields, self.own, self.has_spoken = kept.audio, kept.fields, kept.own, kept.spoken

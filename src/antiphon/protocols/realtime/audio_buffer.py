@@ -1,0 +1,65 @@
+"""The audio that a client appends: from base64 in the session's format to samples at the server's rate."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.g711 import from_alaw, from_ulaw
+from antiphon.audio.pcm import Resampler, from_pcm16
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.data_uri import decode_base64
+from antiphon.events.transcription import AppendAudio
+from antiphon.protocols.realtime.input_fields import PCM_24K, AudioFormat
+
+_DECODERS = {"audio/pcm": from_pcm16, "audio/pcmu": from_ulaw, "audio/pcma": from_alaw}
+
+
+class AudioBuffer:
+    """Decodes one client's audio, which is one stream: `feed` holds back a few samples that `flush` gives.
+
+    `max_bytes`: the most audio of one append, after base64 is decoded. Samples are float32 [num_samples], 16 kHz.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self.format = PCM_24K
+        self._resampler = Resampler(PCM_24K.rate_hz, SAMPLE_RATE_HZ)
+
+    def set_format(self, audio_format: AudioFormat) -> None:
+        """Read what follows in this format. Audio that is held back is dropped: `flush` comes first."""
+        self.format = audio_format
+        self._resampler = Resampler(audio_format.rate_hz, SAMPLE_RATE_HZ)
+
+    def feed(self, text: str) -> Pcm:
+        """The samples of one append. Raises RemoteProtocolError."""
+        return self._resampler.feed(self._decode(text, "audio"))
+
+    def flush(self) -> Pcm:
+        """The samples that were held back."""
+        return self._resampler.flush()
+
+    def whole(self, text: str, param: str) -> Pcm:
+        """All samples of a recording of its own, which is no part of the stream. Raises RemoteProtocolError."""
+        resampler = Resampler(self.format.rate_hz, SAMPLE_RATE_HZ)
+        return np.concatenate((resampler.feed(self._decode(text, param)), resampler.flush()))
+
+    def _decode(self, text: str, param: str) -> Pcm:
+        try:
+            data = decode_base64(text)
+        except ValueError:
+            raise RemoteProtocolError(
+                "invalid_value", "Invalid 'audio'. Expected base64-encoded audio bytes.", param
+            ) from None
+        if len(data) > self._max_bytes:
+            raise RemoteProtocolError(
+                "invalid_value", f"Invalid 'audio': {len(data)} bytes are more than {self._max_bytes}.", param
+            )
+        if self.format.type == "audio/pcm" and len(data) % 2:
+            raise RemoteProtocolError("invalid_value", "Invalid 'audio': an odd number of bytes is not PCM16.", param)
+        return _DECODERS[self.format.type](data)
+
+
+def appended(pcm: Pcm) -> list[AppendAudio]:
+    """The command that adds these samples; none where there are none."""
+    return [AppendAudio(pcm)] if len(pcm) else []

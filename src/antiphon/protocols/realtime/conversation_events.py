@@ -1,0 +1,172 @@
+"""What a client is told of a conversation's items and responses: docs/wire/openai-realtime.md."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+
+from antiphon.audio import Pcm
+from antiphon.audio.g711 import to_alaw, to_ulaw
+from antiphon.audio.pcm import Resampler, to_pcm16
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    CommandRejected,
+    ContentPart,
+    ContentPartAdded,
+    ContentPartDone,
+    ContentPosition,
+    ConversationEvent,
+    IdleTimeoutReached,
+    ItemAdded,
+    ItemDeleted,
+    ItemDone,
+    ItemRetrieved,
+    ItemTruncated,
+    OutputItemAdded,
+    OutputItemDone,
+    PlaybackCleared,
+    PlaybackStarted,
+    PlaybackStopped,
+    ResponseAudioDelta,
+    ResponseTextDelta,
+    UserTurnCommitted,
+    UserTurnStarted,
+)
+from antiphon.events.transcription import OverlapDecided, OverlapStarted, TranscriptionEvent, TurnCommitted
+from antiphon.protocols.realtime.input_fields import AudioFormat
+from antiphon.protocols.realtime.items import item_json, part_json, position_fields
+from antiphon.protocols.realtime.transcript_events import TranscriptEvents
+from antiphon.protocols.realtime.writer import EventWriter
+
+_ENCODERS = {"audio/pcmu": to_ulaw, "audio/pcma": to_alaw}
+
+
+class ConversationEvents:
+    """Writes the events of a conversation, except for a response's beginning, end, text and audio.
+
+    Those depend on the dialect: `part_done` and OutputAudio are there for them.
+    """
+
+    def __init__(self, writer: EventWriter, transcripts: TranscriptEvents) -> None:
+        self._writer = writer
+        self._transcripts = transcripts
+
+    def write(self, event: TranscriptionEvent | ConversationEvent) -> None:
+        """Write the messages of an event; several have none. Raises LocalProtocolError for one that no conversation
+        reports.
+        """
+        add = self._writer.event
+        match event:
+            case OverlapStarted() | OverlapDecided() | TurnCommitted():
+                # An overlap is told in full duplex only, and a turn's item comes with UserTurnCommitted.
+                return
+            case UserTurnStarted(turn, item_id):
+                self._transcripts.name(turn, item_id)
+            case CommandRejected(code, message, param, event_id):
+                self._writer.error(RemoteProtocolError(code, message, param), event_id)
+            case IdleTimeoutReached(item_id, start_ms, end_ms):
+                kind = "input_audio_buffer.timeout_triggered"
+                add(kind, audio_start_ms=start_ms, audio_end_ms=end_ms, item_id=item_id)
+            case UserTurnCommitted() | ItemAdded() | ItemDone() | ItemRetrieved() | ItemDeleted() | ItemTruncated():
+                self._item(event)
+            case PlaybackStarted(response_id):
+                add("output_audio_buffer.started", response_id=response_id)
+            case PlaybackStopped(response_id):
+                add("output_audio_buffer.stopped", response_id=response_id)
+            case PlaybackCleared(response_id):
+                add("output_audio_buffer.cleared", response_id=response_id)
+            case OutputItemAdded() | OutputItemDone():
+                self._output_item(event)
+            case ContentPartAdded(position, part):
+                add("response.content_part.added", **position_fields(position), part=part_json(part))
+            case ArgumentsDelta() | ArgumentsDone():
+                self._arguments(event)
+            case _:
+                # The rest are events of the input, or of no conversation.
+                self._transcripts.write(event)  # type: ignore[arg-type]
+
+    def part_done(self, position: ContentPosition, part: ContentPart) -> None:
+        """Write the end of a content part, whose last audio or text has been written."""
+        add, place = self._writer.event, position_fields(position)
+        if part.kind == "output_audio":
+            add("response.output_audio.done", **place)
+            add("response.output_audio_transcript.done", **place, transcript=part.text)
+        else:
+            add("response.output_text.done", **place, text=part.text)
+        add("response.content_part.done", **place, part=part_json(part))
+
+    def _item(
+        self, event: UserTurnCommitted | ItemAdded | ItemDone | ItemRetrieved | ItemDeleted | ItemTruncated
+    ) -> None:
+        add, beta = self._writer.event, self._writer.beta
+        match event:
+            case UserTurnCommitted(_, item, previous_id):
+                add("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous_id)
+                for name in ("added", "done"):
+                    add(f"conversation.item.{name}", item=item_json(item, beta=beta), previous_item_id=previous_id)
+            case ItemAdded(item, previous_id):
+                add("conversation.item.added", item=item_json(item, beta=beta), previous_item_id=previous_id)
+            case ItemDone(item, previous_id):
+                add("conversation.item.done", item=item_json(item, beta=beta), previous_item_id=previous_id)
+            case ItemRetrieved(item):
+                add("conversation.item.retrieved", item=item_json(item, beta=beta))
+            case ItemDeleted(item_id):
+                add("conversation.item.deleted", item_id=item_id)
+            case ItemTruncated(item_id, index, end_ms):
+                add("conversation.item.truncated", item_id=item_id, content_index=index, audio_end_ms=end_ms)
+
+    def _output_item(self, event: OutputItemAdded | OutputItemDone) -> None:
+        name = "added" if isinstance(event, OutputItemAdded) else "done"
+        self._writer.event(
+            f"response.output_item.{name}",
+            response_id=event.response.id,
+            output_index=event.index,
+            item=item_json(event.item, beta=self._writer.beta),
+        )
+
+    def _arguments(self, event: ArgumentsDelta | ArgumentsDone) -> None:
+        place = position_fields(event.at, content=False) | {"call_id": event.call_id}
+        if isinstance(event, ArgumentsDelta):
+            self._writer.event("response.function_call_arguments.delta", **place, delta=event.text)
+        else:
+            self._writer.event(
+                "response.function_call_arguments.done", **place, name=event.name, arguments=event.arguments
+            )
+
+
+class OutputAudio:
+    """Writes the text and audio of responses, in the session's output format.
+
+    `by_events`: audio goes out in deltas; without, the server plays it itself, and only its end is told.
+    """
+
+    def __init__(self, writer: EventWriter, events: ConversationEvents, *, by_events: bool) -> None:
+        self._writer = writer
+        self._events = events
+        self._by_events = by_events
+        # By item: a response beside the conversation may be spoken at the same time.
+        self._resamplers: dict[str, Resampler] = {}
+
+    def write(self, event: ResponseTextDelta | ResponseAudioDelta | ContentPartDone, audio_format: AudioFormat) -> None:
+        """Write the messages of an event; audio too short for a sample has none yet."""
+        position = event.at
+        match event:
+            case ResponseTextDelta(_, text, spoken):
+                name = "output_audio_transcript" if spoken else "output_text"
+                self._writer.event(f"response.{name}.delta", **position_fields(position), delta=text)
+            case ResponseAudioDelta(_, pcm, rate_hz):
+                if self._by_events:
+                    if position.item_id not in self._resamplers:
+                        self._resamplers[position.item_id] = Resampler(rate_hz, audio_format.rate_hz)
+                    self._delta(position, self._resamplers[position.item_id].feed(pcm), audio_format)
+            case ContentPartDone(_, part):
+                if part.kind == "output_audio" and (resampler := self._resamplers.pop(position.item_id, None)):
+                    self._delta(position, resampler.flush(), audio_format)
+                self._events.part_done(position, part)
+
+    def _delta(self, position: ContentPosition, pcm: Pcm, audio_format: AudioFormat) -> None:
+        if data := _ENCODERS.get(audio_format.type, to_pcm16)(pcm):
+            self._writer.event(
+                "response.output_audio.delta", **position_fields(position), delta=b64encode(data).decode()
+            )

@@ -1,0 +1,269 @@
+"""The fields of `session.audio.input`: formats, noise reduction and turn detection, with their defaults and checks.
+
+Transcriptions and conversations share most of them: docs/wire/openai-transcription.md, docs/wire/openai-realtime.md.
+A check takes what the client gave and returns what the session shows from then on; it raises RemoteProtocolError with
+the path of the field at fault, which begins with `param`. Nothing is changed in place.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.transcription import ServerVad
+from antiphon.protocols.fields import number
+from antiphon.turns.eagerness import EAGERNESS_MS, semantic_vad
+
+F = TypeVar("F")
+# Hz. G.711 has 8,000 always.
+PCM_RATES_HZ = (8000, 16000, 24000, 44100, 48000)
+# What `idle_timeout_ms` may be: from, to.
+IDLE_TIMEOUT_RANGE_MS = (1000, 60_000)
+
+
+class AudioFormat(msgspec.Struct, frozen=True):
+    """A format of audio as a session shows it. `rate`: Hz; missing for G.711, which has 8,000."""
+
+    type: str = "audio/pcm"
+    rate: int | UnsetType = UNSET
+
+    @property
+    def rate_hz(self) -> int:
+        """The samples in a second."""
+        return 8000 if self.rate is UNSET else self.rate
+
+
+PCM_24K = AudioFormat("audio/pcm", 24000)
+# The beta's names of formats.
+BETA_FORMATS = {"pcm16": PCM_24K, "g711_ulaw": AudioFormat("audio/pcmu"), "g711_alaw": AudioFormat("audio/pcma")}
+
+
+class FormatFields(msgspec.Struct, forbid_unknown_fields=True):
+    """A format as a client gives it."""
+
+    type: object = None
+    rate: object = 24000
+
+
+class NoiseReduction(msgspec.Struct, forbid_unknown_fields=True):
+    """Noise reduction as it is given and shown; it has no effect. `strength` is not checked."""
+
+    type: str | UnsetType = UNSET
+    strength: object = UNSET
+
+
+class TurnDetectionFields(msgspec.Struct, forbid_unknown_fields=True):
+    """Turn detection as a client gives it, of either type. Null is as if the field were missing, except for flags."""
+
+    type: str = "server_vad"
+    threshold: float | None = None
+    prefix_padding_ms: float | None = None
+    silence_duration_ms: float | None = None
+    idle_timeout_ms: float | None = None
+    create_response: bool | UnsetType | None = UNSET
+    interrupt_response: bool | UnsetType | None = UNSET
+    eagerness: str | UnsetType | None = UNSET
+
+
+class TurnDetection(msgspec.Struct, kw_only=True):
+    """Turn detection as a session shows it. Fields that its type, or its kind of session, does not have are missing.
+
+    `idle_timeout_ms`: after a response was heard and nobody speaks for this long, another one is made.
+    `min_speech_duration_ms` is shown in full duplex and has no effect.
+    """
+
+    type: Literal["server_vad", "semantic_vad"] = "server_vad"
+    threshold: float | UnsetType = UNSET
+    prefix_padding_ms: int | UnsetType = UNSET
+    silence_duration_ms: int | UnsetType = UNSET
+    eagerness: str | UnsetType = UNSET
+    create_response: bool | UnsetType | None = UNSET
+    interrupt_response: bool | UnsetType | None = UNSET
+    idle_timeout_ms: float | UnsetType | None = UNSET
+    min_speech_duration_ms: object = UNSET
+
+    @property
+    def responds(self) -> bool:
+        """Whether the end of a turn gets a response."""
+        return self.create_response is not False
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether speech ends a response."""
+        return self.interrupt_response is not False
+
+    def config(self) -> ServerVad:
+        """How the session finds turns."""
+        if isinstance(self.eagerness, str):
+            return semantic_vad(self.eagerness)
+        assert self.threshold is not UNSET
+        assert self.prefix_padding_ms is not UNSET
+        assert self.silence_duration_ms is not UNSET
+        return ServerVad(self.threshold, self.prefix_padding_ms, self.silence_duration_ms)
+
+
+# The hosted service's defaults.
+SERVER_VAD = TurnDetection(threshold=0.5, prefix_padding_ms=300, silence_duration_ms=200)
+CONVERSATION_VAD = msgspec.structs.replace(
+    SERVER_VAD, create_response=True, interrupt_response=True, idle_timeout_ms=None
+)
+
+
+class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
+    """`transcription` as a client gives it."""
+
+    model: str | UnsetType | None = UNSET
+    language: str | UnsetType | None = UNSET
+    prompt: str | UnsetType | None = UNSET
+    keywords: list[str] | UnsetType | None = UNSET
+
+
+class Transcription(msgspec.Struct):
+    """`transcription` as a session shows it: what was set of it."""
+
+    model: str | UnsetType = UNSET
+    language: str | UnsetType = UNSET
+    prompt: str | UnsetType = UNSET
+    keywords: list[str] | UnsetType = UNSET
+
+
+class InputFields(msgspec.Struct, forbid_unknown_fields=True):
+    """`session.audio.input` as a client gives it: the fields to change."""
+
+    format: FormatFields | str | UnsetType = UNSET
+    transcription: TranscriptionFields | UnsetType | None = UNSET
+    noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    turn_detection: TurnDetectionFields | UnsetType | None = UNSET
+
+
+class AudioInput(msgspec.Struct):
+    """`session.audio.input` as the client is shown it. It is stored with a conversation, by these field names."""
+
+    format: AudioFormat = PCM_24K
+    transcription: Transcription | None = None
+    noise_reduction: NoiseReduction | None = None
+    turn_detection: TurnDetection | None = None
+
+
+def format_of_beta(given: F) -> F | FormatFields:
+    """The format that a beta name stands for; anything else as it is, for `check_format` to refuse."""
+    found = BETA_FORMATS.get(given) if isinstance(given, str) else None
+    return FormatFields(found.type, 24000) if found else given
+
+
+def beta_format_name(audio_format: AudioFormat) -> str:
+    """The beta's name of a format; `pcm16` for PCM of any rate."""
+    return next((name for name, f in BETA_FORMATS.items() if f.type == audio_format.type), "pcm16")
+
+
+def check_format(given: FormatFields | str, param: str) -> AudioFormat:
+    """A format of audio: an object with `type` and, for PCM, a `rate` of PCM_RATES_HZ.
+
+    A text is a beta name that is unknown, since the known ones have been replaced (`format_of_beta`).
+    """
+    if isinstance(given, str):
+        raise _unsupported(given, tuple(BETA_FORMATS), param)
+    kinds = ("audio/pcm", "audio/pcmu", "audio/pcma")
+    if not isinstance(given.type, str) or given.type not in kinds:
+        raise _unsupported(given.type, kinds, param)
+    if given.type != "audio/pcm":
+        return AudioFormat(given.type)
+    if not isinstance(given.rate, int) or given.rate not in PCM_RATES_HZ:
+        rates = ", ".join(map(str, PCM_RATES_HZ))
+        raise RemoteProtocolError(
+            "invalid_value", f"Invalid rate: {given.rate}. Supported values are: {rates}.", f"{param}.rate"
+        )
+    return AudioFormat("audio/pcm", given.rate)
+
+
+def check_noise_reduction(given: NoiseReduction | None, param: str) -> NoiseReduction | None:
+    """Noise reduction, which is accepted and shown, and has no effect; None turns it off."""
+    if given and given.type is not UNSET and given.type not in ("near_field", "far_field"):
+        raise _unsupported(given.type, ("near_field", "far_field"), f"{param}.type")
+    return given
+
+
+def check_transcription_vad(
+    given: TurnDetectionFields | None, previous: TurnDetection | None, param: str
+) -> TurnDetection | None:
+    """Turn detection of a transcription: `server_vad`, or None for turns that the client commits.
+
+    Fields that are missing are as in `previous`, the turn detection before, and where that was None as by default.
+    """
+    if given is None:
+        return None
+    _check_server_vad(given, param)
+    if given.idle_timeout_ms is not None:
+        raise RemoteProtocolError(
+            "invalid_value", "A transcription session has no idle timeout.", f"{param}.idle_timeout_ms"
+        )
+    return _merge_server_vad(given, previous, param)
+
+
+def check_conversation_vad(
+    given: TurnDetectionFields | None, previous: TurnDetection | None, param: str
+) -> TurnDetection | None:
+    """Turn detection of a conversation: `server_vad`, `semantic_vad`, or None for turns that the client commits.
+
+    Missing fields of `server_vad` are as in `previous` where that was of the same type, else as by default; those of
+    `semantic_vad` are always as by default.
+    """
+    if given is None:
+        return None
+    if given.type == "semantic_vad":
+        return _check_semantic_vad(given, param)
+    if previous and previous.type != "server_vad":
+        previous = None
+    _check_server_vad(given, param)
+    merged = _merge_server_vad(given, previous, param)
+    idle_ms = given.idle_timeout_ms
+    if idle_ms is not None:
+        idle_ms = number(idle_ms, f"{param}.idle_timeout_ms", *IDLE_TIMEOUT_RANGE_MS)
+    return msgspec.structs.replace(
+        merged, create_response=merged.responds, interrupt_response=merged.interrupts, idle_timeout_ms=idle_ms
+    )
+
+
+def _check_server_vad(given: TurnDetectionFields, param: str) -> None:
+    if given.type != "server_vad":
+        raise _unsupported(given.type, ("server_vad",), f"{param}.type")
+    if given.eagerness is not UNSET:
+        raise RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}.eagerness'.", f"{param}.eagerness")
+
+
+def _merge_server_vad(given: TurnDetectionFields, previous: TurnDetection | None, param: str) -> TurnDetection:
+    merged = msgspec.structs.replace(previous or SERVER_VAD)
+    if given.threshold is not None:
+        merged.threshold = number(given.threshold, f"{param}.threshold", 0.0, 1.0)
+    if given.prefix_padding_ms is not None:
+        merged.prefix_padding_ms = int(number(given.prefix_padding_ms, f"{param}.prefix_padding_ms", 0, 5000))
+    if given.silence_duration_ms is not None:
+        merged.silence_duration_ms = int(number(given.silence_duration_ms, f"{param}.silence_duration_ms", 32, 60000))
+    if given.create_response is not UNSET:
+        merged.create_response = given.create_response
+    if given.interrupt_response is not UNSET:
+        merged.interrupt_response = given.interrupt_response
+    return merged
+
+
+def _check_semantic_vad(given: TurnDetectionFields, param: str) -> TurnDetection:
+    for name in ("threshold", "prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms"):
+        if getattr(given, name) is not None:
+            raise RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}.{name}'.", f"{param}.{name}")
+    eagerness = given.eagerness or "auto"
+    if eagerness not in EAGERNESS_MS:
+        raise _unsupported(eagerness, ("low", "medium", "high", "auto"), f"{param}.eagerness")
+    return TurnDetection(
+        type="semantic_vad",
+        eagerness=eagerness,
+        create_response=given.create_response is not False,
+        interrupt_response=given.interrupt_response is not False,
+    )
+
+
+def _unsupported(value: object, supported: tuple[str, ...], param: str) -> RemoteProtocolError:
+    names = ", ".join(f"'{name}'" for name in supported)
+    return RemoteProtocolError("invalid_value", f"Invalid value: '{value}'. Supported values are: {names}.", param)

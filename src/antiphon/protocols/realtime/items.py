@@ -1,0 +1,400 @@
+"""Items, responses and tools of OpenAI's Realtime API: read from a client's JSON, and written as JSON values.
+
+docs/wire/openai-realtime.md describes them. What is read raises RemoteProtocolError with the path of the field at
+fault, which begins with `where` or `param`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from antiphon.audio import Pcm
+from antiphon.contracts import AudioPart
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import ContentPart, ContentPosition, CreateResponse, Item, Response
+from antiphon.events.tools import Tool
+from antiphon.protocols.fields import decode, number
+from antiphon.protocols.wire import NewId, Payload
+
+ROLES = ("system", "user", "assistant")
+
+
+class VoiceId(msgspec.Struct, omit_defaults=True):
+    """A voice that is named by an object."""
+
+    id: str | None = None
+
+
+class NamedTool(msgspec.Struct, kw_only=True):
+    """The choice of one function. `type` is shown as it was given."""
+
+    type: str | msgspec.UnsetType = msgspec.UNSET
+    name: str
+
+
+class ToolKind(msgspec.Struct):
+    """What kind of tool an object is."""
+
+    type: str = "function"
+
+
+class ToolFields(msgspec.Struct):
+    """A function as a client gives it. `parameters` is the JSON schema of its arguments, which is not checked."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class MessageFields(msgspec.Struct, tag_field="type", tag="message"):
+    """A message as a client gives it."""
+
+    role: str
+    id: str | None = None
+    content: list[msgspec.Raw] | None = None
+
+
+class FunctionCallFields(msgspec.Struct, tag_field="type", tag="function_call"):
+    """A function call as a client gives it. `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+    call_id: str | None = None
+
+
+class FunctionCallOutputFields(msgspec.Struct, tag_field="type", tag="function_call_output"):
+    """A call's result as a client gives it."""
+
+    call_id: str
+    output: str
+    id: str | None = None
+
+
+ItemFields = MessageFields | FunctionCallFields | FunctionCallOutputFields
+
+
+class ItemReference(msgspec.Struct, tag_field="type", tag="item_reference"):
+    """An item of the history, among those that a response is to respond to."""
+
+    id: str
+
+
+class PartKind(msgspec.Struct):
+    """What kind of content part an object is: the rest of its fields depends on that."""
+
+    type: str
+
+
+class TextPart(msgspec.Struct):
+    """A content part of text."""
+
+    text: str
+
+
+class InputAudioPart(msgspec.Struct):
+    """A content part of the user's audio. `audio` is base64 in the session's format."""
+
+    transcript: str | None = None
+    audio: str | None = None
+
+
+class OutputAudioPart(msgspec.Struct):
+    """A content part that the assistant spoke."""
+
+    transcript: str | None = None
+
+
+class InputImagePart(msgspec.Struct):
+    """A content part that is an image. `image_url` is a `data:` URI."""
+
+    image_url: str
+
+
+class ResponseOutputFields(msgspec.Struct):
+    """`response.audio.output`."""
+
+    voice: VoiceId | str | None = None
+
+
+class ResponseAudioFields(msgspec.Struct):
+    """`response.audio`."""
+
+    output: ResponseOutputFields | None = None
+
+
+class ResponseFields(msgspec.Struct, forbid_unknown_fields=True):
+    """`response` of a `response.create`, in GA and beta names. Fields of type `object` have no effect."""
+
+    instructions: str | None = None
+    output_modalities: list[object] | None = None
+    modalities: list[object] | None = None
+    audio: ResponseAudioFields | None = None
+    voice: VoiceId | str | None = None
+    tools: list[msgspec.Raw] | None = None
+    tool_choice: str | NamedTool | None = None
+    max_output_tokens: int | str | None = None
+    max_response_output_tokens: int | str | None = None
+    metadata: dict[str, Any] | None = None
+    conversation: str | None = None
+    input: list[msgspec.Raw] | None = None
+    output_audio_format: object = None
+    temperature: object = None
+    parallel_tool_calls: object = None
+    prompt: object = None
+    reasoning: object = None
+    commit: object = None
+    cancel_previous: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class ItemContext:
+    """What reading items and responses needs of the session.
+
+    `decode`: from base64 audio in the session's format, and the path of its field, to float32 [num_samples], 16 kHz;
+    raises RemoteProtocolError. `voice_of`: the loaded voice of a name; None for the default.
+    """
+
+    new_id: NewId
+    decode: Callable[[str, str], Pcm]
+    voice_of: Callable[[VoiceId | str], str | None]
+
+
+def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
+    """Read an item: a message, a function call or a call's result. It gets a new id where it has none.
+
+    Audio is decoded; images stay as data URIs, of which only the beginning is checked here.
+    """
+    try:
+        fields: ItemFields = decode(raw, ItemFields, where)  # type: ignore[arg-type]
+    except RemoteProtocolError as error:
+        if error.code == "invalid_value" and error.param == f"{where}.type":
+            supported = "Supported values are: 'message', 'function_call', 'function_call_output'."
+            raise RemoteProtocolError("invalid_value", f"{error.message} {supported}", error.param) from None
+        raise
+    item_id = fields.id or context.new_id("item_")
+    match fields:
+        case MessageFields(role):
+            if role not in ROLES:
+                raise RemoteProtocolError("invalid_value", f"Invalid value: '{role}'.", f"{where}.role")
+            parts = [
+                _part_from(part, role, f"{where}.content[{i}]", context) for i, part in enumerate(fields.content or ())
+            ]
+            return Item(item_id, "message", role, "completed", parts)  # type: ignore[arg-type]
+        case FunctionCallFields(name, arguments):
+            call_id = fields.call_id or context.new_id("call_")
+            return Item(item_id, "function_call", "assistant", call_id=call_id, name=name, arguments=arguments)
+        case FunctionCallOutputFields(call_id, output):
+            return Item(item_id, "function_call_output", call_id=call_id, output=output)
+
+
+def _part_from(raw: msgspec.Raw, role: str, where: str, context: ItemContext) -> ContentPart:
+    kind = decode(raw, PartKind, where).type
+    match role, kind:
+        case ("system" | "user", "input_text"):
+            return ContentPart("input_text", decode(raw, TextPart, where).text)
+        case ("assistant", "output_text" | "text"):
+            return ContentPart("output_text", decode(raw, TextPart, where).text)
+        case ("assistant", "output_audio" | "audio"):
+            return ContentPart("output_audio", decode(raw, OutputAudioPart, where).transcript or "")
+        case ("user", "input_audio"):
+            given = decode(raw, InputAudioPart, where)
+            media = AudioPart(context.decode(given.audio, f"{where}.audio")) if given.audio else None
+            return ContentPart("input_audio", given.transcript or "", media=media)
+        case ("user", "input_image"):
+            image = decode(raw, InputImagePart, where).image_url
+            if not image.startswith("data:image/") or ";base64," not in image[:64]:
+                raise RemoteProtocolError(
+                    "invalid_value", "An image is given as data:image/<type>;base64,<data>.", f"{where}.image_url"
+                )
+            return ContentPart("input_image", image=image)
+        case _:
+            raise RemoteProtocolError(
+                "unsupported_content_type",
+                f"Content of type '{kind}' is not supported in a {role} message.",
+                f"{where}.type",
+            )
+
+
+def response_from(raw: msgspec.Raw, context: ItemContext, event_id: str | None) -> CreateResponse:
+    """Read the `response` of a `response.create`, which may be null.
+
+    Fields that are missing are None: as the session has them. Fields without effect are accepted.
+    """
+    fields = ResponseFields() if bytes(raw) == b"null" else decode(raw, ResponseFields, "response")
+    modalities = fields.output_modalities or fields.modalities
+    conversation = fields.conversation or "auto"
+    if conversation not in ("auto", "none"):
+        raise RemoteProtocolError(
+            "invalid_value", "Invalid value for 'response.conversation': auto or none.", "response.conversation"
+        )
+    items: tuple[Item | str, ...] | None = None
+    if fields.input is not None:
+        items = tuple(_input_item(value, f"response.input[{i}]", context) for i, value in enumerate(fields.input))
+    voice = (fields.audio and fields.audio.output and fields.audio.output.voice) or fields.voice
+    return CreateResponse(
+        instructions=fields.instructions,
+        audio_output="audio" in modalities if modalities else None,
+        voice=context.voice_of(voice) if voice else None,
+        tools=tools_from(fields.tools, "response.tools") if fields.tools is not None else None,
+        tool_choice=tool_choice_from(fields.tool_choice, "response.tool_choice") if fields.tool_choice else None,
+        max_tokens=_max_tokens(fields.max_output_tokens or fields.max_response_output_tokens),
+        stored=conversation == "auto",
+        items=items,
+        metadata=fields.metadata,
+        event_id=event_id,
+    )
+
+
+def _max_tokens(given: int | str | None, param: str = "response.max_output_tokens") -> int | None:
+    if given in (None, "inf"):
+        return None
+    if isinstance(given, str):
+        raise RemoteProtocolError("invalid_type", f"Invalid type for '{param}': expected int.", param)
+    return int(number(given, param, 1, 4096))
+
+
+def _input_item(raw: msgspec.Raw, where: str, context: ItemContext) -> Item | str:
+    if decode(raw, PartKind, where).type == "item_reference":
+        return decode(raw, ItemReference, where).id
+    return item_from(raw, where, context)
+
+
+def response_json(
+    response: Response, session_id: str, audio_format: object, voice: VoiceId | str, *, beta: bool
+) -> Payload:
+    """A response as JSON values, with the items so far. `audio_format`, `voice`: of the session's output.
+
+    Usage is null while the response is in progress; all its input tokens count as text.
+    """
+    shown: dict[str, Any] = {
+        "id": response.id,
+        "object": "realtime.response",
+        "status": response.status,
+        "status_details": _status_details(response),
+        "output": [item_json(i, beta=beta) for i in response.output],
+        "output_modalities": ["audio"] if response.audio_output else ["text"],
+        "max_output_tokens": response.max_tokens or "inf",
+        "metadata": response.metadata,
+        "usage": None if response.status == "in_progress" else _usage_json(response),
+    }
+    if response.stored:
+        shown["conversation_id"] = f"conv_{session_id.removeprefix('sess-')}"
+    if beta:
+        shown["modalities"] = ["audio", "text"] if response.audio_output else ["text"]
+        del shown["output_modalities"]
+    else:
+        shown["audio"] = {"output": {"format": audio_format, "voice": voice}}
+    return shown
+
+
+def _status_details(response: Response) -> Payload | None:
+    if response.status == "failed":
+        kind = "server_error" if response.code == "server_error" else "invalid_request_error"
+        return {"type": "failed", "error": {"type": kind, "code": response.code}}
+    if response.status in ("cancelled", "incomplete"):
+        return {"type": response.status, "reason": response.reason}
+    return None
+
+
+def _usage_json(response: Response) -> Payload:
+    used = response.usage
+    prompt, cached, completion = (used.prompt_tokens, used.cached_tokens, used.completion_tokens) if used else (0, 0, 0)
+    return {
+        "total_tokens": prompt + completion,
+        "input_tokens": prompt,
+        "output_tokens": completion,
+        "input_token_details": {
+            "text_tokens": prompt,
+            "audio_tokens": 0,
+            "image_tokens": 0,
+            "cached_tokens": cached,
+            "cached_tokens_details": {"text_tokens": cached, "audio_tokens": 0, "image_tokens": 0},
+        },
+        "output_token_details": {"text_tokens": completion, "audio_tokens": 0},
+    }
+
+
+def item_json(item: Item, *, beta: bool) -> Payload:
+    """An item as JSON values. Its audio is left out, and so are content parts of a response that are still empty."""
+    head = {"id": item.id, "object": "realtime.item", "status": item.status}
+    match item.kind:
+        case "message":
+            content = [
+                _content(p, beta=beta)
+                for p in item.parts
+                if p.text or item.status != "in_progress" or p.kind[:2] == "in"
+            ]
+            return head | {"type": "message", "role": item.role, "content": content}
+        case "function_call":
+            return head | {
+                "type": "function_call",
+                "call_id": item.call_id,
+                "name": item.name,
+                "arguments": item.arguments,
+            }
+        case "function_call_output":
+            return head | {"type": "function_call_output", "call_id": item.call_id, "output": item.output}
+
+
+def position_fields(position: ContentPosition, *, content: bool = True) -> dict[str, Any]:
+    """The ids and indices that place something in a response, as fields of an event.
+
+    `content`: its content part too.
+    """
+    found: dict[str, Any] = {
+        "response_id": position.response_id,
+        "item_id": position.item_id,
+        "output_index": position.output_index,
+    }
+    return found | {"content_index": position.content_index} if content else found
+
+
+def part_json(part: ContentPart) -> Payload:
+    """A content part of a response as JSON values. Its events call it `audio` or `text` in the GA names too."""
+    return (
+        {"type": "audio", "transcript": part.text}
+        if part.kind == "output_audio"
+        else {"type": "text", "text": part.text}
+    )
+
+
+def _content(part: ContentPart, *, beta: bool) -> Payload:
+    match part.kind:
+        case "input_text":
+            return {"type": "input_text", "text": part.text}
+        case "input_audio":
+            return {"type": "input_audio", "transcript": part.text or None}
+        case "input_image":
+            return {"type": "input_image", "image_url": part.image}
+        case "output_text":
+            return {"type": "text" if beta else "output_text", "text": part.text}
+        case "output_audio":
+            return {"type": "audio" if beta else "output_audio", "transcript": part.text}
+
+
+def tools_from(given: Sequence[msgspec.Raw] | None, param: str = "session.tools") -> tuple[Tool, ...]:
+    """Read a list of function tools; None is an empty list."""
+    tools = []
+    for i, raw in enumerate(given or ()):
+        where = f"{param}[{i}]"
+        if decode(raw, ToolKind, where).type != "function":
+            raise RemoteProtocolError("invalid_value", "Only tools of type 'function' are supported.", f"{where}.type")
+        fields = decode(raw, ToolFields, where)
+        tools.append(Tool(fields.name, fields.description or "", fields.parameters or {}))
+    return tuple(tools)
+
+
+def tool_choice_from(given: str | NamedTool | None, param: str = "session.tool_choice") -> str:
+    """Read a `tool_choice`: `auto` (also for None), `none`, `required`, or the name of a function."""
+    if given is None:
+        return "auto"
+    if isinstance(given, NamedTool):
+        return given.name
+    if given not in ("auto", "none", "required"):
+        raise RemoteProtocolError("invalid_value", f"Invalid value: '{given}'.", param)
+    return given

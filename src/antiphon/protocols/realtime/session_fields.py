@@ -1,0 +1,453 @@
+"""The fields of a conversation's session: read from a `session.update` in GA or beta names, checked, and shown.
+
+docs/wire/openai-realtime.md describes them, under "The session". The fields of the input are checked by
+input_fields.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import ConversationConfig
+from antiphon.events.transcription import TranscriptionConfig
+from antiphon.protocols.connection import Context
+from antiphon.protocols.fields import decode, number
+from antiphon.protocols.realtime.input_fields import (
+    PCM_24K,
+    AudioFormat,
+    AudioInput,
+    FormatFields,
+    InputFields,
+    NoiseReduction,
+    Transcription,
+    TranscriptionFields,
+    TurnDetection,
+    TurnDetectionFields,
+    beta_format_name,
+    check_conversation_vad,
+    check_format,
+    check_noise_reduction,
+    format_of_beta,
+)
+from antiphon.protocols.realtime.items import NamedTool, VoiceId, tool_choice_from, tools_from
+
+# A value that has no effect here: it is shown as it was given.
+Echoed = msgspec.Raw | UnsetType
+_NULL = msgspec.Raw(b"null")
+
+
+class Truncation(msgspec.Struct, forbid_unknown_fields=True):
+    """What happens when the history outgrows the context, as an object. `token_limits` has no effect."""
+
+    type: str
+    retention_ratio: float | UnsetType = UNSET
+    token_limits: Echoed = UNSET
+
+
+class OutputFields(msgspec.Struct, forbid_unknown_fields=True):
+    """`session.audio.output` as a client gives it: the fields to change. Null changes nothing."""
+
+    format: FormatFields | str | None = None
+    voice: VoiceId | str | None = None
+    speed: float | None = None
+
+
+class AudioFields(msgspec.Struct, forbid_unknown_fields=True):
+    """`session.audio` as a client gives it."""
+
+    input: InputFields | None = None
+    output: OutputFields | None = None
+
+
+class OwnFields(msgspec.Struct):
+    """The session's own fields, which are neither those of its input nor of its output."""
+
+    output_modalities: list[str] | str | UnsetType | None = UNSET
+    instructions: str | UnsetType | None = UNSET
+    tools: list[msgspec.Raw] | UnsetType | None = UNSET
+    tool_choice: str | NamedTool | UnsetType | None = UNSET
+    max_output_tokens: int | str | UnsetType | None = UNSET
+    truncation: str | Truncation | UnsetType | None = UNSET
+    tracing: Echoed = UNSET
+    prompt: Echoed = UNSET
+    include: Echoed = UNSET
+    reasoning: Echoed = UNSET
+    parallel_tool_calls: Echoed = UNSET
+
+
+class GaFields(OwnFields, forbid_unknown_fields=True):
+    """A `session` in the GA names. The fields that say what it is cannot be changed."""
+
+    type: str = "realtime"
+    object: Echoed = UNSET
+    id: Echoed = UNSET
+    model: Echoed = UNSET
+    expires_at: Echoed = UNSET
+    audio: AudioFields | None = None
+
+
+class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
+    """A `session` in the beta's names. `temperature` and what cannot be changed are accepted and have no effect."""
+
+    modalities: list[str] | str | UnsetType | None = UNSET
+    instructions: str | UnsetType | None = UNSET
+    tools: list[msgspec.Raw] | UnsetType | None = UNSET
+    tool_choice: str | NamedTool | UnsetType | None = UNSET
+    max_response_output_tokens: int | str | UnsetType | None = UNSET
+    input_audio_format: FormatFields | str | UnsetType = UNSET
+    input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
+    input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    turn_detection: TurnDetectionFields | UnsetType | None = UNSET
+    voice: VoiceId | str | None = None
+    output_audio_format: FormatFields | str | None = None
+    speed: float | None = None
+    temperature: Echoed = UNSET
+    model: Echoed = UNSET
+    type: Echoed = UNSET
+    tracing: Echoed = UNSET
+    include: Echoed = UNSET
+    client_secret: Echoed = UNSET
+
+
+class _BetaNames(msgspec.Struct):
+    """The fields that only the beta has."""
+
+    input_audio_format: Echoed = UNSET
+    input_audio_transcription: Echoed = UNSET
+    input_audio_noise_reduction: Echoed = UNSET
+    turn_detection: Echoed = UNSET
+    modalities: Echoed = UNSET
+    voice: Echoed = UNSET
+    output_audio_format: Echoed = UNSET
+
+
+class SessionChanges(msgspec.Struct):
+    """The fields that an update changes, by their GA names: the session's own, those of its input and its output."""
+
+    own: OwnFields
+    input: InputFields
+    output: OutputFields
+
+
+class SessionOutput(msgspec.Struct):
+    """`session.audio.output` as the client is shown it. `speed`: 1.0 is the voice's own tempo."""
+
+    format: AudioFormat = PCM_24K
+    voice: VoiceId | str = ""
+    speed: float = 1.0
+
+    @property
+    def voice_name(self) -> str | None:
+        """The voice's name as the client spells it."""
+        return self.voice.id if isinstance(self.voice, VoiceId) else self.voice
+
+
+class SessionFields(msgspec.Struct):
+    """The session's fields but those of its input, as the client is shown them in the GA names.
+
+    They are stored with a conversation, by these names. What has no effect is kept as it was given.
+    """
+
+    output_modalities: list[str]
+    instructions: str = ""
+    tools: list[msgspec.Raw] = []
+    tool_choice: str | NamedTool = "auto"
+    max_output_tokens: int | Literal["inf"] = "inf"
+    truncation: str | Truncation = "auto"
+    tracing: msgspec.Raw = _NULL
+    prompt: msgspec.Raw = _NULL
+    include: msgspec.Raw = _NULL
+    reasoning: Echoed = UNSET
+    parallel_tool_calls: Echoed = UNSET
+    output: SessionOutput = msgspec.field(default_factory=SessionOutput)
+
+    @property
+    def speaks(self) -> bool:
+        """Whether responses are spoken; otherwise they are text."""
+        return self.output_modalities == ["audio"]
+
+
+class _Head(msgspec.Struct, kw_only=True):
+    id: str
+    object: str = "realtime.session"
+    expires_at: int
+
+
+class _Audio(msgspec.Struct):
+    input: AudioInput
+    output: SessionOutput
+
+
+class GaSession(_Head, kw_only=True):
+    """A session as it is shown in the GA names."""
+
+    type: str = "realtime"
+    model: str
+    output_modalities: list[str]
+    instructions: str
+    tools: list[msgspec.Raw]
+    tool_choice: str | NamedTool
+    max_output_tokens: int | str
+    truncation: str | Truncation
+    tracing: Echoed
+    prompt: Echoed
+    include: Echoed
+    reasoning: Echoed
+    parallel_tool_calls: Echoed
+    audio: _Audio
+
+
+class BetaSession(_Head, kw_only=True):
+    """A session as it is shown in the beta's names. `temperature` is the service's default and has no effect."""
+
+    model: str
+    modalities: list[str]
+    instructions: str
+    voice: VoiceId | str
+    input_audio_format: str
+    output_audio_format: str
+    input_audio_transcription: object
+    input_audio_noise_reduction: NoiseReduction | None
+    turn_detection: object
+    tools: list[msgspec.Raw]
+    tool_choice: str | NamedTool
+    temperature: float = 0.8
+    max_response_output_tokens: int | str
+
+
+def uses_beta_names(session: msgspec.Raw) -> bool:
+    """Whether an update has a field that only the beta has."""
+    names = decode(session, _BetaNames, "session")
+    return any(value is not UNSET for value in msgspec.structs.astuple(names))
+
+
+def read_ga_update(session: msgspec.Raw) -> SessionChanges:
+    """Read an update in the GA names. Types are checked here, values are not.
+
+    Raises RemoteProtocolError for an unknown field, and for another `type` than `realtime`.
+    """
+    given = decode(session, GaFields, "session")
+    if given.type != "realtime":
+        raise RemoteProtocolError("invalid_value", "A session's type cannot be changed.", "session.type")
+    audio = given.audio or AudioFields()
+    return SessionChanges(given, audio.input or InputFields(), audio.output or OutputFields())
+
+
+def read_beta_update(session: msgspec.Raw) -> SessionChanges:
+    """Read an update in the beta's names; its modalities get their GA form. Types are checked here, values are not.
+
+    Raises RemoteProtocolError for an unknown field.
+    """
+    given = decode(session, BetaFields, "session")
+    own = OwnFields(
+        output_modalities=modalities_of_beta(given.modalities),
+        instructions=given.instructions,
+        tools=given.tools,
+        tool_choice=given.tool_choice,
+        max_output_tokens=given.max_response_output_tokens,
+    )
+    inputs = InputFields(
+        format_of_beta(given.input_audio_format),
+        given.input_audio_transcription,
+        given.input_audio_noise_reduction,
+        given.turn_detection,
+    )
+    return SessionChanges(
+        own, inputs, OutputFields(format_of_beta(given.output_audio_format), given.voice, given.speed)
+    )
+
+
+def modalities_of_beta(given: Sequence[object] | UnsetType | None) -> list[str] | UnsetType:
+    """`["audio"]` where a list of modalities has audio, else `["text"]`: the beta's `["audio", "text"]` is spoken."""
+    if given is UNSET:
+        return UNSET
+    return ["audio"] if "audio" in (given or ()) else ["text"]
+
+
+def apply_own(fields: SessionFields, given: OwnFields, *, speaks: bool) -> SessionFields:
+    """The session's own fields with the changes that were `given`; null stands for the default.
+
+    `speaks`: there is a voice; without one, `output_modalities` is always text. Raises RemoteProtocolError.
+    """
+    merged = msgspec.structs.replace(fields)
+    if given.output_modalities is not UNSET:
+        if given.output_modalities not in (["audio"], ["text"]):
+            raise RemoteProtocolError(
+                "invalid_value",
+                "Invalid modalities: supported are ['audio'] and ['text'].",
+                "session.output_modalities",
+            )
+        merged.output_modalities = given.output_modalities if speaks else ["text"]
+    if given.instructions is not UNSET:
+        merged.instructions = given.instructions or ""
+    if given.tools is not UNSET:
+        tools_from(given.tools, "session.tools")
+        merged.tools = [tool.copy() for tool in given.tools or ()]
+    if given.tool_choice is not UNSET:
+        tool_choice_from(given.tool_choice, "session.tool_choice")
+        merged.tool_choice = given.tool_choice or "auto"
+    if given.max_output_tokens is not UNSET:
+        merged.max_output_tokens = _max_tokens(given.max_output_tokens)
+    if given.truncation is not UNSET:
+        truncation_from(given.truncation, "session.truncation")
+        merged.truncation = given.truncation or "auto"
+    for name in ("tracing", "prompt", "include", "reasoning", "parallel_tool_calls"):
+        if (value := getattr(given, name)) is not UNSET:
+            setattr(merged, name, value.copy())
+    return merged
+
+
+def apply_input(audio: AudioInput, given: InputFields, context: Context, where: str) -> AudioInput:
+    """The input of a conversation with the changes that were `given`. `where`: what their paths begin with.
+
+    Raises RemoteProtocolError.
+    """
+    merged = msgspec.structs.replace(audio)
+    if given.format is not UNSET:
+        merged.format = check_format(given.format, f"{where}format")
+    if given.transcription is not UNSET:
+        merged.transcription = _transcription(audio, given.transcription, context, f"{where}transcription")
+    if given.noise_reduction is not UNSET:
+        merged.noise_reduction = check_noise_reduction(given.noise_reduction, f"{where}noise_reduction")
+    if given.turn_detection is not UNSET:
+        merged.turn_detection = check_conversation_vad(
+            given.turn_detection, audio.turn_detection, f"{where}turn_detection"
+        )
+    return merged
+
+
+def _transcription(
+    audio: AudioInput, given: TranscriptionFields | None, context: Context, param: str
+) -> Transcription | None:
+    """The fields of `transcription` merged into those in force; null turns the user's transcripts off."""
+    if given is None:
+        return None
+    if given.keywords is not UNSET:
+        raise RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}.keywords'.", f"{param}.keywords")
+    merged = msgspec.structs.replace(audio.transcription or Transcription())
+    for name in ("model", "language", "prompt"):
+        if text := getattr(given, name):
+            setattr(merged, name, text)
+    context.check_language(merged.language or None, f"{param}.language")
+    return merged
+
+
+def apply_output(output: SessionOutput, given: OutputFields, context: Context, *, has_spoken: bool) -> SessionOutput:
+    """The output of a conversation with the changes that were `given`. `has_spoken`: the client was sent audio.
+
+    Raises RemoteProtocolError, also for another voice once audio was sent.
+    """
+    merged = msgspec.structs.replace(output)
+    if given.format is not None:
+        merged.format = check_format(given.format, "session.audio.output.format")
+    if given.speed is not None:
+        merged.speed = number(given.speed, "session.audio.output.speed", 0.25, 1.5)
+    if given.voice is not None and given.voice != output.voice:
+        if has_spoken:
+            raise RemoteProtocolError(
+                "cannot_update_voice",
+                "Cannot update a conversation's voice if assistant audio is present.",
+                "session.audio.output.voice",
+            )
+        merged.voice = given.voice
+        if context.loaded_voice(merged.voice_name) is None:
+            context.log_alias(f"voice {merged.voice_name}", context.voices[0] if context.voices else "nobody")
+    return merged
+
+
+def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | None) -> ConversationConfig:
+    """The configuration that the session's fields stand for. `voice`: a loaded voice; None for the default."""
+    vad = audio.turn_detection or TurnDetection()
+    asked = audio.transcription or Transcription()
+    turns = audio.turn_detection.config() if audio.turn_detection else None
+    idle_ms = vad.idle_timeout_ms
+    most = fields.max_output_tokens
+    return ConversationConfig(
+        TranscriptionConfig(
+            language=asked.language or None,
+            prompt=asked.prompt or "",
+            vad=turns,
+            # With semantic_vad, the first words of an overlap decide whether it is a barge-in.
+            partials=audio.transcription is not None or bool(turns and turns.patience_ms),
+            preflight=True,
+        ),
+        instructions=fields.instructions,
+        audio_output=fields.speaks,
+        voice=voice,
+        speed=fields.output.speed,
+        tools=tools_from(fields.tools),
+        tool_choice=tool_choice_from(fields.tool_choice),
+        max_tokens=None if most == "inf" else most,
+        create_response=vad.responds,
+        interrupt_response=vad.interrupts,
+        reports_transcripts=audio.transcription is not None,
+        idle_timeout_ms=idle_ms or None,
+        truncation=truncation_from(fields.truncation),
+        allows_backchannels=vad.type == "semantic_vad",
+    )
+
+
+def _max_tokens(given: int | str | None) -> int | Literal["inf"]:
+    if given is None or given == "inf":
+        return "inf"
+    if isinstance(given, str):
+        raise RemoteProtocolError(
+            "invalid_type", "Invalid type for 'session.max_output_tokens': expected int.", "session.max_output_tokens"
+        )
+    return int(number(given, "session.max_output_tokens", 1, 4096))
+
+
+def truncation_from(given: str | Truncation | None, param: str = "truncation") -> Literal["auto", "disabled"] | float:
+    """What happens when the history outgrows the context: `auto`, `disabled`, or the share that is kept, in [0, 1].
+
+    Raises RemoteProtocolError for another value of `truncation`.
+    """
+    match given:
+        case None | "auto":
+            return "auto"
+        case "disabled":
+            return "disabled"
+        case Truncation("retention_ratio", float() as ratio):
+            return number(ratio, f"{param}.retention_ratio", 0.0, 1.0)
+        case Truncation("retention_ratio"):
+            missing = f"{param}.retention_ratio"
+            raise RemoteProtocolError(
+                "missing_required_parameter", f"Missing required parameter: '{missing}'.", missing
+            )
+    where = f"{param}.type" if isinstance(given, Truncation) else param
+    raise RemoteProtocolError(
+        "invalid_value", "Supported are 'auto', 'disabled' and {'type': 'retention_ratio'}.", where
+    )
+
+
+def ga_session(head: tuple[str, int, str], fields: SessionFields, audio: AudioInput) -> GaSession:
+    """The session as it is shown in the GA names. `head`: its id, `expires_at` in Unix seconds, and its model."""
+    own = {name: getattr(fields, name) for name in SessionFields.__struct_fields__ if name != "output"}
+    session_id, expires_at, model = head
+    return GaSession(id=session_id, expires_at=expires_at, model=model, **own, audio=_Audio(audio, fields.output))
+
+
+def beta_session(head: tuple[str, int, str], fields: SessionFields, audio: AudioInput) -> BetaSession:
+    """The session as it is shown in the beta's names, from the same parts as `ga_session`."""
+    session_id, expires_at, model = head
+    return BetaSession(
+        id=session_id,
+        expires_at=expires_at,
+        model=model,
+        modalities=["audio", "text"] if fields.speaks else ["text"],
+        instructions=fields.instructions,
+        voice=fields.output.voice,
+        input_audio_format=beta_format_name(audio.format),
+        output_audio_format=beta_format_name(fields.output.format),
+        input_audio_transcription=audio.transcription,
+        input_audio_noise_reduction=audio.noise_reduction,
+        turn_detection=audio.turn_detection,
+        tools=fields.tools,
+        tool_choice=fields.tool_choice,
+        max_response_output_tokens=fields.max_output_tokens,
+    )

@@ -1,0 +1,97 @@
+"""What a client is told of its user's turns and their transcripts: docs/wire/openai-transcription.md."""
+
+from __future__ import annotations
+
+from antiphon.errors import LocalProtocolError, RemoteProtocolError
+from antiphon.events.transcription import (
+    CommitRefused,
+    SessionEnding,
+    SpeechStarted,
+    SpeechStopped,
+    TranscriptDelta,
+    TranscriptDone,
+    TranscriptFailed,
+    TranscriptionEvent,
+    TurnCleared,
+    TurnCommitted,
+)
+from antiphon.protocols.realtime.writer import EventWriter
+from antiphon.protocols.wire import NewId
+
+
+class TranscriptEvents:
+    """Writes the events of a transcription. Each turn is an item, whose id the turn's first event makes."""
+
+    def __init__(self, writer: EventWriter, new_id: NewId) -> None:
+        self._writer = writer
+        self._new_id = new_id
+        # The items of turns whose transcript is still to come, by turn.
+        self._items: dict[int, str] = {}
+        self._last_item: str | None = None
+
+    def name(self, turn: int, item_id: str) -> None:
+        """Say which item a turn is, where a conversation has made its id."""
+        self._items[turn] = item_id
+
+    def write(self, event: TranscriptionEvent) -> None:
+        """Write the messages of an event. Raises LocalProtocolError for one that no transcription reports."""
+        add = self._writer.event
+        match event:
+            case SpeechStarted(turn, at_ms):
+                add("input_audio_buffer.speech_started", audio_start_ms=at_ms, item_id=self._item_id(turn))
+            case SpeechStopped(turn, at_ms):
+                add("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._item_id(turn))
+            case TurnCommitted(turn):
+                self._committed(self._item_id(turn))
+            case TurnCleared():
+                add("input_audio_buffer.cleared")
+            case CommitRefused(have_ms, minimum_ms):
+                message = (
+                    "Error committing input audio buffer: buffer too small. "
+                    f"Expected at least {minimum_ms}ms of audio, but buffer only has {have_ms:.2f}ms of audio."
+                )
+                self._writer.error(RemoteProtocolError("input_audio_buffer_commit_empty", message), None)
+            case TranscriptDelta() | TranscriptDone() | TranscriptFailed():
+                self._transcript(event)
+            case SessionEnding(code, message):
+                kind = "server_error" if code != "session_expired" else "invalid_request_error"
+                self._writer.error(RemoteProtocolError(code, message), None, kind)
+            case _:
+                raise LocalProtocolError(f"no frame for {type(event).__name__}")
+
+    def _transcript(self, event: TranscriptDelta | TranscriptDone | TranscriptFailed) -> None:
+        item_id = self._item_id(event.turn)
+        fields: dict[str, object]
+        match event:
+            case TranscriptDelta(_, text):
+                name, fields = "delta", {"delta": text}
+            case TranscriptDone():
+                usage = {"type": "duration", "seconds": round(event.audio_s, 3)}
+                name, fields = "completed", {"transcript": event.text, "usage": usage}
+            case TranscriptFailed(_, message):
+                error = {"type": "server_error", "code": "transcription_failed", "message": message}
+                name, fields = "failed", {"error": error}
+        self._writer.event(
+            f"conversation.item.input_audio_transcription.{name}", item_id=item_id, content_index=0, **fields
+        )
+        if not isinstance(event, TranscriptDelta):
+            self._items.pop(event.turn, None)
+
+    def _committed(self, item_id: str) -> None:
+        previous, self._last_item = self._last_item, item_id
+        item = {
+            "id": item_id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": "completed",
+            "role": "user",
+            "content": [{"type": "input_audio", "transcript": None}],
+        }
+        self._writer.event("input_audio_buffer.committed", item_id=item_id, previous_item_id=previous)
+        for name in ("added", "done"):
+            self._writer.event(f"conversation.item.{name}", item=item, previous_item_id=previous)
+
+    def _item_id(self, turn: int) -> str:
+        if turn not in self._items:
+            self._items[turn] = self._new_id("item_")
+        return self._items[turn]

@@ -1,0 +1,69 @@
+"""Writes the events of a realtime session as frames, in the GA names or the beta's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from antiphon.errors import RemoteProtocolError
+from antiphon.protocols.wire import Frame, NewId, Payload
+
+# Events that have another name in the beta, and those that it does not have.
+_BETA_EVENTS = {
+    "response.output_text.delta": "response.text.delta",
+    "response.output_text.done": "response.text.done",
+    "response.output_audio.delta": "response.audio.delta",
+    "response.output_audio.done": "response.audio.done",
+    "response.output_audio_transcript.delta": "response.audio_transcript.delta",
+    "response.output_audio_transcript.done": "response.audio_transcript.done",
+    "conversation.item.added": "conversation.item.created",
+}
+_BETA_SILENT = frozenset(("conversation.item.done",))
+
+
+class EventWriter:
+    """Gathers the frames of one connection until they are taken.
+
+    `codes`: a dialect's own names of error codes. `retryable`: those of them after which the same message may be
+    accepted later. `beta`: events have the beta's names from now on.
+    """
+
+    def __init__(
+        self, new_id: NewId, codes: Mapping[str, str] | None = None, retryable: Collection[str] = frozenset()
+    ) -> None:
+        self._new_id = new_id
+        self._codes = codes or {}
+        self._retryable = retryable
+        self.beta = False
+        self._frames: list[Frame] = []
+
+    def take(self) -> list[Frame]:
+        """Remove and return the frames that were written, oldest first."""
+        taken, self._frames = self._frames, []
+        return taken
+
+    def event(self, kind: str, /, **fields: Any) -> None:
+        """Write an event of type `kind`, which gets an id. In the beta, some have another name and some none."""
+        if self.beta:
+            if kind in _BETA_SILENT:
+                return
+            kind = _BETA_EVENTS.get(kind, kind)
+        self.add({"type": kind, "event_id": self._new_id("event_")} | fields)
+
+    def add(self, payload: Payload, epoch: int | None = None, *, numbered: bool = True) -> None:
+        """Write a message as it is. `epoch`, `numbered`: as in Frame."""
+        self._frames.append(Frame(payload, epoch, numbered))
+
+    def error(self, error: RemoteProtocolError, event_id: str | None, kind: str = "invalid_request_error") -> None:
+        """Write an error. `event_id`: the client's name for the message at fault, if it had one."""
+        code = self._codes.get(error.code, error.code)
+        is_retryable = code in self._retryable
+        body: dict[str, object] = {
+            "type": "rate_limit_error" if is_retryable else kind,
+            "code": code,
+            "message": error.message,
+        }
+        body |= {"retryable": True} if is_retryable else {}
+        body |= {"param": error.param} if error.param else {}
+        body |= {"event_id": event_id} if event_id else {}
+        self.event("error", error=body)

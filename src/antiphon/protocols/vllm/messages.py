@@ -1,0 +1,80 @@
+"""What clients of vLLM's dialect send: docs/wire/vllm-realtime.md."""
+
+from __future__ import annotations
+
+import msgspec
+
+from antiphon.errors import RemoteProtocolError
+from antiphon.protocols.fields import decode
+
+
+class VllmUpdate(msgspec.Struct, tag_field="type", tag="session.update"):
+    """The first names a model. Fields that are missing or null are as before; the last six are those of TUNING.
+
+    `model` is any value here: what is no name counts as missing.
+    """
+
+    model: object = None
+    language: str | msgspec.UnsetType | None = msgspec.UNSET
+    prompt: str | msgspec.UnsetType | None = msgspec.UNSET
+    voice: str | msgspec.UnsetType | None = msgspec.UNSET
+    word_timestamps: bool | msgspec.UnsetType = msgspec.UNSET
+    segment_duration_s: float | None = None
+    rollback_tokens: float | None = None
+    unfixed_chunks: float | None = None
+    max_prefix_tokens: float | None = None
+    max_audio_s: float | None = None
+    realtime_max_tokens: float | None = None
+
+
+class VllmAppend(msgspec.Struct, tag_field="type", tag="input_audio_buffer.append"):
+    """`audio`: base64 of PCM16, mono, 16 kHz."""
+
+    audio: str
+
+
+class VllmCommit(msgspec.Struct, tag_field="type", tag="input_audio_buffer.commit"):
+    """With `final`, the turn ends here."""
+
+    final: bool = False
+
+
+class _Kind(msgspec.Struct):
+    type: object = None
+
+
+VllmMessage = VllmUpdate | VllmAppend | VllmCommit
+# The names of what may be wrong of a session; of audio it is one error, whatever is wrong.
+_TUNED = (
+    "segment_duration_s",
+    "rollback_tokens",
+    "unfixed_chunks",
+    "max_prefix_tokens",
+    "max_audio_s",
+    "realtime_max_tokens",
+)
+
+
+def read_vllm(data: str | bytes) -> VllmMessage:
+    """The message of one frame. Raises RemoteProtocolError in the dialect's own codes and words."""
+    try:
+        message: VllmMessage = decode(data, VllmMessage)  # type: ignore[arg-type]
+    except RemoteProtocolError as error:
+        raise _refusal(data, error) from None
+    return message
+
+
+def _refusal(data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolError:
+    if error.code == "invalid_json":
+        return RemoteProtocolError("invalid_json", "Invalid JSON")
+    match error.param:
+        case None:
+            return RemoteProtocolError("invalid_event", "An event is a JSON object")
+        case "type":
+            return RemoteProtocolError("unknown_event", f"Unknown event type: {decode(data, _Kind).type}")
+        case "audio":
+            return RemoteProtocolError("invalid_audio", "Invalid audio data")
+        case param if param in _TUNED:
+            return RemoteProtocolError("invalid_event", error.message)
+        case param:
+            return RemoteProtocolError("invalid_event", f"Invalid field: {param}")

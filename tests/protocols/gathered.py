@@ -1,0 +1,47 @@
+"""A connection's wire side whose commands and frames are gathered until a test asks for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from antiphon.events.transcription import AppendAudio
+from antiphon.protocols.connection import Command, Event, WireConnection
+from antiphon.protocols.wire import Frame
+
+
+class Gathered:
+    """`wire` with two queues behind it; everything else is the wire's own."""
+
+    def __init__(self, wire: WireConnection | Any) -> None:
+        self.wire = wire
+        self._commands: list[Command] = []
+        self._frames: list[Frame] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wire, name)
+
+    def open(self) -> None:
+        self._frames += self.wire.open()
+        # What the opening asks of the session comes with whatever the client sends first.
+        self._commands += self.wire.feed(AppendAudio(np.zeros(0, np.float32))).commands[:-1]
+
+    def receive(self, data: str | bytes) -> None:
+        received = self.wire.feed(data)
+        self._commands += received.commands
+        self._frames += received.answers
+
+    def send(self, event: Event) -> None:
+        self._frames += self.wire.send(event)
+
+    def closed(self) -> None:
+        self._frames += self.wire.close()
+
+    def commands(self) -> list[Command]:
+        taken, self._commands = self._commands, []
+        return taken
+
+    def frames(self) -> list[Frame]:
+        taken, self._frames = self._frames, []
+        return taken
