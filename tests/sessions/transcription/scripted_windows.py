@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import anyio
 
@@ -23,6 +24,14 @@ ROUNDS = 60
 Input = Callable[[Decoding], Awaitable[None] | None]
 Output = TranscriptionEvent | WindowCommand
 Answer = Callable[[Decoding, WindowCommand], bool]
+
+
+class Tuned(ScriptedTranscriber):
+    """A transcriber with other facts."""
+
+    def __init__(self, **changes: float | bool) -> None:
+        super().__init__()
+        self._profile = replace(self._profile, **changes)  # type: ignore[arg-type]
 
 
 def no_answer(_: Decoding, command: WindowCommand) -> bool:

@@ -23,6 +23,7 @@ from antiphon.sessions.transcription.decoding import Decoding
 from antiphon.turns.segmenter import TurnSpan
 from tests.scripted import FRAME, WORD_SAMPLES, ScriptedTranscriber, speech, text
 from tests.sessions.transcription.scripted_windows import (
+    Tuned,
     done,
     ended,
     growing,
@@ -79,6 +80,18 @@ def test_when_little_audio_came_then_no_partial_is_decoded() -> None:
     ends = [len(w.pcm) / SAMPLE_RATE_HZ for w in transcriber.windows]
     # Until the first word was sent every 0.2 s, which is seven frames.
     assert ends == [frames * FRAME / SAMPLE_RATE_HZ for frames in (7, 14, 21, 28)]
+
+
+def test_when_a_window_begins_then_its_first_partial_is_not_due_by_the_audio_of_another() -> None:
+    transcriber = ScriptedTranscriber()
+    start = 10 * WORD_SAMPLES
+    play(
+        opened(window(speech(1, 2))),
+        ended(window(speech(1, 2))),
+        opened(window(speech(4, 1)[: 3 * FRAME], id=2, start=start)),
+        transcriber=transcriber,
+    )
+    assert [w.start_sample for w in transcriber.windows] == [0, 0]
 
 
 class Busy(ScriptedTranscriber):
@@ -174,6 +187,45 @@ def test_when_the_configuration_changes_then_it_holds_from_the_next_decode_on() 
     before, after = transcriber.windows
     assert (before.language, before.prompt, before.max_tokens) == (None, "", None)
     assert (after.language, after.prompt, after.max_tokens) == ("de", "names", 7)
+
+
+def test_when_a_final_keeps_the_prefix_then_it_goes_on_from_what_was_sent() -> None:
+    pcm = speech(1, 8)
+    inputs = [*growing(pcm), ended(window(pcm)), turn_ended()]
+    bound, free = Tuned(final_keeps_prefix=True), ScriptedTranscriber()
+    sent, again = play(*inputs, transcriber=bound), play(*inputs, transcriber=free)
+    assert [o.text for o in done(sent)] == [o.text for o in done(again)] == [text(1, 8)]
+    num_sent = len(bound.windows[-1].prefix)
+    assert num_sent >= 4
+    assert free.windows[-1].prefix == ()
+    # Words with times are all decoded again.
+    timed = Tuned(final_keeps_prefix=True)
+    (final,) = done(play(*inputs, transcriber=timed, config=TranscriptionConfig(word_times=True)))
+    assert ([w.text for w in final.words], timed.windows[-1].prefix) == (text(1, 8).split(), ())
+
+
+class Silent(Tuned):
+    """It takes every final for noise."""
+
+    async def decode(self, asked: Window) -> Hypothesis:
+        found = await super().decode(asked)
+        return replace(found, is_speech=False, pieces=()) if asked.final else found
+
+
+def test_when_the_rest_of_a_turn_is_noise_then_what_was_sent_is_kept() -> None:
+    pcm = speech(1, 8)
+    out = play(*growing(pcm), ended(window(pcm)), turn_ended(), transcriber=Silent(final_keeps_prefix=True))
+    (final,) = done(out)
+    assert final.text == final.streamed == joined(out)
+    assert final.text
+
+
+def test_when_the_model_takes_context_then_it_is_given_what_was_said_before() -> None:
+    second = window(speech(3, 2), id=2, turn=1, start=20 * WORD_SAMPLES)
+    for tokens, context in ((20, " w1 w2"), (0, "")):
+        transcriber = Tuned(context_tokens=tokens)
+        play(ended(window(speech(1, 2))), turn_ended(), ended(second), transcriber=transcriber)
+        assert [w.context for w in transcriber.windows] == ["", context]
 
 
 # --- failures of the transcriber ----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from tests.scripted import WORD_SAMPLES, ScriptedTranscriber, speech, text
 from tests.sessions.transcription.scripted_windows import (
     Answer,
     Input,
+    Tuned,
     done,
     ended,
     growing,
@@ -37,14 +38,6 @@ from tests.sessions.transcription.scripted_windows import (
 )
 
 PREFLIGHT = TranscriptionConfig(preflight=True)
-
-
-class Tuned(ScriptedTranscriber):
-    """A transcriber with other facts."""
-
-    def __init__(self, **changes: float | bool) -> None:
-        super().__init__()
-        self._profile = replace(self._profile, **changes)  # type: ignore[arg-type]
 
 
 # --- preflight finals ---------------------------------------------------------------------------------------------
@@ -210,7 +203,21 @@ def test_when_the_forced_prefix_is_too_long_then_the_window_is_cut() -> None:
     assert not any(isinstance(o, Cut) for o in play(*growing(speech(1, 16))))
 
 
-def test_when_the_window_has_ended_meanwhile_then_a_cut_sends_nothing() -> None:
+def test_when_the_window_ends_during_the_decode_then_it_is_not_cut() -> None:
+    pcm, gates = speech(1, 72), [anyio.Event()]
+    transcriber = ScriptedTranscriber(gate=lambda _: gates[0])
+    out = play(
+        opened(window(pcm)),
+        ended(window(pcm)),
+        turn_ended(),
+        lambda _: gates[0].set(),
+        transcriber=transcriber,
+    )
+    assert [type(o) for o in out] == [TranscriptDelta, TranscriptDone]
+    assert [o.text for o in done(out)] == [text(1, 72)]
+
+
+def test_when_the_listening_knows_the_window_to_be_over_then_nothing_is_sent_for_the_cut() -> None:
     """The command comes too late: the window is given as ended, and all of it is decoded."""
     pcm = speech(1, 72)
     transcriber = ScriptedTranscriber()
