@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from antiphon.events.transcription import (
     OverlapDecided,
@@ -174,3 +176,48 @@ def test_when_all_words_acknowledge_then_it_is_a_backchannel(text: str) -> None:
 @pytest.mark.parametrize("text", OTHER_WORDS)
 def test_when_a_word_does_not_acknowledge_then_it_is_no_backchannel(text: str) -> None:
     assert not is_backchannel(text)
+
+
+WORDS = st.sampled_from(["", "Yeah.", "Mm-hm", "Stop it", "Okay, but why?"])
+CALLS = st.one_of(
+    st.sampled_from([START, STOP, COMMIT, TurnCleared(), SpeechStarted(1, 900), TranscriptFailed(0, "no")]),
+    st.builds(TranscriptPartial, st.integers(0, 1), WORDS),
+    st.builds(done, WORDS, st.integers(0, 1)),
+    st.sampled_from(["decide", "stopped", "take_floor", "dismiss"]),
+)
+
+
+@given(st.lists(CALLS, max_size=30))
+def test_whatever_comes_then_an_overlap_is_declined_once_at_most_and_takes_the_floor_last(
+    calls: list[TranscriptionEvent | str],
+) -> None:
+    overlap = OverlapDecider()
+    open_turn: int | None = None
+    declined = False
+    for call in calls:
+        match call:
+            case "decide" | "stopped":
+                out = overlap.decide(speaking=call == "decide")
+            case "take_floor":
+                out = overlap.take_floor()
+            case "dismiss":
+                out = overlap.dismiss("client")
+            case str():
+                raise AssertionError(call)
+            case event:
+                out = overlap.feed(event, overlaps=True)
+        for event in about(out):
+            match event:
+                case OverlapStarted(turn):
+                    open_turn, declined = turn, False
+                case OverlapDecided(turn, True, _):
+                    assert turn == open_turn
+                    open_turn = None
+                case OverlapDecided(turn, False, _):
+                    assert turn == open_turn
+                    assert not declined
+                    declined = True
+        # Held events are reported with the decision for the floor, and never otherwise.
+        if overlap.undecided_turn is not None:
+            assert overlap.undecided_turn == open_turn
+            assert not [e for e in speech(out) if getattr(e, "turn", None) == open_turn]

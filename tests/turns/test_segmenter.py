@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.audio import Pcm
+from antiphon.contracts import Hypothesis, HypothesisWord
 from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
+from antiphon.events.words import Word
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 from tests.sessions.transcription.test_stable_words import PROFILE
 
@@ -43,7 +46,7 @@ def test_when_speech_is_followed_by_silence_then_server_vad_makes_a_turn_with_it
     assert isinstance(window, WindowEnded)
     assert window.speech_end == 40 * FRAME
     # From the padded start to the margin behind the speech, and the very samples that were fed.
-    assert np.array_equal(window.pcm, sound(80)[17 * FRAME : 40 * FRAME + 3200])
+    assert np.array_equal(window.window.pcm, sound(80)[17 * FRAME : 40 * FRAME + 3200])
     assert ended == TurnEnded(0, 29 * FRAME / 16000)
 
 
@@ -62,8 +65,11 @@ def test_when_turns_follow_closely_then_they_share_a_window() -> None:
     assert (first.turn, second.turn) == (0, 1)
     # The border lies in the silence between them.
     assert 20 * FRAME < second.start < 30 * FRAME
-    assert segmenter.window.turn_at(19 * FRAME) == 0
-    assert segmenter.window.turn_at(31 * FRAME) == 1
+    words = tuple(Word("w", at * FRAME / 16000, (at + 1) * FRAME / 16000, 1.0) for at in (18, 31))
+    pieces = tuple(HypothesisWord(w.text, (1,), 1.0) for w in words)
+    hypothesis = Hypothesis(pieces, "en", 1.0, True, 0, 0, words)
+    assert segmenter.window.word_turns(hypothesis) == [0, 1]
+    assert segmenter.window.word_turns(replace(hypothesis, words=())) == [1, 1]
     assert kinds(run(segmenter, "." * 30)) == [
         "SpeechStopped",
         "TurnCommitted",
@@ -106,6 +112,62 @@ def test_when_a_long_window_has_a_pause_then_it_ends_there() -> None:
     assert segmenter.window is not None
     assert segmenter.window.spans[0].turn == 0
     assert segmenter.window.start > 300 * FRAME
+
+
+def test_a_window_is_a_value_that_later_audio_does_not_change() -> None:
+    segmenter = Segmenter(PROFILE, VAD, FRAME)
+    run(segmenter, "#" * 20 + "." * 8)
+    earlier = segmenter.window
+    assert earlier is not None
+    pcm, spans = earlier.pcm.copy(), earlier.spans
+    run(segmenter, "#" * 300 + "." * 40 + "#" * 20)
+    assert np.array_equal(earlier.pcm, pcm)
+    assert (earlier.spans, earlier.end, earlier.quiet_since) == (spans, earlier.start + len(pcm), 20 * FRAME)
+
+
+def test_when_a_window_is_cut_then_the_rest_is_another_window_with_the_same_turns() -> None:
+    segmenter = Segmenter(PROFILE, VAD, FRAME)
+    run(segmenter, "#" * 100)
+    whole = segmenter.window
+    assert whole is not None
+    segmenter.cut(60 * FRAME)
+    rest = segmenter.window
+    assert rest is not None
+    assert (rest.start, rest.after, rest.end) == (60 * FRAME, None, 100 * FRAME)
+    assert rest.id != whole.id
+    assert [(s.turn, s.first) for s in rest.spans] == [(0, False)]
+    assert np.array_equal(rest.pcm, whole.from_sample(60 * FRAME).pcm)
+
+
+def test_when_a_pause_is_hastened_then_it_ends_the_turn_soon_unless_it_lingers() -> None:
+    """The turn has a patience of 960 ms, which is 30 frames, and ends after 192 ms where it is complete."""
+    patient = ServerVad(0.5, 96, 192, 960)
+
+    def stopped(*changes: str) -> int:
+        segmenter = Segmenter(PROFILE, patient, FRAME)
+        run(segmenter, "#" * 20 + "." * 4)
+        pause = segmenter.quiet_since
+        assert pause == 20 * FRAME
+        for change in changes:
+            if change == "hasten":
+                segmenter.hasten(pause)
+            else:
+                assert segmenter.linger(pause)
+        assert not segmenter.linger(pause - 1)
+        return next(k for k in range(5, 60) if "SpeechStopped" in kinds(run(segmenter, ".")))
+
+    assert stopped() == 30
+    assert stopped("hasten") == 6
+    assert stopped("hasten", "linger") == 30
+    assert stopped("linger", "hasten") == 30
+
+
+def test_when_a_pause_is_over_then_it_is_neither_hastened_nor_does_it_linger() -> None:
+    segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 192, 960), FRAME)
+    run(segmenter, "#" * 20 + "." * 4 + "#" * 4 + "." * 4)
+    segmenter.hasten(20 * FRAME)
+    assert not segmenter.linger(20 * FRAME)
+    assert kinds(run(segmenter, "." * 20)) == []
 
 
 def test_when_cleared_then_an_open_turn_leaves_no_trace() -> None:
@@ -151,6 +213,7 @@ def test_when_the_audio_is_cut_otherwise_then_the_events_are_the_same(
     for a, b in zip(steps, again, strict=True):
         if isinstance(a, WindowEnded):
             assert isinstance(b, WindowEnded)
-            assert (a.window, a.speech_end) == (b.window, b.speech_end)
+            assert a == b
+            assert np.array_equal(a.window.pcm, b.window.pcm)
         elif not isinstance(a, TurnEnded):
             assert a == b

@@ -7,7 +7,8 @@ item, no response. Speech with a word of its own, or that goes on for long, is r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from antiphon.events.transcription import (
     GuessDropped,
@@ -48,26 +49,57 @@ TurnEvent = (
 )
 
 
+class OverlapState(Enum):
+    """What is known of an overlap whose events are held. An overlap that takes the floor is over, and so is one that is
+    known to be a backchannel.
+
+    | State | Input | Next | Reported |
+    |---|---|---|---|
+    | none | speech starts during a response | UNDECIDED | OverlapStarted |
+    | UNDECIDED, YIELDED | words that are no backchannel | none | it takes the floor, and the held events |
+    | UNDECIDED, YIELDED | speech starts again, or `take_floor` | none | the same |
+    | UNDECIDED | `decide`: speech goes on, and is no backchannel so far | none | the same |
+    | UNDECIDED | `decide`: speech has stopped | YIELDED | it does not take the floor |
+    | UNDECIDED, YIELDED | `dismiss` | DISMISSED | it does not take the floor |
+    | all three | its transcript is complete, and a backchannel; or it is cleared | none | it does not take the floor |
+    | DISMISSED | its transcript is complete, whatever its words | none | |
+    | DISMISSED | speech starts again, in another turn | as from none | as from none |
+
+    That it does not take the floor is reported once at most.
+    """
+
+    UNDECIDED = auto()
+    YIELDED = auto()
+    DISMISSED = auto()
+
+
 @dataclass(slots=True)
+class _Overlap:
+    """One overlap: its turn, the events that are held, and the turn's text so far ("" before there is any)."""
+
+    turn: int
+    held_events: list[TranscriptionEvent]
+    state: OverlapState = OverlapState.UNDECIDED
+    text: str = ""
+
+
 class OverlapDecider:
     """Passes transcription events on, and holds back those of a turn that overlaps a response until it is decided.
 
-    `undecided_turn` is the number of that turn, None while nothing is held. For it OverlapStarted is reported at once,
-    for clients that duck the response, and in the end one OverlapDecided, together with the held events where the turn
-    takes the floor. The owner keeps the time: it calls `decide` after DECISION_S and `take_floor` after
-    MAX_BACKCHANNEL_S.
+    For that turn OverlapStarted is reported at once, for clients that duck the response, and in the end one
+    OverlapDecided, together with the held events where the turn takes the floor. The owner keeps the time: it calls
+    `decide` after DECISION_S and `take_floor` after MAX_BACKCHANNEL_S.
     """
 
-    undecided_turn: int | None = None
-    _held_events: list[TranscriptionEvent] = field(default_factory=list)
-    # The undecided turn's text so far; "" before there is any.
-    _text: str = ""
-    # It was reported that the turn does not take the floor; only its words can change that.
-    _yielded: bool = False
-    # The client has said that the turn does not take the floor; nothing can change that.
-    _dismissed: bool = False
-    # Turns that were dismissed and whose transcripts are still to come.
-    _dismissed_turns: set[int] = field(default_factory=set)
+    def __init__(self) -> None:
+        self._overlap: _Overlap | None = None
+        # Turns that were dismissed and whose transcripts are still to come.
+        self._dismissed_turns: set[int] = set()
+
+    @property
+    def undecided_turn(self) -> int | None:
+        """The number of the turn whose events are held; None while there is none."""
+        return self._overlap.turn if self._overlap else None
 
     def feed(self, event: TranscriptionEvent, *, overlaps: bool) -> list[TranscriptionEvent]:
         """Handle one event of the transcription, and return the events that may be reported now, in order.
@@ -79,32 +111,33 @@ class OverlapDecider:
             if isinstance(event, TranscriptDone | TranscriptFailed):
                 self._dismissed_turns.discard(event.turn)
             return []
-        if self._dismissed and self.undecided_turn is not None and isinstance(event, SpeechStarted):
+        overlap = self._overlap
+        if overlap and overlap.state is OverlapState.DISMISSED and isinstance(event, SpeechStarted):
             # Another turn begins, of which nothing is known yet.
-            self._dismissed_turns.add(self.undecided_turn)
-            self.undecided_turn, self._held_events, self._dismissed = None, [], False
-        if self.undecided_turn is None:
+            self._dismissed_turns.add(overlap.turn)
+            self._overlap = overlap = None
+        if overlap is None:
             if not (overlaps and isinstance(event, SpeechStarted)):
                 return [event]
-            self.undecided_turn, self._held_events = event.turn, [event]
-            self._text, self._yielded, self._dismissed = "", False, False
+            self._overlap = _Overlap(event.turn, [event])
             return [OverlapStarted(event.turn)]
         if isinstance(event, TurnCleared):
-            return [*self._end("cleared"), event]
-        if not isinstance(event, TurnEvent) or (
-            event.turn != self.undecided_turn and not isinstance(event, SpeechStarted)
-        ):
-            return [event]
-        self._held_events.append(event)
+            return [*self._end(overlap, "cleared"), event]
+        if isinstance(event, SpeechStarted) or (isinstance(event, TurnEvent) and event.turn == overlap.turn):
+            return self._feed_overlap(overlap, event)
+        return [event]
+
+    def _feed_overlap(self, overlap: _Overlap, event: TurnEvent) -> list[TranscriptionEvent]:
+        overlap.held_events.append(event)
         if isinstance(event, SpeechStarted):
             # A speaker who begins again is not done after one word.
             return self.take_floor("speech_again")
         if isinstance(event, TranscriptPartial | TranscriptGuessed | TranscriptDone):
-            self._text = event.text
-            if not is_backchannel(event.text) and not self._dismissed:
+            overlap.text = event.text
+            if not is_backchannel(event.text) and overlap.state is not OverlapState.DISMISSED:
                 return self.take_floor("words")
         if isinstance(event, TranscriptDone | TranscriptFailed):
-            return self._end("short_ack_transcript")
+            return self._end(overlap, "short_ack_transcript")
         return []
 
     def decide(self, *, speaking: bool) -> list[TranscriptionEvent]:
@@ -114,33 +147,39 @@ class OverlapDecider:
         Speech that goes on takes the floor, unless its words so far are a backchannel. Speech that has stopped is
         reported as a backchannel; its words, when they are known, may still take the floor.
         """
-        if self._yielded or self._dismissed or self.undecided_turn is None:
+        overlap = self._overlap
+        if overlap is None or overlap.state is not OverlapState.UNDECIDED:
             return []
         if speaking:
-            return [] if self._text and is_backchannel(self._text) else self.take_floor("speech_goes_on")
-        self._yielded = True
-        return [OverlapDecided(self.undecided_turn, False, "short_ack")]
+            return [] if overlap.text and is_backchannel(overlap.text) else self.take_floor("speech_goes_on")
+        overlap.state = OverlapState.YIELDED
+        return [OverlapDecided(overlap.turn, False, "short_ack")]
 
     def take_floor(self, reason: str = "speech_goes_on") -> list[TranscriptionEvent]:
         """Decide that the overlap takes the floor, and return OverlapDecided with `reason` and all held events, in
         order. Returns nothing where nothing is held, or where the client has dismissed it.
         """
-        if self.undecided_turn is None or self._dismissed:
+        overlap = self._overlap
+        if overlap is None or overlap.state is OverlapState.DISMISSED:
             return []
-        out: list[TranscriptionEvent] = [OverlapDecided(self.undecided_turn, True, reason), *self._held_events]
-        self.undecided_turn, self._held_events = None, []
-        return out
+        self._overlap = None
+        return [OverlapDecided(overlap.turn, True, reason), *overlap.held_events]
 
     def dismiss(self, reason: str) -> list[TranscriptionEvent]:
         """Decide that the overlap does not take the floor whatever its words turn out to be, because the client says
         so. Returns OverlapDecided with `reason`, unless that it is a backchannel was already reported.
         """
-        if self.undecided_turn is None or self._dismissed:
+        overlap = self._overlap
+        if overlap is None:
             return []
-        self._dismissed = True
-        return [] if self._yielded else [OverlapDecided(self.undecided_turn, False, reason)]
+        declined, overlap.state = _declined(overlap, reason), OverlapState.DISMISSED
+        return declined
 
-    def _end(self, reason: str) -> list[TranscriptionEvent]:
-        turn, was_reported = self.undecided_turn, self._yielded or self._dismissed
-        self.undecided_turn, self._held_events = None, []
-        return [] if was_reported or turn is None else [OverlapDecided(turn, False, reason)]
+    def _end(self, overlap: _Overlap, reason: str) -> list[TranscriptionEvent]:
+        self._overlap = None
+        return _declined(overlap, reason)
+
+
+def _declined(overlap: _Overlap, reason: str) -> list[TranscriptionEvent]:
+    """The report that the overlap does not take the floor, which was made before in all states but the first."""
+    return [OverlapDecided(overlap.turn, False, reason)] if overlap.state is OverlapState.UNDECIDED else []

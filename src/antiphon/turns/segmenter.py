@@ -8,7 +8,7 @@ the other's audio before its own. No window grows with the session.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,7 +22,7 @@ MARGIN_SAMPLES = SAMPLE_RATE_HZ // 5
 INNER_PREFIX_MS = 300
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TurnSpan:
     """A turn's part of a window, in samples from the session's start.
 
@@ -39,38 +39,61 @@ class TurnSpan:
     audio_s: float = 0.0
 
 
-@dataclass(slots=True)
-class OpenWindow:
-    """The window that speech is going into. Positions are samples from the session's start.
+@dataclass(frozen=True, slots=True)
+class SpeechWindow:
+    """A window as it was at one moment. Positions are samples from the session's start.
 
-    - `id`: counts windows from 1 on.
+    - `id`: counts windows from 1 on. An open window keeps its id until it is cut.
     - `start`: the window's first sample.
-    - `after`: the settled window whose audio this one begins with, as context; that window's words are this one's
-      prefix.
+    - `after`: the id of the window whose audio this one begins with, as context; that window's words are this one's
+      prefix. None: it has no context.
     - `spans`: the turns in it, in order; it has at least one.
-    - `dropped`: the client has thrown the audio away, so the window's decodes are of no use.
+    - `pcm`: its audio, float32 [num_samples], mono, 16 kHz. It shares memory with other windows and must not be
+      written to.
+    - `quiet_since`: the sample at which the pause began that it is in; None where speech goes on.
     """
 
     id: int
     start: int
-    after: int | None = None
-    spans: list[TurnSpan] = field(default_factory=list)
-    # The client threw it away.
-    dropped: bool = False
+    after: int | None
+    spans: tuple[TurnSpan, ...]
+    pcm: Pcm = field(compare=False, repr=False)
+    quiet_since: int | None = None
 
-    def turn_at(self, sample: int) -> int:
+    @property
+    def end(self) -> int:
+        """The sample behind its last one."""
+        return self.start + len(self.pcm)
+
+    @property
+    def length_s(self) -> float:
+        """Its length in seconds, with the context that it begins with."""
+        return len(self.pcm) / SAMPLE_RATE_HZ
+
+    def from_sample(self, start: int) -> SpeechWindow:
+        """The same window without its audio before `start`, which has to lie in it. Its id and turns stay."""
+        return replace(self, start=start, pcm=self.pcm[start - self.start :]) if start > self.start else self
+
+    def word_turns(self, hypothesis: Hypothesis) -> list[int]:
+        """The turn of each word of a hypothesis of this window. Where turns share the window it is the turn at the
+        middle of the word; without word times, all words belong to the window's last turn.
+        """
+        if len(self.spans) == 1 or len(hypothesis.words) != len(hypothesis.pieces):
+            return [self.spans[-1].turn] * len(hypothesis.pieces)
+        return [self._turn_at(self.start + int((w.start_s + w.end_s) / 2 * SAMPLE_RATE_HZ)) for w in hypothesis.words]
+
+    def _turn_at(self, sample: int) -> int:
         """The number of the turn that a word at `sample` belongs to: the last one that starts at or before it."""
         return next((s.turn for s in reversed(self.spans) if s.start <= sample), self.spans[0].turn)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowEnded:
-    """A window is complete. `pcm` is its audio, float32 [num_samples] at 16 kHz, with a margin after its speech;
-    `speech_end` is the sample after its last speech.
+    """A window is complete. Its audio has a margin behind the speech, where there is any; `speech_end` is the sample
+    after its last speech.
     """
 
-    window: OpenWindow
-    pcm: Pcm
+    window: SpeechWindow
     speech_end: int
 
 
@@ -87,11 +110,21 @@ class TurnEnded:
 SegmenterEvent = SpeechStarted | SpeechStopped | TurnCommitted | WindowEnded | TurnEnded
 
 
+@dataclass(slots=True)
+class _OpenWindow:
+    """The window that speech is going into; SpeechWindow explains the fields."""
+
+    id: int
+    start: int
+    after: int | None
+    spans: list[TurnSpan]
+
+
 class Segmenter:
     """Cuts one session's audio into turns and windows. With `vad` None the client's commits end the turns.
 
-    `window` is the window that is open, and `quiet_since` the sample at which the present pause began; None where there
-    is none. It keeps the audio that a window may still need, at most one window and a second beyond.
+    The session's listening side owns it; what it hands out are values, and nothing else changes it. It keeps the audio
+    that a window may still need, at most one window and a second beyond.
     """
 
     def __init__(self, profile: TranscriberProfile, vad: ServerVad | None, frame_samples: int) -> None:
@@ -99,6 +132,7 @@ class Segmenter:
         self._frame = frame_samples
         self._vad = vad
         self._endpoint = Endpointer(*self._endpoint_settings())
+        # Never written to, because windows share its memory: it is replaced whenever it grows or shrinks.
         self._tape = np.zeros(0, np.float32)
         self._tape_start = 0
         self._now = 0
@@ -110,8 +144,10 @@ class Segmenter:
         self._settle_at: int | None = None
         # (id, start, end of speech) of the window that ended last, while it can be context.
         self._warm: tuple[int, int, int] | None = None
-        self.window: OpenWindow | None = None
-        self.quiet_since: int | None = None
+        self._window: _OpenWindow | None = None
+        self._quiet_since: int | None = None
+        # The pause that does not end its turn sooner, whatever the turn detector judges.
+        self._lingering: int | None = None
 
     @property
     def now(self) -> int:
@@ -134,9 +170,16 @@ class Segmenter:
         return (self._now - self._committed) * 1000 // SAMPLE_RATE_HZ
 
     @property
-    def window_s(self) -> float:
-        """The length of the open window in seconds, up to the newest sample; 0 where no window is open."""
-        return (self._now - self.window.start) / SAMPLE_RATE_HZ if self.window else 0.0
+    def window(self) -> SpeechWindow | None:
+        """The window that is open, as it is now; None where there is none. It may be open between turns, too."""
+        if self._window is None:
+            return None
+        return self._value(self._window, self._now)
+
+    @property
+    def quiet_since(self) -> int | None:
+        """The sample at which the pause began that the open window is in; None where there is none."""
+        return self._quiet_since
 
     def apply(self, profile: TranscriberProfile, vad: ServerVad | None) -> list[SegmenterEvent]:
         """Apply a changed profile or changed server VAD, and return what ended by it. A change between server VAD and
@@ -144,7 +187,7 @@ class Segmenter:
         """
         steps: list[SegmenterEvent] = []
         if (vad is None) != (self._vad is None):
-            steps = self._end_turn() if self._vad and self._endpoint.speaking else self._end_window()
+            steps += self._end_turn() if self._vad and self._endpoint.speaking else self._end_window()
         self._profile, self._vad = profile, vad
         self._endpoint.apply(*self._endpoint_settings())
         return steps
@@ -173,22 +216,28 @@ class Segmenter:
         """
         return self._settle_at is not None
 
-    def settle(self) -> list[SegmenterEvent]:
+    def settle(self) -> list[WindowEnded | TurnEnded]:
         """End a window that is settling now, because no more audio comes for the moment, which is silence too."""
         return self._end_window() if self.settling else []
 
-    def hasten(self) -> None:
-        """Let the pause that has begun end the turn after the shorter silence of `semantic_vad`, because what was said
-        is complete. Does nothing where the client commits.
+    def hasten(self, pause: int) -> None:
+        """Let the pause that began at the sample `pause` end the turn after the shorter silence of `semantic_vad`,
+        because what was said is complete. Does nothing where that pause is over or lingers, or where the client
+        commits.
         """
-        if self._vad:
+        if self._vad and pause == self._quiet_since and pause != self._lingering:
             self._endpoint.hasten(self._vad.silence_duration_ms)
 
-    def linger(self) -> None:
-        """Undo `hasten`: what was said is not complete after all, and the pause has to last for the patience of the
-        turn.
+    def linger(self, pause: int) -> bool:
+        """Let the pause that began at the sample `pause` last for the patience of the turn, because what was said is
+        not complete. It overrules `hasten`, before and after. Returns False, and does nothing, where that pause is
+        over.
         """
+        if pause != self._quiet_since:
+            return False
+        self._lingering = pause
         self._endpoint.linger()
+        return True
 
     def commit(self) -> list[SegmenterEvent]:
         """End the turn here for the client, and with it the window. Returns what ended, in order; under server VAD that
@@ -201,34 +250,32 @@ class Segmenter:
         and whose window was settling end with their words, and these events are returned.
         """
         steps: list[SegmenterEvent] = []
-        if self.window and (closed := [s for s in self.window.spans if s.end is not None]):
+        if self._window and (closed := [s for s in self._window.spans if s.end is not None]):
             end = closed[-1].end or 0
-            self.window.spans = closed
-            steps.append(WindowEnded(self.window, self.audio(self.window.start, end + MARGIN_SAMPLES), end))
+            self._window.spans = closed
+            steps.append(WindowEnded(self._value(self._window, end + MARGIN_SAMPLES), end))
             steps += [TurnEnded(s.turn, s.audio_s) for s in closed]
         self._endpoint.flush()
-        self.window, self.quiet_since, self._settle_at, self._warm = None, None, None, None
+        self._window, self._quiet_since, self._settle_at, self._warm = None, None, None, None
         self._committed = self._now
         self._turn_has_window = False
         self._forget()
         return steps
 
-    def audio(self, start: int, end: int | None = None) -> Pcm:
-        """A copy of the session's audio between two samples (up to the newest without `end`): float32 [num_samples].
-        Only audio from the open window on is certain to be there.
-        """
-        stop = self._now if end is None else min(end, self._now)
-        return self._tape[start - self._tape_start : stop - self._tape_start].copy()
-
     def cut(self, sample: int) -> None:
         """Begin the open window anew at `sample`, under a new id, because its audio before that was decoded for good.
         Its turns stay in it.
         """
-        assert self.window is not None
+        assert self._window is not None
         self._windows += 1
-        spans = [TurnSpan(s.turn, s.start, False, s.end, s.audio_s) for s in self.window.spans]
-        self.window = OpenWindow(self._windows, sample, None, spans)
+        spans = [replace(s, first=False) for s in self._window.spans]
+        self._window = _OpenWindow(self._windows, sample, None, spans)
         self._forget()
+
+    def _value(self, window: _OpenWindow, end: int) -> SpeechWindow:
+        """The window as a value, with its audio up to `end` or the newest sample."""
+        pcm = self._tape[window.start - self._tape_start : min(end, self._now) - self._tape_start]
+        return SpeechWindow(window.id, window.start, window.after, tuple(window.spans), pcm, self._quiet_since)
 
     def _endpoint_settings(self) -> tuple[float, int, int]:
         pause_ms = round(self._profile.pause_s * 1000)
@@ -242,7 +289,7 @@ class Segmenter:
             case SpeechBegan(sample):
                 return self._started(max(sample, self._committed, self._tape_start))
             case SpeechPaused(sample):
-                self.quiet_since = sample
+                self._quiet_since = sample
                 return []
             case SpeechResumed(sample):
                 return self._resumed(sample)
@@ -251,44 +298,44 @@ class Segmenter:
 
     def _started(self, sample: int) -> list[SegmenterEvent]:
         self._settle_at, steps = None, list[SegmenterEvent]()
-        if self.window and self.window_s >= self._profile.long_window_s:
+        if self._window and (self._now - self._window.start) / SAMPLE_RATE_HZ >= self._profile.long_window_s:
             steps += self._end_window()
-        self.quiet_since = None
-        if self.window:
-            last = self.window.spans[-1]
+        self._quiet_since = None
+        if self._window:
+            last = self._window.spans[-1]
             between = sample if last.end is None else (last.end + sample) // 2
-            self.window.spans.append(TurnSpan(self._turn, between, True))
+            self._window.spans.append(TurnSpan(self._turn, between, True))
         else:
-            self._open(sample)
+            self._open_window(sample)
         return [*steps, SpeechStarted(self._turn, _ms(sample))] if self._vad else steps
 
     def _resumed(self, sample: int) -> list[SegmenterEvent]:
-        quiet = self.quiet_since
-        if self.window is None or quiet is None:
+        quiet = self._quiet_since
+        if self._window is None or quiet is None:
             return []
-        long = quiet - self.window.start >= self._profile.long_window_s * SAMPLE_RATE_HZ
+        long = quiet - self._window.start >= self._profile.long_window_s * SAMPLE_RATE_HZ
         if not long or sample - quiet < self._profile.long_pause_s * SAMPLE_RATE_HZ:
-            self.quiet_since = None
+            self._quiet_since = None
             return []
         steps = self._end_window()
-        self._open(max(quiet + MARGIN_SAMPLES // 2, sample - MARGIN_SAMPLES))
-        return steps
+        self._open_window(max(quiet + MARGIN_SAMPLES // 2, sample - MARGIN_SAMPLES))
+        return [*steps]
 
     def _stopped(self, sample: int, speech_end: int) -> list[SegmenterEvent]:
         if self._vad is None:
-            return self._end_window()
+            return [*self._end_window()]
         steps = [SpeechStopped(self._turn, _ms(sample)), *self._close_turn(sample)]
         self._settle_at = speech_end + int(self._profile.settle_s * SAMPLE_RATE_HZ)
         return steps
 
     def _end_turn(self) -> list[SegmenterEvent]:
         steps: list[SegmenterEvent] = []
-        if self._vad and self.window and not self._endpoint.speaking:
+        if self._vad and self._window and not self._endpoint.speaking:
             # Its turns were committed before and wait for the silence that settles them: not any more.
             steps += self._end_window()
         if self._endpoint.flush() and self._vad:
             steps.append(SpeechStopped(self._turn, _ms(self._now)))
-        had_window = self.window is not None
+        had_window = self._window is not None
         turn, begin = self._turn, self._committed
         steps += self._close_turn(self._now)
         steps += self._end_window() if had_window else [TurnEnded(turn, (self._now - begin) / SAMPLE_RATE_HZ)]
@@ -296,30 +343,31 @@ class Segmenter:
 
     def _close_turn(self, end: int) -> list[SegmenterEvent]:
         begin = self._committed
-        if self.window:
-            span = self.window.spans[-1]
+        if self._window:
+            span = self._window.spans[-1]
             # Under server VAD a turn begins with its speech; what the client commits begins at its last commit.
             begin = span.start if self._vad and span.first else begin
-            span.end = self.quiet_since if self.quiet_since is not None else end
-            span.audio_s = (end - begin) / SAMPLE_RATE_HZ
-        quiet = None if self.quiet_since is None else _ms(self.quiet_since)
+            speech_end = self._quiet_since if self._quiet_since is not None else end
+            self._window.spans[-1] = replace(span, end=speech_end, audio_s=(end - begin) / SAMPLE_RATE_HZ)
+        quiet = None if self._quiet_since is None else _ms(self._quiet_since)
         committed = TurnCommitted(self._turn, _ms(begin), _ms(end), quiet)
         self._turn += 1
         self._turn_has_window = False
         self._committed = end
         return [committed]
 
-    def _end_window(self) -> list[SegmenterEvent]:
-        window, quiet = self.window, self.quiet_since
-        self.window, self.quiet_since, self._settle_at = None, None, None
+    def _end_window(self) -> list[WindowEnded | TurnEnded]:
+        window, quiet = self._window, self._quiet_since
         if window is None:
+            self._quiet_since, self._settle_at = None, None
             return []
         speech_end = self._now if quiet is None else quiet
+        ended = WindowEnded(self._value(window, speech_end + MARGIN_SAMPLES), speech_end)
+        self._window, self._quiet_since, self._settle_at = None, None, None
         self._warm = (window.id, window.start, speech_end)
-        ended = WindowEnded(window, self.audio(window.start, speech_end + MARGIN_SAMPLES), speech_end)
         return [ended, *(TurnEnded(s.turn, s.audio_s) for s in window.spans if s.end is not None)]
 
-    def _open(self, start: int) -> None:
+    def _open_window(self, start: int) -> None:
         self._windows += 1
         begin, after = start, None
         if self._warm:
@@ -329,7 +377,7 @@ class Segmenter:
                 begin, after = warm_start, warm
         self._warm = None
         span = TurnSpan(self._turn, start, not self._turn_has_window)
-        self.window = OpenWindow(self._windows, begin, after, [span])
+        self._window = _OpenWindow(self._windows, begin, after, [span])
         self._turn_has_window = True
 
     def _forget(self) -> None:
@@ -340,8 +388,8 @@ class Segmenter:
             self._warm = None
         if self._warm:
             keep = min(keep, self._warm[1])
-        if self.window:
-            keep = min(keep, self.window.start)
+        if self._window:
+            keep = min(keep, self._window.start)
         drop = max(0, keep) - self._tape_start
         # Moving the tape for every frame would cost more than keeping a second of it.
         if drop >= SAMPLE_RATE_HZ:
@@ -351,12 +399,3 @@ class Segmenter:
 
 def _ms(sample: int) -> int:
     return sample * 1000 // SAMPLE_RATE_HZ
-
-
-def word_turns(window: OpenWindow, hypothesis: Hypothesis) -> list[int]:
-    """The turn of each word of a hypothesis. Where turns share the window it is the turn at the middle of the word;
-    without word times, all words belong to the window's last turn.
-    """
-    if len(window.spans) == 1 or len(hypothesis.words) != len(hypothesis.pieces):
-        return [window.spans[-1].turn] * len(hypothesis.pieces)
-    return [window.turn_at(window.start + int((w.start_s + w.end_s) / 2 * SAMPLE_RATE_HZ)) for w in hypothesis.words]

@@ -1,8 +1,11 @@
-"""Decoding of one session's audio: which window is decoded next, and which of its words are sent.
+"""Decoding of one session's audio: which window is decoded next, and when. Windows in, events and commands out.
+
+Inputs: the open window, as a value, each time it has changed (`update_window`); windows and turns that have ended
+(`add`); a changed configuration, and what the client clears. Outputs: events, through `emit`, and commands to the
+listening side, through `command`, which alone cuts audio into windows.
 
 Finals come first, then cuts of windows that have grown too long, then preflight transcripts (guesses: finals decoded
-during a pause, in case it ends the turn), then partials. It is one task beside the listening, which hands it what has
-ended and wakes it when audio came. Both use one segmenter.
+during a pause, in case it ends the turn), then partials. It is one task, with one decode at a time.
 """
 
 from __future__ import annotations
@@ -10,36 +13,20 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
 
 import anyio
 
-from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.quiet import quietest_near
-from antiphon.contracts import Hypothesis, HypothesisWord, Transcriber, Window
+from antiphon.contracts import Hypothesis, Transcriber, Window
 from antiphon.errors import ModelError, Refused
-from antiphon.events.transcription import (
-    GuessDropped,
-    TranscriptDelta,
-    TranscriptDone,
-    TranscriptFailed,
-    TranscriptGuessed,
-    TranscriptionConfig,
-    TranscriptionEvent,
-    TranscriptPartial,
-)
-from antiphon.events.words import Word
-from antiphon.sessions.transcription.stable_words import (
-    MIN_LANGUAGE_PROBABILITY,
-    WindowText,
-    goes_on,
-    shortened,
-    tuned,
-    words_to_settle,
-)
+from antiphon.events.transcription import GuessDropped, TranscriptGuessed, TranscriptionConfig, TranscriptionEvent
+from antiphon.sessions.transcription.stable_words import goes_on, shortened, tuned, words_before_cut
+from antiphon.sessions.transcription.transcripts import Transcripts
 from antiphon.signals import Signal
-from antiphon.turns.segmenter import OpenWindow, Segmenter, TurnEnded, WindowEnded, word_turns
+from antiphon.turns.segmenter import SpeechWindow, TurnEnded, WindowEnded
 
 log = logging.getLogger(__name__)
 
@@ -53,154 +40,183 @@ GUESS_AFTER_S = 0.128
 # The longest wait after a refusal, whatever the lane asks for, so that it is asked again soon.
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
-# A model hears words in half a second of humming at a probability of 0.1, and in speech at 0.5 and more.
-LIKELY_PROBABILITY = 0.4
 BUSY_STEPS = 3
 
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Begin the open window anew at `sample`, because its audio before that is decoded for good. `window` is its id.
+    The new window is given by `update_window` before the command returns.
+    """
+
+    window: int
+    sample: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """End the settling window now: a turn ended with the pause that began at the sample `pause`, and its words are
+    known. The window and its turns are given by `add` before the command returns.
+    """
+
+    pause: int
+
+
+@dataclass(frozen=True, slots=True)
+class Linger:
+    """Let the pause that began at the sample `pause` last for the turn's patience, whatever the turn detector judges,
+    because the words before it say that the sentence goes on.
+    """
+
+    pause: int
+
+
+WindowCommand = Cut | Settle | Linger
 EmitTranscription = Callable[[TranscriptionEvent], Awaitable[None]]
+CommandWindow = Callable[[WindowCommand], bool]
 Measure = Callable[[str, float], None]
 
 
 @dataclass(slots=True)
-class _Turn:
-    """A turn's transcript so far."""
-
-    streamed: str = ""
-    text: str = ""
-    language: str = ""
-    words: list[Word] = field(default_factory=list)
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    failure: str = ""
-
-
-@dataclass(slots=True)
 class _Ended:
-    """A window or turn that has ended, and when the listening found that (monotonic seconds)."""
+    """A window or turn that has ended, and when the listening found that (monotonic seconds). The words of a window
+    that is `dropped` are thrown away.
+    """
 
     step: WindowEnded | TurnEnded
     since_s: float
+    dropped: bool = False
 
 
 @dataclass(slots=True)
 class _Guess:
-    """A final decoded during a pause of `turn`, which is used if the window ends with that pause."""
+    """A final decoded during a pause of `turn`, which is used if the window ends with that pause. `reported`: a
+    TranscriptGuessed was emitted and holds.
+    """
 
-    window_id: int
-    speech_end: int
-    hypothesis: Hypothesis
+    window: int
+    pause: int
     turn: int
+    final: Hypothesis
     reported: bool = False
+
+    def is_of(self, window: SpeechWindow | None) -> bool:
+        """Whether the window is in the pause that the guess was decoded in."""
+        return window is not None and (self.window, self.pause) == (window.id, window.quiet_since)
 
 
 class Decoding:
     """The decoding task of a session. `run()` it; `end()` lets it finish what it was handed and return.
 
-    It owns the segmenter, which the listening feeds, and opens the transcriber's stream. `emit` is awaited for every
-    event; `measure` gets the seconds of each "partial", and of each "final" from the end of its turn.
+    It opens the transcriber's stream. `profile` is the transcriber's profile with the session's tuning.
+
+    - `emit`: is awaited for every event, and may hold decoding back.
+    - `command`: is called for every command and applies it before it returns. It returns False, and does nothing, if
+      the window or pause that the command names is over; a changed window is then about to be given.
+    - `measure`: gets the seconds of each "partial", and of each "final" from the end of its turn.
+    - `clock`: returns monotonic seconds.
     """
 
     def __init__(
         self,
         config: TranscriptionConfig,
         transcriber: Transcriber,
-        frame_samples: int,
         emit: EmitTranscription,
+        command: CommandWindow,
         measure: Measure,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config = config
         self.profile = tuned(transcriber.profile, config.tuning)
-        self.segmenter = Segmenter(self.profile, config.vad, frame_samples)
+        self._config = config
         self._transcriber = transcriber
         self._stream = transcriber.open()
         self._emit = emit
+        self._command = command
         self._measure = measure
         self._clock = clock
+        self._transcripts = Transcripts(self.profile, word_times=config.word_times)
+        # The open window as the listening last gave it, and whether it waits for the silence that settles it.
+        self._window: SpeechWindow | None = None
+        self._settling = False
         # Bound: MAX_WAITING_WINDOWS; listening waits when it is reached.
         self._ended: deque[_Ended] = deque()
         self._changed = Signal()
-        self._partial_scope: anyio.CancelScope | None = None
-        self._listening = True
-        self._turns: dict[int, _Turn] = {}
-        self._text: WindowText | None = None
-        self._text_window = 0
-        # The window settled last, and all its words: the context of one that comes soon after.
-        self._settled: tuple[int | None, tuple[HypothesisWord, ...]] = (None, ())
-        self._context = ""
-        self._partial_at = 0
+        self._ending = False
         self._guess: _Guess | None = None
-        # The listening is still sending what it found.
-        self.is_emitting = False
-        # The first sample of a pause that follows an incomplete sentence.
-        self.unfinished: int | None = None
+        self._partial_scope: anyio.CancelScope | None = None
+        # (window, sample) at which the last partial ended.
+        self._partial_at = (0, 0)
 
-    # --- for the listening --------------------------------------------------------------------------------------------
+    # --- inputs -------------------------------------------------------------------------------------------------------
 
-    @property
-    def behind(self) -> bool:
-        """Whether the listening has to wait, since two windows or turns wait or the open window is 4 s too long."""
-        overrun = self.segmenter.window_s > self.profile.max_window_s + WINDOW_OVERRUN_S
-        return overrun or len(self._ended) >= MAX_WAITING_WINDOWS
-
-    @property
-    def idle(self) -> bool:
-        """Whether no turn that decoding has begun still lacks its transcript."""
-        return not self._turns
-
-    @property
-    def num_held(self) -> int:
-        """How many turns and ended windows it holds, which is bounded however long the session runs."""
-        return len(self._turns) + len(self._ended)
-
-    async def changed(self) -> None:
-        """Wait for the next decode or the next audio, after which `behind` may differ. Check it in a loop."""
-        await self._changed.wait()
-
-    def wake(self) -> None:
-        """Let the task look again for work, because audio came or the open window changed. Does not wait."""
+    def update_window(self, window: SpeechWindow | None, *, settling: bool) -> None:
+        """Give the open window as it is now, after everything that ended before was added. `settling`: its turns have
+        ended, which was emitted, and it waits for the silence that ends it. Wakes the task, and does not wait for it.
+        """
+        self._window, self._settling = window, settling
         self._changed.notify()
 
     def add(self, step: WindowEnded | TurnEnded) -> None:
         """Queue a window or turn that has ended, and cancel the partial in progress. Does not wait for the decode."""
+        if isinstance(step, WindowEnded):
+            self._window = None
         self._ended.append(_Ended(step, self._clock()))
         self._cancel_partial()
-        self.wake()
+        self._changed.notify()
 
     def configure(self, config: TranscriptionConfig) -> None:
-        """Apply a changed configuration from the next decode on. The segmenter is left to the caller."""
-        self.config = config
+        """Apply a changed configuration from the next decode on."""
+        self._config = config
         self.profile = tuned(self._transcriber.profile, config.tuning)
+        self._transcripts.configure(self.profile, word_times=config.word_times)
 
-    def clear(self) -> None:
-        """Drop the open turn and its windows, of which no transcript follows. Has to be called before the segmenter is
-        cleared, because it asks the segmenter for the open turn.
-        """
+    def clear(self, turn: int) -> None:
+        """Drop the open turn, which is the turn with this number, and its windows. No transcript of them follows."""
         self._cancel_partial()
         self._guess = None
-        turn = self.segmenter.turn
-        self._turns.pop(turn, None)
+        self._window = None
+        self._transcripts.drop(turn)
         for ended in self._ended:
             if isinstance(ended.step, WindowEnded) and all(s.turn == turn for s in ended.step.window.spans):
-                ended.step.window.dropped = True
+                ended.dropped = True
 
     async def retract_guess(self) -> None:
         """Emit GuessDropped if the pause has ended of which a preflight transcript was emitted. Call it after audio."""
-        guess, window = self._guess, self.segmenter.window
-        if not (guess and guess.reported and window):
-            return
-        if (window.id, self.segmenter.quiet_since) != (guess.window_id, guess.speech_end):
+        guess = self._guess
+        if guess and guess.reported and self._window and not guess.is_of(self._window):
             guess.reported = False
             await self._emit(GuessDropped(guess.turn))
 
     def end(self) -> None:
         """Let `run` return once everything that was handed over is decoded. Does not wait for that itself."""
-        self._listening = False
-        self.wake()
+        self._ending = True
+        self._changed.notify()
 
     def _cancel_partial(self) -> None:
         if self._partial_scope:
             self._partial_scope.cancel()
+
+    # --- for the listening, which must not run too far ahead ----------------------------------------------------------
+
+    @property
+    def behind(self) -> bool:
+        """Whether the listening has to wait, since two windows or turns wait or the open window is 4 s too long."""
+        overrun = self._window and self._window.length_s > self.profile.max_window_s + WINDOW_OVERRUN_S
+        return bool(overrun) or len(self._ended) >= MAX_WAITING_WINDOWS
+
+    @property
+    def idle(self) -> bool:
+        """Whether no turn that decoding has begun still lacks its transcript."""
+        return not self._transcripts.num_turns
+
+    @property
+    def num_held(self) -> int:
+        """How many turns and ended windows it holds, which is bounded however long the session runs."""
+        return self._transcripts.num_turns + len(self._ended)
+
+    async def changed(self) -> None:
+        """Wait for the next decode or the next window, after which `behind` may differ. Check it in a loop."""
+        await self._changed.wait()
 
     # --- what to decode next ------------------------------------------------------------------------------------------
 
@@ -209,279 +225,194 @@ class Decoding:
         decode that fails raises nothing: its turns end with TranscriptFailed.
         """
         try:
-            await self._run()
+            while self._ended or not self._ending:
+                if not await self._decode_next():
+                    await self._changed.wait()
         finally:
             self._stream.close()
 
-    async def _run(self) -> None:
-        while True:
-            if self._ended:
-                await self._finish(self._ended[0])
-                self._ended.popleft()
-                self.wake()
-            elif not self._listening:
-                return
-            elif self._known_already():
-                for step in self.segmenter.settle():
-                    assert isinstance(step, WindowEnded | TurnEnded)
-                    self.add(step)
-            elif self._window_is_full():
-                await self._cut_window()
-            elif self._may_guess():
-                await self._guess_final()
-            elif self._partial_due():
-                await self._partial()
-            else:
-                await self._changed.wait()
+    async def _decode_next(self) -> bool:
+        """Do what is most urgent. Returns whether there was anything to do."""
+        if self._ended:
+            await self._finish(self._ended[0])
+            self._ended.popleft()
+            self._changed.notify()
+            return True
+        if self._window is None:
+            return False
+        window = self._transcripts.enter(self._window)
+        if self._is_known(window):
+            self._settle_window(window)
+        elif self._is_full(window):
+            await self._cut_window(window)
+        elif self._guess_is_due(window):
+            await self._guess_final(window)
+        elif self._partial_is_due(window):
+            await self._partial(window)
+        else:
+            return False
+        return True
 
-    def _known_already(self) -> bool:
+    def _is_known(self, window: SpeechWindow) -> bool:
         """Whether the turn has ended, a response waits for it, and its words were decoded during its last pause."""
-        window, guess = self.segmenter.window, self._guess
-        if self.is_emitting or not (self.config.preflight and self.segmenter.settling and window and guess):
+        return self._config.preflight and self._settling and self._guess is not None and self._guess.is_of(window)
+
+    def _is_full(self, window: SpeechWindow) -> bool:
+        num_tokens = len(self._transcripts.window_text.prefix)
+        return window.length_s > self.profile.max_window_s or num_tokens > self.profile.max_prefix_tokens
+
+    def _guess_is_due(self, window: SpeechWindow) -> bool:
+        if window.quiet_since is None or self._transcriber.busy() or (self._guess and self._guess.is_of(window)):
             return False
-        return (guess.window_id, guess.speech_end) == (window.id, self.segmenter.quiet_since)
+        return window.end - window.quiet_since >= GUESS_AFTER_S * SAMPLE_RATE_HZ
 
-    def _window_is_full(self) -> bool:
-        window = self.segmenter.window
-        if window is None:
+    def _partial_is_due(self, window: SpeechWindow) -> bool:
+        if window.quiet_since is not None or not self._config.partials:
             return False
-        prefix = len(self._text.prefix) if self._text and self._text_window == window.id else 0
-        return self.segmenter.window_s > self.profile.max_window_s or prefix > self.profile.max_prefix_tokens
+        if self._transcripts.is_eager(window):
+            step_s = self.profile.first_step_s
+        else:
+            # Where other sessions wait, partials come less often, so that finals stay on time.
+            step_s = self.profile.step_s * (BUSY_STEPS if self._transcriber.busy() else 1)
+        window_id, sample = self._partial_at
+        since = sample if window_id == window.id else window.spans[0].start
+        return window.end - since >= step_s * SAMPLE_RATE_HZ
 
-    def _turn(self, number: int) -> _Turn:
-        return self._turns.setdefault(number, _Turn())
-
-    def _text_of(self, window: OpenWindow) -> WindowText:
-        """The text of this window, begun when it is first asked for."""
-        if self._text is None or self._text_window != window.id:
-            settled, pieces = self._settled
-            if settled != window.after:
-                pieces = ()
-                if window.after is not None:
-                    # The final of that window failed: without its words, its audio would be transcribed again.
-                    window.start, window.after = window.spans[0].start, None
-            self._text = WindowText(self.profile, pieces)
-            self._text_window = window.id
-            self._partial_at = window.spans[0].start
-        return self._text
+    # --- finals -------------------------------------------------------------------------------------------------------
 
     async def _finish(self, ended: _Ended) -> None:
         if isinstance(ended.step, WindowEnded):
-            await self._finish_window(ended.step)
-            return
-        turn = self._turns.pop(ended.step.turn, _Turn())
-        self._measure("final", self._clock() - ended.since_s)
-        if turn.failure:
-            await self._emit(TranscriptFailed(ended.step.turn, turn.failure))
-            return
-        await self._emit(
-            TranscriptDone(
-                ended.step.turn,
-                turn.text.strip(),
-                turn.streamed,
-                tuple(turn.words),
-                turn.language,
-                ended.step.audio_s,
-                turn.prompt_tokens,
-                turn.completion_tokens,
-            )
-        )
+            await self._finish_window(ended, ended.step)
+        else:
+            done = self._transcripts.complete(ended.step)
+            self._measure("final", self._clock() - ended.since_s)
+            await self._emit(done)
 
-    async def _finish_window(self, ended: WindowEnded) -> None:
-        window = ended.window
-        text = self._text_of(window)
+    async def _finish_window(self, ended: _Ended, step: WindowEnded) -> None:
+        window = self._transcripts.enter(step.window)
         guess, self._guess = self._guess, None
+        if guess and (guess.window, guess.pause) == (window.id, step.speech_end):
+            final: Hypothesis | None = guess.final
+        else:
+            final = await self._decode_final_patiently(window)
+        if final and not ended.dropped:
+            await self._emit_all(self._transcripts.finish(window, final))
+
+    async def _decode_final_patiently(self, window: SpeechWindow, *, word_times: bool = False) -> Hypothesis | None:
+        """Decode all words of a window, and ask a full lane up to FINAL_ATTEMPTS times. None: it failed for good."""
         try:
-            if guess and guess.window_id == window.id and guess.speech_end == ended.speech_end:
-                final = guess.hypothesis
-            else:
-                final = await self._final(window, ended.pcm, patient=True)
+            for _ in range(FINAL_ATTEMPTS - 1):
+                try:
+                    return await self._decode_final(window, word_times=word_times)
+                except Refused as refusal:
+                    await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
+            return await self._decode_final(window, word_times=word_times)
         except (ModelError, Refused) as error:
             log.error("transcript failed: %s", error)
-            self._fail(window, error)
-            return
-        if not window.dropped:
-            await self._settle(window, text, final)
+            self._transcripts.fail(window, error)
+            return None
 
-    def _fail(self, window: OpenWindow, error: Exception) -> None:
-        for span in window.spans:
-            self._turn(span.turn).failure = str(error)
-
-    async def _settle(self, window: OpenWindow, text: WindowText, final: Hypothesis) -> None:
-        """Divide a window's final among its turns, and send the last deltas."""
-        deltas, pieces = text.finish(final, word_turns(window, final))
-        # Counted with the window's last turn, because one decode cannot be divided.
-        last = self._turn(window.spans[-1].turn)
-        last.prompt_tokens += final.prompt_tokens
-        last.completion_tokens += final.completion_tokens
-        for number, piece in pieces:
-            turn = self._turn(number)
-            turn.text += piece.text
-            turn.language = final.language
-        shift_s = window.start / SAMPLE_RATE_HZ
-        if self.config.word_times and pieces:
-            for (number, _), w in zip(pieces, final.words, strict=True):
-                word = Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability)
-                self._turn(number).words.append(word)
-        self._settled = (window.id, (*text.base, *(p for _, p in pieces)))
-        # Bound: the adapter takes the last `context_tokens` of this; a token has at most a dozen characters.
-        whole = "".join(p.text for _, p in pieces)
-        self._context = (self._context + whole)[-12 * max(1, self.profile.context_tokens) :]
-        for number, delta in deltas:
-            await self._send(number, delta)
-
-    async def _send(self, turn_number: int, delta: str) -> None:
-        turn = self._turn(turn_number)
-        if not turn.streamed:
-            delta = delta.lstrip()
-        if delta:
-            turn.streamed += delta
-            await self._emit(TranscriptDelta(turn_number, delta))
-
-    async def _final(self, window: OpenWindow, pcm: Pcm, *, patient: bool, words: bool = False) -> Hypothesis:
-        """Decode all words of a window. With `patient`, a full lane is asked up to FINAL_ATTEMPTS times."""
-        text, asked = self._text_of(window), self._window(window, pcm, final=True, words=words)
+    async def _decode_final(self, window: SpeechWindow, *, word_times: bool = False) -> Hypothesis:
+        """Decode all words of a window once."""
+        text = self._transcripts.window_text
+        word_times = word_times or len(window.spans) > 1 or self._config.word_times
         # Where words need times, those that were sent need them too, so they are decoded again.
-        bound = self.profile.final_keeps_prefix and not asked.word_times
-        if bound:
-            asked = replace(asked, prefix=text.prefix)
-        sent = tuple(p for _, p in text.sent) if bound else ()
-        final = await (self._patiently(asked) if patient else self._stream.decode(asked))
+        keeps_sent = self.profile.final_keeps_prefix and not word_times
+        prefix = text.prefix if keeps_sent else text.base_tokens
+        sent = tuple(p for _, p in text.sent) if keeps_sent else ()
+        final = await self._stream.decode(self._request(window, prefix, final=True, word_times=word_times))
         return replace(final, pieces=(*sent, *final.pieces), is_speech=final.is_speech or bool(sent))
 
-    async def _patiently(self, window: Window) -> Hypothesis:
-        for _ in range(FINAL_ATTEMPTS - 1):
-            try:
-                return await self._stream.decode(window)
-            except Refused as refusal:
-                await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
-        return await self._stream.decode(window)
-
-    def _window(self, window: OpenWindow, pcm: Pcm, *, final: bool, words: bool = False) -> Window:
-        text = self._text_of(window)
+    def _request(self, window: SpeechWindow, prefix: tuple[int, ...], *, final: bool, word_times: bool) -> Window:
         return Window(
-            pcm,
+            window.pcm,
             start_sample=window.start,
-            prefix=text.base_tokens if final else text.prefix,
-            context=self._context if self.profile.context_tokens else "",
-            prompt=self.config.prompt,
-            language=self.config.language,
+            prefix=prefix,
+            context=self._transcripts.context if self.profile.context_tokens else "",
+            prompt=self._config.prompt,
+            language=self._config.language,
             final=final,
-            word_times=words or len(window.spans) > 1 or (final and self.config.word_times),
+            word_times=word_times,
             max_tokens=None if final else self.profile.max_tokens,
         )
 
-    def _may_guess(self) -> bool:
-        window, quiet = self.segmenter.window, self.segmenter.quiet_since
-        if window is None or quiet is None or self._transcriber.busy():
-            return False
-        done = self._guess and (self._guess.window_id, self._guess.speech_end) == (window.id, quiet)
-        return not done and self.segmenter.now - quiet >= GUESS_AFTER_S * SAMPLE_RATE_HZ
+    async def _emit_all(self, events: Iterable[TranscriptionEvent]) -> None:
+        for event in events:
+            await self._emit(event)
 
-    async def _guess_final(self) -> None:
-        window, quiet = self.segmenter.window, self.segmenter.quiet_since
-        assert window is not None
-        assert quiet is not None
-        pcm = self.segmenter.audio(window.start)
+    # --- windows that are open ----------------------------------------------------------------------------------------
+
+    def _settle_window(self, window: SpeechWindow) -> None:
+        assert window.quiet_since is not None
+        if not self._command(Settle(window.quiet_since)):
+            self._window = None
+
+    async def _cut_window(self, window: SpeechWindow) -> None:
+        """Finish a window that is as long as the model allows and has no pause, up to a gap between words."""
+        final = await self._decode_final_patiently(window, word_times=True)
+        if self._window is None or self._window.id != window.id:
+            return
+        num_sent = len(self._transcripts.window_text.sent)
+        keep = words_before_cut(final, num_sent, window.length_s) if final else 0
+        sample = self._end_of_word(window, final, keep) if final and keep else window.end
+        # Cut before anything is sent: a turn that ends during the sending then ends the new window.
+        if not self._command(Cut(window.id, sample)):
+            self._window = None
+        elif final and keep:
+            await self._emit_all(self._transcripts.finish(window, shortened(final, keep)))
+
+    def _end_of_word(self, window: SpeechWindow, final: Hypothesis, num_words: int) -> int:
+        """The sample at which the window can be cut behind so many words of its final."""
+        cut_s = window.length_s
+        if num_words < len(final.words):
+            cut_s = (final.words[num_words - 1].end_s + final.words[num_words].start_s) / 2
+        if not self.profile.aligns_words:
+            cut_s = quietest_near(window.pcm, cut_s)
+        return window.start + int(cut_s * SAMPLE_RATE_HZ)
+
+    async def _guess_final(self, window: SpeechWindow) -> None:
+        """Decode the final of a window that is in a pause, and report it where a response may be begun with it."""
+        assert window.quiet_since is not None
         try:
-            final = await self._final(window, pcm, patient=False)
+            final = await self._decode_final(window)
         except (ModelError, Refused) as error:
             # Nothing is lost: the turn's final is decoded when the turn has ended.
             log.info("a final was not decoded ahead: %s", error)
             return
         turn = window.spans[-1].turn
-        self._guess = _Guess(window.id, quiet, final, turn)
+        self._guess = guess = _Guess(window.id, window.quiet_since, turn, final)
         if final.is_speech and final.pieces and goes_on(final.pieces[-1].text):
             # The words say that the sentence goes on, whatever the turn detector heard in the melody.
-            self.unfinished = quiet
-            if self.segmenter.quiet_since == quiet:
-                self.segmenter.linger()
-        if self.config.preflight and self.segmenter.window is window and self.segmenter.quiet_since == quiet:
-            turn_pieces = zip(word_turns(window, final), final.pieces, strict=True) if final.is_speech else ()
-            known = self._turns[turn].text if turn in self._turns else ""
-            self._guess.reported = True
-            text = (known + "".join(p.text for t, p in turn_pieces if t == turn)).strip()
-            await self._emit(TranscriptGuessed(turn, text, quiet * 1000 // SAMPLE_RATE_HZ))
+            self._command(Linger(window.quiet_since))
+        if self._config.preflight and guess.is_of(self._window):
+            guess.reported = True
+            text = self._transcripts.preview(window, final)
+            await self._emit(TranscriptGuessed(turn, text, window.quiet_since * 1000 // SAMPLE_RATE_HZ))
 
-    def _eager(self, window: OpenWindow) -> bool:
-        """Whether none of the turn's words was sent yet."""
-        return window.spans[-1].first and self._text_of(window).untouched(window.spans[-1].turn)
-
-    def _partial_due(self) -> bool:
-        window = self.segmenter.window
-        if window is None or self.segmenter.quiet_since is not None or not self.config.partials:
-            return False
-        self._text_of(window)
-        if self._eager(window):
-            step_s = self.profile.first_step_s
-        else:
-            # Where other sessions wait, partials come less often, so that finals stay on time.
-            step_s = self.profile.step_s * (BUSY_STEPS if self._transcriber.busy() else 1)
-        return self.segmenter.now - self._partial_at >= step_s * SAMPLE_RATE_HZ
-
-    async def _partial(self) -> None:
-        window = self.segmenter.window
-        assert window is not None
-        text = self._text_of(window)
-        now = self._partial_at = self.segmenter.now
+    async def _partial(self, window: SpeechWindow) -> None:
+        self._partial_at = window.id, window.end
         started = self._clock()
+        partial = await self._decode_partial(window)
+        if partial is None:
+            return
+        self._measure("partial", self._clock() - started)
+        likely = self._transcripts.likely_text(window, partial) if self._config.preflight else None
+        if likely:
+            await self._emit(likely)
+        await self._emit_all(self._transcripts.offer(window, partial))
+
+    async def _decode_partial(self, window: SpeechWindow) -> Hypothesis | None:
+        """Decode the window quickly. None where that failed, or where a final became due meanwhile."""
+        prefix = self._transcripts.window_text.prefix
+        request = self._request(window, prefix, final=False, word_times=len(window.spans) > 1)
         with anyio.CancelScope() as self._partial_scope:
             try:
-                hypothesis = await self._stream.decode(
-                    self._window(window, self.segmenter.audio(window.start), final=False)
-                )
+                return await self._stream.decode(request)
             except Refused as refusal:
                 await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
-                return
             except ModelError as error:
                 # If it is not only this decode that fails, the final of the same audio reports it.
                 log.warning("partial failed: %s", error)
-                return
             finally:
                 self._partial_scope = None
-            self._measure("partial", self._clock() - started)
-            turns = word_turns(window, hypothesis)
-            if (
-                self.config.preflight
-                and hypothesis.is_speech
-                and hypothesis.language_probability >= MIN_LANGUAGE_PROBABILITY
-            ):
-                turn = window.spans[-1].turn
-                before = [p.text for t, p in text.sent if t == turn]
-                likely = [
-                    p.text
-                    for t, p in zip(turns, hypothesis.pieces, strict=True)
-                    if t == turn and p.probability >= LIKELY_PROBABILITY
-                ]
-                await self._emit(TranscriptPartial(turn, "".join([*before, *likely]).strip()))
-            for turn, delta in text.offer(hypothesis, now / SAMPLE_RATE_HZ, turns, self._eager(window)):
-                await self._send(turn, delta)
-
-    async def _cut_window(self) -> None:
-        """Settle a window that is as long as the model allows and has no pause, up to a gap between words."""
-        window = self.segmenter.window
-        assert window is not None
-        text = self._text_of(window)
-        pcm = self.segmenter.audio(window.start)
-        try:
-            final = await self._final(window, pcm, patient=True, words=True)
-        except (ModelError, Refused) as error:
-            log.error("transcript failed: %s", error)
-            self._fail(window, error)
-            final = None
-        if self.segmenter.window is not window:
-            return
-        keep = words_to_settle(final, len(text.sent), len(pcm) / SAMPLE_RATE_HZ) if final else 0
-        if final is None or not keep:
-            self.segmenter.cut(window.start + len(pcm))
-            return
-        cut_s = (
-            (final.words[keep - 1].end_s + final.words[keep].start_s) / 2
-            if keep < len(final.words)
-            else len(pcm) / SAMPLE_RATE_HZ
-        )
-        if not self.profile.aligns_words:
-            cut_s = quietest_near(pcm, cut_s)
-        # Cut before anything is sent: a turn that ends during the sending then ends the new window.
-        self.segmenter.cut(window.start + int(cut_s * SAMPLE_RATE_HZ))
-        await self._settle(window, text, shortened(final, keep))
+        return None

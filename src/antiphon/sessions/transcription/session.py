@@ -1,8 +1,9 @@
 """A transcription session: commands in, events out. It owns its tasks, and knows no sockets, wire or model names.
 
-It has two tasks in one task group. *Listening*, here, reads the inbox, asks the VAD for speech and cuts the audio into
-turns and windows; it waits for the transcriber only when too much audio is not decoded yet. *Decoding* (decoding.py)
-turns the windows into text.
+It has two tasks in one task group. *Listening*, here, reads the inbox, asks the VAD for speech and owns the segmenter,
+which cuts the audio into turns and windows; it waits for the transcriber only when too much audio is not decoded yet.
+*Decoding* (decoding.py) turns the windows, which it is given as values, into text. It never touches the segmenter: what
+it wants done to a window comes back as a command.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import anyio
 import anyio.abc
@@ -31,14 +32,21 @@ from antiphon.events.transcription import (
     SpeechStopped,
     TranscriptionCommand,
     TranscriptionConfig,
-    TranscriptionEvent,
     TurnCleared,
     TurnCommitted,
 )
 from antiphon.sessions.inbox import Inbox
-from antiphon.sessions.transcription.decoding import Decoding
+from antiphon.sessions.transcription.decoding import (
+    Cut,
+    Decoding,
+    EmitTranscription,
+    Linger,
+    Measure,
+    Settle,
+    WindowCommand,
+)
 from antiphon.turns.echo import EchoGuard
-from antiphon.turns.segmenter import SegmenterEvent, TurnEnded, WindowEnded
+from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +59,6 @@ LIVE_PERIOD_S, LIVE_BURST_S = 2.0, 0.5
 # absence of audio counts as silence, so that the client gets its transcript.
 STALLED_S = 0.6
 
-EmitTranscription = Callable[[TranscriptionEvent], Awaitable[None]]
-Measure = Callable[[str, float], None]
 HandleOther = Callable[[ConversationCommand], Awaitable[None]]
 
 
@@ -112,8 +118,8 @@ class TranscriptionSession:
         self._judged_pause: int | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
-        self._decoding = Decoding(config, transcriber, detector.frame_samples, emit, measure, clock)
-        self._segmenter = self._decoding.segmenter
+        self._decoding = Decoding(config, transcriber, emit, self._apply_command, measure, clock)
+        self._segmenter = Segmenter(self._decoding.profile, config.vad, detector.frame_samples)
 
     @property
     def now(self) -> int:
@@ -235,17 +241,17 @@ class TranscriptionSession:
             return
         self._judged_pause = quiet
         assert self._group
-        self._group.start_soon(self._end_if_complete, self._turn_detector, quiet, self._segmenter.audio(window.start))
+        self._group.start_soon(self._end_if_complete, self._turn_detector, quiet, window.pcm)
 
-    async def _end_if_complete(self, turn_detector: TurnDetector, quiet: int, pcm: Pcm) -> None:
+    async def _end_if_complete(self, turn_detector: TurnDetector, pause: int, pcm: Pcm) -> None:
         try:
             complete = await turn_detector.complete(pcm) >= COMPLETE_PROBABILITY
         except (ModelError, Refused) as error:
             # Without a judgement, the turn ends as if it were complete.
             log.warning("a pause was not judged: %s", error)
             complete = True
-        if complete and self._segmenter.quiet_since == quiet and self._decoding.unfinished != quiet:
-            self._segmenter.hasten()
+        if complete:
+            self._segmenter.hasten(pause)
 
     async def _commit(self) -> None:
         have_ms = self._segmenter.uncommitted_ms
@@ -255,7 +261,7 @@ class TranscriptionSession:
         await self._apply_steps(self._segmenter.commit())
 
     async def _clear(self) -> None:
-        self._decoding.clear()
+        self._decoding.clear(self._segmenter.turn)
         await self._apply_steps(self._segmenter.clear())
         self._vad.reset()
         self._rest = self._rest[:0]
@@ -268,14 +274,35 @@ class TranscriptionSession:
         self._decoding.configure(config)
         await self._apply_steps(self._segmenter.apply(self._decoding.profile, config.vad))
 
-    async def _apply_steps(self, steps: list[SegmenterEvent]) -> None:
-        # Decoding must not report a turn's transcript before the turn's end was sent.
-        self._decoding.is_emitting = True
+    # --- handing over to decoding -------------------------------------------------------------------------------------
+
+    async def _apply_steps(self, steps: Sequence[SegmenterEvent]) -> None:
+        """Emit what happened and hand over what ended, in order. The open window comes last, so that decoding cannot
+        report a turn's transcript before the turn's end was emitted.
+        """
         for step in steps:
             match step:
                 case WindowEnded() | TurnEnded():
                     self._decoding.add(step)
                 case SpeechStarted() | SpeechStopped() | TurnCommitted():
                     await self._emit(step)
-        self._decoding.is_emitting = False
-        self._decoding.wake()
+        self._decoding.update_window(self._segmenter.window, settling=self._segmenter.settling)
+
+    def _apply_command(self, command: WindowCommand) -> bool:
+        """Do what decoding asks for, or return False if the window or pause that it means is over."""
+        match command:
+            case Cut(window_id, sample):
+                window = self._segmenter.window
+                if window is None or window.id != window_id:
+                    return False
+                self._segmenter.cut(sample)
+                # If its turns have ended, that may not be emitted yet: `_apply_steps` says so when it is.
+                self._decoding.update_window(self._segmenter.window, settling=False)
+            case Settle(pause):
+                if self._segmenter.quiet_since != pause or not self._segmenter.settling:
+                    return False
+                for step in self._segmenter.settle():
+                    self._decoding.add(step)
+            case Linger(pause):
+                return self._segmenter.linger(pause)
+        return True

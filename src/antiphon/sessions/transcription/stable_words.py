@@ -65,7 +65,7 @@ class _Candidate:
 class WindowText:
     """The text of one window. Turns that share the window each get their own words, by where the words lie.
 
-    - `base`: settled words of the window before, whose audio this window begins with as context.
+    - `base`: the words of the finished window before, whose audio this window begins with as context.
     - `sent`: the words that were sent, each with the number of its turn, in order.
     """
 
@@ -196,9 +196,9 @@ def shortened(final: Hypothesis, keep: int) -> Hypothesis:
     return replace(final, pieces=final.pieces[:keep], words=final.words[:keep])
 
 
-def words_to_settle(final: Hypothesis, sent: int, length_s: float) -> int:
-    """Return how many words of a window that is cut are settled: those before the widest gap that lies behind the first
-    `sent` words, after 60 % of the window and before its last second. Without such a gap it is all words.
+def words_before_cut(final: Hypothesis, sent: int, length_s: float) -> int:
+    """Return behind how many words of its final a window is cut: behind those before the widest gap that lies after the
+    first `sent` words, after 60 % of the window and before its last second. Without such a gap it is all words.
 
     `length_s` is the window's length in seconds, and so are the times of the words, from its start.
     """

@@ -1,0 +1,195 @@
+"""The transcripts of a session's turns, put together from what its windows are decoded to. Pure: hypotheses in, events
+out.
+
+A turn may lie in several windows and a window may hold several turns. A window is finished
+when its final, or the part of it before a cut, was divided among its turns; a transcript is complete when all windows
+of its turn are finished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
+from antiphon.events.transcription import TranscriptDelta, TranscriptDone, TranscriptFailed, TranscriptPartial
+from antiphon.events.words import Word
+from antiphon.sessions.transcription.stable_words import MIN_LANGUAGE_PROBABILITY, WindowText
+from antiphon.turns.segmenter import SpeechWindow, TurnEnded
+
+# A model hears words in half a second of humming at a probability of 0.1, and in speech at 0.5 and more.
+LIKELY_PROBABILITY = 0.4
+
+
+@dataclass(slots=True)
+class _TurnText:
+    """A turn's transcript so far."""
+
+    streamed: str = ""
+    text: str = ""
+    language: str = ""
+    words: list[Word] = field(default_factory=list)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _FinishedWindow:
+    """The window finished last: the context of one that comes soon after. `words` are all that its audio from the
+    sample `start` on says.
+    """
+
+    id: int
+    start: int
+    words: tuple[HypothesisWord, ...]
+
+
+class Transcripts:
+    """The transcripts of one session that are not complete, and the words of the window that is being decoded.
+
+    A window is entered before anything else is done with it, and every other method takes it as `enter` returned it.
+    `word_times`: complete transcripts have word times, and so must the finals.
+    """
+
+    def __init__(self, profile: TranscriberProfile, *, word_times: bool) -> None:
+        self._profile = profile
+        self._word_times = word_times
+        self._turns: dict[int, _TurnText] = {}
+        self._finished: _FinishedWindow | None = None
+        self._window_id = 0
+        self._window_start = 0
+        self._window_text: WindowText | None = None
+        self._context = ""
+
+    @property
+    def num_turns(self) -> int:
+        """The number of turns that were begun and are neither complete nor dropped."""
+        return len(self._turns)
+
+    @property
+    def window_text(self) -> WindowText:
+        """The words of the window that was entered last."""
+        assert self._window_text is not None
+        return self._window_text
+
+    @property
+    def context(self) -> str:
+        """The newest text of finished windows, for models that are given what was said before a window."""
+        return self._context
+
+    def configure(self, profile: TranscriberProfile, *, word_times: bool) -> None:
+        """Apply a changed profile, which holds for the text of windows that are not entered yet."""
+        self._profile, self._word_times = profile, word_times
+
+    def enter(self, window: SpeechWindow) -> SpeechWindow:
+        """Begin the text of a window that was not entered yet, and return the part of the window that is to be decoded.
+
+        That is the window without audio whose words are not known: if the final of its context failed, the words of
+        the context would be transcribed again, as words of this window.
+        """
+        if self._window_text is None or self._window_id != window.id:
+            self._window_id, self._window_start = window.id, window.start
+            words: tuple[HypothesisWord, ...] = ()
+            if self._finished and self._finished.id == window.after:
+                self._window_start, words = self._finished.start, self._finished.words
+            elif window.after is not None:
+                self._window_start = window.spans[0].start
+            self._window_text = WindowText(self._profile, words)
+        return window.from_sample(self._window_start)
+
+    def is_eager(self, window: SpeechWindow) -> bool:
+        """Whether no word of the window's newest turn was sent yet, so that its first words are to come soon."""
+        return window.spans[-1].first and self.window_text.untouched(window.spans[-1].turn)
+
+    def offer(self, window: SpeechWindow, partial: Hypothesis) -> list[TranscriptDelta]:
+        """Take a partial of the window, and return the words of it that may be sent now, often none."""
+        turns, end_s = window.word_turns(partial), window.end / SAMPLE_RATE_HZ
+        return self._deltas(self.window_text.offer(partial, end_s, turns, self.is_eager(window)))
+
+    def likely_text(self, window: SpeechWindow, partial: Hypothesis) -> TranscriptPartial | None:
+        """What the window's newest turn likely says: what was sent of it, and the likely words of a partial that is
+        not offered yet. None where the partial has no speech or its language is uncertain.
+        """
+        if not partial.is_speech or partial.language_probability < MIN_LANGUAGE_PROBABILITY:
+            return None
+        turn = window.spans[-1].turn
+        words = [p.text for t, p in self.window_text.sent if t == turn]
+        for number, piece in zip(window.word_turns(partial), partial.pieces, strict=True):
+            if number == turn and piece.probability >= LIKELY_PROBABILITY:
+                words.append(piece.text)
+        return TranscriptPartial(turn, "".join(words).strip())
+
+    def preview(self, window: SpeechWindow, final: Hypothesis) -> str:
+        """What the whole transcript of the window's newest turn is if the window is finished with `final`."""
+        turn = window.spans[-1].turn
+        known = self._turns[turn].text if turn in self._turns else ""
+        turn_pieces = zip(window.word_turns(final), final.pieces, strict=True) if final.is_speech else ()
+        return (known + "".join(p.text for t, p in turn_pieces if t == turn)).strip()
+
+    def finish(self, window: SpeechWindow, final: Hypothesis) -> list[TranscriptDelta]:
+        """Divide a window's final among its turns, and return the last deltas. A final without word times, decoded
+        before the client asked for them, leaves its words without.
+        """
+        text = self.window_text
+        deltas, pieces = text.finish(final, window.word_turns(final))
+        # Counted with the window's last turn, because one decode cannot be divided.
+        last = self._turn(window.spans[-1].turn)
+        last.prompt_tokens += final.prompt_tokens
+        last.completion_tokens += final.completion_tokens
+        for number, piece in pieces:
+            turn = self._turn(number)
+            turn.text += piece.text
+            turn.language = final.language
+        if self._word_times and pieces and final.words:
+            shift_s = window.start / SAMPLE_RATE_HZ
+            for (number, _), w in zip(pieces, final.words, strict=True):
+                word = Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability)
+                self._turn(number).words.append(word)
+        words = tuple(p for _, p in pieces)
+        self._finished = _FinishedWindow(window.id, window.start, (*text.base, *words))
+        # Bound: the adapter takes the last `context_tokens` of this; a token has at most a dozen characters.
+        most = 12 * max(1, self._profile.context_tokens)
+        self._context = (self._context + "".join(p.text for p in words))[-most:]
+        return self._deltas(deltas)
+
+    def fail(self, window: SpeechWindow, error: Exception) -> None:
+        """Note that a part of the window's turns has no words. Each of them ends with TranscriptFailed."""
+        for span in window.spans:
+            self._turn(span.turn).failure = str(error)
+
+    def complete(self, ended: TurnEnded) -> TranscriptDone | TranscriptFailed:
+        """Return the transcript of a turn whose windows are all finished, and forget it. A turn without a window has an
+        empty one.
+        """
+        turn = self._turns.pop(ended.turn, _TurnText())
+        if turn.failure:
+            return TranscriptFailed(ended.turn, turn.failure)
+        return TranscriptDone(
+            ended.turn,
+            turn.text.strip(),
+            turn.streamed,
+            tuple(turn.words),
+            turn.language,
+            ended.audio_s,
+            turn.prompt_tokens,
+            turn.completion_tokens,
+        )
+
+    def drop(self, turn: int) -> None:
+        """Forget what is known of a turn, which the client has cleared."""
+        self._turns.pop(turn, None)
+
+    def _turn(self, number: int) -> _TurnText:
+        return self._turns.setdefault(number, _TurnText())
+
+    def _deltas(self, texts: list[tuple[int, str]]) -> list[TranscriptDelta]:
+        deltas = []
+        for number, text in texts:
+            turn = self._turn(number)
+            if not turn.streamed:
+                text = text.lstrip()
+            if text:
+                turn.streamed += text
+                deltas.append(TranscriptDelta(number, text))
+        return deltas
