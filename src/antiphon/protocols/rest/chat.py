@@ -1,7 +1,7 @@
 """Bodies of POST /v1/chat/completions: the request, checked, and its answer, whole or in chunks.
 
 The fields are those of OpenAI's API reference, with `top_k`, `min_p` and `repetition_penalty` as vLLM's extra
-parameters: docs/wire/chat-completions.md. Fields that are not in `_Body` are ignored.
+parameters: docs/wire/chat-completions.md. Fields that are not in `ChatBody` are ignored.
 """
 
 from __future__ import annotations
@@ -98,7 +98,9 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class _Body(msgspec.Struct):
+class ChatBody(msgspec.Struct):
+    """A body as the client sent it. One of its fields that is null counts as missing."""
+
     model: str
     messages: list[_Message]
     stream: bool | None = None
@@ -136,7 +138,7 @@ class ChatRequest:
     include_usage: bool = False
 
 
-_decoder = msgspec.json.Decoder(_Body)
+_decoder = msgspec.json.Decoder(ChatBody)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -163,7 +165,7 @@ def parse(data: bytes) -> ChatRequest:
     )
 
 
-def _decode_body(data: bytes) -> _Body:
+def _decode_body(data: bytes) -> ChatBody:
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -176,7 +178,7 @@ def _decode_body(data: bytes) -> _Body:
         raise RemoteProtocolError("invalid_json", f"The body is not JSON: {error}") from None
 
 
-def _options(body: _Body) -> ReplyOptions:
+def _options(body: ChatBody) -> ReplyOptions:
     tools = tuple(
         Tool(t.function.name, t.function.description or "", t.function.parameters or {}) for t in body.tools or ()
     )

@@ -167,11 +167,9 @@ class VideoDialect:
             no_object = "Messages must be JSON objects"
             return _invalid(no_object) if self.configured else self._unexpected(type(value).__name__)
         kind = value.get("type")
-        if not self.configured and kind == "session.config":
-            return _invalid(f"Invalid session config: {error.message}")
-        if self.configured and error.param != "type":
-            return _invalid(error.message)
-        return self._unexpected(kind)
+        if error.param == "type" or (kind == "session.config") is self.configured:
+            return self._unexpected(kind)
+        return _invalid(error.message if self.configured else f"Invalid session config: {error.message}")
 
     def _unexpected(self, kind: object) -> RemoteProtocolError:
         return _invalid(f"{'Unknown type:' if self.configured else 'Expected session.config, got:'} {str(kind)[:80]}")
