@@ -99,7 +99,7 @@ class _StreamOptions(msgspec.Struct):
 
 
 class ChatBody(msgspec.Struct):
-    """A body as the client sent it. One of its fields that is null counts as missing."""
+    """A body as the client sent it. Fields that are null count as missing, where they may be missing."""
 
     model: str
     messages: list[_Message]

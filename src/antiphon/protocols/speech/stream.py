@@ -7,7 +7,6 @@ fields.py.
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Any
 
 import msgspec
 
@@ -261,7 +260,7 @@ def _check_streaming(config: SpeechConfig) -> None:
         )
 
 
-def _about(sentence: SentenceStarted, kind: str, **fields: Any) -> Frame:
+def _about(sentence: SentenceStarted, kind: str, **fields: object) -> Frame:
     """A message about a sentence, which it names before its own fields."""
     return message(type=kind, utterance_index=sentence.utterance, sentence_index=sentence.sentence, **fields)
 
