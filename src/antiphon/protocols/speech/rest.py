@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
-from antiphon.protocols.fields import decode
+from antiphon.protocols.fields import decode, json_body
 from antiphon.protocols.speech.fields import (
     MAX_EMBEDDING_NUMBERS,
     SpeechCatalog,
@@ -96,11 +96,9 @@ def parse_batch(body: bytes, catalog: SpeechCatalog) -> list[SpeechRequest | Rem
 def _decode_body(body: bytes, kind: type[T]) -> T:
     try:
         return decode(body, kind)
-    except RemoteProtocolError as error:
-        if error.code == "invalid_json":
-            raise RemoteProtocolError("invalid_json", f"The body is {error.message}") from None
-        if error.param is None:
-            raise RemoteProtocolError("invalid_type", "Invalid type for 'body': expected dict.", "body") from None
+    except RemoteProtocolError:
+        # A body that is no JSON object at all is refused in the words of every route.
+        json_body(body)
         raise
 
 

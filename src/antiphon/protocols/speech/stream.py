@@ -62,27 +62,19 @@ SpeechMessage = _SessionConfig | _InputText | _InputDone | _InputCancel | _Sessi
 
 
 class SpeechDialect:
-    """One speech stream's dialect; `catalog` is what the loaded synthesizer offers. Nothing here waits.
-
-    `closing`: the connection is to be closed when the frames that were returned have been sent.
-    """
+    """One speech stream's dialect; `catalog` is what the loaded synthesizer offers. Nothing here waits."""
 
     def __init__(self, catalog: SpeechCatalog) -> None:
         self._catalog = catalog
-        self._config: SpeechConfig | None = None
         self._sentence: SentenceStarted | None = None
         self._num_chunks = 0
         self._num_bytes = 0
         self._sentences_started: dict[int, int] = {}
+        # Whether a `session.config` was accepted. Before that, any error ends the connection, and the time to wait for
+        # a message is another.
+        self.configured = False
+        # The connection is to be closed when the frames that were returned have been sent.
         self.closing = False
-
-    @property
-    def configured(self) -> bool:
-        """Whether a `session.config` was accepted.
-
-        Before that, any error ends the connection, and the time to wait for a message is another.
-        """
-        return self._config is not None
 
     # --- from the client
 
@@ -150,7 +142,7 @@ class SpeechDialect:
                 return RemoteProtocolError("unknown", f"Unknown message type: {_short(kind)}")
 
     def _configure(self, fields: SpeechFields) -> SpeechConfig:
-        """Take the configuration over and return it. Raises RemoteProtocolError; the one before then stays."""
+        """The configuration that the fields come to. Raises RemoteProtocolError."""
         try:
             asked = read_config(fields, self._catalog, "wav")
             _check_streaming(asked)
@@ -158,7 +150,7 @@ class SpeechDialect:
             if error.code in ("model_not_found", "voice_not_found", "voice_not_supported"):
                 raise
             raise _bad_config(error) from None
-        self._config = asked
+        self.configured = True
         return asked
 
     # --- to the client

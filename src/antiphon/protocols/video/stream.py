@@ -62,7 +62,7 @@ class _SessionConfig(msgspec.Struct, tag="session.config"):
 
     modalities: tuple[str, ...] = ("text", "audio")
     num_frames: float | UnsetType = UNSET
-    max_frames: float = 50
+    max_frames: float = 50.0
     enable_frame_filter: bool | UnsetType = UNSET
     frame_filter: str | None = None
     frame_filter_threshold: float | UnsetType = UNSET
@@ -136,7 +136,7 @@ class VideoDialect:
         The first command is the configuration. An error before it ends the connection.
         """
         try:
-            return self._received(self._read(data))
+            return self._handle(self._read(data))
         except RemoteProtocolError as error:
             return Received(answers=[self.refuse(error.message)])
 
@@ -174,12 +174,12 @@ class VideoDialect:
     def _unexpected(self, kind: object) -> RemoteProtocolError:
         return _invalid(f"{'Unknown type:' if self.configured else 'Expected session.config, got:'} {str(kind)[:80]}")
 
-    def _received(self, sent: VideoMessage) -> Received[VideoCommand | VideoConfig]:
-        match sent:
+    def _handle(self, received: VideoMessage) -> Received[VideoCommand | VideoConfig]:
+        match received:
             case _SessionConfig():
-                return Received([self._configure(sent)])
+                return Received([self._configure(received)])
             case _VideoFrame():
-                return Received([AppendFrame(_image(sent.data), self._frame_info(sent))])
+                return Received([AppendFrame(_image(received.data), self._frame_info(received))])
             case _AudioChunk(data=data):
                 return Received([_audio(data)])
             case _VideoQuery(text=text, audio_data=data):
