@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,14 +21,18 @@ from antiphon.events.speech import (
     SentenceAudio,
     SentenceDone,
     SentenceStarted,
+    SpeechCommand,
     SpeechConfig,
+    SpeechEvent,
     UtteranceDone,
     VoiceSample,
 )
 from antiphon.events.words import Word
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.speech.fields import SpeechCatalog
-from antiphon.protocols.speech.stream import MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES, SpeechDialect
+from antiphon.protocols.speech.stream import MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES, SpeechDialect, SpeechMessage
+from antiphon.protocols.wire import Frame, Received
+from tests.protocols.struct_values import JSON_TYPES, fields_of_every_type, has_wrong_type
 
 aliases: list[str] = []
 
@@ -42,22 +48,27 @@ def catalog(*, strict: bool = False) -> SpeechCatalog:
     )
 
 
-def stream(**config: Any) -> SpeechDialect:
+def configured(**config: Any) -> SpeechConfig:
+    received = SpeechDialect(catalog()).feed(json.dumps({"type": "session.config"} | config))
+    assert received.answers == []
+    (command,) = received.commands
+    assert isinstance(command, ConfigureSpeech)
+    return command.config
+
+
+def stream() -> SpeechDialect:
     wire = SpeechDialect(catalog())
-    wire.receive(json.dumps({"type": "session.config"} | config))
-    assert wire.frames() == []
+    wire.feed('{"type":"session.config"}')
     assert wire.configured
     return wire
 
 
-def texts(wire: SpeechDialect) -> list[dict[str, Any]]:
-    return [json.loads(text) for f in wire.frames() if isinstance(text := f.encode(), str)]
+def texts(frames: Iterable[Frame]) -> list[dict[str, Any]]:
+    return [json.loads(text) for f in frames if isinstance(text := f.encode(), str)]
 
 
-def configured(**config: Any) -> SpeechConfig:
-    (item,) = stream(**config).commands()
-    assert isinstance(item, ConfigureSpeech)
-    return item.config
+def sent(wire: SpeechDialect, *events: SpeechEvent) -> list[Frame]:
+    return [frame for event in events for frame in wire.send(event)]
 
 
 def test_a_configuration_has_defaults_for_missing_fields() -> None:
@@ -97,14 +108,16 @@ def test_a_configuration_has_defaults_for_missing_fields() -> None:
 def test_a_request_may_bring_a_recording_or_an_embedding_of_a_voice() -> None:
     cloning = replace(catalog(), clones=True, tasks=("Base",), languages=("en", "it"))
 
+    def answer(**config: Any) -> Received[SpeechCommand]:
+        return SpeechDialect(cloning).feed(json.dumps({"type": "session.config"} | config))
+
     def sample(**config: Any) -> VoiceSample | None:
-        wire = SpeechDialect(cloning)
-        wire.receive(json.dumps({"type": "session.config"} | config))
-        assert wire.frames() == []
-        (item,) = wire.commands()
-        assert isinstance(item, ConfigureSpeech)
-        assert item.config.voice is None
-        return item.config.sample
+        received = answer(**config)
+        assert received.answers == []
+        (command,) = received.commands
+        assert isinstance(command, ConfigureSpeech)
+        assert command.config.voice is None
+        return command.config.sample
 
     assert sample(ref_audio="data:audio/wav;base64,AAAA", ref_text="Hi") == VoiceSample(bytes(3), "Hi")
     assert sample(ref_audio="AAAA", ref_text="Hi", x_vector_only_mode=True) == VoiceSample(bytes(3))
@@ -113,17 +126,12 @@ def test_a_request_may_bring_a_recording_or_an_embedding_of_a_voice() -> None:
     assert sample(voice="mine", ref_audio="AAAA") == VoiceSample(bytes(3))
     assert sample(language="Italian") is None
     for number in (10**400, float("nan"), float("inf"), 1e7):
-        wire = SpeechDialect(cloning)
-        wire.receive(json.dumps({"type": "session.config", "speaker_embedding": [0.5, number]}))
-        assert wire.commands() == []
-        assert texts(wire)
+        received = answer(speaker_embedding=[0.5, number])
+        assert received.commands == []
+        assert texts(received.answers)
     for wrong in ("https://x.org/a.wav", "not base64!"):
-        wire = SpeechDialect(cloning)
-        wire.receive(json.dumps({"type": "session.config", "ref_audio": wrong}))
-        assert "Invalid value for 'ref_audio'" in texts(wire)[0]["message"]
-    wire = SpeechDialect(cloning)
-    wire.receive(json.dumps({"type": "session.config", "task_type": "VoiceDesign"}))
-    assert "The loaded model does Base." in texts(wire)[0]["message"]
+        assert "Invalid value for 'ref_audio'" in texts(answer(ref_audio=wrong).answers)[0]["message"]
+    assert "The loaded model does Base." in texts(answer(task_type="VoiceDesign").answers)[0]["message"]
 
 
 @pytest.mark.parametrize(
@@ -147,12 +155,15 @@ def test_a_request_may_bring_a_recording_or_an_embedding_of_a_voice() -> None:
         ({"ref_audio": "data:audio/wav;base64,AAAA"}, "speaks with its own voices only"),
         ({"speaker_embedding": [0.1]}, "speaks with its own voices only"),
         ({"speaker_embedding": [0.0] * 8193}, "expected 1 to 8192 numbers"),
-        ({"speaker_embedding": ["a"]}, "Invalid type for 'speaker_embedding'"),
+        ({"speaker_embedding": ["a"]}, "Invalid type for 'speaker_embedding[0]'"),
         ({"language": "German"}, "the loaded model speaks en"),
         ({"instructions": 3}, "Invalid type for 'instructions'"),
         ({"voice": "nobody"}, "The voice `nobody` does not exist; there are: heart, emma."),
         ({"voice": "mine"}, "cannot speak with an uploaded voice"),
         ({"voice": 3}, "Invalid type for 'voice'"),
+        ({"voice": {"id": 3}}, "Invalid type for 'voice.id'"),
+        ({"speaker": 3}, "Invalid type for 'speaker'"),
+        ({"speaker": {"id": []}}, "Invalid type for 'speaker.id'"),
         ({"model": "nonsense"}, "The model `nonsense` does not exist."),
         ({"model": 3}, "Invalid type for 'model'"),
         ({"model": "gpt-" + "x" * 200}, "does not exist."),
@@ -161,13 +172,12 @@ def test_a_request_may_bring_a_recording_or_an_embedding_of_a_voice() -> None:
 def test_when_a_field_of_the_configuration_is_wrong_then_it_is_refused(config: dict[str, Any], message: str) -> None:
     # In the handshake it ends the connection, later the session lives on the one it had.
     for wire, ends in ((SpeechDialect(catalog()), True), (stream(), False)):
-        wire.commands()
-        wire.receive(json.dumps({"type": "session.config"} | config))
-        (error,) = texts(wire)
+        received = wire.feed(json.dumps({"type": "session.config"} | config))
+        (error,) = texts(received.answers)
         assert error["type"] == "error"
         assert message in error["message"]
         assert wire.closing is ends
-        assert wire.commands() == []
+        assert received.commands == []
 
 
 def test_hosted_voices_are_spoken_by_the_default_voice_unless_names_are_strict() -> None:
@@ -176,7 +186,7 @@ def test_hosted_voices_are_spoken_by_the_default_voice_unless_names_are_strict()
     assert aliases == ["gpt-4o-mini-tts", "voice alloy"]
     for config in ({"voice": "alloy"}, {"model": "tts-1"}):
         wire = SpeechDialect(catalog(strict=True))
-        wire.receive(json.dumps({"type": "session.config"} | config))
+        wire.feed(json.dumps({"type": "session.config"} | config))
         assert wire.closing
 
 
@@ -185,32 +195,32 @@ def test_when_the_first_message_is_no_configuration_then_the_connection_ends() -
         ({"type": "input.text", "text": "Hi"}, "Expected session.config, got: input.text"),
         ({"type": "session.close"}, "Expected session.config, got: session.close"),
         ({}, "Expected session.config, got: None"),
+        ({"type": "boo"}, "Expected session.config, got: boo"),
         ([], "WebSocket messages must be JSON objects"),
     ):
         wire = SpeechDialect(catalog())
-        wire.receive(json.dumps(message))
-        assert texts(wire) == [{"type": "error", "message": error}]
+        received = wire.feed(json.dumps(message))
+        assert texts(received.answers) == [{"type": "error", "message": error}]
         assert wire.closing
     for raw in ("{", "", b"\xff\xfe", "x" * (MAX_CONFIG_BYTES + 1)):
         wire = SpeechDialect(catalog())
-        wire.receive(raw)
+        wire.feed(raw)
         assert wire.closing
 
 
 def test_messages_become_commands() -> None:
     wire = stream()
-    wire.commands()
-    for message in (
-        {"type": "input.text", "text": "Hi. "},
-        {"type": "input.text"},
-        {"type": "input.done"},
-        {"type": "input.cancel"},
+    for message, command in (
+        ({"type": "input.text", "text": "Hi. "}, AppendText("Hi. ")),
+        ({"type": "input.text"}, AppendText("")),
+        ({"text": "Hi. ", "type": "input.text", "more": [1]}, AppendText("Hi. ")),
+        ({"type": "input.done"}, FlushText()),
+        ({"type": "input.cancel"}, CancelSpeech()),
     ):
-        wire.receive(json.dumps(message))
-    assert wire.commands() == [AppendText("Hi. "), AppendText(""), FlushText(), CancelSpeech()]
-    wire.receive('{"type":"session.close"}')
+        assert wire.feed(json.dumps(message)) == Received([command])
+    assert not wire.closing
+    assert wire.feed('{"type":"session.close"}') == Received()
     assert wire.closing
-    assert wire.frames() == []
 
 
 @pytest.mark.parametrize(
@@ -229,17 +239,18 @@ def test_messages_become_commands() -> None:
 )
 def test_when_a_message_is_wrong_then_it_is_an_error_and_the_session_goes_on(raw: str | bytes, message: str) -> None:
     wire = stream()
-    wire.commands()
-    wire.receive(raw)
-    assert texts(wire) == [{"type": "error", "message": message}]
+    received = wire.feed(raw)
+    assert texts(received.answers) == [{"type": "error", "message": message}]
     assert not wire.closing
-    assert wire.commands() == []
+    assert received.commands == []
 
 
 @given(st.binary(max_size=200) | st.text(max_size=200), st.booleans())
 def test_whatever_a_message_holds_nothing_raises(raw: bytes | str, configured: bool) -> None:
     wire = stream() if configured else SpeechDialect(catalog())
-    wire.receive(raw)
+    received = wire.feed(raw)
+    assert not received.commands
+    assert received.answers
 
 
 JSON = st.recursive(
@@ -275,21 +286,58 @@ FIELDS = st.sampled_from(
 @given(st.sampled_from(("session.config", "input.text", "input.done")), st.dictionaries(FIELDS, JSON, max_size=4))
 def test_whatever_fields_a_message_has_nothing_raises(kind: str, fields: dict[str, Any]) -> None:
     wire = stream()
-    wire.receive(json.dumps({"type": kind} | fields))
+    received = wire.feed(json.dumps({"type": kind} | fields))
+    assert bool(received.commands) is not bool(received.answers)
     assert not wire.closing
 
 
+@pytest.mark.parametrize("message", get_args(SpeechMessage), ids=lambda m: m.__struct_config__.tag)
+def test_when_a_field_has_another_type_then_the_error_names_it(message: type[msgspec.Struct]) -> None:
+    kind = message.__struct_config__.tag
+    for name, fields in fields_of_every_type(message):
+        wire = stream()
+        received = wire.feed(json.dumps({"type": kind} | fields))
+        assert bool(received.commands) is not bool(received.answers)
+        if has_wrong_type(message, fields):
+            (error,) = texts(received.answers)
+            assert name in error["message"], fields
+            assert wire.closing is False
+        # A first message is refused for the same reason, or for not being a configuration.
+        first = SpeechDialect(catalog())
+        assert first.feed(json.dumps({"type": kind} | fields)).answers or first.configured
+        assert first.closing is not first.configured
+
+
+def test_when_a_type_or_a_whole_message_has_another_type_then_the_error_says_so() -> None:
+    for value in JSON_TYPES:
+        (error,) = texts(stream().feed(json.dumps({"type": value})).answers)
+        assert error["message"] == f"Unknown message type: {value}"
+        if not isinstance(value, dict):
+            (error,) = texts(stream().feed(json.dumps(value)).answers)
+            assert error["message"] == "WebSocket messages must be JSON objects"
+
+
+@pytest.mark.parametrize("value", JSON_TYPES, ids=repr)
+def test_what_was_always_taken_for_missing_still_is(value: object) -> None:
+    # The other name of a voice is not looked at where there is a voice.
+    assert configured(voice="emma", speaker=value).voice == "emma"
+    assert configured(text=value, stream=value, stream_format=value) == configured()
+    if not value:
+        assert configured(response_format=value, split_granularity=value) == configured()
+
+
 def test_without_streaming_each_sentence_is_one_file() -> None:
-    wire = stream()
     config = SpeechConfig(format="mp3")
-    for output in (
-        SentenceStarted(0, 0, "Hi.", config, 24000),
-        SentenceAudio(0, 0, b"abc", 0, 1),
-        SentenceDone(0, 0),
-        UtteranceDone(0, 1),
-    ):
-        wire.send(output)
-    start, data, done, end = (f.encode() for f in wire.frames())
+    start, data, done, end = (
+        frame.encode()
+        for frame in sent(
+            stream(),
+            SentenceStarted(0, 0, "Hi.", config, 24000),
+            SentenceAudio(0, 0, b"abc", 0, 1),
+            SentenceDone(0, 0),
+            UtteranceDone(0, 1),
+        )
+    )
     assert json.loads(start) == {
         "type": "audio.start",
         "utterance_index": 0,
@@ -309,13 +357,15 @@ def test_without_streaming_each_sentence_is_one_file() -> None:
 
 
 def test_with_word_times_audio_is_json_and_the_last_chunk_has_the_times() -> None:
-    wire = stream()
     config = SpeechConfig(format="pcm", stream=True, word_times=True)
-    wire.send(SentenceStarted(2, 1, "Hi you.", config, 24000))
-    wire.send(SentenceAudio(2, 1, bytes(4800), 0.0, 0.1))
-    wire.send(SentenceAudio(2, 1, bytes(2400), 0.1, 0.15))
-    wire.send(SentenceDone(2, 1, (Word("Hi", 0.02, 0.06, 1.0), Word("you.", 0.06, 0.1504, 1.0))))
-    start, one, two, last, done = texts(wire)
+    frames = sent(
+        stream(),
+        SentenceStarted(2, 1, "Hi you.", config, 24000),
+        SentenceAudio(2, 1, bytes(4800), 0.0, 0.1),
+        SentenceAudio(2, 1, bytes(2400), 0.1, 0.15),
+        SentenceDone(2, 1, (Word("Hi", 0.02, 0.06, 1.0), Word("you.", 0.06, 0.1504, 1.0))),
+    )
+    start, one, two, last, done = texts(frames)
     assert start["sample_rate"] == 24000
     assert start["word_timestamps"] is True
     assert [c["chunk_id"] for c in (one, two, last)] == [0, 1, 2]
@@ -331,13 +381,15 @@ def test_with_word_times_audio_is_json_and_the_last_chunk_has_the_times() -> Non
 
 
 def test_when_a_sentence_fails_or_is_spoken_in_part_then_its_end_says_so() -> None:
-    wire = stream()
     config = SpeechConfig(format="pcm", stream=True)
-    wire.send(SentenceStarted(0, 0, "x", config, 24000))
-    wire.send(SentenceDone(0, 0, error="the model failed"))
-    wire.send(SentenceStarted(0, 1, "y 你", config, 24000))
-    wire.send(SentenceDone(0, 1, skipped="你"))
-    _, error, failed, _, done = texts(wire)
+    frames = sent(
+        stream(),
+        SentenceStarted(0, 0, "x", config, 24000),
+        SentenceDone(0, 0, error="the model failed"),
+        SentenceStarted(0, 1, "y 你", config, 24000),
+        SentenceDone(0, 1, skipped="你"),
+    )
+    _, error, failed, _, done = texts(frames)
     assert error == {"type": "error", "message": "Generation failed for utterance 0, sentence 0: the model failed"}
     assert failed["error"] is True
     assert done["error"] is False
@@ -347,12 +399,15 @@ def test_when_a_sentence_fails_or_is_spoken_in_part_then_its_end_says_so() -> No
 def test_when_an_utterance_is_cancelled_then_the_open_sentence_is_ended() -> None:
     wire = stream()
     config = SpeechConfig(format="pcm", stream=True)
-    wire.send(SentenceStarted(0, 0, "x", config, 24000))
-    wire.send(SentenceAudio(0, 0, bytes(100), 0, 1))
-    wire.send(UtteranceDone(0, 3, cancelled=True))
-    *_, done, end = texts(wire)
+    frames = sent(
+        wire,
+        SentenceStarted(0, 0, "x", config, 24000),
+        SentenceAudio(0, 0, bytes(100), 0, 1),
+        UtteranceDone(0, 3, cancelled=True),
+    )
+    *_, done, end = texts(frames)
     assert (done["type"], done["total_bytes"], done["error"], done["cancelled"]) == ("audio.done", 100, False, True)
     # The client has heard the beginning of one sentence, not of three.
     assert end == {"type": "session.done", "utterance_index": 0, "total_sentences": 1, "cancelled": True}
-    wire.send(UtteranceDone(1, 0, cancelled=True))
-    assert texts(wire) == [{"type": "session.done", "utterance_index": 1, "total_sentences": 0, "cancelled": True}]
+    again = texts(wire.send(UtteranceDone(1, 0, cancelled=True)))
+    assert again == [{"type": "session.done", "utterance_index": 1, "total_sentences": 0, "cancelled": True}]

@@ -7,13 +7,24 @@ import wave
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from antiphon.cli.replay import compare
 from antiphon.errors import StoreError
 from antiphon.recording.recorder import Recorder
-from antiphon.recording.tape import Tape, TapeEntry, turns
+from antiphon.recording.tape import (
+    Mark,
+    RecordedAudio,
+    RecordedEvent,
+    RecordedMessage,
+    SessionFacts,
+    Tape,
+    TapeEntry,
+    marks,
+    turns,
+)
 from antiphon.recording.timeline import render, write_timeline
 
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
@@ -28,13 +39,19 @@ ANSWER: list[tuple[float, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-def entries(events: list[tuple[float, dict[str, Any]]]) -> list[TapeEntry]:
-    return [TapeEntry(t, "out", e) for t, e in events]
+def entries(events: list[tuple[float, dict[str, Any]]]) -> list[RecordedEvent]:
+    return [RecordedEvent(t, json.dumps(e)) for t, e in events]
 
 
 def record(folder: Path) -> Recorder:
     now = iter(range(100))
-    return Recorder(folder, "sess-1", {"opening": {}, "models": ["one"]}, clock=lambda: next(now) / 10)
+    facts = SessionFacts(id="sess-1", began=7, opening=msgspec.Raw(b'{"model":"one"}'), models=("one",))
+    return Recorder(folder, facts, clock=lambda: next(now) / 10)
+
+
+def content(entry: TapeEntry) -> Any:
+    assert not isinstance(entry, RecordedAudio)
+    return json.loads(entry.text)
 
 
 def test_when_a_session_is_recorded_then_the_same_is_read_back(tmp_path: Path) -> None:
@@ -48,11 +65,17 @@ def test_when_a_session_is_recorded_then_the_same_is_read_back(tmp_path: Path) -
     recorder.event_out('{"type": "error", "error": {"message": "no"}}')
     recorder.close()
     tape = Tape.read(recorder.folder)
-    assert [e.kind for e in tape.entries] == ["in", "in", "in", "sound", "out", "out"]
-    assert tape.entries[0].value == {"type": "session.update"}
+    assert (tape.facts.id, tape.facts.began, tape.facts.models) == ("sess-1", 7, ("one",))
+    assert bytes(tape.facts.opening) == b'{"model":"one"}'
+    update, append, unreadable, audio, sound, error = tape.entries
+    assert isinstance(update, RecordedMessage)
+    assert content(update) == {"type": "session.update"}
     # That there was an append may be what said which dialect it was.
-    assert tape.entries[1].value == {"type": "input_audio_buffer.append", "audio": ""}
-    assert tape.entries[3].value == [0, 3]
+    assert content(append) == {"type": "input_audio_buffer.append", "audio": ""}
+    assert content(unreadable) == {"unreadable": "{not json"}
+    assert audio == RecordedAudio(0.4, 0, 3)
+    assert tape.outputs() == [sound, error]
+    assert content(sound) == {"type": "sound", "delta": [0, 7, "item_1"]}
     assert np.array_equal(tape.input_pcm, heard)
     assert (len(tape.output_pcm), tape.output_hz) == (7, 24_000)
     assert "AAAA" not in (recorder.folder / "events.jsonl").read_text()
@@ -66,8 +89,8 @@ def test_when_messages_hold_any_character_then_they_are_read_back(tmp_path: Path
     recorder.event_in("[" * 100_000)
     recorder.close()
     tape = Tape.read(recorder.folder)
-    assert tape.entries[0].value["delta"] == said
-    assert [e.kind for e in tape.entries] == ["out", "in", "in"]
+    assert content(tape.entries[0])["delta"] == said
+    assert [content(e).get("text", "")[:1] for e in tape.entries[1:]] == ["\ud83d", ""]
 
 
 def test_when_the_disk_is_full_then_the_recording_ends_and_not_the_session(
@@ -96,7 +119,7 @@ def test_when_a_recording_was_killed_then_its_complete_lines_are_read(tmp_path: 
     recorder.audio_in(np.zeros(320, np.float32))
     with (recorder.folder / "events.jsonl").open("a") as file:
         file.write('{"t": 1.0, "in": {"ty')
-    assert [e.kind for e in Tape.read(recorder.folder).entries] == ["sound"]
+    assert [type(e) for e in Tape.read(recorder.folder).entries] == [RecordedAudio]
     recorder.close()
 
 
@@ -129,6 +152,37 @@ def test_when_turns_are_gathered_then_each_has_its_times() -> None:
     assert (turn.started, turn.ended, turn.transcribed, turn.asked, turn.first_text, turn.first_sound, turn.done) == (
         1.0, 2.0, 2.1, 2.2, 2.3, 2.4, 2.5,
     )  # fmt: skip
+
+
+def test_when_the_dialect_is_another_then_its_events_are_read_too() -> None:
+    beta: list[tuple[float, dict[str, Any]]] = [
+        (1.0, {"type": "conversation.item.created", "item": {"id": "a", "role": "user", "content": [{"text": "Hi?"}]}}),
+        (1.1, {"type": "conversation.item.created", "item": {"id": "b", "type": "function_call"}}),
+        (1.2, {"type": "response.created", "response": {"id": "r", "status": "in_progress"}}),
+        (1.3, {"type": "response.text.delta", "response_id": "r", "delta": "Hello."}),
+        (1.4, {"type": "response.done", "response": {"id": "r", "status": "completed"}}),
+        (1.5, {"type": "conversation.item.truncated", "item_id": "c", "audio_end_ms": 1234567}),
+        (1.6, {"type": "error", "error": {"message": "no"}}),
+        (1.7, {"type": "error", "error": "not so"}),
+        (1.8, {"type": "error", "error": None}),
+        (1.9, {"type": "nothing.that.is.read", "item": None}),
+        (2.0, {"no": "type"}),
+    ]
+    (turn,) = turns(entries(beta))
+    assert (turn.item_id, turn.transcript, turn.answer, turn.status) == ("a", "Hi?", "Hello.", "completed")
+    assert marks(entries(beta)) == [Mark(1.5, "cut at 1234567 ms"), Mark(1.6, "no"), Mark(1.7, "not so"), Mark(1.8, "")]
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", "7", '{"t": 1.0}', '{"t": "x", "in": {}}', '{"t": 1.0, "sound": [1]}', "\udc80"]
+)
+def test_when_a_line_is_damaged_then_the_others_are_read(tmp_path: Path, line: str) -> None:
+    recorder = record(tmp_path)
+    recorder.event_in('{"type": "x"}')
+    recorder.close()
+    with (recorder.folder / "events.jsonl").open("ab") as file:
+        file.write(line.encode(errors="surrogateescape") + b"\n")
+    assert [content(e) for e in Tape.read(recorder.folder).entries] == [{"type": "x"}]
 
 
 def test_when_two_runs_are_compared_then_drawn_words_and_pieces_are_no_difference(

@@ -13,16 +13,16 @@ import time
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from antiphon.events.transcription import AppendAudio
 from antiphon.loading.loader import load, store_of
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.opening import Opening
-from antiphon.recording.tape import RecordedTurn, Tape, TapeEntry, turns
+from antiphon.recording.tape import RecordedAudio, RecordedEvent, RecordedTurn, Tape, turns
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.metrics import Metrics
@@ -44,7 +44,7 @@ class _RecordedClient:
 
     tape: Tape
     playback: None = None
-    out: list[TapeEntry] = field(default_factory=list)
+    out: list[RecordedEvent] = field(default_factory=list)
     begun_s: float = field(default_factory=time.monotonic)
     _at: int = 0
     _old_ids: list[str] = field(default_factory=list)
@@ -55,23 +55,23 @@ class _RecordedClient:
         while self._at < len(entries):
             entry = entries[self._at]
             self._at += 1
-            if entry.kind == "out":
-                _collect_ids(entry.value, self._old_ids)
+            if isinstance(entry, RecordedEvent):
+                _collect_ids(json.loads(entry.text), self._old_ids)
                 continue
             await anyio.sleep(max(0.0, self.begun_s + entry.at_s - time.monotonic()))
-            if entry.kind == "sound":
-                start, count = entry.value
-                return AppendAudio(self.tape.input_pcm[start : start + count])
-            return self._translated(json.dumps(entry.value))
+            if isinstance(entry, RecordedAudio):
+                return AppendAudio(self.tape.input_pcm[entry.start : entry.start + entry.num_samples])
+            return self._translated(entry.text)
         await anyio.sleep(max(0.0, self.begun_s + self.tape.duration_s + TAIL_S - time.monotonic()))
         return None
 
     async def send(self, data: str | bytes) -> None:
-        event = json.loads(data)
-        _collect_ids(event, self._new_ids)
-        self.out.append(TapeEntry(time.monotonic() - self.begun_s, "out", event))
-        if event.get("type") == "response.output_audio.delta":
-            self.out[-1] = TapeEntry(self.out[-1].at_s, "out", {"type": "sound"})
+        text = data if isinstance(data, str) else data.decode()
+        _collect_ids(json.loads(text), self._new_ids)
+        event = RecordedEvent(time.monotonic() - self.begun_s, text)
+        if event.type == "response.output_audio.delta":
+            event = RecordedEvent(event.at_s, '{"type":"sound"}')
+        self.out.append(event)
 
     async def close(self, code: int, reason: str) -> None:
         return
@@ -82,7 +82,7 @@ class _RecordedClient:
         return text
 
 
-def _collect_ids(event: Any, seen: list[str]) -> None:
+def _collect_ids(event: object, seen: list[str]) -> None:
     """Add the ids of items and responses in an event to `seen`, in the order of their first appearance."""
     if isinstance(event, dict):
         for key, value in event.items():
@@ -109,7 +109,7 @@ async def replay(settings: Settings, folder: Path) -> int:
     try:
         await models.warm()
         state = ServerState(settings, Metrics(), models)
-        opening = Opening(**tape.facts["opening"])
+        opening = msgspec.json.decode(tape.facts.opening, type=Opening)
         wire = dialect_of(opening).connect(opening, context_of(state))
         frames = wire.open()
         client = _RecordedClient(tape)
@@ -120,7 +120,7 @@ async def replay(settings: Settings, folder: Path) -> int:
     return compare(tape.outputs(), client.out)
 
 
-def compare(old: list[TapeEntry], new: list[TapeEntry]) -> int:
+def compare(old: list[RecordedEvent], new: list[RecordedEvent]) -> int:
     """Print two runs side by side where they differ: in their turns, transcripts, statuses and order of events. Returns
     the number of differences. Times are printed and not compared.
     """
@@ -150,9 +150,9 @@ def compare(old: list[TapeEntry], new: list[TapeEntry]) -> int:
     return differences
 
 
-def _event_order(outputs: list[TapeEntry]) -> list[str]:
+def _event_order(outputs: list[RecordedEvent]) -> list[str]:
     """The types of the events, equal ones that follow each other once, without those whose number is by chance."""
-    types = (str(e.value.get("type", "")) for e in outputs)
+    types = (e.type for e in outputs)
     return [name for name, _ in groupby(t for t in types if not t.endswith(CHUNKED_EVENTS))]
 
 

@@ -48,6 +48,29 @@ class OutputStyle(Enum):
     SRT = auto()
 
 
+class _Word(msgspec.Struct):
+    word: str
+    start: float
+    end: float
+
+
+class _Segment(msgspec.Struct):
+    """One turn. Times are in seconds."""
+
+    start: float
+    end: float
+    text: str
+    words: list[_Word]
+
+
+class _Document(msgspec.Struct):
+    """What `--json` prints. `language` is that of the first turn; None where nothing was said."""
+
+    text: str
+    language: str | None
+    segments: list[_Segment]
+
+
 @dataclass(slots=True)
 class _TranscriptPrinter:
     """Prints partials on the terminal's last line and finished turns above it, or all of it at the end."""
@@ -99,17 +122,13 @@ class _TranscriptPrinter:
             start_s, end_s = self._span(turn)
             yield TranscriptSegment(number, 0, start_s, end_s, turn.text, (), 0.0, 0.0, 0.0, 0.0)
 
-    def _document(self) -> dict[str, object]:
+    def _document(self) -> _Document:
         segments = []
         for turn in self.turns:
             start_s, end_s = self._span(turn)
-            words = [{"word": w.text, "start": round(w.start_s, 3), "end": round(w.end_s, 3)} for w in turn.words]
-            segments.append({"start": round(start_s, 3), "end": round(end_s, 3), "text": turn.text, "words": words})
-        return {
-            "text": " ".join(t.text for t in self.turns),
-            "language": self.turns[0].language if self.turns else None,
-            "segments": segments,
-        }
+            words = [_Word(w.text, round(w.start_s, 3), round(w.end_s, 3)) for w in turn.words]
+            segments.append(_Segment(round(start_s, 3), round(end_s, 3), turn.text, words))
+        return _Document(" ".join(t.text for t in self.turns), self.turns[0].language if self.turns else None, segments)
 
 
 async def transcribe_file(settings: Settings, file: str, language: str | None, prompt: str, style: OutputStyle) -> None:

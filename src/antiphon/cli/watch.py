@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -116,9 +115,8 @@ def _is_live(source: str) -> bool:
 
 def _frames(request: WatchRequest) -> Iterator[tuple[float, bytes]]:
     """JPEG images at the wanted rate, with their seconds from the first. Raises MediaError."""
-    options: dict[str, Any] = {"format": "v4l2"} if request.source.startswith("/dev/") else {}
     try:
-        with av.open(request.source, **options) as container:
+        with av.open(request.source, format="v4l2" if request.source.startswith("/dev/") else None) as container:
             if not container.streams.video:
                 raise MediaError(f"{request.source} has no pictures")
             first: float | None = None
@@ -135,7 +133,7 @@ def _frames(request: WatchRequest) -> Iterator[tuple[float, bytes]]:
                     continue
                 due = at_s + 1 / request.fps
                 file = io.BytesIO()
-                frame.to_image().save(file, "JPEG", quality=QUALITY)
+                frame.to_image().save(file, "JPEG", quality=QUALITY)  # type: ignore[no-untyped-call]
                 yield at_s, file.getvalue()
     except (FFmpegError, OSError) as error:
         raise MediaError(f"{request.source} cannot be opened: {error}") from None

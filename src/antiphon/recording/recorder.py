@@ -19,15 +19,16 @@ import json
 import logging
 import time
 import wave
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.errors import StoreError
-from antiphon.recording.tape import VERSION
+from antiphon.recording.tape import SessionFacts
 
 log = logging.getLogger(__name__)
 
@@ -39,18 +40,16 @@ class Recorder:
     with an error in the log and the session goes on. `folder` is the recording's own folder, named by time and session.
     """
 
-    def __init__(
-        self, folder: Path, session_id: str, facts: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, folder: Path, facts: SessionFacts, clock: Callable[[], float] = time.monotonic) -> None:
         """Create the recording's folder below `folder`. `facts` are written into session.json; `clock` gives seconds.
         Raises StoreError where nothing can be written.
         """
         self._clock = clock
         self._begun_s = clock()
-        self.folder = folder / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{session_id}"
+        self.folder = folder / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{facts.id}"
         try:
             self.folder.mkdir(parents=True, mode=0o700)
-            (self.folder / "session.json").write_text(json.dumps({"version": VERSION, "id": session_id} | dict(facts)))
+            (self.folder / "session.json").write_bytes(msgspec.json.encode(facts))
             self._events = (self.folder / "events.jsonl").open("w", encoding="utf-8")
             self._in = _Wav(self.folder / "in.wav", SAMPLE_RATE_HZ)
         except OSError as error:
@@ -114,7 +113,7 @@ class Recorder:
                 with contextlib.suppress(OSError):
                     file.close()
 
-    def _line(self, kind: str, value: Any) -> None:
+    def _line(self, kind: str, value: object) -> None:
         line = json.dumps({"t": round(self._clock() - self._begun_s, 4), kind: value})
         self._write(lambda: print(line, file=self._events, flush=True))
 

@@ -7,8 +7,8 @@ import wave
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 
 from antiphon.audio import Pcm
@@ -19,15 +19,60 @@ from antiphon.errors import StoreError
 VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class TapeEntry:
-    """One line of a recording: its time in seconds of the session, its kind ("in", "sound" or "out"), and what it
-    holds.
+class SessionFacts(msgspec.Struct, kw_only=True):
+    """What session.json holds.
+
+    - `began`: when the session began, in Unix seconds.
+    - `opening`: what the connection asked for, as the server that recorded it wrote it.
+    - `models`: the ids of the loaded models.
     """
 
+    version: int = VERSION
+    id: str = ""
+    began: int = 0
+    opening: msgspec.Raw = msgspec.Raw(b"{}")
+    models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedMessage:
+    """A message of the client, as JSON text, at `at_s` seconds of the session."""
+
     at_s: float
-    kind: str
-    value: Any
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedAudio:
+    """Audio of the client: its first sample in the tape's `input_pcm`, and its number of samples."""
+
+    at_s: float
+    start: int
+    num_samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """A message of the server as JSON text, or audio of a response, whose `type` is "sound"."""
+
+    at_s: float
+    text: str
+
+    @property
+    def type(self) -> str:
+        """Its `type`, empty for a message that has none."""
+        return _type_decoder.decode(self.text).type
+
+
+TapeEntry = RecordedMessage | RecordedAudio | RecordedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that is drawn as a line across the session: a response that was cut off, or an error."""
+
+    at_s: float
+    label: str
 
 
 @dataclass(slots=True)
@@ -65,7 +110,7 @@ class Tape:
     - `output_pcm`, `output_hz`: the audio of the responses and its rate; empty where there was none.
     """
 
-    facts: dict[str, Any]
+    facts: SessionFacts
     entries: list[TapeEntry]
     input_pcm: Pcm
     output_pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
@@ -77,16 +122,16 @@ class Tape:
         folder that holds no recorded session, or one of another version.
         """
         try:
-            facts = json.loads((folder / "session.json").read_text(encoding="utf-8"))
+            facts = msgspec.json.decode((folder / "session.json").read_bytes(), type=SessionFacts)
             lines = (folder / "events.jsonl").read_bytes().split(b"\n")
             input_pcm, _ = _read_wav(folder / "in.wav")
             output_pcm, output_hz = input_pcm[:0], 24_000
             if (folder / "out.wav").exists():
                 output_pcm, output_hz = _read_wav(folder / "out.wav")
-        except (OSError, ValueError, EOFError, wave.Error) as error:
+        except (OSError, EOFError, wave.Error, msgspec.DecodeError) as error:
             raise StoreError(f"{folder} is no recorded session: {error}") from error
-        if facts.get("version") != VERSION:
-            raise StoreError(f"{folder} was recorded in version {facts.get('version')}; this reads {VERSION}")
+        if facts.version != VERSION:
+            raise StoreError(f"{folder} was recorded in version {facts.version}; this reads {VERSION}")
         return cls(facts, list(_entries(lines)), input_pcm, output_pcm, output_hz)
 
     @property
@@ -94,20 +139,25 @@ class Tape:
         """The time of the last entry in seconds; 0 where there is none."""
         return self.entries[-1].at_s if self.entries else 0.0
 
-    def outputs(self) -> list[TapeEntry]:
+    def outputs(self) -> list[RecordedEvent]:
         """The entries of the server's messages and audio, in order."""
-        return [e for e in self.entries if e.kind == "out"]
+        return [e for e in self.entries if isinstance(e, RecordedEvent)]
 
 
 def _entries(lines: list[bytes]) -> Iterator[TapeEntry]:
     for line in lines:
         try:
+            # The standard library's: a client's text may hold half of a surrogate pair, which msgspec does not read.
             row = json.loads(line)
-            at_s = float(row.pop("t"))
-            ((kind, value),) = row.items()
         except ValueError:
             continue
-        yield TapeEntry(at_s, kind, value)
+        match row:
+            case {"t": int() | float() as at_s, "in": message}:
+                yield RecordedMessage(at_s, json.dumps(message))
+            case {"t": int() | float() as at_s, "sound": [int() as start, int() as num_samples]}:
+                yield RecordedAudio(at_s, start, num_samples)
+            case {"t": int() | float() as at_s, "out": event}:
+                yield RecordedEvent(at_s, json.dumps(event))
 
 
 def _read_wav(path: Path) -> tuple[Pcm, int]:
@@ -115,13 +165,144 @@ def _read_wav(path: Path) -> tuple[Pcm, int]:
         return from_pcm16(file.readframes(file.getnframes())), file.getframerate()
 
 
-def turns(outputs: list[TapeEntry]) -> list[RecordedTurn]:
+# --- the server's events of which turns and marks are made
+
+
+class _Type(msgspec.Struct):
+    type: str = ""
+
+
+class _SpeechStarted(msgspec.Struct, tag="input_audio_buffer.speech_started"):
+    item_id: str
+
+
+class _Committed(msgspec.Struct, tag="input_audio_buffer.committed"):
+    item_id: str
+
+
+class _Transcribed(msgspec.Struct, tag="conversation.item.input_audio_transcription.completed"):
+    item_id: str
+    transcript: str
+
+
+class _Content(msgspec.Struct):
+    text: str | None = None
+
+
+class _Item(msgspec.Struct):
+    id: str
+    role: str | None = None
+    content: list[_Content] | None = None
+
+
+class _ItemAdded(msgspec.Struct, tag="conversation.item.added"):
+    item: _Item
+
+
+class _BetaItemAdded(_ItemAdded, tag="conversation.item.created"):
+    """The same in the beta's words."""
+
+
+class _Response(msgspec.Struct):
+    id: str
+    status: str = ""
+
+
+class _ResponseCreated(msgspec.Struct, tag="response.created"):
+    response: _Response
+
+
+class _TextDelta(msgspec.Struct, tag="response.output_text.delta"):
+    response_id: str
+    delta: str
+
+
+class _SpokenTextDelta(_TextDelta, tag="response.output_audio_transcript.delta"):
+    """The text of a spoken response."""
+
+
+class _BetaTextDelta(_TextDelta, tag="response.text.delta"):
+    """The same in the beta's words."""
+
+
+class _BetaSpokenTextDelta(_TextDelta, tag="response.audio_transcript.delta"):
+    """The text of a spoken response, in the beta's words."""
+
+
+class _Sound(msgspec.Struct, tag="sound"):
+    """Audio of a response. It is recorded without its response."""
+
+
+class _ResponseDone(msgspec.Struct, tag="response.done"):
+    response: _Response
+
+
+class _Truncated(msgspec.Struct, tag="conversation.item.truncated"):
+    audio_end_ms: int
+
+
+class _ErrorBody(msgspec.Struct):
+    message: str = ""
+
+
+class _Error(msgspec.Struct, tag="error"):
+    """An error of the vLLM dialect is a text."""
+
+    error: _ErrorBody | str | None = None
+
+
+_ServerEvent = (
+    _SpeechStarted
+    | _Committed
+    | _Transcribed
+    | _ItemAdded
+    | _BetaItemAdded
+    | _ResponseCreated
+    | _TextDelta
+    | _SpokenTextDelta
+    | _BetaTextDelta
+    | _BetaSpokenTextDelta
+    | _Sound
+    | _ResponseDone
+    | _Truncated
+    | _Error
+)
+_type_decoder = msgspec.json.Decoder(_Type)
+_event_decoder: msgspec.json.Decoder[_ServerEvent] = msgspec.json.Decoder(_ServerEvent)
+
+
+def _event_of(entry: RecordedEvent) -> _ServerEvent | None:
+    """The event, None for one of another type."""
+    try:
+        return _event_decoder.decode(entry.text)
+    except msgspec.ValidationError:
+        return None
+
+
+def marks(outputs: list[RecordedEvent]) -> list[Mark]:
+    """The responses that were cut off, with the place of the cut, and the errors with their messages, in order."""
+    found = []
+    for entry in outputs:
+        match _event_of(entry):
+            case _Truncated(audio_end_ms=end_ms):
+                found.append(Mark(entry.at_s, f"cut at {end_ms} ms"))
+            case _Error(error=_ErrorBody(message=label)) | _Error(error=str(label)):
+                found.append(Mark(entry.at_s, label))
+            case _Error():
+                found.append(Mark(entry.at_s, ""))
+            case _:
+                pass
+    return found
+
+
+def turns(outputs: list[RecordedEvent]) -> list[RecordedTurn]:
     """The turns of a session by its server's events, in order. A response belongs to the last turn before it that has
     none; a response without one is a turn of its own.
     """
     reader = _TurnReader()
     for entry in outputs:
-        reader.read(entry.value, entry.at_s)
+        if event := _event_of(entry):
+            reader.read(event, entry.at_s)
     return list(reader.turns.values())
 
 
@@ -132,49 +313,43 @@ class _TurnReader:
     turns: dict[str, RecordedTurn] = field(default_factory=dict)
     _by_response: dict[str, RecordedTurn] = field(default_factory=dict)
 
-    def read(self, event: dict[str, Any], at_s: float) -> None:
+    def read(self, event: _ServerEvent, at_s: float) -> None:
         """One event of the server, at its time in seconds."""
-        match event.get("type"):
-            case "input_audio_buffer.speech_started":
-                self._turn(event["item_id"]).started = at_s
-            case "input_audio_buffer.committed":
-                self._turn(event["item_id"]).ended = at_s
-            case "conversation.item.input_audio_transcription.completed":
-                turn = self._turn(event["item_id"])
-                turn.transcribed, turn.transcript = at_s, event["transcript"]
-            case "conversation.item.added" | "conversation.item.created" if event["item"].get("role") == "user":
-                text = " ".join(c.get("text") or "" for c in event["item"].get("content", []))
+        match event:
+            case _SpeechStarted(item_id=item_id):
+                self._turn(item_id).started = at_s
+            case _Committed(item_id=item_id):
+                self._turn(item_id).ended = at_s
+            case _Transcribed(item_id=item_id, transcript=transcript):
+                turn = self._turn(item_id)
+                turn.transcribed, turn.transcript = at_s, transcript
+            case _ItemAdded(item=_Item(id=item_id, role="user", content=content)):
+                text = " ".join(part.text or "" for part in content or ())
                 if text.strip():
-                    turn = self._turn(event["item"]["id"])
+                    turn = self._turn(item_id)
                     turn.ended, turn.transcript = at_s, text
             case _:
                 self._read_response(event, at_s)
 
-    def _read_response(self, event: dict[str, Any], at_s: float) -> None:
-        match event.get("type"):
-            case "response.created":
-                response_id = event["response"]["id"]
+    def _read_response(self, event: _ServerEvent, at_s: float) -> None:
+        match event:
+            case _ResponseCreated(response=response):
                 unanswered = next((t for t in reversed(self.turns.values()) if not t.response_id), None)
-                turn = unanswered or self._turn(response_id)
-                turn.response_id, turn.asked = response_id, at_s
-                self._by_response[response_id] = turn
-            case (
-                "response.output_audio_transcript.delta"
-                | "response.output_text.delta"
-                | "response.audio_transcript.delta"
-                | "response.text.delta"
-            ):
-                turn = self._by_response.get(event["response_id"], RecordedTurn(""))
+                turn = unanswered or self._turn(response.id)
+                turn.response_id, turn.asked = response.id, at_s
+                self._by_response[response.id] = turn
+            case _TextDelta(response_id=response_id, delta=delta):
+                turn = self._by_response.get(response_id, RecordedTurn(""))
                 turn.first_text = at_s if turn.first_text is None else turn.first_text
-                turn.answer += event["delta"]
-            case "sound":
-                # Audio is recorded without its response: it belongs to the newest one that is not done.
+                turn.answer += delta
+            case _Sound():
+                # It belongs to the newest response that is not done.
                 under_way = [t for t in self._by_response.values() if t.done is None]
                 for turn in under_way[-1:]:
                     turn.first_sound = at_s if turn.first_sound is None else turn.first_sound
-            case "response.done":
-                turn = self._by_response.get(event["response"]["id"], RecordedTurn(""))
-                turn.done, turn.status = at_s, event["response"]["status"]
+            case _ResponseDone(response=response):
+                turn = self._by_response.get(response.id, RecordedTurn(""))
+                turn.done, turn.status = at_s, response.status
             case _:
                 return
 

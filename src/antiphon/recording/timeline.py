@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.recording.tape import RecordedTurn, Tape, TapeEntry, turns
+from antiphon.recording.tape import Mark, RecordedAudio, RecordedEvent, RecordedTurn, Tape, marks, turns
 
 # Pixels a second of time, of the labels on the left, and of one lane's height.
 PX_PER_S, LEFT_PX, LANE_PX = 60, 110, 46
@@ -49,8 +49,8 @@ def render(tape: Tape) -> str:
     """
     outputs = tape.outputs()
     recorded_turns = turns(outputs)
-    title = html.escape(f"{tape.facts.get('id', '')}, {tape.duration_s:.1f} s")
-    models = html.escape(", ".join(map(str, tape.facts.get("models", []))))
+    title = html.escape(f"{tape.facts.id}, {tape.duration_s:.1f} s")
+    models = html.escape(", ".join(tape.facts.models))
     rows = "\n".join(_row(k, t) for k, t in enumerate(recorded_turns, 1))
     headings = "".join(f"<th scope=col>{name}" for name, _ in COLUMNS)
     return (
@@ -63,7 +63,7 @@ def render(tape: Tape) -> str:
     )
 
 
-def _drawing(tape: Tape, outputs: list[TapeEntry], recorded_turns: list[RecordedTurn]) -> str:
+def _drawing(tape: Tape, outputs: list[RecordedEvent], recorded_turns: list[RecordedTurn]) -> str:
     """The lanes as one SVG."""
     width, height = LEFT_PX + int((tape.duration_s + 1) * PX_PER_S), LANE_PX * len(LANES)
     parts = [f'<svg width="{width}" height="{height + 24}" role="img" aria-label="The session over time">']
@@ -75,7 +75,7 @@ def _drawing(tape: Tape, outputs: list[TapeEntry], recorded_turns: list[Recorded
     parts.append(_loudness(tape))
     for turn in recorded_turns:
         parts += _boxes(turn, tape.duration_s)
-    parts += [_mark(e) for e in outputs if e.value.get("type") in ("conversation.item.truncated", "error")]
+    parts += [_mark(mark) for mark in marks(outputs)]
     return "".join([*parts, "</svg>"])
 
 
@@ -95,15 +95,14 @@ def _loudness(tape: Tape) -> str:
     """The microphone's level, drawn at the time when the audio came."""
     bars = []
     for entry in tape.entries:
-        if entry.kind != "sound":
+        if not isinstance(entry, RecordedAudio):
             continue
-        start, count = entry.value
-        pcm: Pcm = tape.input_pcm[start : start + count]
+        pcm: Pcm = tape.input_pcm[entry.start : entry.start + entry.num_samples]
         if len(pcm):
             level = float(np.sqrt(np.mean(pcm**2)))
             # From nothing at -60 dB of full scale to 30 pixels at 0 dB.
             height = min(1.0, max(0.0, (20 * np.log10(level + 1e-6) + 60) / 60)) * 30
-            x = _x(entry.at_s - count / SAMPLE_RATE_HZ)
+            x = _x(entry.at_s - entry.num_samples / SAMPLE_RATE_HZ)
             bars.append(f"M{x:.1f} {27 - height / 2:.1f}v{height:.1f}")
     return f'<path d="{"".join(bars)}" fill="none" style="stroke:var(--you)"/>'
 
@@ -121,16 +120,11 @@ def _boxes(turn: RecordedTurn, end: float) -> list[str]:
     return out
 
 
-def _mark(entry: TapeEntry) -> str:
-    kind = entry.value["type"]
-    error = entry.value.get("error")
-    # An error of the vLLM dialect is a text.
-    message = error.get("message", "") if isinstance(error, dict) else error
-    what = f"cut at {entry.value['audio_end_ms']} ms" if kind.endswith("truncated") else str(message)
-    x, y = _x(entry.at_s), 4 * LANE_PX
+def _mark(mark: Mark) -> str:
+    x, y = _x(mark.at_s), 4 * LANE_PX
     return (
         f'<line class="stop" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{y + 36}"/>'
-        f'<text x="{x + 4:.1f}" y="{y + 27}">{html.escape(what)}</text>'
+        f'<text x="{x + 4:.1f}" y="{y + 27}">{html.escape(mark.label)}</text>'
     )
 
 

@@ -1,11 +1,20 @@
-"""Request bodies of bounded size."""
+"""Bodies: those of requests are of bounded size, those of responses are Structs as JSON."""
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Message
 
 from antiphon.server.errors import BodyTooLarge
+
+_encoder = msgspec.json.Encoder()
+
+
+def json_response(body: msgspec.Struct, status: int = 200) -> Response:
+    """Make the response whose body is this value as JSON without spaces; text stays Unicode, in UTF-8."""
+    return Response(_encoder.encode(body), status, media_type="application/json")
 
 
 def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None) -> Request:

@@ -1,16 +1,17 @@
 """Bodies of POST /v1/chat/completions: the request, checked, and its answer, whole or in chunks.
 
 The fields are those of OpenAI's API reference, with `top_k`, `min_p` and `repetition_penalty` as vLLM's extra
-parameters: docs/wire/chat-completions.md. Fields that are not in `_Body` are ignored.
+parameters: docs/wire/chat-completions.md. Fields that are not in `ChatBody` are ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from antiphon.contracts import (
     Message,
@@ -26,7 +27,10 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import Tool, ToolCall
 from antiphon.protocols.wire import JSON_ERRORS
 
+Number = TypeVar("Number", int, float)
 MAX_STOPS = 16
+# A JSON schema. What it may hold is the business of the grammar that is made of it.
+_JsonSchema = dict[str, Any]
 ROLES: Mapping[str, MessageRole] = {
     "system": "system",
     "developer": "system",
@@ -63,7 +67,7 @@ class _Message(msgspec.Struct):
 class _ToolFunction(msgspec.Struct):
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: _JsonSchema | None = None
 
 
 class _Tool(msgspec.Struct):
@@ -81,7 +85,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Schema(msgspec.Struct):
-    schema: dict[str, Any] | None = None
+    schema: _JsonSchema | None = None
     name: str = ""
 
 
@@ -94,7 +98,9 @@ class _StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class _Body(msgspec.Struct):
+class ChatBody(msgspec.Struct):
+    """A body as the client sent it. Fields that are null count as missing, where they may be missing."""
+
     model: str
     messages: list[_Message]
     stream: bool | None = None
@@ -132,7 +138,7 @@ class ChatRequest:
     include_usage: bool = False
 
 
-_decoder = msgspec.json.Decoder(_Body)
+_decoder = msgspec.json.Decoder(ChatBody)
 _encode = msgspec.json.Encoder().encode
 
 
@@ -159,7 +165,7 @@ def parse(data: bytes) -> ChatRequest:
     )
 
 
-def _decode_body(data: bytes) -> _Body:
+def _decode_body(data: bytes) -> ChatBody:
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -172,7 +178,7 @@ def _decode_body(data: bytes) -> _Body:
         raise RemoteProtocolError("invalid_json", f"The body is not JSON: {error}") from None
 
 
-def _options(body: _Body) -> ReplyOptions:
+def _options(body: ChatBody) -> ReplyOptions:
     tools = tuple(
         Tool(t.function.name, t.function.description or "", t.function.parameters or {}) for t in body.tools or ()
     )
@@ -194,7 +200,7 @@ def _options(body: _Body) -> ReplyOptions:
     )
 
 
-def _in_range(name: str, value: Any, low: float, high: float) -> Any:
+def _in_range(name: str, value: Number | None, low: float, high: float) -> Number | None:
     if value is not None and not low <= value <= high:
         raise RemoteProtocolError("invalid_value", f"'{name}' is {value}, not between {low} and {high}.", name)
     return value
@@ -228,7 +234,7 @@ def _tool_choice(choice: str | _Choice | None, tools: Sequence[Tool]) -> str:
     return choice.function.name
 
 
-def _schema(response_format: _Format | None) -> Mapping[str, Any] | None:
+def _schema(response_format: _Format | None) -> _JsonSchema | None:
     match response_format:
         case None | _Format(type="text"):
             return None
@@ -258,6 +264,89 @@ def _message(message: _Message, index: int) -> Message:
     )
 
 
+class _CalledFunction(msgspec.Struct):
+    """In a chunk, `arguments` are those that are new, and the name is in the call's first chunk alone."""
+
+    name: str | UnsetType = UNSET
+    arguments: str = ""
+
+
+class _MadeCall(msgspec.Struct, kw_only=True):
+    """A function call of the model. Chunks have its `index`, and the id and type in its first chunk alone."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: _CalledFunction
+
+
+class _Delta(msgspec.Struct):
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+    tool_calls: list[_MadeCall] | UnsetType = UNSET
+
+
+class _Answer(msgspec.Struct):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[_MadeCall] | UnsetType = UNSET
+
+
+class _ChunkChoice(msgspec.Struct):
+    index: int
+    delta: _Delta
+    logprobs: None
+    finish_reason: str | None
+
+
+class _WholeChoice(msgspec.Struct):
+    index: int
+    message: _Answer
+    logprobs: None
+    finish_reason: str
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: _PromptDetails
+
+
+class _Chunk(msgspec.Struct):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[_ChunkChoice]
+    usage: _Usage | UnsetType = UNSET
+
+
+class _Whole(msgspec.Struct):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[_WholeChoice]
+    usage: _Usage
+
+
+class _Failure(msgspec.Struct):
+    message: str
+    type: Literal["server_error"]
+    param: None
+    code: str
+
+
+class _ErrorChunk(msgspec.Struct):
+    error: _Failure
+
+
 @dataclass(slots=True)
 class ChatCompletion:
     """One completion. Feed it every Reply of the model; use the chunks it returns, or at the end `body`.
@@ -271,66 +360,64 @@ class ChatCompletion:
     # The stream's last chunk has the token counts.
     include_usage: bool = False
     _text: str = ""
-    _calls: list[dict[str, Any]] = field(default_factory=list)
+    _calls: list[_MadeCall] = field(default_factory=list)
     _done: ReplyDone | None = None
 
     def begin(self) -> bytes:
         """The first chunk of a stream, which has the role and no text, as a server-sent event."""
-        return self._chunk({"role": "assistant", "content": ""})
+        return self._chunk(_Delta(role="assistant", content=""))
 
     def feed(self, reply: Reply) -> list[bytes]:
         """The chunks of a reply, each a server-sent event. Those of ReplyDone end the stream, `[DONE]` last."""
         match reply:
             case TextDelta(text):
                 self._text += text
-                return [self._chunk({"content": text})]
+                return [self._chunk(_Delta(content=text))]
             case ToolCallStarted(id, name):
-                call = {"id": id, "type": "function", "function": {"name": name, "arguments": ""}}
-                self._calls.append(call)
-                return [self._chunk({"tool_calls": [{"index": len(self._calls) - 1} | call]})]
+                self._calls.append(_MadeCall(id=id, type="function", function=_CalledFunction(name)))
+                begun = _MadeCall(index=len(self._calls) - 1, id=id, type="function", function=_CalledFunction(name))
+                return [self._chunk(_Delta(tool_calls=[begun]))]
             case ToolCallDelta(arguments):
-                self._calls[-1]["function"]["arguments"] += arguments
-                part = {"index": len(self._calls) - 1, "function": {"arguments": arguments}}
-                return [self._chunk({"tool_calls": [part]})]
+                self._calls[-1].function.arguments += arguments
+                more = _MadeCall(index=len(self._calls) - 1, function=_CalledFunction(arguments=arguments))
+                return [self._chunk(_Delta(tool_calls=[more]))]
             case ReplyDone() as done:
                 self._done = done
-                chunks = [self._chunk({}, done.reason)]
+                chunks = [self._chunk(_Delta(), done.reason)]
                 if self.include_usage:
-                    chunks.append(_sse(self._head("chat.completion.chunk") | {"choices": [], "usage": _usage(done)}))
+                    chunks.append(self._sent([], _usage(done)))
                 return [*chunks, b"data: [DONE]\n\n"]
 
     def body(self) -> bytes:
         """The whole completion as one JSON body. Call it after ReplyDone was fed."""
-        assert self._done is not None
-        message: dict[str, Any] = {"role": "assistant", "content": self._text or None, "refusal": None}
-        if self._calls:
-            message["tool_calls"] = self._calls
-        elif not self._text:
-            message["content"] = ""
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._done.reason}
-        return _encode(self._head("chat.completion") | {"choices": [choice], "usage": _usage(self._done)})
+        done = self._done
+        assert done is not None
+        # Without text the content is null beside calls, and empty alone.
+        text = self._text or (None if self._calls else "")
+        answer = _Answer("assistant", text, None, self._calls or UNSET)
+        choice = _WholeChoice(0, answer, None, done.reason)
+        return _encode(_Whole(self.id, "chat.completion", self.created_s, self.model, [choice], _usage(done)))
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created_s, "model": self.model}
+    def _chunk(self, delta: _Delta, reason: str | None = None) -> bytes:
+        return self._sent([_ChunkChoice(0, delta, None, reason)])
 
-    def _chunk(self, delta: dict[str, Any], reason: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return _sse(self._head("chat.completion.chunk") | {"choices": [choice]})
+    def _sent(self, choices: list[_ChunkChoice], usage: _Usage | UnsetType = UNSET) -> bytes:
+        return _sse(_Chunk(self.id, "chat.completion.chunk", self.created_s, self.model, choices, usage))
 
 
 def error_chunk(message: str, code: str) -> bytes:
     """The server-sent event that ends a stream that failed after it began. The status 200 has been sent by then."""
-    return _sse({"error": {"message": message, "type": "server_error", "param": None, "code": code}})
+    return _sse(_ErrorChunk(_Failure(message, "server_error", None, code)))
 
 
-def _usage(done: ReplyDone) -> dict[str, Any]:
-    return {
-        "prompt_tokens": done.prompt_tokens,
-        "completion_tokens": done.completion_tokens,
-        "total_tokens": done.prompt_tokens + done.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": done.cached_tokens},
-    }
+def _usage(done: ReplyDone) -> _Usage:
+    return _Usage(
+        done.prompt_tokens,
+        done.completion_tokens,
+        done.prompt_tokens + done.completion_tokens,
+        _PromptDetails(done.cached_tokens),
+    )
 
 
-def _sse(body: Mapping[str, Any]) -> bytes:
+def _sse(body: _Chunk | _ErrorChunk) -> bytes:
     return b"data: " + _encode(body) + b"\n\n"

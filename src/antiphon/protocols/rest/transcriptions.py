@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from antiphon.contracts import FileInfo, TranscriptionTask, TranscriptSegment
 from antiphon.errors import RemoteProtocolError
@@ -89,6 +90,44 @@ def _invalid(param: str, value: str, choices: Sequence[str]) -> RemoteProtocolEr
     return RemoteProtocolError("invalid_value", f"Invalid value: '{value}'. Supported values are: {names}.", param)
 
 
+class _Duration(msgspec.Struct, tag="duration"):
+    seconds: float
+
+
+class _Transcript(msgspec.Struct):
+    text: str
+    usage: _Duration
+
+
+class _VerboseSegment(msgspec.Struct):
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class _VerboseWord(msgspec.Struct):
+    word: str
+    start: float
+    end: float
+
+
+class _VerboseTranscript(msgspec.Struct):
+    task: TranscriptionTask
+    language: str
+    duration: float
+    text: str
+    usage: _Duration
+    segments: list[_VerboseSegment] | UnsetType = UNSET
+    words: list[_VerboseWord] | UnsetType = UNSET
+
+
 def joined(segments: Iterable[TranscriptSegment]) -> str:
     """The text of all segments, without space at either end. The segments bring the spaces between them."""
     return "".join(s.text for s in segments).strip()
@@ -99,7 +138,6 @@ def body(
 ) -> tuple[str, str]:
     """The media type and the body of a finished transcript, in the format that the request asks for."""
     text = joined(segments)
-    usage = {"type": "duration", "seconds": round(info.duration_s, 3)}
     match request.format:
         case "text":
             return "text/plain; charset=utf-8", text + "\n"
@@ -108,70 +146,91 @@ def body(
         case "vtt":
             return "text/vtt; charset=utf-8", vtt(segments)
         case "json":
-            return "application/json", _json({"text": text, "usage": usage})
+            return "application/json", _json(_Transcript(text, _Duration(round(info.duration_s, 3))))
         case "verbose_json":
-            return "application/json", _json(_verbose(request, task, info, segments, text, usage))
+            return "application/json", _json(_verbose(request, task, info, segments))
 
 
 def _verbose(
-    request: FileRequest,
-    task: TranscriptionTask,
-    info: FileInfo,
-    segments: Sequence[TranscriptSegment],
-    text: str,
-    usage: dict[str, Any],
-) -> dict[str, Any]:
-    out: dict[str, Any] = {
-        "task": task,
-        "language": info.language,
-        "duration": round(info.duration_s, 3),
-        "text": text,
-        "usage": usage,
-    }
-    if request.segments:
-        out["segments"] = [
-            {
-                "id": s.id,
-                "seek": s.seek,
-                "start": round(s.start_s, 3),
-                "end": round(s.end_s, 3),
-                "text": s.text,
-                "tokens": list(s.tokens),
-                "temperature": s.temperature,
-                "avg_logprob": s.avg_logprob,
-                "compression_ratio": s.compression_ratio,
-                "no_speech_prob": s.no_speech_prob,
-            }
-            for s in segments
-        ]
-    if request.words:
-        out["words"] = [
-            {"word": w.text, "start": round(w.start_s, 3), "end": round(w.end_s, 3)} for s in segments for w in s.words
-        ]
-    return out
+    request: FileRequest, task: TranscriptionTask, info: FileInfo, segments: Sequence[TranscriptSegment]
+) -> _VerboseTranscript:
+    duration_s = round(info.duration_s, 3)
+    return _VerboseTranscript(
+        task,
+        info.language,
+        duration_s,
+        joined(segments),
+        _Duration(duration_s),
+        [_verbose_segment(s) for s in segments] if request.segments else UNSET,
+        [_VerboseWord(w.text, round(w.start_s, 3), round(w.end_s, 3)) for s in segments for w in s.words]
+        if request.words
+        else UNSET,
+    )
+
+
+def _verbose_segment(segment: TranscriptSegment) -> _VerboseSegment:
+    return _VerboseSegment(
+        id=segment.id,
+        seek=segment.seek,
+        start=round(segment.start_s, 3),
+        end=round(segment.end_s, 3),
+        text=segment.text,
+        tokens=tuple(segment.tokens),
+        temperature=segment.temperature,
+        avg_logprob=segment.avg_logprob,
+        compression_ratio=segment.compression_ratio,
+        no_speech_prob=segment.no_speech_prob,
+    )
+
+
+class _TextDelta(msgspec.Struct, tag="transcript.text.delta"):
+    delta: str
+
+
+class _InputTokenDetails(msgspec.Struct):
+    audio_tokens: int
+    text_tokens: int
+
+
+class _TokenUsage(msgspec.Struct, tag="tokens"):
+    input_tokens: int
+    input_token_details: _InputTokenDetails
+    output_tokens: int
+    total_tokens: int
+
+
+class _TextDone(msgspec.Struct, tag="transcript.text.done"):
+    text: str
+    usage: _TokenUsage
+
+
+class _Failure(msgspec.Struct, tag="server_error"):
+    message: str
+
+
+class _ErrorEvent(msgspec.Struct, tag="error"):
+    error: _Failure
 
 
 def delta_event(text: str) -> str:
     """The server-sent event for new text. Deltas are appended by the client, and none is ever taken back."""
-    return f"data: {_json({'type': 'transcript.text.delta', 'delta': text})}\n\n"
+    return _sse(_TextDelta(text))
 
 
 def done_event(text: str, info: FileInfo, num_tokens: int) -> str:
     """The server-sent event that ends a stream. `text` is all deltas joined, `num_tokens` counts its tokens."""
     audio = round(info.duration_s * AUDIO_TOKENS_PER_S)
-    usage = {
-        "type": "tokens",
-        "input_tokens": audio,
-        "input_token_details": {"audio_tokens": audio, "text_tokens": 0},
-        "output_tokens": num_tokens,
-        "total_tokens": audio + num_tokens,
-    }
-    return f"data: {_json({'type': 'transcript.text.done', 'text': text, 'usage': usage})}\n\n"
+    details = _InputTokenDetails(audio_tokens=audio, text_tokens=0)
+    return _sse(_TextDone(text, _TokenUsage(audio, details, num_tokens, audio + num_tokens)))
 
 
 def error_event(message: str) -> str:
     """The server-sent event that ends a stream that failed after it began, when the status 200 was sent."""
-    return f"data: {_json({'type': 'error', 'error': {'type': 'server_error', 'message': message}})}\n\n"
+    return _sse(_ErrorEvent(_Failure(message)))
+
+
+def _sse(event: _TextDelta | _TextDone | _ErrorEvent) -> str:
+    return f"data: {_json(event)}\n\n"
 
 
 def srt(segments: Iterable[TranscriptSegment]) -> str:
@@ -199,5 +258,5 @@ def _clock(seconds: float, point: str) -> str:
     return f"{ms // 3600000:02}:{ms // 60000 % 60:02}:{ms // 1000 % 60:02}{point}{ms % 1000:03}"
 
 
-def _json(value: Any) -> str:
+def _json(value: msgspec.Struct) -> str:
     return msgspec.json.encode(value).decode()

@@ -1,4 +1,4 @@
-"""The fields of a request for speech, which a speech stream and HTTP share, and the configuration they come to.
+"""What a speech stream and HTTP share: the fields of a request for speech, the configuration they come to, word times.
 
 docs/wire/speech-stream.md and docs/wire/speech.md describe them. The names are those of OpenAI's and vLLM's endpoints;
 fields that only other models have a use for are checked all the same.
@@ -6,15 +6,20 @@ fields that only other models have a use for are checked all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import TypeVar, get_args
+
+import msgspec
 
 from antiphon.audio import SpeechFormat
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
-from antiphon.protocols.fields import audio_file, number, typed
+from antiphon.events.words import Word
+from antiphon.protocols.fields import audio_file, decode, number
 from antiphon.protocols.model_names import ModelNames
+
+Choice = TypeVar("Choice", bound=str)
 
 # The hosted service's voices. Clients name one of them when their user chose none; the default voice speaks for it.
 HOSTED_VOICES = frozenset(
@@ -36,8 +41,63 @@ LANGUAGE_NAMES = {
     "korean": "ko",
     "russian": "ru",
 }
-# Fields that only a model that clones voices has a use for.
-_CLONING = ("ref_audio", "ref_text", "x_vector_only_mode", "speaker_embedding")
+
+
+class VoiceById(msgspec.Struct):
+    """A voice as an object, which is how the hosted service names voices that its users made."""
+
+    id: str | None = None
+
+
+class SpeechFields(msgspec.Struct, kw_only=True):
+    """The fields of a request, as the client sent them. One that is null counts as missing; unknown ones are ignored.
+
+    `response_format` and `split_granularity` are names out of a few, and anything false (`""`, `0`, `[]`) counts as
+    missing too. `speaker` is another name of `voice`: it is not read, and may be anything, where there is a `voice`.
+    """
+
+    model: str | None = None
+    voice: str | VoiceById | None = None
+    speaker: msgspec.Raw = msgspec.Raw(b"null")
+    response_format: object = None
+    speed: float | None = None
+    stream_audio: bool | None = None
+    word_timestamps: bool | None = None
+    split_granularity: object = None
+    seed: int | None = None
+    language: str | None = None
+    instructions: str | None = None
+    max_new_tokens: int | None = None
+    initial_codec_chunk_frames: int | None = None
+    task_type: str | None = None
+    ref_audio: str | None = None
+    ref_text: str | None = None
+    x_vector_only_mode: bool | None = None
+    speaker_embedding: list[float] | None = None
+
+    @property
+    def cloning(self) -> str | None:
+        """The name of the first field in use that only a model that clones voices has a use for, if there is one."""
+        used = {
+            "ref_audio": self.ref_audio,
+            "ref_text": self.ref_text,
+            "x_vector_only_mode": self.x_vector_only_mode,
+            "speaker_embedding": self.speaker_embedding,
+        }
+        return next((name for name, value in used.items() if value), None)
+
+
+class WordTime(msgspec.Struct):
+    """A spoken word in an answer. Its times are whole milliseconds from the beginning of the audio."""
+
+    word: str
+    start_ms: int
+    end_ms: int
+
+
+def word_times(words: Iterable[Word]) -> list[WordTime]:
+    """The words as answers have them, in the order in which they come; seconds are rounded to milliseconds."""
+    return [WordTime(w.text, round(w.start_s * 1000), round(w.end_s * 1000)) for w in words]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,77 +124,69 @@ class SpeechCatalog:
         return ", ".join(self.voices)
 
 
-def read_config(fields: dict[str, Any], catalog: SpeechCatalog, format: SpeechFormat) -> SpeechConfig:
-    """The configuration that a request asks for. A field that is None counts as missing; unknown fields are ignored.
+def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechFormat) -> SpeechConfig:
+    """The configuration that a request asks for.
 
     `format` is the audio format of a request that names none. A hosted name that the default model or voice serves is
     logged. Raises RemoteProtocolError: `model_not_found`, `voice_not_found`, `voice_not_supported`, `not_supported`, or
     `invalid_type` or `invalid_value` with the field in `param`.
     """
-    _model(fields.get("model"), catalog)
+    _check_model(fields.model, catalog)
     _check(fields, catalog)
-    asked: SpeechFormat = _choice(fields, "response_format", get_args(SpeechFormat), format)
-    granularity: Granularity = _choice(fields, "split_granularity", get_args(Granularity), "sentence")
-    seed = _seed(fields)
-    words = _flag(fields, "word_timestamps")
-    stream = _flag(fields, "stream_audio")
-    speed = 1.0 if fields.get("speed") is None else number(fields["speed"], "speed", 0.25, 4.0)
+    _check_language(fields.language, catalog)
     voice = _voice(fields, catalog)
     sample = _sample(fields)
     if sample is None and isinstance(voice, VoiceSample):
         sample = voice
-    language = _language_code(fields["language"]) if fields.get("language") else None
+    language = _language_code(fields.language) if fields.language else None
     return SpeechConfig(
         voice=voice if isinstance(voice, str) else None,
-        granularity=granularity,
-        format=asked,
-        speed=speed,
-        seed=seed,
-        stream=stream,
-        word_times=words,
+        granularity=_choice(fields.split_granularity, "split_granularity", get_args(Granularity), "sentence"),
+        format=_choice(fields.response_format, "response_format", get_args(SpeechFormat), format),
+        speed=1.0 if fields.speed is None else number(fields.speed, "speed", 0.25, 4.0),
+        seed=_seed(fields.seed),
+        stream=bool(fields.stream_audio),
+        word_times=bool(fields.word_timestamps),
         language=None if language == "auto" else language,
-        instructions=fields.get("instructions") or "",
+        instructions=fields.instructions or "",
         sample=sample,
-        max_frames=fields.get("max_new_tokens"),
-        first_frames=fields.get("initial_codec_chunk_frames") or None,
+        max_frames=fields.max_new_tokens,
+        first_frames=fields.initial_codec_chunk_frames or None,
     )
 
 
-def _choice(fields: dict[str, Any], name: str, choices: tuple[str, ...], default: str) -> Any:
-    value = fields.get(name) or default
-    if value not in choices:
+def _choice(value: object, name: str, choices: tuple[Choice, ...], default: Choice) -> Choice:
+    if not value:
+        return default
+    found = next((choice for choice in choices if choice == value), None)
+    if found is None:
         raise _invalid(name, f"expected one of {', '.join(choices)}")
-    return value
+    return found
 
 
-def _seed(fields: dict[str, Any]) -> int | None:
+def _seed(seed: int | None) -> int | None:
     """The seed in [0, 2^64). Generators take no negative ones; as two's complement, each has a seed of its own."""
-    seed = fields.get("seed")
     if seed is None:
         return None
-    number(typed(seed, int, "seed"), "seed", -(2**63), 2**63 - 1)
-    return int(seed) % 2**64
+    number(seed, "seed", -(2**63), 2**63 - 1)
+    return seed % 2**64
 
 
-def _model(name: Any, catalog: SpeechCatalog) -> None:
-    if name is None or name == "":
-        return
-    typed(name, str, "model")
-    if catalog.models.exact(name):
+def _check_model(name: str | None, catalog: SpeechCatalog) -> None:
+    if not name or catalog.models.exact(name):
         return
     if len(name) > MAX_NAME_CHARS or not catalog.models.lenient(name):
         raise RemoteProtocolError("model_not_found", f"The model `{name[:MAX_NAME_CHARS]}` does not exist.", "model")
     catalog.log_alias(name, catalog.models.loaded[0])
 
 
-def _voice(fields: dict[str, Any], catalog: SpeechCatalog) -> str | VoiceSample | None:
-    given = fields.get("voice")
-    asked = fields.get("speaker") if given is None else given
-    if isinstance(asked, dict):
-        asked = asked.get("id")
-    if asked is None or asked == "":
+def _voice(fields: SpeechFields, catalog: SpeechCatalog) -> str | VoiceSample | None:
+    asked = fields.voice
+    if asked is None:
+        asked = decode(fields.speaker, str | VoiceById | None, "speaker")  # type: ignore[arg-type]
+    name = asked.id if isinstance(asked, VoiceById) else asked
+    if not name:
         return None
-    name: str = typed(asked, str, "voice")
     own = next((v for v in catalog.voices if v.lower() == name.lower()), None)
     if own:
         return own
@@ -155,46 +207,44 @@ def _voice(fields: dict[str, Any], catalog: SpeechCatalog) -> str | VoiceSample 
     )
 
 
-def _sample(fields: dict[str, Any]) -> VoiceSample | None:
+def _sample(fields: SpeechFields) -> VoiceSample | None:
     """The voice that a request brings along, as an embedding or a recording."""
-    if embedding := fields.get("speaker_embedding"):
-        if not all(abs(v) < MAX_EMBEDDING_VALUE for v in embedding):
-            raise _invalid("speaker_embedding", "expected finite numbers")
-        return VoiceSample(embedding=tuple(float(v) for v in embedding))
-    given = fields.get("ref_audio")
-    if not given:
+    if fields.speaker_embedding:
+        return VoiceSample(embedding=tuple(fields.speaker_embedding))
+    if not fields.ref_audio:
         return None
-    recording = audio_file(given, "ref_audio", MAX_SAMPLE_BYTES)
+    recording = audio_file(fields.ref_audio, "ref_audio", MAX_SAMPLE_BYTES)
     # With x_vector_only_mode the voice is cloned from its sound alone, and the words of the recording are not used.
-    ref_text = "" if fields.get("x_vector_only_mode") else fields.get("ref_text") or ""
+    ref_text = "" if fields.x_vector_only_mode else fields.ref_text or ""
     return VoiceSample(recording, ref_text)
 
 
-def _check(fields: dict[str, Any], catalog: SpeechCatalog) -> None:
+def _check(fields: SpeechFields, catalog: SpeechCatalog) -> None:
     """Check the fields that are checked whether or not the loaded model has a use for them."""
-    for name in ("instructions", "language", "ref_audio", "ref_text"):
-        typed(fields.get(name), (str, type(None)), name)
-    for name, low in (("max_new_tokens", 1), ("initial_codec_chunk_frames", 0)):
-        if fields.get(name) is not None:
-            number(typed(fields[name], int, name), name, low, 2**31)
-    embedding = fields.get("speaker_embedding")
-    if embedding is not None:
-        values = typed(embedding, list, "speaker_embedding")
-        if not 0 < len(values) <= MAX_EMBEDDING_NUMBERS:
-            raise _invalid("speaker_embedding", f"expected 1 to {MAX_EMBEDDING_NUMBERS} numbers")
-        for value in values:
-            typed(value, (int, float), "speaker_embedding")
-    _flag(fields, "x_vector_only_mode")
-    task = fields.get("task_type")
+    if fields.max_new_tokens is not None:
+        number(fields.max_new_tokens, "max_new_tokens", 1, 2**31)
+    if fields.initial_codec_chunk_frames is not None:
+        number(fields.initial_codec_chunk_frames, "initial_codec_chunk_frames", 0, 2**31)
+    if fields.speaker_embedding is not None:
+        _check_embedding(fields.speaker_embedding)
+    task, unserved = fields.task_type, None if catalog.clones else fields.cloning
     if task is not None and task not in TASKS:
         raise _invalid("task_type", f"expected one of {', '.join(TASKS)}")
-    unserved = None if catalog.clones else next((n for n in _CLONING if fields.get(n)), None)
     if unserved or (task is not None and task not in catalog.tasks):
         message = "The loaded model speaks with its own voices only."
         if catalog.clones:
             message = f"The loaded model does {', '.join(catalog.tasks)}."
         raise RemoteProtocolError("not_supported", message, unserved or "task_type")
-    language = fields.get("language")
+
+
+def _check_embedding(embedding: list[float]) -> None:
+    if not 0 < len(embedding) <= MAX_EMBEDDING_NUMBERS:
+        raise _invalid("speaker_embedding", f"expected 1 to {MAX_EMBEDDING_NUMBERS} numbers")
+    if not all(abs(v) < MAX_EMBEDDING_VALUE for v in embedding):
+        raise _invalid("speaker_embedding", "expected finite numbers")
+
+
+def _check_language(language: str | None, catalog: SpeechCatalog) -> None:
     if language and _language_code(language) not in (*catalog.languages, "auto"):
         raise _invalid("language", f"the loaded model speaks {', '.join(catalog.languages)}")
 
@@ -202,10 +252,6 @@ def _check(fields: dict[str, Any], catalog: SpeechCatalog) -> None:
 def _language_code(language: str) -> str:
     """The code of a language that is given by its name, code or locale: `en` for `English`, `en` and `en-US`."""
     return LANGUAGE_NAMES.get(language.lower(), language.lower().split("-")[0].split("_")[0])
-
-
-def _flag(fields: dict[str, Any], name: str) -> bool:
-    return bool(typed(fields.get(name), (bool, type(None)), name))
 
 
 def _invalid(param: str, expected: str) -> RemoteProtocolError:

@@ -9,22 +9,43 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal, TypeVar
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
-from antiphon.protocols.fields import json_body, require, typed
-from antiphon.protocols.speech import fields as speech_fields
-from antiphon.protocols.speech.fields import SpeechCatalog
+from antiphon.protocols.fields import decode, json_body
+from antiphon.protocols.speech.fields import (
+    MAX_EMBEDDING_NUMBERS,
+    SpeechCatalog,
+    SpeechFields,
+    WordTime,
+    read_config,
+    word_times,
+)
 from antiphon.protocols.wire import JSON_ERRORS
+
+T = TypeVar("T")
 
 MAX_INPUT_CHARS, MAX_ITEMS = 4096, 32
 # Of each text that is stored with an uploaded voice.
 MAX_FIELD_CHARS = 2000
 _encoder = msgspec.json.Encoder()
+
+
+class SpeechBody(SpeechFields, kw_only=True):
+    """A body as the client sent it. Of a `stream_format`, anything false (`""`, `0`, `[]`) counts as missing."""
+
+    input: str
+    stream_format: object = None
+    stream: bool | None = None
+
+
+# The fields of a JSON object by their names, each still the JSON text that the client sent.
+_RawFields = dict[str, msgspec.Raw]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +66,7 @@ def parse(body: bytes, catalog: SpeechCatalog) -> SpeechRequest:
     Raises RemoteProtocolError: `invalid_json`, `missing_required_parameter`, `string_above_max_length`, or what
     `fields.read_config` raises.
     """
-    return _request(json_body(body), catalog)
+    return _request(_decode_body(body, SpeechBody), catalog)
 
 
 def parse_batch(body: bytes, catalog: SpeechCatalog) -> list[SpeechRequest | RemoteProtocolError]:
@@ -54,45 +75,86 @@ def parse_batch(body: bytes, catalog: SpeechCatalog) -> list[SpeechRequest | Rem
     An item that is wrong is its error, and the others are served. Raises RemoteProtocolError where the body itself is
     wrong, or an item is no object.
     """
-    fields = json_body(body)
-    items = require(fields, "items", list, "items")
+    shared = _decode_body(body, _RawFields)
+    if "items" not in shared:
+        raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'items'.", "items")
+    items = decode(shared.pop("items"), list[msgspec.Raw], "items")
     if not 0 < len(items) <= MAX_ITEMS:
         raise RemoteProtocolError("invalid_value", f"Invalid value for 'items': expected 1 to {MAX_ITEMS}.", "items")
-    shared = {k: v for k, v in fields.items() if k != "items"}
     out: list[SpeechRequest | RemoteProtocolError] = []
     for i, item in enumerate(items):
-        own = typed(item, dict, f"items[{i}]")
+        own = decode(item, _RawFields, f"items[{i}]")
         try:
-            request = _request(shared | own, catalog)
+            # A shared field is checked only with the items that do not have their own.
+            request = _request(decode(_encoder.encode(shared | own), SpeechBody), catalog)
             out.append(replace(request, sse=False, whole=True, config=replace(request.config, stream=False)))
         except RemoteProtocolError as error:
             out.append(error)
     return out
 
 
-def _request(fields: dict[str, Any], catalog: SpeechCatalog) -> SpeechRequest:
-    text: str = require(fields, "input", str, "input")
-    if not text.strip():
+def _decode_body(body: bytes, kind: type[T]) -> T:
+    try:
+        return decode(body, kind)
+    except RemoteProtocolError:
+        # A body that is no JSON object at all is refused in the words of every route.
+        json_body(body)
+        raise
+
+
+def _request(body: SpeechBody, catalog: SpeechCatalog) -> SpeechRequest:
+    if not body.input.strip():
         raise RemoteProtocolError("invalid_value", "Invalid value for 'input': there is nothing to say.", "input")
-    if len(text) > MAX_INPUT_CHARS:
+    if len(body.input) > MAX_INPUT_CHARS:
         raise RemoteProtocolError(
             "string_above_max_length", f"Invalid value for 'input': at most {MAX_INPUT_CHARS} characters.", "input"
         )
-    asked = speech_fields.read_config(fields, catalog, "mp3")
-    kind = fields.get("stream_format") or "audio"
+    asked = read_config(body, catalog, "mp3")
+    kind = body.stream_format or "audio"
     if kind not in ("audio", "sse"):
         raise RemoteProtocolError(
             "invalid_value", "Invalid value for 'stream_format': expected audio or sse.", "stream_format"
         )
-    stream = bool(typed(fields.get("stream"), (bool, type(None)), "stream"))
     # Only a WAV says its size at its start: it is sent whole unless a stream is asked for.
-    whole = asked.format == "wav" and not stream and kind == "audio"
-    return SpeechRequest(text, replace(asked, stream=not whole, granularity="none"), kind == "sse", whole)
+    whole = asked.format == "wav" and not body.stream and kind == "audio"
+    return SpeechRequest(body.input, replace(asked, stream=not whole, granularity="none"), kind == "sse", whole)
+
+
+class _AudioDelta(msgspec.Struct, tag="speech.audio.delta"):
+    audio: str
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+
+
+class _AudioDone(msgspec.Struct, tag="speech.audio.done"):
+    usage: _Usage
+    words: list[WordTime] | UnsetType = UNSET
+    skipped: str | UnsetType = UNSET
+
+
+class SpeechError(msgspec.Struct):
+    """What went wrong, in OpenAI's shape. `param` is the client's field at fault, None where the fault is not in one.
+
+    `code` is None only in a stream that failed after it began.
+    """
+
+    message: str
+    type: Literal["invalid_request_error", "server_error"]
+    param: str | None = None
+    code: str | None = None
+
+
+class _ErrorEvent(msgspec.Struct, tag="error"):
+    error: SpeechError
 
 
 def delta_event(data: bytes) -> bytes:
     """The server-sent event for a chunk of audio, encoded in the request's format; the chunks joined are the file."""
-    return _event(type="speech.audio.delta", audio=b64encode(data).decode())
+    return _sse(_AudioDelta(b64encode(data).decode()))
 
 
 def done_event(num_symbols: int, num_frames: int, words: Sequence[Word] | None, skipped: str) -> bytes:
@@ -101,50 +163,77 @@ def done_event(num_symbols: int, num_frames: int, words: Sequence[Word] | None, 
     `num_symbols` and `num_frames` are what the model read and made, in its own units, counted as tokens. `words` are
     their times, None where they were not asked for. `skipped` are characters of the text that were not spoken.
     """
-    usage = {"input_tokens": num_symbols, "output_tokens": num_frames, "total_tokens": num_symbols + num_frames}
-    more: dict[str, Any] = {} if words is None else {"words": words_json(words)}
-    if skipped:
-        more["skipped"] = skipped
-    return _event(type="speech.audio.done", usage=usage, **more)
+    usage = _Usage(num_symbols, num_frames, num_symbols + num_frames)
+    return _sse(_AudioDone(usage, UNSET if words is None else word_times(words), skipped or UNSET))
 
 
 def error_event(message: str) -> bytes:
     """The server-sent event that ends a stream that failed after it began. The status 200 has been sent by then."""
-    return _event(type="error", error={"message": message, "type": "server_error", "param": None, "code": None})
+    return _sse(_ErrorEvent(SpeechError(message, "server_error")))
 
 
-def _event(**fields: Any) -> bytes:
-    return b"data: " + _encoder.encode(fields) + b"\n\n"
+def _sse(event: _AudioDelta | _AudioDone | _ErrorEvent) -> bytes:
+    return b"data: " + _encoder.encode(event) + b"\n\n"
 
 
-def words_json(words: Sequence[Word]) -> list[dict[str, Any]]:
-    """Words and when they begin and end, as JSON values, in whole milliseconds from the beginning of the audio, in
-    order.
-    """
-    return [{"word": w.text, "start_ms": round(w.start_s * 1000), "end_ms": round(w.end_s * 1000)} for w in words]
+class SpokenItem(msgspec.Struct, kw_only=True):
+    """The result of an item of a batch that was spoken. `audio_data`: the whole file in `format`, as base64."""
+
+    index: int
+    status: Literal["success"] = "success"
+    audio_data: str
+    format: str
+    words: list[WordTime] | UnsetType = UNSET
+    skipped: str | UnsetType = UNSET
 
 
-def batch_item(index: int, format: str, data: bytes, words: Sequence[Word] | None, skipped: str) -> dict[str, Any]:
-    """The result of an item that was spoken, as JSON values.
+class FailedItem(msgspec.Struct, kw_only=True):
+    """The result of an item of a batch that could not be spoken; the others are not affected."""
+
+    index: int
+    status: Literal["error"] = "error"
+    error: SpeechError
+
+
+BatchItem = SpokenItem | FailedItem
+
+
+class BatchResults(msgspec.Struct):
+    """The body of the response to a batch: a result for each item, in the order of the items, and their counts."""
+
+    results: list[BatchItem]
+    total: int
+    succeeded: int
+    failed: int
+
+    @classmethod
+    def of(cls, results: list[BatchItem]) -> BatchResults:
+        """The body for these results, which are counted."""
+        num_spoken = sum(isinstance(r, SpokenItem) for r in results)
+        return cls(results, len(results), num_spoken, len(results) - num_spoken)
+
+
+def batch_item(index: int, format: str, data: bytes, words: Sequence[Word] | None, skipped: str) -> SpokenItem:
+    """The result of an item that was spoken.
 
     `data` is the whole file in this format; `words` and `skipped` are as in `done_event`.
     """
-    more: dict[str, Any] = {} if words is None else {"words": words_json(words)}
-    if skipped:
-        more["skipped"] = skipped
-    return {"index": index, "status": "success", "audio_data": b64encode(data).decode(), "format": format} | more
+    return SpokenItem(
+        index=index,
+        audio_data=b64encode(data).decode(),
+        format=format,
+        words=UNSET if words is None else word_times(words),
+        skipped=skipped or UNSET,
+    )
 
 
-def batch_failure(index: int, error: RemoteProtocolError | str) -> dict[str, Any]:
-    """The result of an item that failed, as JSON values. `error` is the client's, or the text of the server's."""
-    known = isinstance(error, RemoteProtocolError)
-    body = {
-        "message": error.message if isinstance(error, RemoteProtocolError) else error,
-        "type": "invalid_request_error" if known else "server_error",
-        "param": error.param if isinstance(error, RemoteProtocolError) else None,
-        "code": error.code if isinstance(error, RemoteProtocolError) else "processing_error",
-    }
-    return {"index": index, "status": "error", "error": body}
+def batch_failure(index: int, error: RemoteProtocolError | str) -> FailedItem:
+    """The result of an item that failed. `error` is the client's, or the text of the server's."""
+    if isinstance(error, RemoteProtocolError):
+        shown = SpeechError(error.message, "invalid_request_error", error.param, error.code)
+    else:
+        shown = SpeechError(error, "server_error", None, "processing_error")
+    return FailedItem(index=index, error=shown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +293,10 @@ def _embedding(raw: str) -> tuple[float, ...]:
             "Invalid value for 'speaker_embedding': expected a JSON array of numbers.",
             "speaker_embedding",
         ) from None
-    if not 0 < len(values) <= speech_fields.MAX_EMBEDDING_NUMBERS:
+    if not 0 < len(values) <= MAX_EMBEDDING_NUMBERS:
         raise RemoteProtocolError(
             "invalid_value",
-            f"Invalid value for 'speaker_embedding': expected 1 to {speech_fields.MAX_EMBEDDING_NUMBERS} numbers.",
+            f"Invalid value for 'speaker_embedding': expected 1 to {MAX_EMBEDDING_NUMBERS} numbers.",
             "speaker_embedding",
         )
     return tuple(values)

@@ -7,7 +7,8 @@ fields.py.
 from __future__ import annotations
 
 from base64 import b64encode
-from typing import Any
+
+import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import (
@@ -23,10 +24,9 @@ from antiphon.events.speech import (
     SpeechEvent,
     UtteranceDone,
 )
-from antiphon.events.words import Word
-from antiphon.protocols.speech import fields as speech_fields
-from antiphon.protocols.speech.fields import SpeechCatalog
-from antiphon.protocols.wire import Frame, decode_event
+from antiphon.protocols.fields import decode
+from antiphon.protocols.speech.fields import SpeechCatalog, SpeechFields, WordTime, read_config, word_times
+from antiphon.protocols.wire import Frame, Received, message
 
 # A configuration may bring a recording along; other messages are text.
 MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES = 4 << 20, 128 << 10
@@ -37,199 +37,225 @@ IDLE_TIMEOUT = "Idle timeout: no message received"
 BYTES_PER_SAMPLE = 2
 
 
-class SpeechDialect:
-    """One speech stream's dialect; `catalog` is what the loaded synthesizer offers. Nothing here waits.
+class _SessionConfig(SpeechFields, tag="session.config"):
+    """What to speak with from the next utterance on."""
 
-    `closing`: the connection is to be closed when the frames that wait have been sent.
-    """
+
+class _InputText(msgspec.Struct, tag="input.text"):
+    text: str = ""
+
+
+class _InputDone(msgspec.Struct, tag="input.done"):
+    """The utterance's text is complete."""
+
+
+class _InputCancel(msgspec.Struct, tag="input.cancel"):
+    """Nothing more of what was sent is to be heard."""
+
+
+class _SessionClose(msgspec.Struct, tag="session.close"):
+    """The client is done; what is left is not spoken."""
+
+
+# The messages of a client, each by its `type`.
+SpeechMessage = _SessionConfig | _InputText | _InputDone | _InputCancel | _SessionClose
+
+
+class SpeechDialect:
+    """One speech stream's dialect; `catalog` is what the loaded synthesizer offers. Nothing here waits."""
 
     def __init__(self, catalog: SpeechCatalog) -> None:
         self._catalog = catalog
-        self._config: SpeechConfig | None = None
-        self._commands: list[SpeechCommand] = []
-        self._frames: list[Frame] = []
         self._sentence: SentenceStarted | None = None
         self._num_chunks = 0
         self._num_bytes = 0
         self._sentences_started: dict[int, int] = {}
+        # Whether a `session.config` was accepted. Before that, any error ends the connection, and the time to wait for
+        # a message is another.
+        self.configured = False
+        # The connection is to be closed when the frames that were returned have been sent.
         self.closing = False
 
-    @property
-    def configured(self) -> bool:
-        """Whether a `session.config` was accepted.
+    # --- from the client
 
-        Before that, any error ends the connection, and the time to wait for a message is another.
-        """
-        return self._config is not None
-
-    def commands(self) -> list[SpeechCommand]:
-        """Remove and return what the messages so far ask of the session, in order; wrong messages ask nothing."""
-        taken, self._commands = self._commands, []
-        return taken
-
-    def frames(self) -> list[Frame]:
-        """Remove and return the frames that wait to be sent, oldest first.
-
-        Text is JSON, bytes are audio in the format asked for.
-        """
-        taken, self._frames = self._frames, []
-        return taken
-
-    def receive(self, data: str | bytes) -> None:
-        """Read one message of the client: commands, or an error for the client, are queued. Never raises.
+    def feed(self, data: str | bytes) -> Received[SpeechCommand]:
+        """Read one message of the client. A wrong one asks nothing and is answered with an error; nothing is raised.
 
         An error before the first configuration ends the connection.
         """
         try:
-            self._receive(data)
+            return Received(self._commands(data))
         except RemoteProtocolError as error:
-            self.refuse(error.message)
+            return Received(answers=[self.refuse(error.message)])
 
-    def refuse(self, message: str) -> None:
-        """Queue an error with this message. The connection ends with it if no configuration was accepted yet."""
-        self._add_frame(type="error", message=message)
+    def refuse(self, reason: str) -> Frame:
+        """The error for the client. The connection ends with it if no configuration was accepted yet."""
         self.closing = self.closing or not self.configured
+        return message(type="error", message=reason)
 
-    def _receive(self, data: str | bytes) -> None:
-        size = len(data)
-        if size > MAX_CONFIG_BYTES:
+    def _commands(self, data: str | bytes) -> list[SpeechCommand]:
+        if len(data) > MAX_CONFIG_BYTES:
             raise RemoteProtocolError("too_large", "WebSocket message too large")
-        message = decode_event(
-            data, ("invalid_json", "Invalid JSON message"), ("invalid_json", "WebSocket messages must be JSON objects")
-        )
-        kind = message.get("type")
-        if kind == "session.config":
-            self._configure(message)
-            return
+        received = self._read(data)
+        if isinstance(received, _SessionConfig):
+            return [ConfigureSpeech(self._configure(received))]
+        kind = received.__struct_config__.tag
         if not self.configured:
-            raise RemoteProtocolError("unexpected", f"Expected session.config, got: {_short(kind)}")
-        if size > MAX_MESSAGE_BYTES:
-            raise RemoteProtocolError("too_large", f"{_short(kind)} message too large")
-        match kind:
-            case "input.text":
-                text = message.get("text", "")
-                if not isinstance(text, str):
-                    raise RemoteProtocolError("invalid_type", "input.text requires a string value")
-                self._commands.append(AppendText(text))
-            case "input.done":
-                self._commands.append(FlushText())
-            case "input.cancel":
-                self._commands.append(CancelSpeech())
-            case "session.close":
+            raise RemoteProtocolError("unexpected", f"Expected session.config, got: {kind}")
+        if len(data) > MAX_MESSAGE_BYTES:
+            raise RemoteProtocolError("too_large", f"{kind} message too large")
+        match received:
+            case _InputText(text=text):
+                return [AppendText(text)]
+            case _InputDone():
+                return [FlushText()]
+            case _InputCancel():
+                return [CancelSpeech()]
+            case _SessionClose():
                 self.closing = True
-            case _:
-                raise RemoteProtocolError("unknown", f"Unknown message type: {_short(kind)}")
+                return []
 
-    def _configure(self, message: dict[str, Any]) -> None:
+    def _read(self, data: str | bytes) -> SpeechMessage:
         try:
-            asked = speech_fields.read_config(message, self._catalog, "wav")
-            if asked.stream and (asked.format != "pcm" or asked.speed != 1.0):
-                what, got = (
-                    ("response_format='pcm'", repr(asked.format))
-                    if asked.format != "pcm"
-                    else ("speed=1.0", asked.speed)
-                )
-                raise RemoteProtocolError("invalid_value", f"stream_audio=true requires {what}. Got {got}.")
-            if asked.word_times and not asked.stream:
-                raise RemoteProtocolError(
-                    "invalid_value", "word_timestamps=true requires stream_audio=true and response_format='pcm'."
-                )
+            received: SpeechMessage = decode(data, SpeechMessage)  # type: ignore[arg-type]
+        except RemoteProtocolError as error:
+            raise self._refusal(data, error) from None
+        return received
+
+    def _refusal(self, data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolError:
+        """What the client is told of a message that could not be decoded, which depends on its `type`."""
+        try:
+            value = decode(data, object)
+        except RemoteProtocolError:
+            return RemoteProtocolError("invalid_json", "Invalid JSON message")
+        if not isinstance(value, dict):
+            return RemoteProtocolError("invalid_json", "WebSocket messages must be JSON objects")
+        kind = value.get("type")
+        match kind:
+            case "session.config":
+                return _bad_config(error)
+            case _ if not self.configured:
+                return RemoteProtocolError("unexpected", f"Expected session.config, got: {_short(kind)}")
+            case "input.text":
+                return RemoteProtocolError(error.code, "input.text requires a string value")
+            case _:
+                return RemoteProtocolError("unknown", f"Unknown message type: {_short(kind)}")
+
+    def _configure(self, fields: SpeechFields) -> SpeechConfig:
+        """The configuration that the fields come to. Raises RemoteProtocolError."""
+        try:
+            asked = read_config(fields, self._catalog, "wav")
+            _check_streaming(asked)
         except RemoteProtocolError as error:
             if error.code in ("model_not_found", "voice_not_found", "voice_not_supported"):
                 raise
-            raise RemoteProtocolError(error.code, f"Invalid session config: {error.message}") from None
-        self._config = asked
-        self._commands.append(ConfigureSpeech(asked))
+            raise _bad_config(error) from None
+        self.configured = True
+        return asked
 
     # --- to the client
 
-    def send(self, output: SpeechEvent) -> None:
-        """Queue the frames of an event of the session.
+    def send(self, output: SpeechEvent) -> list[Frame]:
+        """The frames of an event of the session.
 
         With word times, audio is base64 in JSON, and a last chunk without audio has the times; otherwise it is binary.
         """
         match output:
             case SentenceStarted():
-                self._start_sentence(output)
+                return [self._start_sentence(output)]
             case SentenceAudio():
-                self._add_audio(output.data, output.start_s, output.end_s)
+                return [self._audio(output.data, output.start_s, output.end_s)]
             case SentenceDone():
-                self._end_audio(output)
-            case UtteranceDone(utterance, sentences, cancelled):
-                if cancelled and self._sentence:
-                    self._end_sentence(self._sentence, error=False, cancelled=True)
-                fields: dict[str, Any] = {"cancelled": True} if cancelled else {}
-                sent = self._sentences_started.pop(utterance, 0)
-                total = sent if cancelled else sentences
-                self._add_frame(type="session.done", utterance_index=utterance, total_sentences=total, **fields)
+                return self._end_audio(output)
+            case UtteranceDone():
+                return self._end_utterance(output)
 
-    def _start_sentence(self, sentence: SentenceStarted) -> None:
+    def _start_sentence(self, sentence: SentenceStarted) -> Frame:
         self._sentence, self._num_chunks, self._num_bytes = sentence, 0, 0
         self._sentences_started[sentence.utterance] = sentence.sentence + 1
-        fields: dict[str, Any] = {}
-        if sentence.config.stream:
-            fields["sample_rate"] = sentence.rate_hz
-        if sentence.config.word_times:
-            fields["word_timestamps"] = True
-        self._add_frame(
-            **self._sentence_fields(sentence, "audio.start"),
+        config = sentence.config
+        return _about(
+            sentence,
+            "audio.start",
             sentence_text=sentence.text,
-            format=sentence.config.format,
-            **fields,
+            format=config.format,
+            **({"sample_rate": sentence.rate_hz} if config.stream else {}),
+            **({"word_timestamps": True} if config.word_times else {}),
         )
 
-    def _add_audio(self, data: bytes, start_s: float, end_s: float, words: tuple[Word, ...] | None = None) -> None:
+    def _audio(self, data: bytes, start_s: float, end_s: float, times: list[WordTime] | None = None) -> Frame:
         assert self._sentence
         self._num_bytes += len(data)
         if not self._sentence.config.word_times:
-            self._frames.append(Frame(data))
-            return
-        times = None if words is None else [_word_json(word) for word in words]
-        self._add_frame(
-            **self._sentence_fields(self._sentence, "audio.chunk"),
-            chunk_id=self._num_chunks,
+            return Frame(data)
+        chunk_id, self._num_chunks = self._num_chunks, self._num_chunks + 1
+        return _about(
+            self._sentence,
+            "audio.chunk",
+            chunk_id=chunk_id,
             chunk_start_ms=round(start_s * 1000),
             chunk_end_ms=round(end_s * 1000),
             sample_rate=self._sentence.rate_hz,
             audio_b64=b64encode(data).decode(),
             timestamps=times,
         )
-        self._num_chunks += 1
 
-    def _end_audio(self, done: SentenceDone) -> None:
+    def _end_audio(self, done: SentenceDone) -> list[Frame]:
         sentence = self._sentence
         assert sentence
+        frames = []
         if done.error:
             where = f"utterance {sentence.utterance}, sentence {sentence.sentence}"
-            self._add_frame(type="error", message=f"Generation failed for {where}: {done.error}")
+            frames.append(message(type="error", message=f"Generation failed for {where}: {done.error}"))
         elif sentence.config.word_times:
             # The times of the words are known only now: a last chunk without audio has them.
             end_s = self._num_bytes / BYTES_PER_SAMPLE / sentence.rate_hz
-            self._add_audio(b"", end_s, end_s, done.words)
-        self._end_sentence(sentence, error=bool(done.error), skipped=done.skipped)
+            frames.append(self._audio(b"", end_s, end_s, word_times(done.words)))
+        more = {"skipped": done.skipped} if done.skipped else {}
+        return [*frames, self._end_sentence(sentence, error=bool(done.error), **more)]
 
-    def _end_sentence(
-        self, sentence: SentenceStarted, *, error: bool, cancelled: bool = False, skipped: str = ""
-    ) -> None:
-        fields: dict[str, Any] = {"cancelled": True} if cancelled else {}
-        if skipped:
-            fields["skipped"] = skipped
-        self._add_frame(
-            **self._sentence_fields(sentence, "audio.done"), total_bytes=self._num_bytes, error=error, **fields
+    def _end_utterance(self, done: UtteranceDone) -> list[Frame]:
+        frames = []
+        if done.cancelled and self._sentence:
+            frames.append(self._end_sentence(self._sentence, error=False, cancelled=True))
+        num_started = self._sentences_started.pop(done.utterance, 0)
+        frames.append(
+            message(
+                type="session.done",
+                utterance_index=done.utterance,
+                total_sentences=num_started if done.cancelled else done.num_sentences,
+                **({"cancelled": True} if done.cancelled else {}),
+            )
         )
+        return frames
+
+    def _end_sentence(self, sentence: SentenceStarted, *, error: bool, **more: str | bool) -> Frame:
         self._sentence = None
-
-    @staticmethod
-    def _sentence_fields(sentence: SentenceStarted, kind: str) -> dict[str, Any]:
-        return {"type": kind, "utterance_index": sentence.utterance, "sentence_index": sentence.sentence}
-
-    def _add_frame(self, **fields: Any) -> None:
-        self._frames.append(Frame(fields))
+        return _about(sentence, "audio.done", total_bytes=self._num_bytes, error=error, **more)
 
 
-def _word_json(word: Word) -> dict[str, Any]:
-    return {"word": word.text, "start_ms": round(word.start_s * 1000), "end_ms": round(word.end_s * 1000)}
+def _bad_config(error: RemoteProtocolError) -> RemoteProtocolError:
+    return RemoteProtocolError(error.code, f"Invalid session config: {error.message}")
 
 
-def _short(kind: Any) -> str:
+def _check_streaming(config: SpeechConfig) -> None:
+    """Check that audio that is sent while it is made has the one format that can be."""
+    if config.stream and config.format != "pcm":
+        raise RemoteProtocolError(
+            "invalid_value", f"stream_audio=true requires response_format='pcm'. Got {config.format!r}."
+        )
+    if config.stream and config.speed != 1.0:
+        raise RemoteProtocolError("invalid_value", f"stream_audio=true requires speed=1.0. Got {config.speed}.")
+    if config.word_times and not config.stream:
+        raise RemoteProtocolError(
+            "invalid_value", "word_timestamps=true requires stream_audio=true and response_format='pcm'."
+        )
+
+
+def _about(sentence: SentenceStarted, kind: str, **fields: object) -> Frame:
+    """A message about a sentence, which it names before its own fields."""
+    return message(type=kind, utterance_index=sentence.utterance, sentence_index=sentence.sentence, **fields)
+
+
+def _short(kind: object) -> str:
     return str(kind)[:80]

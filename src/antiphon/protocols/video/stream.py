@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
 
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import from_pcm16, to_pcm16
@@ -23,6 +26,7 @@ from antiphon.events.video import (
     AppendVideoAudio,
     AskQuestion,
     FinishVideo,
+    FrameFilterName,
     FrameInfo,
     FrameReceived,
     VideoCommand,
@@ -31,8 +35,10 @@ from antiphon.events.video import (
     VideoEvent,
     VideoFailed,
 )
-from antiphon.protocols.wire import Frame, decode_event, decode_json
+from antiphon.protocols.fields import decode, typed
+from antiphon.protocols.wire import Frame, Received, message
 
+T = TypeVar("T")
 # What the client is told when the server has waited too long for its first message, or for any other.
 CONFIG_TIMEOUT, IDLE_TIMEOUT = "Timeout waiting for session.config", "Idle timeout"
 # Of an image in base64.
@@ -45,280 +51,323 @@ MAX_NAME_CHARS, MAX_TIMESTAMP_MS = 256, 1e15
 MAX_AUDIO_BYTES = 4 << 20
 # What files of these formats begin with.
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-# Older names of fields of a configuration.
-OLDER_NAMES = {
-    "num_sample_frames": "num_frames",
-    "evs_enabled": "enable_frame_filter",
-    "evs_threshold": "frame_filter_threshold",
-}
 # The one code of every error here; a client is sent the message only.
 INVALID_REQUEST = "invalid_request"
+
+
+class _SessionConfig(msgspec.Struct, tag="session.config"):
+    """What is kept and how it is answered. A field's older name is not read, and may be anything, where the field
+    itself is given.
+    """
+
+    modalities: tuple[str, ...] = ("text", "audio")
+    num_frames: float | UnsetType = UNSET
+    max_frames: float = 50.0
+    enable_frame_filter: bool | UnsetType = UNSET
+    frame_filter: str | None = None
+    frame_filter_threshold: float | UnsetType = UNSET
+    system_prompt: str | None = None
+    voice: str | None = None
+    use_audio_in_video: bool = True
+    max_memory_s: float | None = None
+    num_sample_frames: msgspec.Raw | UnsetType = UNSET
+    evs_enabled: msgspec.Raw | UnsetType = UNSET
+    evs_threshold: msgspec.Raw | UnsetType = UNSET
+
+
+class _VideoFrame(msgspec.Struct, tag="video.frame"):
+    """A frame, as the base64 of an image. What else is said about it counts as missing where it has another type."""
+
+    data: str = ""
+    frame_id: object = None
+    pts_ms: object = None
+    source_pts_ms: object = None
+    capture_ts_ms: object = None
+    quality_profile: object = None
+
+
+class _AudioChunk(msgspec.Struct, tag="audio.chunk"):
+    data: str = ""
+
+
+class _VideoQuery(msgspec.Struct, tag="video.query"):
+    """A question. A `text` of another type counts as missing, and so does any `audio_data` that is false."""
+
+    text: object = None
+    audio_data: object = None
+
+
+class _VideoDone(msgspec.Struct, tag="video.done"):
+    """The input ends."""
+
+
+class _Ping(msgspec.Struct, tag="ping"):
+    """Answered with `pong`."""
+
+
+# The messages of a client, each by its `type`.
+VideoMessage = _SessionConfig | _VideoFrame | _AudioChunk | _VideoQuery | _VideoDone | _Ping
 
 
 class VideoDialect:
     """One video stream's dialect. Nothing here waits.
 
-    `now_ms`: any steady clock, in milliseconds; the client is sent its times.
-    `whole`: an answer comes as one
-    piece of text and one of audio. `ga`: the events of audio have OpenAI's GA names instead of the beta's.
+    `now_ms`: any steady clock, in milliseconds; the client is sent its times. `whole`: an answer comes as one piece of
+    text and one of audio. `ga`: the events of audio have OpenAI's GA names instead of the beta's.
     """
 
     def __init__(self, now_ms: Callable[[], float], *, whole: bool = False, ga: bool = False) -> None:
         self._now_ms = now_ms
         self._whole = whole
         self._audio_event = "response.output_audio" if ga else "response.audio"
-        self._commands: list[VideoCommand | VideoConfig] = []
-        self._frames: list[Frame] = []
-        self._config: VideoConfig | None = None
         self._pcm_chunks: list[bytes] = []
         self._rate_hz = 0
-        # The model that the configuration names, unchecked; empty for any.
-        self.model = ""
-        # The connection is to be closed when the frames that wait have been sent.
+        # Whether a `session.config` was accepted. Before that, any error ends the connection, and the time to wait for
+        # a message is another.
+        self.configured = False
+        # The connection is to be closed when the frames that were returned have been sent.
         self.closing = False
-
-    @property
-    def configured(self) -> bool:
-        """Whether a `session.config` was accepted.
-
-        Before that, any error ends the connection, and the time to wait for a message is another.
-        """
-        return self._config is not None
-
-    def commands(self) -> list[VideoCommand | VideoConfig]:
-        """Remove and return what the messages so far ask of the session; its configuration is the first."""
-        taken, self._commands = self._commands, []
-        return taken
-
-    def frames(self) -> list[Frame]:
-        """Remove and return the frames that wait to be sent, oldest first; `receive` and `send` only queue them."""
-        taken, self._frames = self._frames, []
-        return taken
 
     # --- from the client
 
-    def receive(self, data: str | bytes) -> None:
-        """Read one message of the client: commands, or an answer, are queued. Never raises.
+    def feed(self, data: str | bytes) -> Received[VideoCommand | VideoConfig]:
+        """Read one message of the client. A wrong one asks nothing and is answered with an error; nothing is raised.
 
-        An error before the configuration ends the connection.
+        The first command is the configuration. An error before it ends the connection.
         """
         try:
-            if self._config is None:
-                self._configure(data)
-            else:
-                self._receive(data)
+            return self._handle(self._read(data))
         except RemoteProtocolError as error:
-            self.refuse(error.message)
+            return Received(answers=[self.refuse(error.message)])
 
-    def refuse(self, message: str, detail: str = "") -> None:
-        """Queue an error with this message. The connection ends with it if no configuration was accepted yet."""
-        self._add_frame(type="error", message=message, **({"detail": detail} if detail else {}))
+    def refuse(self, reason: str, detail: str = "") -> Frame:
+        """The error for the client. The connection ends with it if no configuration was accepted yet."""
         self.closing = self.closing or not self.configured
+        return message(type="error", message=reason, **({"detail": detail} if detail else {}))
 
-    def _configure(self, data: str | bytes) -> None:
+    def _read(self, data: str | bytes) -> VideoMessage:
+        """The message, which is one that can come now: the configuration once and first."""
+        if self.configured and len(data) > MAX_MESSAGE_CHARS:
+            raise _invalid("Frame too large")
         try:
-            message = decode_json(data)
-        except ValueError:
-            raise _invalid("Invalid JSON in session.config") from None
-        kind = message.get("type") if isinstance(message, dict) else type(message).__name__
-        if kind != "session.config":
-            raise _invalid(f"Expected session.config, got: {str(kind)[:80]}")
+            received: VideoMessage = decode(data, VideoMessage)  # type: ignore[arg-type]
+        except RemoteProtocolError as error:
+            raise self._refusal(data, error) from None
+        if isinstance(received, _SessionConfig) is self.configured:
+            raise self._unexpected(received.__struct_config__.tag)
+        return received
+
+    def _refusal(self, data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolError:
+        """What the client is told of a message that could not be decoded, which depends on its `type`."""
         try:
-            self._config = _config(
-                {OLDER_NAMES.get(k, k): v for k, v in message.items() if OLDER_NAMES.get(k) not in message}
-            )
+            value = decode(data, object)
+        except RemoteProtocolError:
+            return _invalid("Invalid JSON" if self.configured else "Invalid JSON in session.config")
+        if not isinstance(value, dict):
+            no_object = "Messages must be JSON objects"
+            return _invalid(no_object) if self.configured else self._unexpected(type(value).__name__)
+        kind = value.get("type")
+        if error.param == "type" or (kind == "session.config") is self.configured:
+            return self._unexpected(kind)
+        return _invalid(error.message if self.configured else f"Invalid session config: {error.message}")
+
+    def _unexpected(self, kind: object) -> RemoteProtocolError:
+        return _invalid(f"{'Unknown type:' if self.configured else 'Expected session.config, got:'} {str(kind)[:80]}")
+
+    def _handle(self, received: VideoMessage) -> Received[VideoCommand | VideoConfig]:
+        match received:
+            case _SessionConfig():
+                return Received([self._configure(received)])
+            case _VideoFrame():
+                return Received([AppendFrame(_image(received.data), self._frame_info(received))])
+            case _AudioChunk(data=data):
+                return Received([_audio(data)])
+            case _VideoQuery(text=text, audio_data=data):
+                question = AskQuestion(text if isinstance(text, str) else "")
+                return Received([_audio(typed(data, str, "audio_data")), question] if data else [question])
+            case _VideoDone():
+                return Received([FinishVideo()])
+            case _Ping():
+                return Received(answers=[message(type="pong")])
+
+    def _configure(self, fields: _SessionConfig) -> VideoConfig:
+        try:
+            config = _config(fields)
         except RemoteProtocolError as error:
             raise _invalid(f"Invalid session config: {error.message}") from None
-        self.model = str(message.get("model") or "")
-        self._commands.append(self._config)
+        self.configured = True
+        return config
 
-    def _receive(self, data: str | bytes) -> None:
-        if len(data) > MAX_MESSAGE_CHARS:
-            raise _invalid("Frame too large")
-        message = decode_event(
-            data, (INVALID_REQUEST, "Invalid JSON"), (INVALID_REQUEST, "Messages must be JSON objects")
-        )
-        match message.get("type"):
-            case "video.frame":
-                self._append_frame(message)
-            case "audio.chunk":
-                self._append_audio(message.get("data", ""))
-            case "video.query":
-                text = message.get("text", "")
-                if message.get("audio_data"):
-                    self._append_audio(message["audio_data"])
-                self._commands.append(AskQuestion(text if isinstance(text, str) else ""))
-            case "video.done":
-                self._commands.append(FinishVideo())
-            case "ping":
-                self._add_frame(type="pong")
-            case kind:
-                raise _invalid(f"Unknown type: {str(kind)[:80]}")
-
-    def _append_frame(self, message: dict[str, Any]) -> None:
-        data = message.get("data")
-        if not isinstance(data, str) or not data:
-            raise _invalid("Invalid image data")
-        if len(data) > MAX_FRAME_CHARS:
-            raise _invalid("Frame too large")
-        try:
-            image = decode_base64(data)
-        except ValueError:
-            raise _invalid("Invalid image data") from None
-        if not image.startswith((JPEG, PNG)):
-            raise _invalid("Invalid image data")
-        name, quality = message.get("frame_id"), message.get("quality_profile")
-        info = FrameInfo(
+    def _frame_info(self, frame: _VideoFrame) -> FrameInfo:
+        name, quality = frame.frame_id, frame.quality_profile
+        return FrameInfo(
             self._now_ms(),
             name if isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS else None,
-            _timestamp_ms(message.get("pts_ms")),
-            _timestamp_ms(message.get("source_pts_ms")),
-            _timestamp_ms(message.get("capture_ts_ms")),
+            _timestamp_ms(frame.pts_ms),
+            _timestamp_ms(frame.source_pts_ms),
+            _timestamp_ms(frame.capture_ts_ms),
             quality if isinstance(quality, str) and len(quality) <= MAX_NAME_CHARS else None,
         )
-        self._commands.append(AppendFrame(image, info))
-
-    def _append_audio(self, data: Any) -> None:
-        try:
-            audio = decode_base64(data)
-        except (ValueError, TypeError):
-            raise _invalid("Invalid audio data") from None
-        if len(audio) > MAX_AUDIO_BYTES:
-            raise _invalid("Audio buffer overflow")
-        self._commands.append(AppendVideoAudio(from_pcm16(audio[: len(audio) // 2 * 2])))
 
     # --- to the client
 
-    def send(self, output: VideoEvent) -> None:
-        """Queue the frames of an event. Audio goes out as WAV files in base64, one for each chunk or each answer."""
+    def send(self, output: VideoEvent) -> list[Frame]:
+        """The frames of an event. Audio goes out as WAV files in base64, one for each chunk or each answer."""
         match output:
             case FrameReceived(info):
-                self._add_frame_ack(output, info)
+                return [] if info.id is None else [_frame_ack(output)]
             case AnswerStarted(request_id, frames):
                 self._pcm_chunks = []
-                self._add_frame(type="response.start")
-                self._add_frames_consumed(request_id, frames)
+                return [message(type="response.start"), *self._frames_consumed(request_id, frames)]
             case AnswerTextDelta(text):
-                if not self._whole:
-                    self._add_frame(type="response.text.delta", delta=text)
+                return [] if self._whole else [message(type="response.text.delta", delta=text)]
             case AnswerAudioDelta(pcm, rate_hz):
                 self._rate_hz = rate_hz
                 self._pcm_chunks.append(to_pcm16(pcm))
-                if not self._whole:
-                    self._add_wav()
+                return [] if self._whole else self._wav()
             case AnswerDone(text, has_audio):
-                self._add_frame(type="response.text.done", text=text)
-                if self._whole:
-                    self._add_wav()
-                if has_audio:
-                    self._add_frame(type=f"{self._audio_event}.done")
-            case VideoFailed(message, detail, answer, said):
-                self.refuse(message, detail)
-                if answer:
-                    self._add_frame(type="response.text.done", text=said)
+                done = [message(type=f"{self._audio_event}.done")] if has_audio else []
+                return [message(type="response.text.done", text=text), *(self._wav() if self._whole else []), *done]
+            case VideoFailed(reason, detail, ends_answer, partial_text):
+                ended = [message(type="response.text.done", text=partial_text)] if ends_answer else []
+                return [self.refuse(reason, detail), *ended]
             case VideoEnded():
-                self._add_frame(type="session.done")
                 self.closing = True
+                return [message(type="session.done")]
 
-    def _add_frame_ack(self, received: FrameReceived, info: FrameInfo) -> None:
-        if info.id is None:
-            return
-        more: dict[str, Any] = {"reason": received.reason} if received.reason else {}
-        if received.dropped and received.dropped.id is not None:
-            more["dropped_frame_id"] = received.dropped.id
-        self._add_frame(
-            type="video.frame.ack",
-            frame_id=info.id,
-            pts_ms=info.pts_ms,
-            capture_ts_ms=info.capture_ts_ms,
-            accepted=received.accepted,
-            buffered_frames=received.buffered,
-            server_receive_ts_ms=info.received_ms,
-            **more,
-        )
-
-    def _add_frames_consumed(self, request_id: str, frames: tuple[FrameInfo, ...]) -> None:
+    def _frames_consumed(self, request_id: str, frames: tuple[FrameInfo, ...]) -> list[Frame]:
+        """The message that names what an answer is made from; none where no frame has an id."""
         if all(f.id is None for f in frames):
-            return
-        now = self._now_ms()
-        shown = [
-            {
-                "frame_id": f.id,
-                "pts_ms": f.pts_ms,
-                "source_pts_ms": f.source_pts_ms,
-                "quality_profile": f.quality_profile,
-                "receiver_received_ts_ms": f.received_ms,
-                "decoded_ready_ts_ms": now,
-            }
-            for f in frames
+            return []
+        now_ms = self._now_ms()
+        return [
+            message(
+                type="video.frames.consumed",
+                request_id=request_id,
+                model_selected_ts_ms=now_ms,
+                frame_ids=[f.id for f in frames if f.id is not None],
+                frames=[
+                    _ConsumedFrame(f.id, f.pts_ms, f.source_pts_ms, f.quality_profile, f.received_ms, now_ms)
+                    for f in frames
+                ],
+                latest_pts_ms=frames[-1].pts_ms,
+            )
         ]
-        self._add_frame(
-            type="video.frames.consumed",
-            request_id=request_id,
-            model_selected_ts_ms=now,
-            frame_ids=[f.id for f in frames if f.id is not None],
-            frames=shown,
-            latest_pts_ms=frames[-1].pts_ms,
-        )
 
-    def _add_wav(self) -> None:
-        """Queue the audio that waits as one WAV file; nothing where there is none."""
+    def _wav(self) -> list[Frame]:
+        """The message with the audio that waits, as one WAV file; none where there is no audio."""
         data, self._pcm_chunks = b"".join(self._pcm_chunks), []
-        if data:
-            wav = wav_header(self._rate_hz, len(data)) + data
-            self._add_frame(type=f"{self._audio_event}.delta", data=b64encode(wav).decode(), format="wav")
-
-    def _add_frame(self, **fields: Any) -> None:
-        self._frames.append(Frame(fields))
+        if not data:
+            return []
+        wav = wav_header(self._rate_hz, len(data)) + data
+        return [message(type=f"{self._audio_event}.delta", data=b64encode(wav).decode(), format="wav")]
 
 
-def _config(fields: dict[str, Any]) -> VideoConfig:
-    """The configuration that the fields come to, defaults included. Raises RemoteProtocolError."""
-    modalities = fields.get("modalities", ["text", "audio"])
-    if not isinstance(modalities, list) or not modalities or not set(map(str, modalities)) <= {"text", "audio"}:
-        raise _invalid("modalities is a list of text and audio")
-    named, filters_frames = fields.get("frame_filter"), _flag(fields, "enable_frame_filter")
-    if named not in (None, "evs", "blocks"):
-        raise _invalid("frame_filter is evs or blocks")
-    prompt, voice, memory = fields.get("system_prompt"), fields.get("voice"), fields.get("max_memory_s")
-    if not isinstance(prompt, str | None) or not isinstance(voice, str | None):
-        raise _invalid("system_prompt and voice are text")
-    return VideoConfig(
-        audio_output="audio" in modalities,
-        text_output="text" in modalities,
-        num_frames=int(_number(fields, "num_frames", 4, 1, 128, whole=True)),
-        max_frames=int(_number(fields, "max_frames", 50, 1, 256, whole=True)),
-        instructions=prompt or "",
-        filter=(named or "evs") if filters_frames else None,
-        threshold=_number(fields, "frame_filter_threshold", 0.95, 0, 1),
-        uses_audio=_flag(fields, "use_audio_in_video"),
-        voice=voice,
-        max_memory_s=None if memory is None else _number(fields, "max_memory_s", 0, 1, 86_400),
+class _ConsumedFrame(msgspec.Struct):
+    frame_id: str | None
+    pts_ms: float | None
+    source_pts_ms: float | None
+    quality_profile: str | None
+    receiver_received_ts_ms: float
+    decoded_ready_ts_ms: float
+
+
+def _frame_ack(received: FrameReceived) -> Frame:
+    info, dropped = received.info, received.dropped
+    return message(
+        type="video.frame.ack",
+        frame_id=info.id,
+        pts_ms=info.pts_ms,
+        capture_ts_ms=info.capture_ts_ms,
+        accepted=received.accepted,
+        buffered_frames=received.buffered,
+        server_receive_ts_ms=info.received_ms,
+        **({"reason": received.reason} if received.reason else {}),
+        **({"dropped_frame_id": dropped.id} if dropped and dropped.id is not None else {}),
     )
 
 
-def _number(
-    fields: dict[str, Any], key: str, default: float, least: float, greatest: float, *, whole: bool = False
-) -> float:
-    value = fields.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or (whole and value != int(value)):
-        raise _invalid(f"{key} is a {'whole ' if whole else ''}number")
-    if not least <= value <= greatest:
-        raise _invalid(f"{key} is from {least} to {greatest}")
-    return float(value)
+def _image(data: str) -> bytes:
+    """The bytes of a JPEG or PNG in base64, which are not decoded here. Raises RemoteProtocolError."""
+    if len(data) > MAX_FRAME_CHARS:
+        raise _invalid("Frame too large")
+    try:
+        image = decode_base64(data)
+    except ValueError:
+        raise _invalid("Invalid image data") from None
+    if not image.startswith((JPEG, PNG)):
+        raise _invalid("Invalid image data")
+    return image
 
 
-def _flag(fields: dict[str, Any], key: str) -> bool:
-    value = fields.get(key, True)
-    if not isinstance(value, bool):
-        raise _invalid(f"{key} is true or false")
+def _audio(data: str) -> AppendVideoAudio:
+    try:
+        audio = decode_base64(data)
+    except ValueError:
+        raise _invalid("Invalid audio data") from None
+    if len(audio) > MAX_AUDIO_BYTES:
+        raise _invalid("Audio buffer overflow")
+    return AppendVideoAudio(from_pcm16(audio[: len(audio) // 2 * 2]))
+
+
+def _config(fields: _SessionConfig) -> VideoConfig:
+    """The configuration that the fields come to, defaults included. Raises RemoteProtocolError."""
+    if not fields.modalities or not set(fields.modalities) <= {"text", "audio"}:
+        raise _invalid("modalities is a list of text and audio")
+    num_frames = _either(fields.num_frames, fields.num_sample_frames, float, "num_sample_frames", 4.0)
+    filters_frames = _either(fields.enable_frame_filter, fields.evs_enabled, bool, "evs_enabled", True)
+    threshold = _either(fields.frame_filter_threshold, fields.evs_threshold, float, "evs_threshold", 0.95)
+    chosen = _filter_name(fields.frame_filter)
+    memory_s = fields.max_memory_s
+    return VideoConfig(
+        audio_output="audio" in fields.modalities,
+        text_output="text" in fields.modalities,
+        num_frames=_whole(num_frames, "num_frames", 128),
+        max_frames=_whole(fields.max_frames, "max_frames", 256),
+        instructions=fields.system_prompt or "",
+        filter=chosen if filters_frames else None,
+        threshold=_in_range(threshold, "frame_filter_threshold", 0, 1),
+        uses_audio=fields.use_audio_in_video,
+        voice=fields.voice,
+        max_memory_s=None if memory_s is None else _in_range(memory_s, "max_memory_s", 1, 86_400),
+    )
+
+
+def _either(value: T | UnsetType, older: msgspec.Raw | UnsetType, kind: type[T], older_name: str, default: T) -> T:
+    """The value of a field, which is read by its older name only where it is missing."""
+    if not isinstance(value, UnsetType):
+        return value
+    return default if isinstance(older, UnsetType) else decode(older, kind, older_name)
+
+
+def _filter_name(name: str | None) -> FrameFilterName:
+    match name:
+        case None:
+            return "evs"
+        case "evs" | "blocks":
+            return name
+        case _:
+            raise _invalid("frame_filter is evs or blocks")
+
+
+def _whole(value: float, name: str, most: int) -> int:
+    """A whole number, which JSON may also write as 4.0, from 1 to `most`."""
+    if value != int(value):
+        raise _invalid(f"{name} is a whole number")
+    return int(_in_range(value, name, 1, most))
+
+
+def _in_range(value: float, name: str, least: float, most: float) -> float:
+    if not least <= value <= most:
+        raise _invalid(f"{name} is from {least} to {most}")
     return value
 
 
-def _timestamp_ms(value: Any) -> float | None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if number and abs(value) < MAX_TIMESTAMP_MS else None
+def _timestamp_ms(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return value if abs(value) < MAX_TIMESTAMP_MS else None
 
 
-def _invalid(message: str) -> RemoteProtocolError:
-    return RemoteProtocolError(INVALID_REQUEST, message)
+def _invalid(reason: str) -> RemoteProtocolError:
+    return RemoteProtocolError(INVALID_REQUEST, reason)

@@ -13,13 +13,13 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.abc
+import msgspec
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import Refused, RemoteProtocolError, StoreError
@@ -48,6 +48,7 @@ from antiphon.protocols.resume.control import Control
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import Frame
 from antiphon.recording.recorder import Recorder
+from antiphon.recording.tape import SessionFacts
 from antiphon.server.live.persistence import stored_session
 from antiphon.server.state import LiveEntry, ServerState
 from antiphon.sessions.conversation.session import ConversationSession
@@ -133,9 +134,14 @@ class LiveRealtime:
         folder = self._state.settings.server.record
         if not folder:
             return None
-        facts = {"began": int(time.time()), "opening": asdict(self.wire.opening), "models": self._state.loaded().names}
+        facts = SessionFacts(
+            id=self.wire.id,
+            began=int(time.time()),
+            opening=msgspec.Raw(msgspec.json.encode(self.wire.opening)),
+            models=tuple(self._state.loaded().names),
+        )
         try:
-            return Recorder(Path(folder).expanduser(), self.wire.id, facts)
+            return Recorder(Path(folder).expanduser(), facts)
         except StoreError as error:
             # A session that cannot be recorded is still served.
             log.error("session %s is not recorded: %s", self.wire.id, error)

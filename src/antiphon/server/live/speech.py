@@ -80,8 +80,7 @@ class LiveSpeech(LiveStream):
         """End the stream if neither side has sent anything for the limit, and nothing is being synthesized."""
         if time.monotonic() < self._active_s + self._limit_s or not self._session.idle:
             return False
-        self._wire.refuse(IDLE_TIMEOUT if self._wire.configured else CONFIG_TIMEOUT)
-        self._push()
+        self._put([self._wire.refuse(IDLE_TIMEOUT if self._wire.configured else CONFIG_TIMEOUT)])
         self._finish(CLOSE_NORMAL, "timeout")
         return True
 
@@ -93,14 +92,15 @@ class LiveSpeech(LiveStream):
         assert not isinstance(data, AppendAudio)
         self._active_s = time.monotonic()
         self._num_messages += 1
-        self._wire.receive(data)
-        for command in self._wire.commands():
+        received = self._wire.feed(data)
+        errors = [*received.answers]
+        for command in received.commands:
             try:
                 self._session.handle(command)
             except RemoteProtocolError as error:
-                self._wire.refuse(error.message)
+                errors.append(self._wire.refuse(error.message))
         # Errors wait for the socket: a client that causes them is read no faster than it reads.
-        if self._push():
+        if self._put(errors):
             await self._outbox.wait_for_room()
         # Other tasks get their turn of the event loop, however fast one client sends.
         due_s = self._began_s + self._num_messages / MESSAGES_PER_S - 1.0
@@ -124,21 +124,16 @@ class LiveSpeech(LiveStream):
         except Exception:
             # The session's edge: whatever failed in it ends this stream alone.
             log.exception("a speech stream failed")
-            self._wire.refuse("The session failed.")
-            self._push()
+            self._put([self._wire.refuse("The session failed.")])
             self._finish(CLOSE_INTERNAL, "server_error")
 
     async def _send_events(self) -> None:
         """Send the session's events as fast as the client reads them, until the session ends."""
         while event := await self._session.next_event():
-            self._wire.send(event)
-            self._push()
+            self._put(self._wire.send(event))
             await self._outbox.wait_for_room()
             self._active_s = time.monotonic()
             if isinstance(event, SentenceAudio):
                 # A message of the client that waits is read before the next audio is sent.
                 await anyio.lowlevel.checkpoint()
         self._finish(self._close_code, self._close_reason)
-
-    def _push(self) -> bool:
-        return self._put(list(self._wire.frames()))

@@ -83,8 +83,7 @@ class LiveVideo(LiveStream):
         """End the stream if neither side has sent anything for the limit, and no answer is being given."""
         if time.monotonic() < self._active_s + self._limit_s or (self._session and not self._session.idle):
             return False
-        self._wire.refuse(IDLE_TIMEOUT if self._wire.configured else CONFIG_TIMEOUT)
-        self._push()
+        self._put([self._wire.refuse(IDLE_TIMEOUT if self._wire.configured else CONFIG_TIMEOUT)])
         self._finish(CLOSE_NORMAL, "timeout")
         return True
 
@@ -95,8 +94,9 @@ class LiveVideo(LiveStream):
         """
         assert not isinstance(data, AppendAudio)
         self._active_s = time.monotonic()
-        self._wire.receive(data)
-        for command in self._wire.commands():
+        received = self._wire.feed(data)
+        answered = self._put(received.answers)
+        for command in received.commands:
             if isinstance(command, VideoConfig):
                 self._session = VideoSession(
                     command, self._model, self._emit, new_id=random_id, measure=self._state.metrics.measure
@@ -104,7 +104,7 @@ class LiveVideo(LiveStream):
                 self._group.start_soon(self._run_session, self._session)
             elif self._session:
                 await self._session.put(command)
-        if self._push():
+        if answered:
             await self._outbox.wait_for_room()
 
     async def wind_up(self) -> None:
@@ -125,20 +125,15 @@ class LiveVideo(LiveStream):
         try:
             await session.run()
         except Refused as refusal:
-            self._wire.refuse("Query processing failed", str(refusal))
+            self._put([self._wire.refuse("Query processing failed", str(refusal))])
         except Exception:
             # The session's edge: whatever failed in it ends this stream alone.
             log.exception("a video session failed")
-            self._wire.refuse("Internal error")
+            self._put([self._wire.refuse("Internal error")])
             self._close_code = CLOSE_INTERNAL
-        self._push()
         self._finish(self._close_code, self._close_reason)
 
     async def _emit(self, event: VideoEvent) -> None:
-        self._wire.send(event)
-        if self._push():
+        if self._put(self._wire.send(event)):
             await self._outbox.wait_for_room()
         self._active_s = time.monotonic()
-
-    def _push(self) -> bool:
-        return self._put(list(self._wire.frames()))

@@ -2,29 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from antiphon import __version__
+from antiphon.server.body import json_response
 from antiphon.server.state import ServerState
+
+
+class Health(msgspec.Struct):
+    """The body of /health: that the process serves, and what the MiniCPM-o demo's front end asks a worker for.
+
+    `avg_inference_time_ms` is the mean of all lanes' jobs since the start. `current_session_id` is None where the
+    server has API keys, since /health is open.
+    """
+
+    status: Literal["ok"]
+    version: str
+    worker_status: Literal["loading", "duplex_active", "idle"]
+    current_session_id: str | None
+    total_requests: int
+    avg_inference_time_ms: float
+
+
+class Readiness(msgspec.Struct):
+    """The body of /ready. `models` are the ids of the loaded ones; fields that are not known yet are left out."""
+
+    status: Literal["ready", "loading", "draining"]
+    models: list[str] | UnsetType = UNSET
+    sessions: int | UnsetType = UNSET
 
 
 async def health(request: Request) -> Response:
     """GET /health: 200 as long as the process serves, with what the MiniCPM-o front end reads of a worker."""
-    state: ServerState = request.app.state.antiphon
-    return JSONResponse({"status": "ok", "version": __version__} | worker_health(state))
+    return json_response(_health(request.app.state.antiphon))
 
 
 async def ready(request: Request) -> Response:
     """GET /ready: 200 while new sessions are admitted, 503 while models load and while the server drains."""
     state: ServerState = request.app.state.antiphon
     if state.draining:
-        return JSONResponse({"status": "draining", "sessions": state.num_sessions}, status_code=503)
+        return json_response(Readiness("draining", sessions=state.num_sessions), 503)
     if state.models is None:
-        return JSONResponse({"status": "loading"}, status_code=503)
-    return JSONResponse({"status": "ready", "models": list(state.models.names), "sessions": state.num_sessions})
+        return json_response(Readiness("loading"), 503)
+    return json_response(Readiness("ready", list(state.models.names), state.num_sessions))
 
 
 async def metrics(request: Request) -> Response:
@@ -33,17 +58,14 @@ async def metrics(request: Request) -> Response:
     return Response(state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def worker_health(state: ServerState) -> dict[str, Any]:
-    """Return what the MiniCPM-o demo's front end asks a worker's /health for.
-
-    `avg_inference_time_ms` is the mean of all lanes' jobs since the start. The session's id is left out where the
-    server has API keys, since /health is open.
-    """
+def _health(state: ServerState) -> Health:
     lanes = [lane.stats for lane in state.models.lanes] if state.models else []
     num_jobs, busy_s = sum(s.jobs for s in lanes), sum(s.busy_s for s in lanes)
-    return {
-        "worker_status": "loading" if state.models is None else "duplex_active" if state.live else "idle",
-        "current_session_id": next((live.id for live in state.live if not state.settings.server.api_keys), None),
-        "total_requests": state.num_admitted,
-        "avg_inference_time_ms": round(busy_s / num_jobs * 1000, 2) if num_jobs else 0.0,
-    }
+    return Health(
+        status="ok",
+        version=__version__,
+        worker_status="loading" if state.models is None else "duplex_active" if state.live else "idle",
+        current_session_id=next((live.id for live in state.live if not state.settings.server.api_keys), None),
+        total_requests=state.num_admitted,
+        avg_inference_time_ms=round(busy_s / num_jobs * 1000, 2) if num_jobs else 0.0,
+    )

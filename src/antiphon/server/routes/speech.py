@@ -8,12 +8,14 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Literal
 
 import anyio
 import anyio.to_thread
+import msgspec
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 
 from antiphon.audio.containers import decode
 from antiphon.audio.encode import MEDIA_TYPES
@@ -22,9 +24,9 @@ from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.events.words import Word
 from antiphon.protocols.speech import rest as openai_speech
 from antiphon.protocols.speech.fields import HOSTED_VOICES
-from antiphon.protocols.speech.rest import SpeechRequest
+from antiphon.protocols.speech.rest import BatchItem, BatchResults, SpeechRequest
 from antiphon.server.auth import identify
-from antiphon.server.body import limited
+from antiphon.server.body import json_response, limited
 from antiphon.server.disconnect import unless_disconnected
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.live.speech_catalog import speech_catalog
@@ -151,7 +153,7 @@ async def _batch(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
     asked = openai_speech.parse_batch(await limited(request, MAX_BODY_BYTES).body(), speech_catalog(state))
     caller = identify(request)
-    results: list[dict[str, object]] = [{} for _ in asked]
+    results: dict[int, BatchItem] = {}
     # The batch holds one place, synthesizes a few items at a time, and shares one limit on its audio.
     limiter, budget = anyio.CapacityLimiter(MAX_CONCURRENT_ITEMS), _AudioBudget(MAX_BATCH_S)
 
@@ -165,17 +167,14 @@ async def _batch(request: Request, state: ServerState) -> Response:
                 for index, item in enumerate(asked):
                     group.start_soon(one, index, item)
         state.metrics.audio_s.labels("spoken").inc(MAX_BATCH_S - budget.left_s)
-        succeeded = sum(r["status"] == "success" for r in results)
-        return JSONResponse(
-            {"results": results, "total": len(results), "succeeded": succeeded, "failed": len(results) - succeeded}
-        )
+        return json_response(BatchResults.of([results[index] for index in range(len(asked))]))
 
     return await unless_disconnected(request, respond)
 
 
 async def _result(
     synthesizer: Synthesizer, index: int, item: SpeechRequest | RemoteProtocolError, budget: _AudioBudget
-) -> dict[str, object]:
+) -> BatchItem:
     if isinstance(item, RemoteProtocolError):
         return openai_speech.batch_failure(index, item)
     data, words, skipped = [], list[Word](), ""
@@ -197,10 +196,64 @@ async def _result(
 # --- voices -----------------------------------------------------------------------------------------------------------
 
 
+class UploadedVoice(msgspec.Struct):
+    """A voice that was uploaded, without its recording. `created_at` is in Unix seconds, `file_size` in bytes.
+
+    `embedding_dim` is None for a voice that was uploaded as a recording; `file_size` is then the recording's.
+    """
+
+    name: str
+    consent: str
+    created_at: int
+    ref_text: str
+    speaker_description: str
+    embedding_source: Literal["direct", "audio"]
+    embedding_dim: int | None
+    file_size: int
+    mime_type: str
+
+    @classmethod
+    def of(cls, voice: StoredVoice) -> UploadedVoice:
+        """What clients are shown of a stored voice."""
+        return cls(
+            name=voice.name,
+            consent=voice.consent,
+            created_at=voice.created_at,
+            ref_text=voice.ref_text,
+            speaker_description=voice.description,
+            embedding_source="direct" if voice.embedding else "audio",
+            embedding_dim=len(voice.embedding) or None,
+            file_size=voice.size,
+            mime_type=voice.mime_type,
+        )
+
+
+class VoiceList(msgspec.Struct):
+    """The names of the synthesizer's own voices, and the voices that were uploaded."""
+
+    voices: list[str]
+    uploaded_voices: list[UploadedVoice]
+
+
+class VoiceUploaded(msgspec.Struct):
+    """The response to an upload. One that fails is an error in OpenAI's shape instead."""
+
+    success: Literal[True]
+    voice: UploadedVoice
+
+
+class VoiceDeleted(msgspec.Struct):
+    """The response to the deletion of an uploaded voice; `name` is as the client wrote it."""
+
+    success: Literal[True]
+    name: str
+    deleted: Literal[True]
+
+
 async def _list(_: Request, state: ServerState) -> Response:
     uploaded = await anyio.to_thread.run_sync(state.uploaded_voices.list)
-    return JSONResponse(
-        {"voices": list(_synthesizer(state).profile.voices), "uploaded_voices": [_voice_json(v) for v in uploaded]}
+    return json_response(
+        VoiceList(list(_synthesizer(state).profile.voices), [UploadedVoice.of(voice) for voice in uploaded])
     )
 
 
@@ -233,7 +286,7 @@ async def _upload(request: Request, state: ServerState) -> Response:
         embedding=asked.embedding or (),
     )
     await anyio.to_thread.run_sync(state.uploaded_voices.add, stored, sample)
-    return JSONResponse({"success": True, "voice": _voice_json(stored)})
+    return json_response(VoiceUploaded(True, UploadedVoice.of(stored)))
 
 
 def _check_sample(sample: bytes) -> None:
@@ -250,18 +303,4 @@ async def _delete(request: Request, state: ServerState) -> Response:
     name = request.path_params["name"]
     if not await anyio.to_thread.run_sync(state.uploaded_voices.delete, name):
         raise RemoteProtocolError("voice_not_found", f"No voice `{name[:MAX_NAME_CHARS]}` was uploaded.", "name")
-    return JSONResponse({"success": True, "name": name, "deleted": True})
-
-
-def _voice_json(voice: StoredVoice) -> dict[str, object]:
-    return {
-        "name": voice.name,
-        "consent": voice.consent,
-        "created_at": voice.created_at,
-        "ref_text": voice.ref_text,
-        "speaker_description": voice.description,
-        "embedding_source": "direct" if voice.embedding else "audio",
-        "embedding_dim": len(voice.embedding) or None,
-        "file_size": voice.size,
-        "mime_type": voice.mime_type,
-    }
+    return json_response(VoiceDeleted(True, name, True))

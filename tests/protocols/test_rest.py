@@ -1,0 +1,242 @@
+"""Bodies of requests over HTTP: what they come to, and that an error names the field at fault, whatever its type."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.contracts import Message, ReplyDone, TextDelta, ToolCallDelta, ToolCallStarted
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.words import Word
+from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.rest import chat
+from antiphon.protocols.rest.chat import ChatBody, ChatCompletion
+from antiphon.protocols.speech import rest as speech
+from antiphon.protocols.speech.fields import SpeechCatalog
+from antiphon.protocols.speech.rest import BatchResults, SpeechBody, SpeechRequest
+from tests.protocols.struct_values import JSON_TYPES, fields_of_every_type, has_wrong_type
+
+CATALOG = SpeechCatalog(
+    ModelNames(("hibari-heart",)),
+    ("heart", "emma"),
+    ("en",),
+    clones=False,
+    uploaded=lambda name: None,
+    log_alias=lambda name, model: None,
+)
+BODIES: dict[type[msgspec.Struct], Callable[[bytes], object]] = {
+    SpeechBody: lambda body: speech.parse(body, CATALOG),
+    ChatBody: chat.parse,
+}
+JSON = st.recursive(
+    st.sampled_from([value for value in JSON_TYPES if not isinstance(value, list | dict)]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def spoken(**fields: Any) -> SpeechRequest:
+    return speech.parse(json.dumps(fields).encode(), CATALOG)
+
+
+def refusal(read: Callable[[bytes], object], body: bytes) -> RemoteProtocolError | None:
+    try:
+        read(body)
+    except RemoteProtocolError as error:
+        return error
+    return None
+
+
+def refused(read: Callable[[bytes], object], body: bytes) -> RemoteProtocolError:
+    error = refusal(read, body)
+    assert error
+    return error
+
+
+# --- any body
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda b: b.__name__)
+def test_when_a_field_has_another_type_then_the_error_names_it(body: type[msgspec.Struct]) -> None:
+    for name, fields in fields_of_every_type(body):
+        error = refusal(BODIES[body], json.dumps(fields).encode())
+        if has_wrong_type(body, fields):
+            assert error
+            assert (error.param or "").startswith(name), (fields, error.param)
+        assert error is None or error.param
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda b: b.__name__)
+def test_when_a_body_is_no_json_object_then_it_is_refused(body: type[msgspec.Struct]) -> None:
+    for data in (b"", b"{", b"\xff\xfe", b'{"a":1,}', b'{"a":' + b"[" * 100_000):
+        assert refused(BODIES[body], data).code == "invalid_json"
+    for value in JSON_TYPES:
+        if not isinstance(value, dict):
+            assert refused(BODIES[body], json.dumps(value).encode()).param in (None, "body")
+
+
+@given(st.sampled_from(list(BODIES)), st.data())
+def test_whatever_a_body_holds_nothing_but_a_refusal_is_raised(body: type[msgspec.Struct], data: st.DataObject) -> None:
+    names = st.sampled_from([f.encode_name for f in msgspec.structs.fields(body)])
+    fields = data.draw(st.dictionaries(names, JSON, max_size=5))
+    error = refusal(BODIES[body], json.dumps({"input": "Hi.", "model": "default"} | fields).encode())
+    assert error is None or error.param
+
+
+# --- speech
+
+
+def test_a_request_for_speech_says_how_it_is_answered() -> None:
+    plain = spoken(input="Hi.")
+    assert (plain.text, plain.config.format, plain.config.stream, plain.sse, plain.whole) == (
+        "Hi.", "mp3", True, False, False,
+    )  # fmt: skip
+    assert plain.config.granularity == "none"
+    wav = spoken(input="Hi.", response_format="wav", split_granularity="clause")
+    assert (wav.whole, wav.config.stream, wav.config.granularity) == (True, False, "none")
+    assert not spoken(input="Hi.", response_format="wav", stream=True).whole
+    assert spoken(input="Hi.", response_format="wav", stream_format="sse").sse
+    assert spoken(input="Hi.", voice={"id": "Emma"}, speed=2, unknown=1).config.voice == "emma"
+
+
+@pytest.mark.parametrize("value", JSON_TYPES, ids=repr)
+def test_what_was_always_taken_for_missing_still_is(value: object) -> None:
+    assert spoken(input="Hi.", voice="emma", speaker=value, type=value) == spoken(input="Hi.", voice="emma")
+    if not value:
+        assert spoken(input="Hi.", stream_format=value, response_format=value) == spoken(input="Hi.")
+
+
+def test_an_item_of_a_batch_has_its_own_fields_before_the_shared_ones() -> None:
+    body = {
+        "items": [
+            {"input": "One."},
+            {"input": "Two.", "speed": 2, "voice": None},
+            {"speed": 1},
+            {"speed": 1, "input": 5},
+        ],
+        "speed": "fast",
+        "voice": "emma",
+        "response_format": "wav",
+        "stream_format": "sse",
+    }
+    first, second, third, fourth = speech.parse_batch(json.dumps(body).encode(), CATALOG)
+    # The shared speed is wrong, which is nothing to those that have their own.
+    assert isinstance(first, RemoteProtocolError)
+    assert first.param == "speed"
+    assert isinstance(second, SpeechRequest)
+    assert (second.config.speed, second.config.voice, second.config.format) == (2.0, None, "wav")
+    assert (second.whole, second.sse, second.config.stream) == (True, False, False)
+    assert isinstance(third, RemoteProtocolError)
+    assert (third.code, third.param) == ("missing_required_parameter", "input")
+    assert isinstance(fourth, RemoteProtocolError)
+    assert (fourth.code, fourth.param) == ("invalid_type", "input")
+
+
+@pytest.mark.parametrize("value", JSON_TYPES, ids=repr)
+def test_when_the_items_of_a_batch_are_none_then_the_error_names_them(value: object) -> None:
+    error = refused(lambda body: speech.parse_batch(body, CATALOG), json.dumps({"items": value}).encode())
+    assert (error.param or "").startswith("items")
+    if not isinstance(value, dict):
+        items = json.dumps({"items": [{"input": "Hi."}, value]}).encode()
+        assert refused(lambda body: speech.parse_batch(body, CATALOG), items).param == "items[1]"
+
+
+def test_results_of_a_batch_are_written_in_the_order_of_the_items() -> None:
+    words = [Word("Hi.", 0.0, 0.25, 1.0)]
+    results = BatchResults.of(
+        [
+            speech.batch_item(0, "wav", b"abc", words, "你"),
+            speech.batch_failure(1, RemoteProtocolError("invalid_value", "no", "input")),
+            speech.batch_failure(2, "the model failed"),
+            speech.batch_item(3, "pcm", b"", None, ""),
+        ]
+    )
+    assert msgspec.json.encode(results) == (
+        b'{"results":['
+        b'{"index":0,"status":"success","audio_data":"YWJj","format":"wav",'
+        b'"words":[{"word":"Hi.","start_ms":0,"end_ms":250}],"skipped":"\xe4\xbd\xa0"},'
+        b'{"index":1,"status":"error","error":'
+        b'{"message":"no","type":"invalid_request_error","param":"input","code":"invalid_value"}},'
+        b'{"index":2,"status":"error","error":'
+        b'{"message":"the model failed","type":"server_error","param":null,"code":"processing_error"}},'
+        b'{"index":3,"status":"success","audio_data":"","format":"pcm"}'
+        b'],"total":4,"succeeded":2,"failed":2}'
+    )
+
+
+# --- chat
+
+
+def test_a_chat_request_is_read_with_its_messages_and_tools() -> None:
+    asked = chat.parse(
+        json.dumps(
+            {
+                "model": "default",
+                "messages": [
+                    {
+                        "role": "developer",
+                        "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}],
+                    },
+                    {"role": "user", "content": "Hi.", "name": None},
+                ],
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+                "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "string"}}},
+                "stop": "\n",
+                "stream_options": {"include_usage": True},
+                "n": None,
+            }
+        ).encode()
+    )
+    assert asked.messages == (Message("system", "Be brief."), Message("user", "Hi."))
+    assert [tool.name for tool in asked.options.tools] == ["f"]
+    assert asked.options.schema == {"type": "string"}
+    assert (asked.options.stop, asked.stream, asked.include_usage) == (("\n",), False, True)
+
+
+def test_a_completion_with_a_call_is_written_whole_and_in_chunks() -> None:
+    completion = ChatCompletion("id", "model", 7, include_usage=True)
+    replies = (
+        ToolCallStarted("call", "f"),
+        ToolCallDelta('{"a":'),
+        ToolCallDelta("1}"),
+        ReplyDone("tool_calls", 9, 2, 3),
+    )
+    chunks = [completion.begin(), *(chunk for reply in replies for chunk in completion.feed(reply))]
+    head = b'data: {"id":"id","object":"chat.completion.chunk","created":7,"model":"model","choices":'
+    usage = (
+        b'"usage":{"prompt_tokens":9,"completion_tokens":3,"total_tokens":12,'
+        b'"prompt_tokens_details":{"cached_tokens":2}}}'
+    )
+
+    def choice(delta: bytes, reason: bytes = b"null") -> bytes:
+        return head + b'[{"index":0,"delta":' + delta + b',"logprobs":null,"finish_reason":' + reason + b"}]}\n\n"
+
+    assert chunks == [
+        choice(b'{"role":"assistant","content":""}'),
+        choice(b'{"tool_calls":[{"index":0,"id":"call","type":"function","function":{"name":"f","arguments":""}}]}'),
+        choice(b'{"tool_calls":[{"index":0,"function":{"arguments":"{\\"a\\":"}}]}'),
+        choice(b'{"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]}'),
+        choice(b"{}", b'"tool_calls"'),
+        head + b"[]," + usage + b"\n\n",
+        b"data: [DONE]\n\n",
+    ]
+    assert completion.body() == (
+        b'{"id":"id","object":"chat.completion","created":7,"model":"model","choices":[{"index":0,"message":'
+        b'{"role":"assistant","content":null,"refusal":null,"tool_calls":[{"id":"call","type":"function",'
+        b'"function":{"name":"f","arguments":"{\\"a\\":1}"}}]},"logprobs":null,"finish_reason":"tool_calls"}],' + usage
+    )
+
+
+@pytest.mark.parametrize("text", ["", "Hi."])
+def test_a_completion_without_a_call_has_its_text_even_if_there_is_none(text: str) -> None:
+    completion = ChatCompletion("id", "model", 7)
+    completion.feed(TextDelta(text))
+    completion.feed(ReplyDone("stop", 1, 0, 1))
+    message = json.loads(completion.body())["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": text, "refusal": None}
