@@ -50,8 +50,8 @@ class Unauthorized(AntiphonError):
 
 
 class LocalProtocolError(AntiphonError):
-    """The core sent an event that the dialect has no frame for, or that cannot happen in the present state of a session.
-    It is a fault of the server, so it is raised and not answered.
+    """The core sent an event that the dialect has no frame for, or that cannot happen in the session's present state. It
+    is a fault of the server, so it is raised and not answered.
     """
 
 
