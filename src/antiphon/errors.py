@@ -50,7 +50,7 @@ class Unauthorized(AntiphonError):
 
 
 class LocalProtocolError(AntiphonError):
-    """The core sent an event that the dialect has no frame for, or that cannot happen in the session's present state. It
+    """The core sent an event that the dialect has no frame for, or that cannot happen in a session's present state. It
     is a fault of the server, so it is raised and not answered.
     """
 

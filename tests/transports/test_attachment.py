@@ -13,6 +13,7 @@ from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.transports.attachment import Attachment
 from antiphon.transports.lifecycle import LifecycleEvent, LifecycleMachine, new_lifecycle
 from antiphon.transports.outbox import Outbox
+from tests.transports.scripted import ScriptedSession
 
 STALL_S, GRACE_S, MAX_WAITING = 0.05, 0.1, 3
 
@@ -38,10 +39,8 @@ class Stalled:
         await anyio.sleep_forever()
 
 
-class Talking:
+class Talking(ScriptedSession):
     """A session that never stops sending frames."""
-
-    id, idle_s = "sess", None
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox, self.said = outbox, 0
@@ -52,9 +51,6 @@ class Talking:
             self.said += 1
             await self.outbox.wait_for_room()
             await anyio.lowlevel.checkpoint()
-
-    async def wind_up(self) -> None:
-        return
 
 
 @pytest.mark.parametrize("resumes", [False, True])
@@ -72,10 +68,10 @@ def test_when_a_client_stops_reading_then_it_is_detached_and_costs_bounded_memor
         token = ResumeToken() if resumes else None
         if token:
             token.renew()
-        attachment = Attachment(session, outbox, new_lifecycle(), token, GRACE_S, stall_s=STALL_S)  # type: ignore[arg-type]
+        attachment = Attachment(session, outbox, new_lifecycle(), token, GRACE_S, stall_s=STALL_S)
         async with anyio.create_task_group() as group:
             group.start_soon(session.talk)
-            await attachment.serve(transport, group)  # type: ignore[arg-type]
+            await attachment.serve(transport, group)
             group.cancel_scope.cancel()
         return session, transport, overflowed
 
@@ -117,10 +113,10 @@ class Waiting:
         self.closed = code, reason
 
 
-class Idle:
+class Idle(ScriptedSession):
     """A session that gives its client up as idle, as speech and video streams do: it finishes without draining."""
 
-    id, idle_s = "sess", 0.0
+    idle_s = 0.0
 
     def __init__(self, outbox: Outbox, lifecycle: LifecycleMachine) -> None:
         self.outbox, self.lifecycle = outbox, lifecycle
@@ -141,7 +137,7 @@ def test_when_a_client_is_given_up_as_idle_then_it_gets_its_last_frames_before_t
         token = ResumeToken() if resumes else None
         lifecycle = new_lifecycle()
         session = Idle(outbox, lifecycle)
-        attachment = Attachment(session, outbox, lifecycle, token, GRACE_S)  # type: ignore[arg-type]
+        attachment = Attachment(session, outbox, lifecycle, token, GRACE_S)
         async with anyio.create_task_group() as group:
             await attachment.serve(transport, group)
             group.cancel_scope.cancel()

@@ -84,7 +84,7 @@ class LiveSession:
                 self._state.metrics.sessions.labels(label).dec()
 
     def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a task of the session from now on; it is cancelled when the session is CLOSED. Only while `serve` runs."""
+        """Run a task of the session from now on; it is cancelled at the session's end. Only while `serve` runs."""
         self._group.start_soon(task)
 
     def count(self, label: str) -> None:
