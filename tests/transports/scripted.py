@@ -1,4 +1,4 @@
-"""A live session and a transport that do what a test tells them to, without sockets and without waiting for a clock."""
+"""A live session and a transport that do what a test tells them, without sockets and without waiting for a clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a live session's lifecycle and of its attachment, by themselves, and as docs/design/resume.md has them."""
+"""The tables of a live session's lifecycle and of its attachment, by themselves and on docs/design/resume.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The common part of live sessions, over scripted transports: how they end, and clients that resume in the middle of it."""
+"""The common part of live sessions, over scripted transports: how they end, also while a client resumes."""
 
 from __future__ import annotations
 
