@@ -57,12 +57,12 @@ class ScriptedSession:
 
 
 class ScriptedTransport:
-    """A transport whose client sends what `say` is given, and reads unless it `is_stalled`."""
+    """A transport whose client sends what `say` is given, and reads unless it is stalled."""
 
     playback = None
 
     def __init__(self, *, is_stalled: bool = False) -> None:
-        self.is_stalled = is_stalled
+        self._is_stalled = is_stalled
         self.sent: list[str | bytes] = []
         self.closed: tuple[int, str] | None = None
         self._arrived: deque[str | None] = deque()
@@ -70,6 +70,11 @@ class ScriptedTransport:
 
     def say(self, text: str) -> None:
         self._arrived.append(text)
+        self._changed.notify()
+
+    def stall(self, is_stalled: bool) -> None:
+        """Have the client stop reading, or read again."""
+        self._is_stalled = is_stalled
         self._changed.notify()
 
     def leave(self) -> None:
@@ -92,8 +97,8 @@ class ScriptedTransport:
         return self._arrived.popleft()
 
     async def send(self, data: str | bytes) -> None:
-        if self.is_stalled:
-            await anyio.sleep_forever()
+        while self._is_stalled:
+            await self._changed.wait()
         await anyio.lowlevel.checkpoint()
         self.sent.append(data)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from logging.handlers import MemoryHandler
 from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.resume.journal import ResumeToken
@@ -74,9 +78,13 @@ class Stage:
     async def serve(self) -> None:
         await self.live.serve(self.transport)
 
-    async def resume(self, transport: ScriptedTransport) -> None:
+    async def resume(
+        self, transport: ScriptedTransport, last_received: int = 0, scope: anyio.CancelScope | None = None
+    ) -> None:
+        """Resume the session over `transport`. Cancelling the scope is what happens to a client that gives up."""
         try:
-            await self.live.attachment.resume(self.token, 0, transport)
+            with scope or anyio.CancelScope():
+                await self.live.attachment.resume(self.token, last_received, transport)
         except RemoteProtocolError as error:
             self.refused.append(error.code)
 
@@ -115,9 +123,81 @@ def test_when_a_session_finishes_then_its_last_frames_are_sent_before_the_close(
     assert not stage.session.is_winding_up
 
 
-@pytest.mark.parametrize(("given", "closed"), [((), (1001, "draining")), ((1011,), (1011, "draining"))])
+STEPS = (
+    "say",
+    "leave",
+    "stall",
+    "read",
+    "resume",
+    "resume wrongly",
+    "cancel",
+    "handle",
+    "prepare",
+    "end",
+    "finish",
+    "close",
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 6)), max_size=12))
+@settings(max_examples=100, deadline=None)
+def test_when_anything_happens_in_any_order_then_no_transition_is_refused_and_the_session_ends(
+    steps: list[tuple[str, int]],
+) -> None:
+    transports: list[ScriptedTransport] = []
+
+    async def play(stage: Stage, group: anyio.abc.TaskGroup) -> None:
+        transports.append(stage.transport)
+        resuming = anyio.CancelScope()
+        for step, num_turns in steps:
+            match step:
+                case "say":
+                    transports[-1].say("close" if num_turns % 2 else "hello")
+                case "leave":
+                    transports[-1].leave()
+                case "stall" | "read":
+                    transports[-1].stall(step == "stall")
+                case "resume" | "resume wrongly":
+                    transports.append(ScriptedTransport())
+                    resuming = anyio.CancelScope()
+                    group.start_soon(stage.resume, transports[-1], 0 if step == "resume" else 99, resuming)
+                case "cancel":
+                    resuming.cancel()
+                case "handle":
+                    stage.session.may_handle.set()
+                case "prepare":
+                    stage.session.may_resume.set()
+                case "end":
+                    stage.live.end(1001, "draining")
+                case "finish":
+                    stage.live.outbox.put(note("last"))
+                    stage.live.finish()
+                case "close":
+                    stage.live.close("session_closed")
+            # How far the tasks get before the next step.
+            for _ in range(num_turns):
+                await anyio.lowlevel.checkpoint()
+        for transport in transports:
+            transport.stall(False)
+        stage.session.may_handle.set()
+        stage.session.may_resume.set()
+        stage.live.attachment.abandon()
+
+    failures = MemoryHandler(1000, flushLevel=logging.CRITICAL + 1)
+    failures.setLevel(logging.ERROR)
+    log = logging.getLogger("antiphon.transports.attachment")
+    log.addHandler(failures)
+    try:
+        run(play)
+    finally:
+        log.removeHandler(failures)
+    # What fails in a task of an attachment is logged, and ends the session alone.
+    assert failures.buffer == []
+
+
+@pytest.mark.parametrize(("how", "closed"), [((), (1001, "draining")), ((1011,), (1011, "draining"))])
 def test_when_the_server_ends_a_session_then_it_winds_up_and_closes_as_the_end_said(
-    given: tuple[int, ...], closed: tuple[int, str]
+    how: tuple[int, ...], closed: tuple[int, str]
 ) -> None:
     async def play(stage: Stage, _: Any) -> None:
         stage.live.end(1001, "draining")
@@ -127,7 +207,7 @@ def test_when_the_server_ends_a_session_then_it_winds_up_and_closes_as_the_end_s
         while not stage.session.is_winding_up:
             await anyio.lowlevel.checkpoint()
         stage.live.outbox.put(note("last"))
-        stage.live.finish(*given)
+        stage.live.finish(*how)
 
     stage = run(play)
     assert (stage.transport.notes, stage.transport.closed) == (["last"], closed)
@@ -136,7 +216,7 @@ def test_when_the_server_ends_a_session_then_it_winds_up_and_closes_as_the_end_s
 
 def test_when_a_client_closes_its_session_then_it_cannot_be_resumed() -> None:
     async def play(stage: Stage, group: anyio.abc.TaskGroup) -> None:
-        stage.transport.is_stalled = True
+        stage.transport.stall(True)
         stage.live.outbox.put(note("last"))
         await anyio.lowlevel.checkpoint()
         stage.live.close("session_closed")
@@ -186,7 +266,7 @@ def test_when_a_broken_connection_is_not_noticed_then_a_finished_session_can_sti
         stage.session.may_resume.set()
         group.start_soon(stage.resume, following)
         await stage.session.reaches(AttachmentState.REPLACED)
-        stage.transport.is_stalled = False
+        stage.transport.stall(False)
 
     stage = run(play, is_stalled=True)
     assert (following.notes, following.closed) == (["session.resumed", "last"], (1000, ""))

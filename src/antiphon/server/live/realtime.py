@@ -143,7 +143,7 @@ class LiveRealtime:
         self._playback = transport.playback
         settings = state.settings
         self._inbox = Inbox(settings.audio.max_backlog_s, live=settings.audio.overflow == "close")
-        # Both begin with the configuration; None while it has not come, and for a transcription.
+        # Begins with the configuration. Where it holds a conversation, `_conversation` is the same session.
         self._session: RealtimeSession | None = None
         self._conversation: RealtimeConversation | None = None
         self._live = LiveSession(self, state, token, MAX_WAITING_FRAMES)
@@ -174,8 +174,8 @@ class LiveRealtime:
 
         Failures of the session end it alone and are logged; none is raised.
         """
-        self._push()
         try:
+            self._push()
             await self._live.serve(self._transport, self._expire)
         finally:
             if self._is_stored and self._state.session_store and not self._state.draining:

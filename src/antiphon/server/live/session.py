@@ -102,7 +102,7 @@ class LiveSession:
         """
         if self.lifecycle is Lifecycle.OPEN:
             self._close_code, self._close_reason = code, reason
-            self._leave_open(LifecycleEvent.ENDED)
+            self._apply(LifecycleEvent.ENDED)
 
     def finish(self, code: int | None = None, reason: str | None = None) -> None:
         """Have the transport closed after the last frame; without a transport, the session is CLOSED at once.
@@ -113,7 +113,7 @@ class LiveSession:
         if self.lifecycle.is_running:
             code = self._close_code if code is None else code
             self.outbox.end(code, self._close_reason if reason is None else reason)
-            self._leave_open(LifecycleEvent.FINISHED)
+            self._apply(LifecycleEvent.FINISHED)
             if not self.attachment.state.expects_client:
                 self.attachment.abandon()
 
@@ -124,9 +124,9 @@ class LiveSession:
         """
         if self.lifecycle.is_running:
             self.outbox.end(CLOSE_NORMAL, reason)
-            self._leave_open(LifecycleEvent.CLIENT_CLOSED)
+            self._apply(LifecycleEvent.CLIENT_CLOSED)
 
-    def _leave_open(self, event: LifecycleEvent) -> None:
+    def _apply(self, event: LifecycleEvent) -> None:
         self._lifecycle.apply(event)
         self.attachment.stop_reading()
 

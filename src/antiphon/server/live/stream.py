@@ -154,7 +154,7 @@ class LiveStream:
     async def handle(self, data: ClientData) -> None:
         """Hand a message to the session. Waits as the session does."""
         assert isinstance(data, str | bytes)
-        self._active_s = time.monotonic()
+        self.mark_active()
         await self._session.handle(data)
 
     async def end_if_idle(self) -> None:
