@@ -46,16 +46,16 @@ class LiveEntry(Protocol):
 
     @property
     def attachment(self) -> Attachment:
-        """The place of its transport, which a client that resumes takes."""
+        """The place of its transport, which a client that resumes takes. Its token says whether one may."""
         ...
 
     @property
     def backlog_s(self) -> float:
-        """Seconds of audio that it has received and not yet listened to."""
+        """Seconds of audio that it has received and not yet listened to; 0 for a session without audio."""
         ...
 
     def drain(self) -> None:
-        """Stop reading, send what was asked for, and close. Returns at once."""
+        """Stop reading, send what was asked for, and close. Returns at once: `all_left` waits until it is over."""
         ...
 
 

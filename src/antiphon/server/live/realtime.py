@@ -91,11 +91,13 @@ class RealtimeSession(Protocol):
 
     @property
     def audio_s(self) -> float:
-        """Seconds of audio that it has listened to."""
+        """Seconds of audio that it has listened to so far, silence included. What waits in the inbox does not count."""
         ...
 
     async def run(self) -> None:
-        """Run until the inbox is closed and what was in it is worked off."""
+        """Run until the inbox is closed and what was in it is worked off. Whatever it raises ends the live session with
+        `server_error`, and no other session.
+        """
         ...
 
 
@@ -104,16 +106,20 @@ class RealtimeConversation(RealtimeSession, Protocol):
 
     @property
     def conversation(self) -> ConversationHistory:
-        """The history, which is stored and restored."""
+        """The history: restored before `run` is called, and stored whenever an event says that it has changed."""
         ...
 
     @property
     def answering(self) -> bool:
-        """Whether a response is being produced, so that a client may cancel it."""
+        """Whether a response is being produced. Only then is a CancelResponse handled at once; else it may be about a
+        response that a command in the inbox has still to begin.
+        """
         ...
 
     async def handle(self, command: ConversationCommand) -> None:
-        """Handle one command at once, before those that wait in the inbox."""
+        """Handle one command at once, before those that wait in the inbox. Waits until the events that it leads to are
+        emitted; a command that cannot be carried out is answered, and raises nothing.
+        """
         ...
 
 
@@ -194,12 +200,12 @@ class LiveRealtime:
 
     @property
     def attachment(self) -> Attachment:
-        """The place of its transport."""
+        """The place of its transport, where a client that resumes attaches another one. It has the session's token."""
         return self._live.attachment
 
     @property
     def backlog_s(self) -> float:
-        """Seconds of audio that wait in the inbox."""
+        """Seconds of audio that wait in the inbox, where each command without audio counts as 10 ms or more."""
         return self._inbox.backlog_s
 
     def drain(self) -> None:

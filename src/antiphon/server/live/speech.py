@@ -69,7 +69,7 @@ class LiveSpeech:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being synthesized."""
+        """Whether nothing is being spoken or waits to be, and all of it was sent: a client that listens is not idle."""
         return self._session.idle
 
     def refuse_idle(self) -> None:
@@ -100,7 +100,7 @@ class LiveSpeech:
             self._stream.finish(CLOSE_NORMAL if self._wire.configured else CLOSE_POLICY)
 
     async def wind_up(self) -> None:
-        """Have all text spoken that has come; the stream closes after it."""
+        """Have all text spoken that has come. The stream finishes when its last event is sent (`_send_events`)."""
         self._session.close()
 
     # --- the session --------------------------------------------------------------------------------------------------

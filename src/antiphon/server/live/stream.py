@@ -34,11 +34,15 @@ class StreamedSession(Protocol):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being produced for the client."""
+        """Whether nothing is being produced for the client. While something is, the client may be silent beyond its
+        limit.
+        """
         ...
 
     async def handle(self, data: str | bytes) -> None:
-        """Handle one message of the client. The next is read when this returns; errors are answered."""
+        """Handle one message of the client. The next is read when this returns, so it waits where the client is to be
+        slowed down. Errors of the client are answered, and raise nothing.
+        """
         ...
 
     def refuse_idle(self) -> None:
@@ -91,7 +95,7 @@ class LiveStream:
 
     @property
     def lifecycle(self) -> Lifecycle:
-        """How far the stream has come."""
+        """How far the stream has come. While it is OPEN, its end is up to the session; after that it is under way."""
         return self._live.lifecycle
 
     def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -123,12 +127,12 @@ class LiveStream:
 
     @property
     def attachment(self) -> Attachment:
-        """The place of its WebSocket."""
+        """The place of its WebSocket, where a client that resumes attaches another one. It has the stream's token."""
         return self._live.attachment
 
     @property
     def backlog_s(self) -> float:
-        """Always 0: streams are not behind with audio."""
+        """Always 0: what a stream receives is not queued as audio that it could be behind with."""
         return 0.0
 
     def drain(self) -> None:
@@ -152,7 +156,9 @@ class LiveStream:
         return max(min(1.0, limit_s), self._active_s + limit_s - time.monotonic())
 
     async def handle(self, data: ClientData) -> None:
-        """Hand a message to the session. Waits as the session does."""
+        """Hand a message to the session, and begin the idle time anew. Waits as the session does. Streams take no audio
+        beside their messages.
+        """
         assert isinstance(data, str | bytes)
         self.mark_active()
         await self._session.handle(data)
@@ -164,7 +170,7 @@ class LiveStream:
             self.finish(CLOSE_NORMAL, "timeout")
 
     async def wind_up(self) -> None:
-        """Have the session finish what was asked for. Waits as the session does."""
+        """Have the session finish what was asked for, since the server drains. Waits as the session does."""
         await self._session.wind_up()
 
     def control(self, data: str | bytes) -> dict[str, Any] | None:

@@ -70,7 +70,7 @@ class LiveVideo:
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is being given."""
+        """Whether no answer is being given: a client that waits for one is not idle, however long it takes."""
         return self._session is None or self._session.idle
 
     def refuse_idle(self) -> None:
