@@ -17,7 +17,7 @@ EventT = TypeVar("EventT", bound=Enum)
 class StateMachine(Generic[StateT, EventT]):
     """A state and the table of its transitions: `(state, event)` to the next state.
 
-    Several objects may share one machine. It wakes no task: whoever applies an event notifies those that wait.
+    Several objects may share one machine. It wakes no task: the object that applies an event does that.
     """
 
     _transitions: Mapping[tuple[StateT, EventT], StateT]
