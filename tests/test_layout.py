@@ -55,9 +55,11 @@ UNRULED = {"__init__", "__main__"}
 SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime", "resume"}}
 # Rooms without input, output, clocks or an event loop.
 PURE = {"audio", "contracts", "events", "protocols", "text", "turns", "vision"}
-PURE_FILES = {"engine/api.py", "engine/rows.py"} | {
-    f"engine/local/{name}.py" for name in ("kv_cache", "scheduler", "step")
-}
+PURE_FILES = (
+    {"engine/api.py", "engine/rows.py"}
+    | {f"engine/local/{name}.py" for name in ("kv_cache", "scheduler", "step")}
+    | {f"transports/{name}.py" for name in ("attachment_state", "lifecycle", "state_machine")}
+)
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
 # Where tensors may be known.
 TORCH = {"adapters", "modeling"}

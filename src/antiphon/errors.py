@@ -5,7 +5,7 @@ AntiphonError
 ├── StoreError             a file is missing, damaged or cannot be had; names the file and the fix
 ├── Unauthorized           a request carries no API key, or one that is unknown; answered with 401
 ├── RemoteProtocolError    the client's fault; answered on the wire, the session lives
-├── LocalProtocolError     our fault: an event that the wire dialect has no frame for
+├── LocalProtocolError     our fault: an event that the wire dialect has no frame for, or a state no transition for
 ├── MediaError             a file or container that cannot be decoded
 ├── ModelError             one model step failed; fails the response or session, never the server
 ├── EngineError            the engine was asked for what it cannot do (a row that left the context, a closed session)
@@ -50,8 +50,8 @@ class Unauthorized(AntiphonError):
 
 
 class LocalProtocolError(AntiphonError):
-    """The core sent an event that the dialect has no frame for. It is a fault of the server, so it is raised and not
-    answered.
+    """The core sent an event that the dialect has no frame for, or that cannot happen in a session's present state. It
+    is a fault of the server, so it is raised and not answered.
     """
 
 

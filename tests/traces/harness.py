@@ -446,7 +446,7 @@ class Stage:
         """Tell the server to finish, as a signal does."""
         self._state.draining = True
         for live in list(self._state.live):
-            live.finish()
+            live.drain()
 
     async def finish(self) -> None:
         """Every client that is still there leaves, and every connection ends."""

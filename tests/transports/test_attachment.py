@@ -12,7 +12,9 @@ import pytest
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import Frame, message
 from antiphon.transports.attachment import Attachment
+from antiphon.transports.lifecycle import LifecycleEvent, LifecycleMachine, new_lifecycle
 from antiphon.transports.outbox import Outbox
+from tests.transports.scripted import ScriptedSession
 
 STALL_S, GRACE_S, MAX_WAITING = 0.05, 0.1, 3
 
@@ -38,10 +40,8 @@ class Stalled:
         await anyio.sleep_forever()
 
 
-class Talking:
+class Talking(ScriptedSession):
     """A session that never stops sending frames."""
-
-    id, ending, idle_s = "sess", False, None
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox, self.said = outbox, 0
@@ -53,9 +53,6 @@ class Talking:
             await self.outbox.wait_for_room()
             await anyio.lowlevel.checkpoint()
 
-    async def wind_up(self) -> None:
-        return
-
 
 @pytest.mark.parametrize("resumes", [False, True])
 def test_when_a_client_stops_reading_then_it_is_detached_and_costs_bounded_memory(resumes: bool) -> None:
@@ -64,7 +61,7 @@ def test_when_a_client_stops_reading_then_it_is_detached_and_costs_bounded_memor
 
         def overflow() -> None:
             overflowed.append("overflow")
-            attachment.over.set()
+            attachment.abandon()
 
         journal = Journal(time.monotonic, resumes, max_bytes=2000, max_s=60.0)
         outbox = Outbox(journal, MAX_WAITING, on_overflow=overflow)
@@ -72,10 +69,10 @@ def test_when_a_client_stops_reading_then_it_is_detached_and_costs_bounded_memor
         token = ResumeToken() if resumes else None
         if token:
             token.renew()
-        attachment = Attachment(session, outbox, token, GRACE_S, stall_s=STALL_S)  # type: ignore[arg-type]
+        attachment = Attachment(session, outbox, new_lifecycle(), token, GRACE_S, stall_s=STALL_S)
         async with anyio.create_task_group() as group:
             group.start_soon(session.talk)
-            await attachment.serve(transport, group)  # type: ignore[arg-type]
+            await attachment.serve(transport, group)
             group.cancel_scope.cancel()
         return session, transport, overflowed
 
@@ -117,19 +114,19 @@ class Waiting:
         self.closed = code, reason
 
 
-class Idle:
-    """A session that gives its client up as idle, as speech and video streams do: without `ending`."""
+class Idle(ScriptedSession):
+    """A session that gives its client up as idle, as speech and video streams do: it finishes without draining."""
 
-    id, ending, idle_s = "sess", False, 0.0
+    idle_s = 0.0
 
-    def __init__(self, outbox: Outbox) -> None:
-        self.outbox = outbox
+    def __init__(self, outbox: Outbox, lifecycle: LifecycleMachine) -> None:
+        self.outbox, self.lifecycle = outbox, lifecycle
 
-    async def end_if_idle(self) -> bool:
+    async def end_if_idle(self) -> None:
         self.outbox.put(Frame(b"an error"))
         self.outbox.put(Frame(b"the end"))
         self.outbox.end(1000, "timeout")
-        return True
+        self.lifecycle.apply(LifecycleEvent.FINISHED)
 
 
 @pytest.mark.parametrize("resumes", [False, True])
@@ -139,7 +136,9 @@ def test_when_a_client_is_given_up_as_idle_then_it_gets_its_last_frames_before_t
         outbox = Outbox(journal, MAX_WAITING)
         transport = Waiting()
         token = ResumeToken() if resumes else None
-        attachment = Attachment(Idle(outbox), outbox, token, GRACE_S)  # type: ignore[arg-type]
+        lifecycle = new_lifecycle()
+        session = Idle(outbox, lifecycle)
+        attachment = Attachment(session, outbox, lifecycle, token, GRACE_S)
         async with anyio.create_task_group() as group:
             await attachment.serve(transport, group)
             group.cancel_scope.cancel()

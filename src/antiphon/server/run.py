@@ -162,7 +162,7 @@ async def drain(state: ServerState, seconds: float) -> None:
     if state.live:
         log.info("draining %d sessions", len(state.live))
     for live in list(state.live):
-        live.finish()
+        live.drain()
     with anyio.move_on_after(seconds):
         await state.all_left()
     if state.live:

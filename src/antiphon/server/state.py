@@ -31,25 +31,32 @@ MAX_OVERFLOWED, MAX_LOGGED_ALIASES = 10_000, 1000
 MAX_ALIAS_CHARS = 80
 
 
-@dataclass(eq=False, slots=True)
-class LiveEntry:
-    """One live session, as a drain, a hang-up and /metrics see it.
+class LiveEntry(Protocol):
+    """One live session, as a drain, a hang-up, a client that resumes and /metrics see it.
 
-    `caller`: the API key that opened it, or "". `backlog_s`: returns the seconds of audio that wait in its inbox.
-    `finish`: makes it stop reading, flush its finals and close; returns at once. `id`: the session's id on the wire.
+    `caller`: the API key that opened it, or "": only the same caller may resume it.
     """
 
     caller: str
-    backlog_s: Callable[[], float]
-    finish: Callable[[], None]
-    id: str = ""
 
+    @property
+    def id(self) -> str:
+        """The session's id on the wire."""
+        ...
 
-class ResumableSession(Protocol):
-    """A live session that a client can resume: `caller` is the API key that opened it, and may resume it."""
+    @property
+    def attachment(self) -> Attachment:
+        """The place of its transport, which a client that resumes takes. Its token says whether one may."""
+        ...
 
-    caller: str
-    attachment: Attachment
+    @property
+    def backlog_s(self) -> float:
+        """Seconds of audio that it has received and not yet listened to; 0 for a session without audio."""
+        ...
+
+    def drain(self) -> None:
+        """Stop reading, send what was asked for, and close. Returns at once: `all_left` waits until it is over."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,8 @@ class ServerState:
     # When the server was started, in Unix seconds.
     started_s: int = 0
     live: set[LiveEntry] = field(default_factory=set)
+    # Those of them that can be resumed, by their id.
+    resumable: dict[str, LiveEntry] = field(default_factory=dict)
     # Set once, on the first signal to stop: no session is admitted any more.
     draining: bool = False
     # Sessions admitted since the start.
@@ -82,8 +91,6 @@ class ServerState:
     group: anyio.abc.TaskGroup | None = None
     # Conversations that outlive the server; None where `--state` is not given.
     session_store: SessionStore | None = None
-    # Live sessions that can be resumed, by their id.
-    resumable: dict[str, ResumableSession] = field(default_factory=dict)
     # Ids of sessions that ended because too much waited for a client that was away, oldest first.
     overflowed: dict[str, None] = field(default_factory=dict)
     # Ids of sessions that are being restored from the store, so that no second connection restores them.
@@ -177,9 +184,17 @@ class ServerState:
         assert self.group
         self.group.start_soon(work)
 
-    def leave(self, entry: LiveEntry) -> None:
+    def enter(self, session: LiveEntry) -> None:
+        """Add a session that begins to the live ones, and let clients resume it if it has a token."""
+        self.live.add(session)
+        if session.attachment.token:
+            self.resumable[session.id] = session
+
+    def leave(self, session: LiveEntry) -> None:
         """Take a session that has ended off the live ones. Does nothing for one that is not there."""
-        self.live.discard(entry)
+        self.live.discard(session)
+        if self.resumable.get(session.id) is session:
+            del self.resumable[session.id]
         self._left.notify()
 
     async def all_left(self) -> None:
@@ -194,7 +209,7 @@ class ServerState:
 
     def backlog_s(self) -> float:
         """Return the seconds of audio that wait in the session that is furthest behind; 0 where none is live."""
-        return max((s.backlog_s() for s in self.live), default=0.0)
+        return max((s.backlog_s for s in self.live), default=0.0)
 
     def mark_overflowed(self, session_id: str) -> None:
         """Remember that frames of this session are lost, for the client that tries to resume it.

@@ -1,7 +1,8 @@
 """Attaches one transport at a time to a live session, with one task that reads from it and one that writes to it.
 
 A session with a resume token outlives its transport for `grace_s` and can be resumed on another; without a token, both
-end together. What is read and written is the session's; frames wait in its outbox.
+end together. What is read and written is the session's; frames wait in its outbox. Two tables say what may happen
+when: the session's `lifecycle` and the state of the attachment.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from antiphon.protocols.resume.control import Control, EventAck
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
+from antiphon.transports.attachment_state import AttachmentEvent, AttachmentState, new_attachment
+from antiphon.transports.lifecycle import Lifecycle, LifecycleEvent, LifecycleMachine
 from antiphon.transports.outbox import CloseFrame, Outbox
 from antiphon.transports.transport import STALL_S, Transport, TransportClosed
 
@@ -34,11 +37,6 @@ class AttachedSession(Protocol):
         ...
 
     @property
-    def ending(self) -> bool:
-        """No more frames are read; the session sends what it still has and ends its outbox."""
-        ...
-
-    @property
     def idle_s(self) -> float | None:
         """Seconds without a frame after which `end_if_idle` is called; None: never."""
         ...
@@ -50,12 +48,15 @@ class AttachedSession(Protocol):
         """
         ...
 
-    async def end_if_idle(self) -> bool:
-        """Nothing came for `idle_s`. Return True after ending the outbox: the client is given up."""
+    async def end_if_idle(self) -> None:
+        """Nothing came for `idle_s`: end the session, unless something else counts as activity."""
         ...
 
     async def wind_up(self) -> None:
-        """No more frames come and `ending` is true: finish what was asked for, then end the outbox."""
+        """The session is DRAINING and no more frames come: finish what was asked for, and then the session.
+
+        It is called again on each transport that is attached while the session drains.
+        """
         ...
 
     def control(self, data: str | bytes) -> Control | None:
@@ -82,13 +83,15 @@ class Attachment:
     """The place of one live session where one transport at a time is attached.
 
     The session calls `serve` with its first transport in a task group of its own; other connections call `resume`.
-    `over` is set when the session has no client any more and none may come: its task group is cancelled then.
+    `lifecycle` is shared with the session: the attachment reads it, and closes it when no client is attached any more
+    and none may come.
     """
 
     def __init__(
         self,
         session: AttachedSession,
         outbox: Outbox,
+        lifecycle: LifecycleMachine,
         token: ResumeToken | None,
         grace_s: float,
         *,
@@ -96,51 +99,54 @@ class Attachment:
     ) -> None:
         self._session = session
         self.outbox = outbox
+        self._lifecycle = lifecycle
         self._token = token
         self._grace_s = grace_s
         self._stall_s = stall_s
-        self.over = anyio.Event()
+        self._place = new_attachment()
+        # Notified when the state of the attachment changes, and when the session is closed.
+        self._changed = Signal()
         # Frames of the client that were handled. A client that resumes sends those again that came after.
         self.num_received = 0
         self._group: anyio.abc.TaskGroup | None = None
-        # Of the attached transport; None while none is.
-        self._scope: anyio.CancelScope | None = None
-        # How many transports were attached, and which of them were replaced by another.
-        self._number = 0
-        self._replaced: set[int] = set()
-        self._detached = Signal()
+        # How many transports were attached so far.
+        self._num_attached = 0
+        # Of the transport that was attached last: all its tasks, and its reader.
+        self._scope = self._reading = anyio.CancelScope()
         self._resuming = anyio.Lock()
-        self._reading = anyio.CancelScope()
 
     @property
-    def attached(self) -> bool:
-        """A transport is attached at the moment."""
-        return self._scope is not None
+    def state(self) -> AttachmentState:
+        """Whether a transport is attached at the moment, or about to be."""
+        return self._place.state
 
     @property
     def token(self) -> ResumeToken | None:
-        """What resumes the session; None: it cannot be resumed, and ends with its transport."""
-        return self._token
-
-    def forbid_resume(self) -> None:
-        """Make the session end with its transport: its client has closed it, and will not come back."""
-        self._token = None
+        """What resumes the session; None: it cannot be resumed (any more), and ends with its transport."""
+        return self._token if self._lifecycle.state.resumable else None
 
     async def serve(self, transport: Transport, group: anyio.abc.TaskGroup) -> None:
-        """Serve the first transport, then those that resume, and return when `over` is set.
+        """Serve the first transport, then those that resume, and return when the session is closed.
 
         `group` is the session's task group; the grace period and the end of a drained session run in it.
         """
         self._group = group
-        self._scope = scope = anyio.CancelScope()
-        await self._attach(transport, scope)
-        await self.over.wait()
+        self._take_place()
+        await self._attach(transport)
+        await self._closed()
 
     def stop_reading(self) -> None:
-        """Read no more frames, and have the session wind up: what it still has to send is sent. Does not wait."""
+        """Read no more frames, since the session has left OPEN; have it wind up if it drains. Does not wait."""
         self._reading.cancel()
-        if self._scope is None and self._group:
+        draining = self._lifecycle.state is Lifecycle.DRAINING
+        if draining and not self._place.state.has_transport and self._group:
             self._group.start_soon(self._session.wind_up)
+
+    def abandon(self) -> None:
+        """Close the session at once: frames that wait are not sent. Does nothing if it is closed. Does not wait."""
+        if self._lifecycle.state is not Lifecycle.CLOSED:
+            self._lifecycle.apply(LifecycleEvent.ABANDONED)
+            self._changed.notify()
 
     async def resume(self, token: str, last_received: int, transport: Transport) -> None:
         """Serve over `transport` from now on, until it is gone. A transport that is still attached is closed.
@@ -149,26 +155,24 @@ class Attachment:
         (`unknown_session`, `invalid_resume_token`, `invalid_event_ack`) and JournalGap before anything is replaced.
         """
         async with self._resuming:
-            resume_token = self._checked(token)
+            self._check(token)
             # A client that cannot be served must not end the connection of one that is.
             self.outbox.check_rewind(last_received)
-            while self._scope:
-                # A frame that the other reader has begun to handle has to be counted: it must not wait for room now.
-                self._replaced.add(self._number)
-                self.outbox.set_attached(False)
-                self._scope.cancel()
-                await self._detached.wait()
-                resume_token = self._checked(token)
+            self._apply(AttachmentEvent.RESUME_BEGAN)
             try:
+                await self._replaced()
+                resume_token = self._check(token)
                 self.outbox.rewind(last_received)
                 self.outbox.put_first(await self._session.resumed(resume_token.renew()))
+                self._check_open()
             except BaseException:
-                self._on_detached()
+                self._apply(AttachmentEvent.RESUME_FAILED)
+                self._wait_or_abandon()
                 raise
-            # Set before the lock is released, so that the next client finds the place taken.
-            self._scope = scope = anyio.CancelScope()
+            # Before the lock is released, so that the next client finds the place taken.
+            self._take_place()
         log.info("session %s is resumed", self._session.id)
-        await self._attach(transport, scope)
+        await self._attach(transport)
 
     def continue_from(self, last_received: int, first_frame: Frame) -> None:
         """Prepare a session that was restored from the store, before `serve`.
@@ -177,61 +181,95 @@ class Attachment:
         """
         self.outbox.continue_from(last_received, first_frame)
 
-    def _checked(self, token: str) -> ResumeToken:
-        """Return the session's token if `token` is it. Raises RemoteProtocolError."""
-        if self.over.is_set():
-            raise RemoteProtocolError("unknown_session", "The session has just ended.", "session_id")
-        if self._token is None or not self._token.matches(token):
-            raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
-        return self._token
+    # --- the two states -----------------------------------------------------------------------------------------------
 
-    async def _attach(self, transport: Transport, scope: anyio.CancelScope) -> None:
-        """Read from and write to `transport` until one of them ends, or the session does."""
-        self._number += 1
-        number = self._number
-        self._reading = reading = anyio.CancelScope()
-        self.outbox.set_attached(True)
+    def _apply(self, event: AttachmentEvent) -> None:
+        """Move to the next state of the attachment, and wake the tasks that depend on it."""
+        self._place.apply(event)
+        self.outbox.set_attached(self._place.state.takes_frames)
+        self._changed.notify()
+
+    def _stop(self) -> None:
+        """Send no more frames over the transport, and end its tasks: a frame that is being handled is, to its end."""
+        if self._place.state is AttachmentState.ATTACHED:
+            self._apply(AttachmentEvent.TRANSPORT_STOPPED)
+        self._scope.cancel()
+
+    def _wait_or_abandon(self) -> None:
+        """Where the place is empty and no client is on its way, begin the grace period, or end the session."""
+        if self._place.state is not AttachmentState.DETACHED:
+            return
+        if self._token is None or not self._lifecycle.state.is_running:
+            self.abandon()
+        else:
+            # A session that drains ends by itself; if it does not, the grace period ends it.
+            log.info("session %s waits to be resumed", self._session.id)
+            assert self._group
+            self._group.start_soon(self._abandon_after_grace, self._num_attached)
+
+    async def _abandon_after_grace(self, num_attached: int) -> None:
+        await anyio.sleep(self._grace_s)
+        if self._num_attached == num_attached and self._place.state is AttachmentState.DETACHED:
+            log.info("session %s was not resumed", self._session.id)
+            self.abandon()
+
+    async def _closed(self) -> None:
+        while self._lifecycle.state is not Lifecycle.CLOSED:
+            await self._changed.wait()
+
+    # --- transports that come and go ----------------------------------------------------------------------------------
+
+    def _check(self, token: str) -> ResumeToken:
+        """Return the session's token if `token` is it. Raises RemoteProtocolError."""
+        self._check_open()
+        resume_token = self.token
+        if resume_token is None or not resume_token.matches(token):
+            raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
+        return resume_token
+
+    def _check_open(self) -> None:
+        if self._lifecycle.state is Lifecycle.CLOSED:
+            raise RemoteProtocolError("unknown_session", "The session has just ended.", "session_id")
+
+    async def _replaced(self) -> None:
+        """End the tasks of a transport that is REPLACED, and wait until they have ended."""
+        if self._place.state is AttachmentState.REPLACED:
+            # A frame that its reader has begun to handle has to be counted: it does not wait for room any more.
+            self._scope.cancel()
+        while self._place.state is AttachmentState.REPLACED:
+            await self._changed.wait()
+
+    def _take_place(self) -> None:
+        self._num_attached += 1
+        self._scope, self._reading = anyio.CancelScope(), anyio.CancelScope()
+        self._apply(AttachmentEvent.TRANSPORT_ATTACHED)
+
+    async def _attach(self, transport: Transport) -> None:
+        """Read from and write to `transport`, which has the place, until one of them ends, or the session does."""
+        reading = self._reading
         try:
-            with scope:
+            with self._scope:
                 async with anyio.create_task_group() as group:
-                    group.start_soon(self._cancel_when_over, scope)
-                    group.start_soon(self._write, transport, scope)
-                    given_up = False
+                    group.start_soon(self._stop_when_closed)
+                    group.start_soon(self._write, transport)
+                    client_left = False
                     with reading:
-                        given_up = await self._read(transport)
-                    if self._session.ending:
+                        client_left = await self._read(transport)
+                    if self._lifecycle.state is Lifecycle.DRAINING:
                         await self._session.wind_up()
-                    elif not given_up:
-                        # The client has left: frames that are still to come have no reader.
-                        scope.cancel()
+                    elif client_left:
+                        # Frames that are still to come have no reader.
+                        self._stop()
         except* Exception:
             # The session's edge: whatever failed in handling its client's frames ends this session alone.
             log.exception("session %s failed", self._session.id)
-            self.over.set()
+            self.abandon()
         finally:
-            self._scope = None
-            self.outbox.set_attached(False)
-            self._detached.notify()
-            if number not in self._replaced:
-                self._on_detached()
-        if number in self._replaced:
+            was_replaced = self._place.state is AttachmentState.REPLACED
+            self._apply(AttachmentEvent.TRANSPORT_GONE)
+            self._wait_or_abandon()
+        if was_replaced:
             await self._close_replaced(transport)
-
-    def _on_detached(self) -> None:
-        """End the session, or begin its grace period: no transport is attached any more."""
-        if self._token is None or self.over.is_set() or self.outbox.ended:
-            self.over.set()
-        else:
-            # A session that is ending ends by itself; if it does not, the grace period ends it.
-            log.info("session %s waits to be resumed", self._session.id)
-            assert self._group
-            self._group.start_soon(self._end_after_grace, self._number)
-
-    async def _end_after_grace(self, number: int) -> None:
-        await anyio.sleep(self._grace_s)
-        if self._number == number and self._scope is None:
-            log.info("session %s was not resumed", self._session.id)
-            self.over.set()
 
     async def _close_replaced(self, transport: Transport) -> None:
         try:
@@ -241,28 +279,23 @@ class Attachment:
         except (TransportClosed, TimeoutError):
             return
 
-    async def _cancel_when_over(self, scope: anyio.CancelScope) -> None:
-        await self.over.wait()
-        self.outbox.set_attached(False)
-        scope.cancel()
+    async def _stop_when_closed(self) -> None:
+        await self._closed()
+        self._stop()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def _read(self, transport: Transport) -> bool:
-        """Handle frames until the client leaves or the session ends; return True for a client given up as idle.
-
-        Its outbox has ended then: the writer sends the last frames, and closes the transport.
-        """
+        """Handle frames until the session leaves OPEN; return True if the client has left before."""
         session = self._session
-        while not session.ending:
+        while self._lifecycle.state.reads_frames:
             with anyio.move_on_after(session.idle_s) as waiting:
                 data = await transport.receive()
             if waiting.cancelled_caught:
-                if await session.end_if_idle():
-                    return True
+                await session.end_if_idle()
                 continue
             if data is None:
-                return False
+                return True
             if not (self._token and isinstance(data, str | bytes) and await self._control(self._token, data)):
                 # A frame is handled to its end or not at all: a client that resumes does not send it again.
                 with anyio.CancelScope(shield=self._token is not None):
@@ -290,7 +323,7 @@ class Attachment:
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
-    async def _write(self, transport: Transport, scope: anyio.CancelScope) -> None:
+    async def _write(self, transport: Transport) -> None:
         """Send frames until the end. A client that has left, or has stopped reading, is detached."""
         try:
             while True:
@@ -298,15 +331,20 @@ class Attachment:
                 with anyio.fail_after(self._stall_s):
                     if isinstance(item, CloseFrame):
                         await transport.close(item.code, item.reason)
-                        self.over.set()
+                        self._close_sent()
                         break
                     await transport.send(item)
         except TimeoutError:
             log.info("session %s: the client has not read for %.0f s", self._session.id, self._stall_s)
         except TransportClosed:
             log.info("session %s: the client is gone", self._session.id)
-            if self.outbox.ended:
-                self.over.set()
+            if not self._lifecycle.state.is_running:
+                self.abandon()
         # No frame is sent over this transport any more, so no task may wait for room in it.
-        self.outbox.set_attached(False)
-        scope.cancel()
+        self._stop()
+
+    def _close_sent(self) -> None:
+        # The session may have been abandoned while the transport was being closed.
+        if self._lifecycle.state is not Lifecycle.CLOSED:
+            self._lifecycle.apply(LifecycleEvent.CLOSE_SENT)
+            self._changed.notify()

@@ -51,11 +51,6 @@ class Outbox:
         """Frames that were put and not taken by `get` yet."""
         return len(self._journal)
 
-    @property
-    def ended(self) -> bool:
-        """`end` was called: once the waiting frames are sent, the transport is closed."""
-        return self._end is not None
-
     def put(self, frame: Frame) -> None:
         """Queue a frame behind all others. Never waits: the task that produces frames calls `wait_for_room` too."""
         self._journal.push(frame)
@@ -68,7 +63,7 @@ class Outbox:
         """
         while self.num_waiting > self._max_waiting and self._may_wait:
             await self._changed.wait()
-        if not self._attached and self._end is None and self._journal.check_overflow():
+        if not self._attached and self._end is None and self._journal.is_overfull:
             self._on_overflow()
 
     @property
@@ -98,7 +93,7 @@ class Outbox:
         self._changed.notify()
 
     def set_attached(self, attached: bool) -> None:
-        """Say whether a transport takes frames, which decides whether `wait_for_room` waits."""
+        """Say whether a transport takes frames (`AttachmentState.takes_frames`): `wait_for_room` waits only then."""
         self._attached = attached
         self._changed.notify()
 

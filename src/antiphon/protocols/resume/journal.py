@@ -57,7 +57,7 @@ class Journal:
 
     Frames that were sent are kept up to `max_bytes` and `max_s`; beyond that the oldest are dropped. Frames that wait
     are bounded by the caller, who stops pushing while a slow client is attached, and by `max_bytes` while none is
-    (`check_overflow`). Sizes are in characters, which are bytes for nearly all frames.
+    (`is_overfull`). Sizes are in characters, which are bytes for nearly all frames.
     """
 
     # Monotonic seconds.
@@ -66,8 +66,6 @@ class Journal:
     numbered: bool = False
     max_bytes: int = 8 << 20
     max_s: float = 60.0
-    # More waited for an absent client than `max_bytes`. All frames are gone, and it stays so.
-    overflowed: bool = False
     _waiting: deque[_Waiting | _Sent] = field(default_factory=deque)
     _waiting_bytes: int = 0
     _sent: deque[_Sent] = field(default_factory=deque)
@@ -139,8 +137,6 @@ class Journal:
 
     def check_rewind(self, last_received: int) -> None:
         """Raise what `rewind` would raise, and change nothing: a resume is checked before it replaces a connection."""
-        if self.overflowed:
-            raise JournalGap("journal_overflow")
         if not 0 <= last_received <= self._seq:
             raise RemoteProtocolError(
                 "invalid_event_ack",
@@ -167,17 +163,10 @@ class Journal:
         self._waiting = deque([*(m for m in missed if not self._stale(m)), *fresh])
         self._waiting_bytes = sum(w.size for w in self._waiting)
 
-    def check_overflow(self) -> bool:
-        """Whether too much waits for the session to go on; to be called while no client is attached.
-
-        Once it is True, all frames are dropped and the session can no longer be resumed.
-        """
-        if self._waiting_bytes > self.max_bytes or self.overflowed:
-            self.overflowed = True
-            self._sent.clear()
-            self._waiting.clear()
-            self._sent_bytes = self._waiting_bytes = 0
-        return self.overflowed
+    @property
+    def is_overfull(self) -> bool:
+        """Whether more waits than `max_bytes`, so that a session has to end if no client is attached."""
+        return self._waiting_bytes > self.max_bytes
 
     def continue_from(self, seq: int) -> None:
         """Number the next frame `seq` + 1: the session was restored, and its client has that many frames."""

@@ -29,7 +29,8 @@ from antiphon.protocols.resume.journal import JournalGap, ResumeToken
 from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.persistence import caller_hash, restored
-from antiphon.server.live.realtime import CLOSE_POLICY, CLOSE_TRY_LATER, LiveRealtime
+from antiphon.server.live.realtime import LiveRealtime
+from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
 from antiphon.server.state import ServerState
 from antiphon.store.sessions import StoredSession
 from antiphon.transports.websocket import WebSocketTransport

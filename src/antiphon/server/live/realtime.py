@@ -1,7 +1,7 @@
 """One live session of `/v1/realtime`, `/v1/duplex` or a bridge, whatever transport carries it.
 
-It connects a wire (the protocol), an inbox and a session. Which transport is attached, and resuming, is the
-attachment's (`transports/attachment.py`); what the messages mean is the wire's.
+It connects a wire (the protocol), an inbox and a session. How far it has come, which transport is attached, and
+resuming are those of every live session (`server/live/session.py`); what the messages mean is the wire's.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
-import anyio.abc
 import msgspec
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -27,6 +26,7 @@ from antiphon.events.conversation import (
     CancelResponse,
     ClearOutputAudio,
     ConfigureConversation,
+    ConversationCommand,
     Item,
     ItemDeleted,
     ItemDone,
@@ -45,18 +45,19 @@ from antiphon.events.transcription import (
 )
 from antiphon.protocols.connection import Command, Event, WireConnection
 from antiphon.protocols.resume.control import Control
-from antiphon.protocols.resume.journal import Journal, ResumeToken
+from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.tape import SessionFacts
 from antiphon.server.live.persistence import stored_session
-from antiphon.server.state import LiveEntry, ServerState
+from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_INTERNAL, CLOSE_POLICY, LiveSession
+from antiphon.server.state import ServerState
+from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.transports.attachment import Attachment, ClientData
-from antiphon.transports.outbox import Outbox
 from antiphon.transports.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,6 @@ log = logging.getLogger(__name__)
 # Frames that may wait for a client that does not read. The session waits then; after STALL_S the client is taken to be
 # gone.
 MAX_WAITING_FRAMES = 256
-CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_TRY_LATER, CLOSE_INTERNAL = 1001, 1008, 1013, 1011
 RATE_WINDOW_S = 2.0
 # 5 ms. A frame with less audio counts as an event without audio.
 MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
@@ -81,7 +81,42 @@ STORED_AFTER = (
     ResponseDone,
 )
 
-RealtimeSession = TranscriptionSession | ConversationSession | DuplexSession
+
+class RealtimeSession(Protocol):
+    """What a LiveRealtime asks of its session, of whatever kind. Commands reach it through the inbox."""
+
+    @property
+    def audio_s(self) -> float:
+        """Seconds of audio that it has listened to so far, silence included. What waits in the inbox does not count."""
+        ...
+
+    async def run(self) -> None:
+        """Run until the inbox is closed and what was in it is worked off. Whatever it raises ends the live session with
+        `server_error`, and no other session.
+        """
+        ...
+
+
+class RealtimeConversation(RealtimeSession, Protocol):
+    """What it asks besides of a session that holds a conversation."""
+
+    @property
+    def conversation(self) -> ConversationHistory:
+        """The history: restored before `run` is called, and stored whenever an event says that it has changed."""
+        ...
+
+    @property
+    def answering(self) -> bool:
+        """Whether a response is being produced. Only then is a CancelResponse handled at once; else it may be about a
+        response that a command in the inbox has still to begin.
+        """
+        ...
+
+    async def handle(self, command: ConversationCommand) -> None:
+        """Handle one command at once, before those that wait in the inbox. Waits until the events that it leads to are
+        emitted; a command that cannot be carried out is answered, and raises nothing.
+        """
+        ...
 
 
 class LiveRealtime:
@@ -114,20 +149,13 @@ class LiveRealtime:
         self._playback = transport.playback
         settings = state.settings
         self._inbox = Inbox(settings.audio.max_backlog_s, live=settings.audio.overflow == "close")
+        # Begins with the configuration. Where it holds a conversation, `_conversation` is the same session.
         self._session: RealtimeSession | None = None
-        resume = settings.resume
-        journal = Journal(
-            time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
-        )
-        self._outbox = Outbox(journal, MAX_WAITING_FRAMES, on_overflow=self._overflowed)
-        self.attachment = Attachment(self, self._outbox, token, resume.grace_s)
-        self._group: anyio.abc.TaskGroup
-        self._ending: SessionEnding | None = None
-        self._close_code = 1000
+        self._conversation: RealtimeConversation | None = None
+        self._live = LiveSession(self, state, token, MAX_WAITING_FRAMES)
+        self._outbox = self._live.outbox
         # When the last events without audio came, of the last RATE_WINDOW_S.
         self._event_times_s: deque[float] = deque()
-        # Dialects under which the session is counted in `antiphon_sessions`.
-        self._labels: list[str] = []
         self._recorder = self._open_recorder()
 
     def _open_recorder(self) -> Recorder | None:
@@ -157,27 +185,14 @@ class LiveRealtime:
 
         Failures of the session end it alone and are logged; none is raised.
         """
-        live = LiveEntry(self.caller, lambda: self._inbox.backlog_s, self._drain, self.wire.id)
-        self._state.live.add(live)
-        if self.attachment.token:
-            self._state.resumable[self.wire.id] = self
         try:
-            async with anyio.create_task_group() as self._group:
-                self._push()
-                self._group.start_soon(self._expire)
-                await self.attachment.serve(self._transport, self._group)
-                self._group.cancel_scope.cancel()
+            self._push()
+            await self._live.serve(self._transport, self._expire)
         finally:
-            self.attachment.over.set()
-            if self._state.resumable.get(self.wire.id) is self:
-                del self._state.resumable[self.wire.id]
             if self._is_stored and self._state.session_store and not self._state.draining:
                 self._state.session_store.forget(self.wire.id)
-            self._state.leave(live)
             if self._recorder:
                 self._recorder.close()
-            for label in self._labels:
-                self._state.metrics.sessions.labels(label).dec()
             if self._session:
                 self._state.metrics.audio_s.labels("live").inc(self._session.audio_s)
                 log.info("session %s ended after %.1f s of audio", self.wire.id, self._session.audio_s)
@@ -185,6 +200,22 @@ class LiveRealtime:
     async def _expire(self) -> None:
         await anyio.sleep(self._state.settings.server.session_s or math.inf)
         self._end("session_expired", "Your session hit the maximum duration.", CLOSE_GOING_AWAY)
+
+    # --- LiveEntry ----------------------------------------------------------------------------------------------------
+
+    @property
+    def attachment(self) -> Attachment:
+        """The place of its transport, where a client that resumes attaches another one. It has the session's token."""
+        return self._live.attachment
+
+    @property
+    def backlog_s(self) -> float:
+        """Seconds of audio that wait in the inbox, where each command without audio counts as 10 ms or more."""
+        return self._inbox.backlog_s
+
+    def drain(self) -> None:
+        """End the session since the server stops: what was heard is still transcribed and sent. Does not wait."""
+        self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
 
     # --- AttachedSession ----------------------------------------------------------------------------------------------
 
@@ -194,19 +225,13 @@ class LiveRealtime:
         return self.wire.id
 
     @property
-    def ending(self) -> bool:
-        """The session was ended by the server; what was heard is still transcribed and sent."""
-        return self._ending is not None
-
-    @property
     def idle_s(self) -> float | None:
         """Seconds without a frame after which the session ends: the dialect's own limit; None: never."""
         return self.wire.idle_s
 
-    async def end_if_idle(self) -> bool:
-        """End the session with `idle_timeout`. Always True: in this dialect nothing else counts as activity."""
+    async def end_if_idle(self) -> None:
+        """End the session with `idle_timeout`: nothing but frames counts as activity here."""
         self._end("idle_timeout", f"Nothing came for {self.wire.idle_s:.0f} s.", CLOSE_GOING_AWAY)
-        return True
 
     def control(self, data: str | bytes) -> Control | None:
         """Return the message if it is about the connection, by the dialect's own names."""
@@ -246,10 +271,11 @@ class LiveRealtime:
             if isinstance(command, ConfigureTranscription | ConfigureConversation) and self._session is None:
                 self._start(command)
                 continue
-            if isinstance(self._session, ConversationSession | DuplexSession) and (
-                isinstance(command, URGENT) or (isinstance(command, CancelResponse) and self._session.answering)
+            conversation = self._conversation
+            if conversation and (
+                isinstance(command, URGENT) or (isinstance(command, CancelResponse) and conversation.answering)
             ):
-                await self._session.handle(command)
+                await conversation.handle(command)
                 continue
             if isinstance(command, ConfigureConversation):
                 self._store()
@@ -267,7 +293,7 @@ class LiveRealtime:
         await self._flush()
         self._inbox.close()
         if self._session is None:
-            self._end_outbox()
+            self._live.finish()
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
@@ -297,16 +323,16 @@ class LiveRealtime:
 
     def _close(self) -> None:
         """End at once: the client has closed the session, and what is still to be transcribed is not sent."""
-        self._push(self.wire.close())
-        self.attachment.forbid_resume()
-        self._outbox.end(1000, "session_closed")
+        if self._live.lifecycle.is_running:
+            self._push(self.wire.close())
+            self._live.close("session_closed")
 
     # --- the session --------------------------------------------------------------------------------------------------
 
     def _start(self, first: ConfigureTranscription | ConfigureConversation) -> None:
         metrics = self._state.metrics
         if isinstance(first, ConfigureConversation):
-            self._session = self._conversation(first)
+            self._session = self._conversation = self._begin_conversation(first)
         else:
             models = self._state.loaded()
             self._session = TranscriptionSession(
@@ -318,16 +344,14 @@ class LiveRealtime:
                 min_commit_ms=self.wire.min_commit_ms,
                 measure=metrics.measure,
             )
-        self._labels.append(self.wire.dialect)
-        metrics.sessions.labels(self.wire.dialect).inc()
-        metrics.sessions_started.labels(self.wire.dialect).inc()
+        self._live.count(self.wire.dialect)
         log.info("session %s begins (%s)", self.wire.id, self.wire.dialect)
         if player := self._playback:
-            player.attach(lambda event: self._group.start_soon(self._emit, event))
+            player.attach(lambda event: self._live.start(partial(self._emit, event)))
         self._store()
-        self._group.start_soon(self._run_session, self._session)
+        self._live.start(partial(self._run_session, self._session))
 
-    def _conversation(self, first: ConfigureConversation) -> ConversationSession | DuplexSession:
+    def _begin_conversation(self, first: ConfigureConversation) -> ConversationSession | DuplexSession:
         models = self._state.loaded()
         assert models.conversation_model
         make = partial(
@@ -359,7 +383,7 @@ class LiveRealtime:
             log.exception("session %s failed", self.wire.id)
             self._end("server_error", "The session failed.", CLOSE_INTERNAL)
         self._inbox.close()
-        self._end_outbox()
+        self._live.finish()
 
     async def store(self) -> None:
         """Store the conversation as it is now, and wait until it is written. Does nothing where it is not stored."""
@@ -368,12 +392,12 @@ class LiveRealtime:
 
     def _store(self) -> Future[None] | None:
         """Store the conversation if its client may resume it; the future is done when it is written."""
-        session, store, token = self._session, self._state.session_store, self.attachment.token
+        store, token = self._state.session_store, self.attachment.token
         if token is None or store is None:
             return None
         items = self._items
-        if isinstance(session, ConversationSession | DuplexSession):
-            items = session.conversation.items
+        if self._conversation:
+            items = self._conversation.conversation.items
         elif not items:
             return None
         row = stored_session(self.caller, self.wire, token, items)
@@ -384,28 +408,14 @@ class LiveRealtime:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _overflowed(self) -> None:
-        """End a session of which more was said while its client was away than the journal keeps."""
-        log.info("session %s: what nobody takes is too much", self.wire.id)
-        self._state.mark_overflowed(self.wire.id)
-        self.attachment.over.set()
-
-    def _drain(self) -> None:
-        self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
-
     def _end(self, code: str, message: str, close_code: int) -> None:
-        """Send why the session ends, and stop reading; what was heard is still transcribed and sent."""
-        if self._ending is None:
-            self._ending = SessionEnding(code, message)
-            self._close_code = close_code
-            self._push(self.wire.send(self._ending))
-            self.attachment.stop_reading()
+        """Send why the session ends, and stop reading; what was heard is still transcribed and sent.
 
-    def _end_outbox(self) -> None:
-        """Have the transport closed after the last frame; without a transport, the session is over at once."""
-        self._outbox.end(self._close_code, self._ending.code if self._ending else "")
-        if not self.attachment.attached:
-            self.attachment.over.set()
+        Only the first reason to end counts.
+        """
+        if self._live.lifecycle.reads_frames:
+            self._push(self.wire.send(SessionEnding(code, message)))
+            self._live.end(close_code, code)
 
     # --- writing ------------------------------------------------------------------------------------------------------
 

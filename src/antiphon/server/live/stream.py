@@ -1,4 +1,4 @@
-"""What live speech and video streams share: counting, resuming, draining and closing.
+"""What live speech and video streams share: counting, resuming, idle clients, draining and closing.
 
 They are sessions of one WebSocket and one kind of configuration; unlike `/v1/realtime`, they have one dialect each.
 """
@@ -6,23 +6,56 @@ They are sessions of one WebSocket and one kind of configuration; unlike `/v1/re
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.resume.control import Control, control, refused_frame, replaced_frame, resumed_frame
-from antiphon.protocols.resume.journal import Journal, ResumeToken
+from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame, random_id
-from antiphon.server.state import LiveEntry, ServerState
-from antiphon.transports.attachment import Attachment
-from antiphon.transports.outbox import Outbox
+from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_NORMAL, LiveSession
+from antiphon.server.state import ServerState
+from antiphon.transports.attachment import Attachment, ClientData
+from antiphon.transports.lifecycle import Lifecycle
 from antiphon.transports.transport import STALL_S
 from antiphon.transports.websocket import WebSocketTransport
 
-CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_INTERNAL = 1000, 1001, 1008, 1011
+
+class StreamedSession(Protocol):
+    """What is carried by a LiveStream: a dialect and the session that it speaks to. All calls come from one event loop.
+
+    Its frames go out by `LiveStream.put`; it ends by `LiveStream.finish`.
+    """
+
+    @property
+    def idle_limit_s(self) -> float:
+        """How long neither side may send anything, in seconds; it may change with the configuration."""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is being produced for the client. While something is, the client may be silent beyond its
+        limit.
+        """
+        ...
+
+    async def handle(self, data: str | bytes) -> None:
+        """Handle one message of the client. The next is read when this returns, so it waits where the client is to be
+        slowed down. Errors of the client are answered, and raise nothing.
+        """
+        ...
+
+    def refuse_idle(self) -> None:
+        """Put the frames that tell the client that it was idle for too long. The stream finishes after that."""
+        ...
+
+    async def wind_up(self) -> None:
+        """The server drains, and no more messages come: finish what was asked for, and then the stream."""
+        ...
 
 
 class LiveStream:
-    """The part of an AttachedSession that does not depend on what is streamed; LiveSpeech and LiveVideo are the rest.
+    """Carries one streamed session over a WebSocket, and over those that resume: `serve` it once.
 
     `caller`: the API key that opened it, or "". `token`: what resumes it; None: it ends with its WebSocket. `label`:
     its `dialect` in the metrics. `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment.
@@ -30,6 +63,7 @@ class LiveStream:
 
     def __init__(
         self,
+        session: StreamedSession,
         socket: WebSocketTransport,
         state: ServerState,
         caller: str,
@@ -40,45 +74,77 @@ class LiveStream:
         waits_detached: bool = False,
         stall_s: float = STALL_S,
     ) -> None:
+        self._session = session
         self._socket = socket
-        self._state = state
         self.caller = caller
         self._label = label
-        self.id = random_id("sess-")
-        resume = state.settings.resume
-        journal = Journal(
-            time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
-        )
-        self._outbox = Outbox(journal, max_waiting, waits_detached=waits_detached, on_overflow=self._overflowed)
-        # `handle`, `ending`, `end_if_idle` and `wind_up` are the subclasses'.
-        session: Any = self
-        self.attachment = Attachment(session, self._outbox, token, resume.grace_s, stall_s=stall_s)
+        self._id = random_id("sess-")
+        self._live = LiveSession(self, state, token, max_waiting, waits_detached=waits_detached, stall_s=stall_s)
         # When the client last sent something, or was last sent something.
         self._active_s = time.monotonic()
-        self._draining = False
-        self._close_code, self._close_reason = CLOSE_NORMAL, ""
-        self._entry = LiveEntry(caller, lambda: 0.0, self._drain, self.id)
 
-    def _enter(self) -> None:
-        """Count the session as live, and let it be found by clients that resume it."""
-        metrics = self._state.metrics
-        self._state.live.add(self._entry)
-        if self.attachment.token:
-            self._state.resumable[self.id] = self
-            fields = {"session_id": self.id, "resume_token": self.attachment.token.renew()}
-            self._outbox.put(Frame({"type": "session.created"} | fields, numbered=False))
-        metrics.sessions.labels(self._label).inc()
-        metrics.sessions_started.labels(self._label).inc()
+    async def serve(self, *tasks: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Serve until the stream is closed, with `tasks` running beside it; they are cancelled at the end."""
+        if token := self.attachment.token:
+            fields = {"session_id": self.id, "resume_token": token.renew()}
+            self._live.outbox.put(Frame({"type": "session.created"} | fields, numbered=False))
+        self._live.count(self._label)
+        await self._live.serve(self._socket, *tasks)
 
-    def _leave(self) -> None:
-        """Undo `_enter`: the session is over."""
-        self.attachment.over.set()
-        if self._state.resumable.get(self.id) is self:
-            del self._state.resumable[self.id]
-        self._state.leave(self._entry)
-        self._state.metrics.sessions.labels(self._label).dec()
+    # --- for the session that is streamed -----------------------------------------------------------------------------
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        """How far the stream has come. While it is OPEN, its end is up to the session; after that it is under way."""
+        return self._live.lifecycle
+
+    def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a task from now on; it is cancelled when the stream is closed. Only while `serve` runs."""
+        self._live.start(task)
+
+    def put(self, frames: Sequence[Frame]) -> bool:
+        """Queue the frames; return whether there were any."""
+        for frame in frames:
+            self._live.outbox.put(frame)
+        return bool(frames)
+
+    async def wait_for_room(self) -> None:
+        """Wait while the client does not read what was put, as `Outbox.wait_for_room` has it."""
+        await self._live.outbox.wait_for_room()
+
+    def mark_active(self) -> None:
+        """Begin the idle time anew: the client was sent something. What it sends itself counts without this."""
+        self._active_s = time.monotonic()
+
+    def finish(self, code: int | None = None, reason: str | None = None) -> None:
+        """Have the WebSocket closed after the last frame: with 1000, or as the drain says, unless told otherwise.
+
+        Only the first call counts. Does not wait.
+        """
+        self._live.finish(code, reason)
+
+    # --- LiveEntry ----------------------------------------------------------------------------------------------------
+
+    @property
+    def attachment(self) -> Attachment:
+        """The place of its WebSocket, where a client that resumes attaches another one. It has the stream's token."""
+        return self._live.attachment
+
+    @property
+    def backlog_s(self) -> float:
+        """Always 0: what a stream receives is not queued as audio that it could be behind with."""
+        return 0.0
+
+    def drain(self) -> None:
+        """Read no more messages, and have the session wind up: what was asked for is sent. Does not wait."""
+        self._live.end(CLOSE_GOING_AWAY, "server_shutting_down")
 
     # --- AttachedSession ----------------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """The session's id, as the client knows it."""
+        return self._id
 
     @property
     def idle_s(self) -> float | None:
@@ -86,13 +152,26 @@ class LiveStream:
 
         The lower bound keeps a stream that is over its limit, but not idle, from being asked without a pause.
         """
-        limit_s = self._limit_s
+        limit_s = self._session.idle_limit_s
         return max(min(1.0, limit_s), self._active_s + limit_s - time.monotonic())
 
-    @property
-    def _limit_s(self) -> float:
-        """How long the client may be idle, in seconds."""
-        raise NotImplementedError
+    async def handle(self, data: ClientData) -> None:
+        """Hand a message to the session, and begin the idle time anew. Waits as the session does. Streams take no audio
+        beside their messages.
+        """
+        assert isinstance(data, str | bytes)
+        self.mark_active()
+        await self._session.handle(data)
+
+    async def end_if_idle(self) -> None:
+        """Finish the stream if neither side has sent anything for the limit, and nothing is being produced."""
+        if time.monotonic() >= self._active_s + self._session.idle_limit_s and self._session.idle:
+            self._session.refuse_idle()
+            self.finish(CLOSE_NORMAL, "timeout")
+
+    async def wind_up(self) -> None:
+        """Have the session finish what was asked for, since the server drains. Waits as the session does."""
+        await self._session.wind_up()
 
     def control(self, data: str | bytes) -> Control | None:
         """Return the event if it is about the connection: an acknowledgement, or a resume that comes too late."""
@@ -100,8 +179,8 @@ class LiveStream:
 
     async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
         """Send the error in the shape of the resume protocol. Waits while the client does not read."""
-        self._outbox.put(refused_frame(random_id, error, event_id if isinstance(event_id, str) else None))
-        await self._outbox.wait_for_room()
+        self._live.outbox.put(refused_frame(random_id, error, event_id if isinstance(event_id, str) else None))
+        await self._live.outbox.wait_for_room()
 
     async def resumed(self, token: str) -> Frame:
         """Return the `session.resumed` frame: the new token, and how many frames of the client were handled.
@@ -113,27 +192,3 @@ class LiveStream:
     def replaced(self) -> Frame:
         """Return the `session.replaced` frame."""
         return replaced_frame(random_id, self.id)
-
-    # --- the end ------------------------------------------------------------------------------------------------------
-
-    def _drain(self) -> None:
-        self._close_code, self._close_reason = CLOSE_GOING_AWAY, "server_shutting_down"
-        self._draining = True
-        self.attachment.stop_reading()
-
-    def _overflowed(self) -> None:
-        """End a session of which more was said while its client was away than the journal keeps."""
-        self._state.mark_overflowed(self.id)
-        self.attachment.over.set()
-
-    def _put(self, frames: list[Frame]) -> bool:
-        """Queue the frames; return whether there were any."""
-        for frame in frames:
-            self._outbox.put(frame)
-        return bool(frames)
-
-    def _finish(self, code: int, reason: str) -> None:
-        """Have the transport closed after the last frame; without a transport, the session is over at once."""
-        self._outbox.end(code, reason)
-        if not self.attachment.attached:
-            self.attachment.over.set()

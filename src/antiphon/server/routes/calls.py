@@ -106,6 +106,6 @@ async def hang_up(request: Request) -> Response:
     state: ServerState = request.app.state.antiphon
     for live in list(state.live):
         if live.id == request.path_params["id"] and identify(request) == live.caller:
-            live.finish()
+            live.drain()
             return JSONResponse({})
     return error_response(404, "There is no such call.", code="call_not_found")

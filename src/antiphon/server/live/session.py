@@ -1,0 +1,137 @@
+"""What every live session has, whatever it is about: a lifecycle, an outbox, an attachment, an entry in the server.
+
+`LiveRealtime` and `LiveStream` each have one. What is said over it, and when it ends, is theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+import anyio
+import anyio.abc
+
+from antiphon.protocols.resume.journal import Journal, ResumeToken
+from antiphon.server.state import LiveEntry, ServerState
+from antiphon.transports.attachment import AttachedSession, Attachment
+from antiphon.transports.lifecycle import Lifecycle, LifecycleEvent, new_lifecycle
+from antiphon.transports.outbox import Outbox
+from antiphon.transports.transport import STALL_S, Transport
+
+log = logging.getLogger(__name__)
+CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_INTERNAL, CLOSE_TRY_LATER = 1000, 1001, 1008, 1011, 1013
+
+
+class ServedSession(AttachedSession, LiveEntry, Protocol):
+    """What a LiveSession is the common part of: it answers to its attachment and to the server."""
+
+
+class LiveSession:
+    """The common part of a live session: `serve` it once. Its `outbox` takes frames before that, too.
+
+    `session`: the whole of it. `token`: what resumes it; None: it ends with its transport. `max_waiting`,
+    `waits_detached` and `stall_s` are those of Outbox and Attachment.
+    """
+
+    def __init__(
+        self,
+        session: ServedSession,
+        state: ServerState,
+        token: ResumeToken | None,
+        max_waiting: int,
+        *,
+        waits_detached: bool = False,
+        stall_s: float = STALL_S,
+    ) -> None:
+        self._session = session
+        self._state = state
+        self._lifecycle = new_lifecycle()
+        resume = state.settings.resume
+        journal = Journal(
+            time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
+        )
+        self.outbox = Outbox(journal, max_waiting, waits_detached=waits_detached, on_overflow=self._overflowed)
+        self.attachment = Attachment(session, self.outbox, self._lifecycle, token, resume.grace_s, stall_s=stall_s)
+        self._group: anyio.abc.TaskGroup
+        # Dialects under which the session is counted in `antiphon_sessions`.
+        self._labels: list[str] = []
+        # How `finish` closes the transport, unless it is told otherwise.
+        self._close_code, self._close_reason = CLOSE_NORMAL, ""
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        """How far the session has come. It changes by `end`, `finish` and `close`, and by what the attachment sees."""
+        return self._lifecycle.state
+
+    async def serve(self, transport: Transport, *tasks: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Serve `transport` and those that resume until the session is CLOSED, with `tasks` running beside it.
+
+        Meanwhile the session is in the server's state. The tasks are cancelled at the end.
+        """
+        self._state.enter(self._session)
+        try:
+            async with anyio.create_task_group() as self._group:
+                for task in tasks:
+                    self._group.start_soon(task)
+                await self.attachment.serve(transport, self._group)
+                self._group.cancel_scope.cancel()
+        finally:
+            self.attachment.abandon()
+            self._state.leave(self._session)
+            for label in self._labels:
+                self._state.metrics.sessions.labels(label).dec()
+
+    def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run a task of the session from now on; it is cancelled at the session's end. Only while `serve` runs."""
+        self._group.start_soon(task)
+
+    def count(self, label: str) -> None:
+        """Count the session in the metrics under this dialect, as one that was started and as live until it ends."""
+        self._labels.append(label)
+        self._state.metrics.sessions.labels(label).inc()
+        self._state.metrics.sessions_started.labels(label).inc()
+
+    # --- the lifecycle ------------------------------------------------------------------------------------------------
+
+    def end(self, code: int, reason: str) -> None:
+        """Stop reading, and have the session wind up; `finish` closes its transport with this code and reason.
+
+        Does nothing unless the session is OPEN: only the first reason to end counts. Does not wait.
+        """
+        if self.lifecycle is Lifecycle.OPEN:
+            self._close_code, self._close_reason = code, reason
+            self._apply(LifecycleEvent.ENDED)
+
+    def finish(self, code: int | None = None, reason: str | None = None) -> None:
+        """Have the transport closed after the last frame; without a transport, the session is CLOSED at once.
+
+        `code` and `reason` default to those of `end`, else to 1000 and none. Does nothing after the first time, or
+        after `close`. Does not wait.
+        """
+        if self.lifecycle.is_running:
+            code = self._close_code if code is None else code
+            self.outbox.end(code, self._close_reason if reason is None else reason)
+            self._apply(LifecycleEvent.FINISHED)
+            if not self.attachment.state.expects_client:
+                self.attachment.abandon()
+
+    def close(self, reason: str) -> None:
+        """Have the transport closed with 1000 after the last frame: the client closes the session, and cannot resume.
+
+        Does nothing after the first time, or after `finish`. Does not wait.
+        """
+        if self.lifecycle.is_running:
+            self.outbox.end(CLOSE_NORMAL, reason)
+            self._apply(LifecycleEvent.CLIENT_CLOSED)
+
+    def _apply(self, event: LifecycleEvent) -> None:
+        self._lifecycle.apply(event)
+        self.attachment.stop_reading()
+
+    def _overflowed(self) -> None:
+        """Close a session that produced more while its client was away than the journal keeps."""
+        log.info("session %s: more waits for its client than the journal keeps", self._session.id)
+        self._state.mark_overflowed(self._session.id)
+        self.attachment.abandon()
