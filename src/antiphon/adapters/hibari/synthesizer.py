@@ -73,7 +73,8 @@ class Hibari:
     """A Synthesizer of English voices, which share a lane and, for each kind of English, a phonemizer.
 
     `folder` holds the default voice's `hibari.onnx`; `voices`: the folders of other voices, by their model ids. A
-    voice is named in the profile as its id without "hibari-". Each voice's graphs compute on one core, in the lane's threads.
+    voice is named in the profile as its id without "hibari-". Each voice's graphs compute on one core, in the lane's
+    threads.
     """
 
     def __init__(

@@ -49,9 +49,9 @@ CODE_RESERVE_ROWS = 512
 class MiniCpmO:
     """A NativeModel: the loaded parts, and two engines, one for the language model and one for the code decoder.
 
-    `source` is the released checkpoint's folder, or its parts on the device and in the type that the options name. `window`:
-    rows of context at which the oldest units leave, and down to which. `vocoder`: codes to audio; where None, the
-    folder's own token2wav, if there is one. Without it the profile has no voices, and speech comes as text.
+    `source` is the released checkpoint's folder, or its parts on the device and in the type that the options name.
+    `window`: rows of context at which the oldest units leave, and down to which. `vocoder`: codes to audio; where None,
+    the folder's own token2wav, if there is one. Without it the profile has no voices, and speech comes as text.
     """
 
     def __init__(
