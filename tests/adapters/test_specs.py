@@ -36,9 +36,23 @@ def named(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
+def modules(folder: Path) -> set[Path]:
+    """An adapter's modules, and the shared ones that they import. Chat uses embeddings where a model has encoders only,
+    which the adapter knows.
+    """
+    own = set(folder.glob("*.py"))
+    imported = {
+        node.module.rpartition(".")[2]
+        for path in own
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("antiphon.modeling.")
+    }
+    return own | {ROOT.parent / "modeling" / f"{name}.py" for name in imported - {"chat"}}
+
+
 def used(folder: Path) -> Iterator[Capabilities]:
-    """The capabilities that the modules of a folder use, as far as a call shows them."""
-    for path in folder.glob("*.py"):
+    """The capabilities that an adapter's modules use, as far as a call shows them."""
+    for path in modules(folder):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else ""

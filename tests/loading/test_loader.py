@@ -79,12 +79,15 @@ def test_when_a_model_uses_others_then_they_are_loaded_before_and_given_to_it(
 ) -> None:
     specs["eyes"] = replace(ENGINE, role="watcher", uses=("synthesizer", "transcriber"))
     specs["hibari"] = LANE
-    models = made(Settings(engine=EngineOptions(watcher=str(folder))), "watcher", "synthesizer")
+    # The profile has the transcriber before the synthesizer.
+    specs["whisper"] = replace(LANE, role="transcriber", uses=("synthesizer",))
+    settings = Settings(engine=EngineOptions(watcher=str(folder)))
+    models = made(settings, "watcher", "synthesizer", "transcriber")
+    assert models.transcriber.synthesizer is models.synthesizer
     assert models.watcher.folder == folder
     assert models.watcher.synthesizer is models.synthesizer
-    assert models.watcher.transcriber is None
     assert models.synthesizer.synthesizer is None
-    assert models.names == ("hibari-heart", "mine")
+    assert made(settings, "watcher", "synthesizer").watcher.transcriber is None
 
 
 def test_when_voices_are_named_then_the_adapter_gets_the_folders_of_the_further_ones(specs: dict[str, Spec]) -> None:
