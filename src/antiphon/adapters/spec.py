@@ -28,12 +28,13 @@ class Spec:
       `close`; "lane" for one that keeps nothing on the device between calls, which is loaded with LaneModelOptions and
       has an attribute `lane`.
     - `requires`: what the model needs of its engine. The loader refuses an engine that has less.
-    - `model_types`: where checkpoints are loaded from folders of the user's, the `model_type`s of the config.json of
-      those that are this adapter's; None: they are not. A checkpoint of a type that no adapter of the role names goes
-      to the role's first adapter in the table, whose error says what it expects.
-    - `prepare`: a function that makes what is loaded of the model's files, as "module:function"; "": they are loaded as
-      they are. It is called as prepare(source, home, name, weights, device), with the files' folder, or a .gguf file,
-      and the folder that models are kept in. It returns the folder to load, may take minutes, and raises StoreError.
+    - `model_types`: the types, `model_type` in config.json, of the checkpoints that this adapter loads from folders of
+      the user's; None: it loads no such folders. A checkpoint of a type that no adapter of the role names goes to the
+      first adapter of the role that loads folders, whose error says what it expects.
+    - `prepare`: a function that converts the model's files before they are loaded, as "module:function"; "": they are
+      loaded as they are. It is called as prepare(source, home, name, weights, device), where `source` is the files'
+      folder or a .gguf file, and `home` the folder that models are kept in. It returns the folder to load, may take
+      minutes, and raises StoreError.
     - `uses`: roles whose models are loaded before this one and given to its class, as keyword arguments of these names;
       None for a role that has no model.
     - `takes_voices`: the models of the registry with this adapter are voices, whose ids are ADAPTER-VOICE. The further
