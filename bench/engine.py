@@ -33,6 +33,7 @@ from common import HERE, machine, percentile, save, table
 
 from antiphon.adapters.causal_lm.checkpoint import prepare
 from antiphon.adapters.causal_lm.model import CausalLm
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.engine.api import EngineSettings, Sampling
 from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
@@ -439,7 +440,7 @@ def main() -> None:
     folder = prepared(settings, store, source)
     document: dict[str, Any] = {"machine": machine(), "model": source.id, "weights": args.weights}
     began = time.perf_counter()
-    model = CausalLm(folder, source.id)
+    model = CausalLm(folder, source.id, EngineModelOptions())
     document["load_s"] = time.perf_counter() - began
     print(f"{source.id} loaded in {document['load_s']:.1f} s (imports not counted)")
     document |= asyncio.run(measure(model, sections, args.trials))

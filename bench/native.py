@@ -33,6 +33,7 @@ from tokenizers import Tokenizer
 
 from antiphon.adapters.minicpmo.checkpoint import DEFAULT_VISION, build
 from antiphon.adapters.minicpmo.model import MiniCpmO
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import NativeOptions, Unit
 from antiphon.engine.api import EngineSettings
 
@@ -101,9 +102,8 @@ def filled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
 async def hours(count: int) -> dict[str, Any]:
     """`count` units of one session, the default window's rows scaled to the tiny model's 4,096."""
     with tempfile.TemporaryDirectory() as folder:
-        model = MiniCpmO(
-            tiny.write(Path(folder)), "tiny", weights="fp32", threads=1, window=(1600, 1200), vocoder=Silent()
-        )
+        options = EngineModelOptions(weights="fp32", threads=1)
+        model = MiniCpmO(tiny.write(Path(folder)), "tiny", options, window=(1600, 1200), vocoder=Silent())
         talk = await model.open(NativeOptions(tiny.PROMPT, temperature=0.7, seed=1))
         sounds = [tiny.sound(i) for i in range(64)]
         took, rss, rows = [], [], []
@@ -158,8 +158,8 @@ async def released(sessions: list[int], units: int = 30) -> dict[str, Any] | Non
     parts = build(RELEASED, tokenizer)
     for module in (parts.decoder, parts.audio_encoder, parts.vision_encoder, parts.text_conditions, parts.code_decoder):
         filled(module, device, dtype)
-    settings = EngineSettings(kv_bytes=16 << 30)
-    model = MiniCpmO(parts, "released", settings=settings, device="cuda", weights="bf16", vocoder=Silent())
+    options = EngineModelOptions(EngineSettings(kv_bytes=16 << 30), device="cuda", weights="bf16")
+    model = MiniCpmO(parts, "released", options, vocoder=Silent())
     rows = []
     for count in sessions:
         talks = [await model.open(NativeOptions(tiny.PROMPT, listen_only_units=0, seed=i)) for i in range(count)]

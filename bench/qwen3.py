@@ -38,11 +38,12 @@ from qwen3_omni import omni_section
 from tests.adapters import tiny_qwen3_asr as tiny
 from tests.adapters import tiny_qwen3_tts as tiny_tts
 
-from antiphon.adapters.qwen3_asr import Qwen3Asr
 from antiphon.adapters.qwen3_asr.audio_encoder import WindowedAudioEncoder
 from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts
-from antiphon.adapters.qwen3_tts import Qwen3Tts
+from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr
 from antiphon.adapters.qwen3_tts.checkpoint import build
+from antiphon.adapters.qwen3_tts.synthesizer import Qwen3Tts
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import Urgency, VoiceOptions, Window
 from antiphon.engine.api import Sampling
 from antiphon.loading.loader import prepare, store_of
@@ -153,7 +154,7 @@ def asr(device: str, weights: str) -> Qwen3Asr:
     parts = Qwen3AsrParts(
         vocabulary, WindowedAudioEncoder(model.model), TextDecoder(model.model.language_model, model.lm_head)
     )
-    return Qwen3Asr(parts, "qwen3-asr-0.6b", device=device, weights=weights)
+    return Qwen3Asr(parts, "qwen3-asr-0.6b", EngineModelOptions(device=device, weights=weights))
 
 
 class Stream:
@@ -254,7 +255,7 @@ def tts(device: str, weights: str) -> Qwen3Tts:
     for module in (parts.decoder, parts.text_embedding, parts.text_projection, parts.code_predictor):
         filled(module, where, dtype)
     filled(parts.vocoder, where, torch.float32)
-    return Qwen3Tts(parts, "qwen3-tts-0.6b", device=device, weights=weights)
+    return Qwen3Tts(parts, "qwen3-tts-0.6b", EngineModelOptions(device=device, weights=weights))
 
 
 async def tts_section(device: str, weights: str, texts: list[int]) -> dict[str, Any]:

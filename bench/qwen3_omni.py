@@ -28,8 +28,9 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from antiphon.adapters.qwen3_omni import Qwen3Omni
 from antiphon.adapters.qwen3_omni.checkpoint import parts_of, tokenizer
+from antiphon.adapters.qwen3_omni.model import Qwen3Omni
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import AudioPart, Message, ReplyOptions, ResponseAudio, TextDelta, VoiceOptions
 
 ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0}
@@ -125,7 +126,8 @@ def omni(device: str, weights: str, words_of: Path) -> Qwen3Omni:
                 shared(list(layers), where, dtype)
         filled(whole, where, dtype)
         parts = parts_of(whole, tokenizer(folder))
-        return Qwen3Omni(folder, "qwen3-omni-30b-a3b", device=device, weights=weights, parts=parts)
+        options = EngineModelOptions(device=device, weights=weights)
+        return Qwen3Omni(folder, "qwen3-omni-30b-a3b", options, parts=parts)
 
 
 def shared(layers: list[Any], where: torch.device, dtype: torch.dtype) -> None:

@@ -30,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import RESULTS, Server, machine, percentile, save, server, table
 from tests.adapters import tiny_vlm as tiny_pictures
 
-from antiphon.adapters.vlm import VisionLanguageModel
+from antiphon.adapters.spec import EngineModelOptions
+from antiphon.adapters.vlm.session import VisionLanguageModel
 from antiphon.contracts import ReplyOptions, VideoFrame, VideoQuestion
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import selected_models
@@ -314,7 +315,7 @@ async def seeing(questions: int = 20) -> dict[str, Any]:
                 "patch_size": 16,
             },
         )
-        model = VisionLanguageModel(Path(folder), "smolvlm-256m", weights="bf16")
+        model = VisionLanguageModel(Path(folder), "smolvlm-256m", EngineModelOptions(weights="bf16"))
     rng = np.random.default_rng(0)
     frames = [base64.b64decode(jpeg(rng.integers(0, 255, (360, 640, 3)).astype(np.uint8))) for _ in range(8)]
     options, ever = ReplyOptions(max_tokens=1), tuple(range(2 * questions))

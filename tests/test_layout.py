@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ BELOW_SERVER = BELOW_MODELS | {
     "loading",
     "protocols",
     "recording",
+    "roles",
     "sessions",
     "settings",
     "signals",
@@ -25,20 +27,21 @@ BELOW_SERVER = BELOW_MODELS | {
 # room -> the rooms it may import besides itself. A room is a folder of the package, or a module in its root.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "roles": set(),
     "settings": {"errors"},
     "signals": set(),
     "audio": {"errors"},
     "vision": {"errors"},
     "engine": {"errors"},
-    "store": {"errors"},
+    "store": {"errors", "roles"},
     "events": {"audio"},
     "text": {"events"},
     "contracts": {"audio", "events", "vision"},
     "turns": {"audio", "contracts", "events"},
     "modeling": {"audio", "contracts", "engine", "errors", "events", "vision"},
     "pipelines": BELOW_MODELS | {"signals"},
-    "adapters": BELOW_MODELS | {"signals", "engine", "modeling", "pipelines"},
-    "loading": {"adapters", "audio", "contracts", "engine", "errors", "pipelines", "settings", "store"},
+    "adapters": BELOW_MODELS | {"signals", "engine", "modeling", "pipelines", "roles"},
+    "loading": {"adapters", "audio", "contracts", "engine", "errors", "pipelines", "roles", "settings", "store"},
     "sessions": BELOW_MODELS | {"signals", "turns"},
     "protocols": {"audio", "contracts", "errors", "events", "turns"},
     "transports": {"audio", "contracts", "errors", "events", "protocols", "signals"},
@@ -113,6 +116,13 @@ def test_no_adapter_imports_another_and_no_dialect_a_sibling(path: Path) -> None
         assert theirs[:1] != parts[:1] or theirs[1] not in others, (
             f"{relative(path)} imports antiphon.{'.'.join(theirs)}"
         )
+
+
+@pytest.mark.parametrize("path", sorted((SRC / "loading").glob("*.py")), ids=relative)
+def test_loading_knows_no_adapter_by_name(path: Path) -> None:
+    said = re.sub(r"[^a-z0-9]", "", path.read_text(encoding="utf-8").lower())
+    adapters = [p.name for p in (SRC / "adapters").iterdir() if p.is_dir() and not p.name.startswith("_")]
+    assert [name for name in adapters if name.replace("_", "") in said] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

@@ -17,9 +17,8 @@ from transformers import Qwen3OmniMoeForConditionalGeneration, WhisperFeatureExt
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
 
-from antiphon.adapters.qwen3_omni import Qwen3Omni
 from antiphon.adapters.qwen3_omni.checkpoint import tokenizer
-from antiphon.adapters.qwen3_omni.model import OmniStream
+from antiphon.adapters.qwen3_omni.model import OmniStream, Qwen3Omni
 from antiphon.contracts import (
     AudioPart,
     ImagePart,

@@ -14,6 +14,7 @@ from hibari import dsp
 
 from antiphon.adapters.hibari import synthesizer as hibari
 from antiphon.adapters.hibari.synthesizer import Hibari
+from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import Pcm
 from antiphon.contracts import SpeechChunk, Urgency, VoiceOptions
 from antiphon.errors import ModelError, RemoteProtocolError
@@ -35,7 +36,7 @@ LONG = (
 def voice() -> Iterator[Hibari]:
     settings = load_settings({}, os.environ)
     (source,) = selected_models(settings, SPEECH_ROLES)
-    loaded = Hibari(prepare(settings, store_of(settings.models), source), source.id, workers=2)
+    loaded = Hibari(prepare(settings, store_of(settings.models), source), source.id, LaneModelOptions(workers=2))
     yield loaded
     loaded.lane.close()
 
@@ -273,4 +274,4 @@ def test_when_a_file_is_no_voice_then_the_error_names_it(tmp_path: object) -> No
     folder = Path(str(tmp_path))
     (folder / "hibari.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError, match="hibari-x does not load"):
-        Hibari(folder, "hibari-x")
+        Hibari(folder, "hibari-x", LaneModelOptions())

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
 from tests.adapters import tiny_minicpmo as tiny
 
@@ -31,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(folder: Path) -> Any:
-    made = MiniCpmO(folder, "tiny", weights="fp32", threads=1, window=tiny.WINDOW)
+    made = MiniCpmO(folder, "tiny", EngineModelOptions(weights="fp32", threads=1), window=tiny.WINDOW)
     yield made
     made.close()
 
@@ -96,7 +97,9 @@ def converse(model: MiniCpmO, options: NativeOptions, check: Callable[[int, Mini
 
 def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
     recorder = Recorder()
-    model = MiniCpmO(folder, "tiny", weights="fp32", threads=1, window=tiny.WINDOW, vocoder=recorder)
+    model = MiniCpmO(
+        folder, "tiny", EngineModelOptions(weights="fp32", threads=1), window=tiny.WINDOW, vocoder=recorder
+    )
     ids = model.parts.ids
 
     def compare(number: int, stream: MiniCpmOStream, step: Any) -> None:
@@ -117,7 +120,7 @@ def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
 
 def test_when_weights_are_int8_then_it_converses(folder: Path) -> None:
     async def main() -> list[NativeStep]:
-        model = MiniCpmO(folder, "tiny", weights="int8", threads=1, window=tiny.WINDOW)
+        model = MiniCpmO(folder, "tiny", EngineModelOptions(weights="int8", threads=1), window=tiny.WINDOW)
         stream = await model.open(NativeOptions(tiny.PROMPT, temperature=0.0, listen_only_units=0))
         steps = []
         for number in range(16):

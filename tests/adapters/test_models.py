@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from antiphon.adapters.silero.detector import SileroDetector
+from antiphon.adapters.spec import LaneModelOptions
 from antiphon.adapters.whisper.outputs import is_loop
 from antiphon.adapters.whisper.transcriber import PART_S, PART_SLACK_S, WhisperTranscriber
 from antiphon.audio.quiet import split_at_quiet
@@ -80,7 +81,7 @@ def test_a_hint_is_bounded(whisper: WhisperTranscriber, recordings: dict[str, Re
 def test_windows_decoded_in_a_batch_equal_those_decoded_alone(recordings: dict[str, Recording]) -> None:
     settings = load_settings({}, os.environ)
     folder = store_of(settings.models).require(MODELS["whisper-base"])
-    batched = WhisperTranscriber(folder, "whisper-base", workers=1, max_batch=4)
+    batched = WhisperTranscriber(folder, "whisper-base", LaneModelOptions(), max_batch=4)
     windows = [
         Window(recordings[i].pcm, language="en", final=True, word_times=True)
         for i in ("lj-LJ001-0008", "lj-LJ001-0002", "lj-LJ001-0013")

@@ -18,9 +18,10 @@ import pytest
 import torch
 from transformers import Qwen3ASRForConditionalGeneration
 
-from antiphon.adapters.qwen3_asr import Qwen3Asr, transcriber
+from antiphon.adapters.qwen3_asr import transcriber
 from antiphon.adapters.qwen3_asr.checkpoint import KEY_MAPPING, released_config
-from antiphon.adapters.qwen3_asr.transcriber import Qwen3AsrStream
+from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr, Qwen3AsrStream
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import FileInfo, FileOptions, Hypothesis, TranscriptSegment, Window
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.step import StepLimits
@@ -50,7 +51,7 @@ def unguarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def run(folder: Path, act: Any, **options: Any) -> Any:
     async def main() -> Any:
-        model = Qwen3Asr(folder, "tiny", threads=1, **({"weights": "fp32"} | options))
+        model = Qwen3Asr(folder, "tiny", EngineModelOptions(threads=1, **({"weights": "fp32"} | options)))
         try:
             return await asyncio.wait_for(act(model), 120)
         finally:
@@ -379,8 +380,8 @@ def test_word_times_are_spread_over_the_loud_audio() -> None:
 
 def test_when_a_checkpoint_does_not_load_then_the_error_says_why(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not load"):
-        Qwen3Asr(tmp_path, "none")
+        Qwen3Asr(tmp_path, "none", EngineModelOptions())
     (tmp_path / "config.json").write_text('{"model_type": "whisper"}')
     with pytest.raises(ModelError, match="whisper is no qwen3_asr"):
-        Qwen3Asr(tmp_path, "none")
+        Qwen3Asr(tmp_path, "none", EngineModelOptions())
     assert torch.get_default_dtype() == torch.float32

@@ -19,9 +19,10 @@ from typing import Any
 import pytest
 import torch
 
-from antiphon.adapters.qwen3_omni import Qwen3Omni
+from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.qwen3_omni.spoken_tokens import SpokenTokens
 from antiphon.adapters.qwen3_omni.talker import TALKER_SAMPLING
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import (
     ImagePart,
     MediaPart,
@@ -52,6 +53,8 @@ from tests.adapters.published_qwen3_omni import (
 )
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID
 
+SMALL_KV = EngineSettings(kv_bytes=64 << 20)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -60,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Iterator[Qwen3Omni]:
-    loaded = Qwen3Omni(folder, "omni", settings=EngineSettings(kv_bytes=64 << 20), weights="fp32")
+    loaded = Qwen3Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32"))
     assert loaded.talker
     greedy = loaded.talker.sampling
     loaded.talker.sampling = replace(
@@ -254,8 +257,8 @@ def test_audio_may_end_with_the_first_code() -> None:
 
 def test_when_weights_are_auto_then_it_writes_and_speaks_and_int8_is_refused(folder: Path) -> None:
     with pytest.raises(ModelError, match="mixtures"):
-        Qwen3Omni(folder, "omni", weights="int8")
-    loaded = Qwen3Omni(folder, "omni", settings=EngineSettings(kv_bytes=64 << 20))
+        Qwen3Omni(folder, "omni", EngineModelOptions(weights="int8"))
+    loaded = Qwen3Omni(folder, "omni", EngineModelOptions(SMALL_KV))
 
     async def run() -> list[Any]:
         stream = await loaded.open()
@@ -278,7 +281,7 @@ def test_when_there_is_no_talker_then_it_hears_and_writes(folder: Path, tmp_path
     shutil.copytree(folder, tmp_path / "thinker")
     config = json.loads((folder / "config.json").read_text())
     (tmp_path / "thinker" / "config.json").write_text(json.dumps(config | {"enable_audio_output": False}))
-    loaded = Qwen3Omni(tmp_path / "thinker", "omni", settings=EngineSettings(kv_bytes=64 << 20), weights="fp32")
+    loaded = Qwen3Omni(tmp_path / "thinker", "omni", EngineModelOptions(SMALL_KV, weights="fp32"))
     loaded.thinker.stop_tokens = frozenset()
 
     async def run() -> list[int]:
@@ -301,7 +304,7 @@ def test_when_rows_leave_the_context_before_they_are_computed_then_the_response_
 
     async def run() -> list[Any]:
         small = Qwen3Omni(
-            folder_of(whole), "omni", settings=EngineSettings(kv_bytes=64 << 20, context_rows=512), weights="fp32"
+            folder_of(whole), "omni", EngineModelOptions(replace(SMALL_KV, context_rows=512), weights="fp32")
         )
         small.thinker.stop_tokens = frozenset()
         stream = await small.open()
@@ -355,16 +358,16 @@ def test_when_a_part_is_in_many_requests_then_it_is_encoded_once(model: Qwen3Omn
 
 def test_when_a_checkpoint_lacks_something_then_the_error_says_what(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(ModelError, match="does not load"):
-        Qwen3Omni(tmp_path, "omni")
+        Qwen3Omni(tmp_path, "omni", EngineModelOptions())
     shutil.copytree(folder, tmp_path / "copy")
     (tmp_path / "copy" / "chat_template.json").unlink()
     with pytest.raises(ModelError, match="chat template"):
-        Qwen3Omni(tmp_path / "copy", "omni", weights="fp32")
+        Qwen3Omni(tmp_path / "copy", "omni", EngineModelOptions(weights="fp32"))
     shutil.copytree(folder, tmp_path / "blind")
     (tmp_path / "blind" / "preprocessor_config.json").unlink()
     running = threading.active_count()
     with pytest.raises(ModelError, match="preprocessor_config"):
-        Qwen3Omni(tmp_path / "blind", "omni", weights="fp32")
+        Qwen3Omni(tmp_path / "blind", "omni", EngineModelOptions(weights="fp32"))
     # The engine that was started is stopped again.
     assert threading.active_count() <= running
 

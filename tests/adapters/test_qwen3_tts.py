@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from antiphon.adapters.qwen3_tts import Qwen3Tts, synthesizer
+from antiphon.adapters.qwen3_tts import synthesizer
 from antiphon.adapters.qwen3_tts.prompt import TalkerPrompt
+from antiphon.adapters.qwen3_tts.synthesizer import Qwen3Tts
 from antiphon.adapters.qwen3_tts.text_pieces import long_text_parts, tokens_of_words
 from antiphon.adapters.qwen3_tts.voice_cloning import ClonedVoice
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
 from antiphon.contracts import Urgency, VoiceOptions
@@ -41,7 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def run(folder: Path, act: Any, **options: Any) -> Any:
     async def main() -> Any:
-        model = Qwen3Tts(folder, "tiny", threads=1, **({"weights": "fp32"} | options))
+        model = Qwen3Tts(folder, "tiny", EngineModelOptions(threads=1, **({"weights": "fp32"} | options)))
         try:
             return await asyncio.wait_for(act(model), 120)
         finally:
@@ -347,7 +349,7 @@ def test_when_a_request_or_a_checkpoint_is_wrong_then_the_error_says_why(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     with pytest.raises(ModelError, match="does not load"):
-        Qwen3Tts(tmp_path, "none")
+        Qwen3Tts(tmp_path, "none", EngineModelOptions())
 
     async def act(model: Qwen3Tts) -> None:
         with pytest.raises(RemoteProtocolError, match="nothing to say"):

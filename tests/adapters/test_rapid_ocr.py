@@ -7,6 +7,7 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 
 from antiphon.adapters.rapid_ocr.reader import RapidOcr
+from antiphon.adapters.spec import LaneModelOptions
 from antiphon.errors import MediaError
 from antiphon.vision.images import EncodedImage
 from tests.vision.test_images import RED, encoded
@@ -23,7 +24,7 @@ def page(*lines: str) -> bytes:
 
 def test_lines_are_read_from_the_top_and_a_wrong_image_is_refused() -> None:
     async def read() -> None:
-        reader = RapidOcr()
+        reader = RapidOcr(LaneModelOptions())
         try:
             signs = EncodedImage(page("Platform 9 at 10:45", "Total: 42 EUR"))
             assert await reader.read(signs) == ("Platform 9 at 10:45", "Total: 42 EUR")

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from antiphon.adapters.smart_turn.turn_detector import SmartTurn
+from antiphon.adapters.spec import LaneModelOptions
 from antiphon.errors import ModelError
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import TURN_ROLES, selected_models
@@ -22,7 +23,7 @@ PAUSE = np.zeros(3200, np.float32)
 def test_whole_sentences_are_complete_more_often_than_cut_ones(recordings: dict[str, Recording]) -> None:
     settings = load_settings({}, os.environ)
     (source,) = selected_models(settings, TURN_ROLES)
-    detector = SmartTurn(prepare(settings, store_of(settings.models), source), source.id)
+    detector = SmartTurn(prepare(settings, store_of(settings.models), source), source.id, LaneModelOptions())
     spoken = [r.pcm for r in recordings.values() if r.text]
     assert len(spoken) >= 9
 
@@ -53,4 +54,4 @@ def test_whole_sentences_are_complete_more_often_than_cut_ones(recordings: dict[
 def test_when_a_file_is_no_model_then_it_does_not_load(tmp_path: Path) -> None:
     (tmp_path / "smart-turn.onnx").write_bytes(b"no")
     with pytest.raises(ModelError, match="does not load"):
-        SmartTurn(tmp_path, "x")
+        SmartTurn(tmp_path, "x", LaneModelOptions())

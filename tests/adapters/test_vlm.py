@@ -20,8 +20,8 @@ from transformers import AutoModelForImageTextToText
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from antiphon.adapters.vlm import VisionLanguageModel
-from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageStream
+from antiphon.adapters.spec import EngineModelOptions
+from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageModel, VisionLanguageStream
 from antiphon.contracts import ReplyDone, ReplyOptions, TextDelta, VideoFrame, VideoQuestion
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.vocabulary import Vocabulary
@@ -125,7 +125,7 @@ async def ask(stream: VisionLanguageStream, text: str, frames: tuple[int, ...]) 
 
 def run(folder: Path, act: Any, **options: Any) -> Any:
     async def main() -> Any:
-        model = VisionLanguageModel(folder, "tiny", threads=1, **({"weights": "fp32"} | options))
+        model = VisionLanguageModel(folder, "tiny", EngineModelOptions(threads=1, **({"weights": "fp32"} | options)))
         try:
             return await asyncio.wait_for(act(model), 60)
         finally:
@@ -353,7 +353,7 @@ def test_when_weights_are_int8_then_answers_come_and_mixtures_are_refused(folder
     if folder.name.startswith("qwen3_vl_moe"):
         # Experts are not rounded; with "auto", the model is loaded in the type that they are in.
         with pytest.raises(ModelError, match="mixtures"):
-            VisionLanguageModel(folder, "tiny", weights="int8")
+            VisionLanguageModel(folder, "tiny", EngineModelOptions(weights="int8"))
         assert run(folder, act, weights="auto")[1]
     else:
         assert run(folder, act, weights="int8")[1]
@@ -375,10 +375,10 @@ def test_when_a_checkpoint_or_an_image_is_wrong_then_the_error_says_so_and_the_e
     tmp_path: Path, smolvlm: Path
 ) -> None:
     with pytest.raises(ModelError, match="does not load"):
-        VisionLanguageModel(tmp_path, "none")
+        VisionLanguageModel(tmp_path, "none", EngineModelOptions())
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ModelError, match="llama is none of smolvlm, qwen2_5_vl"):
-        VisionLanguageModel(tmp_path, "none")
+        VisionLanguageModel(tmp_path, "none", EngineModelOptions())
 
     async def act(model: VisionLanguageModel) -> None:
         stream = await model.open("")

@@ -1,37 +1,15 @@
-"""Which models the settings name, and where each runs."""
+"""Which models the settings name, and which adapter loads each."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from antiphon.errors import SettingsError
-from antiphon.loading.selection import LocalModel, placement, selected_models
+from antiphon.errors import SettingsError, StoreError
+from antiphon.loading.selection import LocalModel, selected_models, spec_of
 from antiphon.settings import EngineOptions, ModelSettings, Settings, SpeechSettings
-
-
-def placed(text: str, role: str) -> tuple[str, str]:
-    return placement(Settings(models=ModelSettings(placement=text)), role)  # type: ignore[arg-type]
-
-
-def test_when_a_role_is_placed_then_its_model_runs_there_and_the_others_on_the_device() -> None:
-    text = "partner=cuda:0, transcriber=cuda:1,synthesizer=cpu/int8"
-    assert placed(text, "partner") == ("cuda:0", "auto")
-    assert placed(text, "transcriber") == ("cuda:1", "auto")
-    assert placed(text, "synthesizer") == ("cpu", "int8")
-    assert placed(text, "language") == ("cpu", "auto")
-    settings = Settings(
-        models=ModelSettings(device="cuda", placement="watcher=cpu"), engine=EngineOptions(weights="bf16")
-    )
-    assert placement(settings, "watcher") == ("cpu", "bf16")
-    assert placement(settings, "language") == ("cuda", "bf16")
-
-
-@pytest.mark.parametrize("wrong", ["vad=cpu", "partner", "partner=tpu", "partner=cuda:x", "partner=cpu/int3", "=cpu"])
-def test_when_a_placement_is_wrong_then_selecting_models_names_it(wrong: str) -> None:
-    with pytest.raises(SettingsError, match="--placement"):
-        selected_models(Settings(models=ModelSettings(placement=wrong)))
 
 
 def test_when_settings_name_folders_then_their_models_are_selected(tmp_path: Path) -> None:
@@ -59,3 +37,53 @@ def test_when_settings_name_folders_then_their_models_are_selected(tmp_path: Pat
             selected_models(Settings(models=wrong))
     with pytest.raises(SettingsError, match="--voice"):
         selected_models(Settings(speech=SpeechSettings(synthesizer=own, voices=("emma",))))
+
+
+@pytest.mark.parametrize(
+    ("role", "model_type", "adapter"),
+    [
+        ("partner", "qwen3_omni_moe", "qwen3_omni"),
+        ("partner", "minicpmo", "minicpmo"),
+        ("watcher", "qwen3_vl", "vlm"),
+        ("language", "qwen2", "causal_lm"),
+    ],
+)
+def test_when_a_folder_has_a_config_then_its_type_says_which_adapter_loads_it(
+    tmp_path: Path, role: str, model_type: str, adapter: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    flag = "language_model" if role == "language" else role
+    settings = Settings(engine=EngineOptions(**{flag: str(tmp_path)}))
+    (found,) = (m for m in selected_models(settings) if isinstance(m, LocalModel))
+    assert (found.role, found.adapter) == (role, adapter)
+
+
+@pytest.mark.parametrize("config", ["{}", "[]", "no JSON", '{"model_type": ["a", "list"]}', '{"model_type": "new"}'])
+def test_when_a_config_names_no_known_type_then_the_first_adapter_of_the_role_is_taken(
+    tmp_path: Path, config: str
+) -> None:
+    (tmp_path / "config.json").write_text(config)
+    settings = Settings(engine=EngineOptions(partner=str(tmp_path)))
+    (found,) = (m for m in selected_models(settings) if isinstance(m, LocalModel))
+    assert found.adapter == "minicpmo"
+
+
+@pytest.mark.parametrize(("partner", "stays"), [("qwen3_omni_moe", False), ("minicpmo", True)])
+def test_when_a_partner_can_be_the_language_model_then_the_profiles_is_left_out(
+    tmp_path: Path, partner: str, stays: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": partner}))
+    models = selected_models(Settings(engine=EngineOptions(partner=str(tmp_path))))
+    assert ("language" in {m.role for m in models}) is stays
+
+
+def test_when_voices_are_named_then_they_are_those_of_the_synthesizers_adapter() -> None:
+    found = selected_models(Settings(speech=SpeechSettings(voices=("emma", "kore"))), ("synthesizer",))
+    assert [m.id for m in found] == ["hibari-heart", "hibari-emma", "hibari-kore"]
+    with pytest.raises(SettingsError, match="--voice: there is no synthesizer hibari-nobody"):
+        selected_models(Settings(speech=SpeechSettings(voices=("nobody",))))
+
+
+def test_when_an_adapter_is_not_in_the_table_then_the_error_names_it_and_the_model() -> None:
+    with pytest.raises(StoreError, match="mine: there is no adapter named other"):
+        spec_of(LocalModel("mine", Path("/"), "language", "other"))

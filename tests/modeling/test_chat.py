@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from antiphon.adapters.causal_lm.model import CausalLm
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.engine.api import EngineSettings, Row
 from antiphon.engine.local import packed
@@ -43,7 +44,7 @@ def model() -> Iterator[CausalLm]:
     settings = load_settings({"language_model": SMALL}, os.environ)
     (source,) = selected_models(settings, LANGUAGE_ROLES)
     folder = prepare(settings, store_of(settings.models), source)
-    loaded = CausalLm(folder, source.id, settings=EngineSettings(kv_bytes=256 << 20))
+    loaded = CausalLm(folder, source.id, EngineModelOptions(EngineSettings(kv_bytes=256 << 20)))
     yield loaded
     loaded.close()
 
@@ -259,7 +260,7 @@ def test_when_a_conversation_is_longer_than_the_context_it_goes_on() -> None:
     settings = load_settings({"language_model": SMALL}, os.environ)
     (source,) = selected_models(settings, LANGUAGE_ROLES)
     folder = prepare(settings, store_of(settings.models), source)
-    small = CausalLm(folder, source.id, settings=EngineSettings(kv_bytes=64 << 20, context_rows=256))
+    small = CausalLm(folder, source.id, EngineModelOptions(EngineSettings(kv_bytes=64 << 20, context_rows=256)))
 
     async def main() -> None:
         chat = await small.open()
@@ -324,7 +325,7 @@ def test_prose_and_calls_are_separated_however_the_text_is_cut(size: int) -> Non
 
 def test_when_a_folder_is_no_checkpoint_the_error_names_it(tmp_path: Any) -> None:
     with pytest.raises(ModelError, match=str(tmp_path)):
-        CausalLm(tmp_path, "mine")
+        CausalLm(tmp_path, "mine", EngineModelOptions())
     for name in ("whisper-base", "/nowhere/at/all"):
         with pytest.raises(SettingsError, match=name):
             selected_models(load_settings({"language_model": name}, {}))

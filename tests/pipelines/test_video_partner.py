@@ -9,7 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from antiphon.adapters.qwen3_omni import Qwen3Omni
+from antiphon.adapters.qwen3_omni.model import Qwen3Omni
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import (
     ImagePart,
     Message,
@@ -46,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Iterator[Qwen3Omni]:
-    loaded = Qwen3Omni(folder, "omni", settings=EngineSettings(kv_bytes=64 << 20), weights="fp32")
+    loaded = Qwen3Omni(folder, "omni", EngineModelOptions(EngineSettings(kv_bytes=64 << 20), weights="fp32"))
     # Answers are as long as they may be.
     loaded.thinker.stop_tokens = frozenset()
     yield loaded

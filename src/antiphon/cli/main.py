@@ -21,8 +21,8 @@ from antiphon.errors import AntiphonError, SettingsError
 from antiphon.settings import Settings, load, options
 
 if TYPE_CHECKING:
+    from antiphon.roles import ModelRole
     from antiphon.store import Model, Store
-    from antiphon.store.registry import ModelRole
 
 
 # The threads of one matrix product wait for each other awake for a tenth of a millisecond before they sleep. Where they

@@ -1,4 +1,4 @@
-"""Loads the models of a process, each once: its files from the store, its adapter from the adapters' table."""
+"""Loads the models of a process, each once: its files from the store, its class from its adapter's spec."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from antiphon.adapters import ADAPTERS, PREPARERS
-from antiphon.adapters.rapid_ocr.reader import RapidOcr
-from antiphon.engine.api import EngineSettings
+from antiphon.adapters import SPECS
+from antiphon.adapters.spec import EngineModelOptions, LaneModelOptions
+from antiphon.contracts import ImageReader
+from antiphon.engine.api import Capabilities, EngineSettings
 from antiphon.engine.lane import Lane
-from antiphon.errors import StoreError
+from antiphon.errors import ModelError
 from antiphon.loading.loaded import LoadedModels
-from antiphon.loading.selection import ALL_ROLES, RESPONDING_PARTNERS, LocalModel, placement, selected_models
+from antiphon.loading.placement import placement
+from antiphon.loading.selection import ALL_ROLES, LocalModel, selected_models, spec_of
 from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.roles import ModelRole
 from antiphon.settings import ModelSettings, Settings
 from antiphon.store import Model, Store
-from antiphon.store.registry import ModelRole
 
 # Called after each step of a model: the lane's name, the priority, the seconds it waited, the seconds it took.
 ObserveLaneStep = Callable[[str, int, float, float], None]
-# Adapters whose models are stepped by an engine; those of the others work in a lane.
-ENGINE_ADAPTERS = ("causal_lm", "minicpmo", "vlm", "qwen3_asr", "qwen3_omni", "qwen3_tts")
+# What each engine can do, by its name.
+ENGINES: dict[str, Capabilities] = {"local": ~Capabilities(0)}
 
 
 def store_of(settings: ModelSettings) -> Store:
@@ -44,56 +46,70 @@ def prepare(settings: Settings, store: Store, model: Model | LocalModel) -> Path
     What an adapter has to make of the files first, such as converted weights, is made on the first call, which may take
     minutes, and kept under the store's home. Raises StoreError for files that are missing or damaged.
     """
+    spec = spec_of(model)
     source = model.path if isinstance(model, LocalModel) else store.require(model)
-    if model.adapter not in PREPARERS:
+    if not spec.prepare:
         return source
     name = model.id
     if isinstance(model, LocalModel):
         name += "-" + hashlib.sha256(str(model.path).encode()).hexdigest()[:8]
-    make = _imported(PREPARERS[model.adapter])
-    device, weights = placement(settings, model.role)
-    folder: Path = make(source, store.home, name, weights, device)
+    device, weights = placement(settings).of(model.role)
+    folder: Path = _imported(spec.prepare)(source, store.home, name, weights, device)
     return folder
 
 
 def load(
-    settings: Settings, store: Store, observe: ObserveLaneStep | None = None, roles: Collection[ModelRole] = ALL_ROLES
+    settings: Settings,
+    store: Store,
+    observe: ObserveLaneStep | None = None,
+    roles: Collection[ModelRole] = ALL_ROLES,
+    *,
+    engine: str = "local",
 ) -> LoadedModels:
     """Load the models of these roles. Blocks for seconds to minutes, so callers on an event loop run it in a thread.
 
-    `observe` is called in the models' own threads after each step. The caller closes the result. Raises SettingsError
-    for a name of no model, StoreError for a missing file, ModelError for a model that does not load.
+    `observe` is called in the models' own threads after each step. `engine`: the one of ENGINES that steps the models
+    which need one. The caller closes the result. Raises SettingsError for a name of no model, StoreError for a missing
+    file, ModelError for a model that does not load; for one that the engine cannot run, before any is loaded.
     """
-    by_role: dict[str, Any] = {}
-    names, lanes = list[str](), list[Lane[Any, Any]]()
     selected = selected_models(settings, roles)
     for model in selected:
+        _check_engine(model, engine)
+    by_role: dict[str, Any] = {}
+    names, lanes = list[str](), list[Lane[Any, Any]]()
+    # Models that are given others come last.
+    for model in sorted(selected, key=lambda m: bool(spec_of(m).uses)):
         if model.role in by_role:
             # One more voice of the synthesizer that is loaded.
             continue
-        loaded = _load_model(settings, store, model, selected, observe)
-        if model.role == "partner":
-            if model.adapter in RESPONDING_PARTNERS:
-                by_role.setdefault("language", loaded.thinker)
-            else:
-                loaded = NativeConversationModel(loaded)
-        by_role[model.role] = loaded
+        spec = spec_of(model)
+        loaded = _load_model(settings, store, model, selected, by_role, observe)
+        if spec.language_model:
+            by_role.setdefault("language", getattr(loaded, spec.language_model))
+        if spec.runs_on == "lane":
+            lanes.append(loaded.lane)
+        by_role[model.role] = NativeConversationModel(loaded) if spec.native else loaded
         if model.role not in ("vad", "turn"):
             names.append(model.id)
-        if model.adapter not in ENGINE_ADAPTERS:
-            lanes.append(loaded.lane)
-    if watcher := by_role.get("watcher"):
-        watcher.synthesizer, watcher.transcriber = by_role.get("synthesizer"), by_role.get("transcriber")
     reader = None
     if "language" in by_role:
-        reader = _image_reader(settings, observe)
+        reader = _load_reader(settings, observe)
         lanes.append(reader.lane)
     return _assembled(by_role, reader, names, lanes, eager_frames=settings.engine.watcher_prefill == "eager")
 
 
+def _check_engine(model: Model | LocalModel, engine: str) -> None:
+    """Raise ModelError for a model whose adapter needs what the engine cannot do."""
+    spec = spec_of(model)
+    missing = spec.requires & ~ENGINES[engine]
+    if spec.runs_on == "engine" and missing:
+        lacks = ", ".join(str(one.name).lower().replace("_", " ") for one in missing)
+        raise ModelError(f"{model.id} cannot run on the engine {engine!r}, which lacks: {lacks}")
+
+
 def _assembled(
     by_role: Mapping[str, Any],
-    reader: RapidOcr | None,
+    reader: ImageReader | None,
     names: Sequence[str],
     lanes: Sequence[Lane[Any, Any]],
     *,
@@ -114,58 +130,47 @@ def _assembled(
     )
 
 
-def _image_reader(settings: Settings, observe: ObserveLaneStep | None) -> RapidOcr:
-    """A library with its models inside: nothing of it is loaded before the first image."""
-    return RapidOcr(max_queue=settings.models.max_queue, observe=_observe_lane(observe, "reader"))
-
-
 def _load_model(
     settings: Settings,
     store: Store,
     model: Model | LocalModel,
     selected: Collection[Model | LocalModel],
+    by_role: Mapping[str, Any],
     observe: ObserveLaneStep | None,
 ) -> Any:
-    """One model, made by its adapter. Of `selected`, the models of its role are further voices of it."""
-    make = _imported(_adapter(model.id, model.adapter))
-    if model.adapter in ENGINE_ADAPTERS:
-        options = _engine_options(settings, model.role, model.adapter)
-        options["observe"] = _observe_engine(observe, model.role)
-    else:
-        options = _lane_options(settings, model.role)
-        options["observe"] = _observe_lane(observe, model.role)
-    if model.adapter == "hibari":
+    """One model, made by its adapter's class. `selected`: all models that are loaded; those of its role are further
+    voices of it. `by_role`: the models that are loaded already.
+    """
+    spec = spec_of(model)
+    given: dict[str, Any] = {role: by_role.get(role) for role in spec.uses}
+    if spec.takes_voices:
         others = (m for m in selected if m.role == model.role and m is not model)
-        options["more"] = {m.id: prepare(settings, store, m) for m in others}
-    return make(prepare(settings, store, model), model.id, **options)
+        given["voices"] = {m.id: prepare(settings, store, m) for m in others}
+    folder = prepare(settings, store, model)
+    options = (_engine_options if spec.runs_on == "engine" else _lane_options)(settings, model.role, observe)
+    return _imported(spec.model)(folder, model.id, options, **given)
 
 
-def _lane_options(settings: Settings, role: ModelRole) -> dict[str, Any]:
+def _load_reader(settings: Settings, observe: ObserveLaneStep | None) -> Any:
+    """The image reader. No setting names it: there is one, with its weights in a library."""
+    spec = next(s for s in SPECS.values() if s.role == "reader")
+    return _imported(spec.model)(_lane_options(settings, "reader", observe))
+
+
+def _lane_options(settings: Settings, role: ModelRole, observe: ObserveLaneStep | None) -> LaneModelOptions:
     models = settings.models
-    match role:
-        case "transcriber":
-            return {
-                # CTranslate2 names the kind of device here and its number elsewhere.
-                "device": placement(settings, role)[0].partition(":")[0],
-                "compute_type": models.compute_type,
-                "workers": num_workers(models),
-                "max_queue": models.max_queue,
-            }
-        case "turn":
-            return {"max_queue": models.max_queue}
-        case "synthesizer":
-            return {"workers": num_workers(models), "max_queue": max(1024, models.max_queue)}
-        case "vad":
-            return {"max_queue": max(1024, models.max_queue)}
-        case _:
-            return {}
+    return LaneModelOptions(
+        device=placement(settings).of(role)[0],
+        compute_type=models.compute_type,
+        workers=num_workers(models),
+        max_queue=models.max_queue,
+        observe=_observe_lane(observe, role),
+    )
 
 
-def _engine_options(settings: Settings, role: ModelRole, adapter: str) -> dict[str, Any]:
-    engine, (device, weights) = settings.engine, placement(settings, role)
-    more = {"prefill": engine.watcher_prefill} if role == "watcher" else {}
-    if adapter == "qwen3_omni":
-        more["talker_device"] = placement(settings, "talker", role)[0]
+def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneStep | None) -> EngineModelOptions:
+    engine, places = settings.engine, placement(settings)
+    device, weights = places.of(role)
     kv = EngineSettings(
         kv_bytes=engine.kv_mb << 20,
         host_bytes=engine.kv_host_mb << 20,
@@ -176,12 +181,15 @@ def _engine_options(settings: Settings, role: ModelRole, adapter: str) -> dict[s
         prefill_rows=engine.prefill_tokens,
         park_after_s=engine.park_after_s,
     )
-    return more | {
-        "settings": kv,
-        "device": device,
-        "weights": weights,
-        "threads": engine.engine_threads,
-    }
+    return EngineModelOptions(
+        settings=kv,
+        device=device,
+        weights=weights,
+        threads=engine.engine_threads,
+        observe=_observe_engine(observe, role),
+        talker_device=places.of("talker", like=role)[0],
+        prefill=engine.watcher_prefill,
+    )
 
 
 def _observe_lane(observe: ObserveLaneStep | None, lane: str) -> Callable[[int, float, float], None] | None:
@@ -195,12 +203,6 @@ def _observe_engine(observe: ObserveLaneStep | None, lane: str) -> Callable[[int
     if observe is None:
         return None
     return lambda num_rows, num_sessions, took_s: observe(lane, 0, 0.0, took_s)
-
-
-def _adapter(model_id: str, adapter: str) -> str:
-    if adapter not in ADAPTERS:
-        raise StoreError(f"{model_id}: there is no adapter named {adapter}")
-    return ADAPTERS[adapter]
 
 
 def _imported(name: str) -> Callable[..., Any]:

@@ -1,17 +1,21 @@
-"""Decides which models the settings name, and on which device each runs."""
+"""Decides which models the settings name, and which adapter loads each."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from antiphon.errors import SettingsError
-from antiphon.settings import WEIGHTS, Settings
+from antiphon.adapters import SPECS
+from antiphon.adapters.spec import Spec
+from antiphon.errors import SettingsError, StoreError
+from antiphon.loading.placement import placement
+from antiphon.roles import ModelRole
+from antiphon.settings import Settings
 from antiphon.store import MODELS, Model
-from antiphon.store.registry import ModelRole, profile
+from antiphon.store.registry import profile
 
 TRANSCRIPTION_ROLES: tuple[ModelRole, ...] = ("transcriber", "vad")
 LANGUAGE_ROLES: tuple[ModelRole, ...] = ("language",)
@@ -20,11 +24,6 @@ TURN_ROLES: tuple[ModelRole, ...] = ("turn",)
 PARTNER_ROLES: tuple[ModelRole, ...] = ("partner",)
 VIDEO_ROLES: tuple[ModelRole, ...] = ("watcher",)
 ALL_ROLES = TRANSCRIPTION_ROLES + TURN_ROLES + LANGUAGE_ROLES + SPEECH_ROLES + PARTNER_ROLES + VIDEO_ROLES
-# Roles whose models can be put on a device of their own.
-PLACEABLE_ROLES = ("transcriber", "language", "synthesizer", "partner", "watcher", "talker")
-# Adapters of partners that are asked for responses, and can also stand in for the language model. The other partners
-# are native models, which take turns by themselves.
-RESPONDING_PARTNERS = ("qwen3_omni",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +34,15 @@ class LocalModel:
 
     id: str
     path: Path
-    role: ModelRole = "language"
-    adapter: str = "causal_lm"
+    role: ModelRole
+    adapter: str
+
+
+def spec_of(model: Model | LocalModel) -> Spec:
+    """Return the spec of the adapter that loads a model. Raises StoreError for an adapter that is not in the table."""
+    if model.adapter not in SPECS:
+        raise StoreError(f"{model.id}: there is no adapter named {model.adapter}")
+    return SPECS[model.adapter]
 
 
 def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> tuple[Model | LocalModel, ...]:
@@ -46,7 +52,7 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     is no model of its role, and for a placement that cannot be.
     """
     # A placement that cannot be is refused at once, whatever is loaded.
-    placement(settings, "language")
+    placement(settings)
     models: list[Model | LocalModel] = [m for m in profile(settings.models.profile) if m.role in roles]
     language = settings.engine.language_model
     if language and "language" in roles:
@@ -58,13 +64,13 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     if settings.models.transcriber and "transcriber" in roles:
         models = [*_without(models, "transcriber"), _transcriber(settings.models.transcriber)]
     if settings.engine.partner and "partner" in roles:
-        partner = _partner(settings.engine.partner)
-        if partner.adapter in RESPONDING_PARTNERS and not language:
+        partner = _checkpoint("partner", settings.engine.partner)
+        if spec_of(partner).language_model and not language:
             # The partner is the language model too.
             models = _without(models, "language")
         models.append(partner)
     if settings.engine.watcher and "watcher" in roles:
-        models.append(_local_checkpoint("watcher", settings.engine.watcher, "vlm"))
+        models.append(_checkpoint("watcher", settings.engine.watcher))
     return tuple(dict.fromkeys(models))
 
 
@@ -78,45 +84,34 @@ def _with_synthesizers(models: list[Model | LocalModel], settings: Settings) -> 
     if synthesizer:
         models = _without(models, "synthesizer")
         if synthesizer != "none":
-            models.append(_synthesizer(synthesizer, "--synthesizer"))
-    if voices and any(isinstance(m, LocalModel) and m.role == "synthesizer" for m in models):
-        raise SettingsError(f"--voice: {synthesizer} has its own voices")
-    if synthesizer == "none":
+            models.append(_synthesizer(synthesizer))
+    if not voices or synthesizer == "none":
         return models
-    return models + [_synthesizer(f"hibari-{voice}", "--voice") for voice in voices]
-
-
-def _local_checkpoint(role: ModelRole, name: str, adapter: str) -> LocalModel:
-    path = Path(name).expanduser().resolve()
-    if not (path / "config.json").is_file():
-        raise SettingsError(f"--{role} {name}: no checkpoint's folder (it has no config.json)")
-    return LocalModel(path.name, path, role, adapter)
-
-
-def _partner(name: str) -> LocalModel:
-    found = _local_checkpoint("partner", name, "minicpmo")
-    try:
-        kind = json.loads((found.path / "config.json").read_text(encoding="utf-8")).get("model_type")
-    except (OSError, ValueError, AttributeError):
-        # The adapter will say what is wrong with it.
-        return found
-    return replace(found, adapter="qwen3_omni") if kind == "qwen3_omni_moe" else found
+    (speaker,) = (m for m in models if m.role == "synthesizer")
+    if not spec_of(speaker).takes_voices:
+        raise SettingsError(f"--voice: {synthesizer or speaker.id} has its own voices")
+    return models + [_registered("synthesizer", f"{speaker.adapter}-{voice}", "--voice") for voice in voices]
 
 
 def _transcriber(name: str) -> Model | LocalModel:
     if name not in MODELS:
-        return _local_checkpoint("transcriber", name, "qwen3_asr")
+        return _checkpoint("transcriber", name)
     if MODELS[name].role != "transcriber":
         raise SettingsError(f"--transcriber {name}: that is a {MODELS[name].role}")
     return MODELS[name]
 
 
-def _synthesizer(name: str, flag: str) -> Model | LocalModel:
-    if flag == "--synthesizer" and (Path(name).expanduser() / "config.json").is_file():
-        return _local_checkpoint("synthesizer", name, "qwen3_tts")
-    if name not in MODELS or MODELS[name].role != "synthesizer":
-        known = ", ".join(m.id for m in MODELS.values() if m.role == "synthesizer")
-        raise SettingsError(f"{flag}: there is no synthesizer {name}; there are {known}")
+def _synthesizer(name: str) -> Model | LocalModel:
+    if (Path(name).expanduser() / "config.json").is_file():
+        return _checkpoint("synthesizer", name)
+    return _registered("synthesizer", name, "--synthesizer")
+
+
+def _registered(role: ModelRole, name: str, flag: str) -> Model:
+    """The registry's model of this name. Raises SettingsError, with the names there are, where it has no such role."""
+    if name not in MODELS or MODELS[name].role != role:
+        known = ", ".join(m.id for m in MODELS.values() if m.role == role)
+        raise SettingsError(f"{flag}: there is no {role} {name}; there are {known}")
     return MODELS[name]
 
 
@@ -130,30 +125,27 @@ def _language_model(name: str) -> Model | LocalModel:
         raise SettingsError(
             f"--language-model {name}: no model of that name (antiphon pull --list), no such folder or file"
         )
-    return LocalModel(path.stem if path.is_file() else path.name, path)
+    return LocalModel(path.stem if path.is_file() else path.name, path, "language", _adapter("language", path))
 
 
-def placement(settings: Settings, role: str, like: str = "") -> tuple[str, str]:
-    """The device on which the model of a role runs ("cpu", "cuda:1"), and the type of its weights ("auto", "int8").
+def _checkpoint(role: ModelRole, name: str) -> LocalModel:
+    """The checkpoint in a folder of the user's. Raises SettingsError where there is no config.json."""
+    path = Path(name).expanduser().resolve()
+    if not (path / "config.json").is_file():
+        raise SettingsError(f"--{role} {name}: no checkpoint's folder (it has no config.json)")
+    return LocalModel(path.name, path, role, _adapter(role, path))
 
-    A role that is not placed runs where the role `like` does, or where `--device` and `--weights` say. Raises
-    SettingsError where the setting does not parse or names a role that cannot be placed.
-    """
-    found = placement(settings, like) if like else (settings.models.device, settings.engine.weights)
-    for given in filter(None, (part.strip() for part in settings.models.placement.split(","))):
-        name, _, where = given.partition("=")
-        device, _, weights = where.partition("/")
-        if name == "talker" and weights:
-            raise SettingsError(f"--placement {given}: a talker has its partner's weights")
-        if (
-            name not in PLACEABLE_ROLES
-            or not re.fullmatch(r"cpu|cuda(:\d+)?", device)
-            or (weights and weights not in WEIGHTS)
-        ):
-            expected = (
-                f"ROLE=DEVICE[/WEIGHTS], of {', '.join(PLACEABLE_ROLES)}; cpu, cuda, cuda:1; {', '.join(WEIGHTS)}"
-            )
-            raise SettingsError(f"--placement {given}: expected {expected}")
-        if name == role:
-            found = (device, weights or found[1])
-    return found
+
+def _adapter(role: ModelRole, path: Path) -> str:
+    """The adapter whose spec names the type of a checkpoint, or else the role's first one in the table."""
+    types = {name: s.model_types for name, s in SPECS.items() if s.role == role and s.model_types is not None}
+    model_type = _model_type(path)
+    return next((name for name, own in types.items() if model_type in own), next(iter(types)))
+
+
+def _model_type(path: Path) -> Any:
+    """The `model_type` of a folder's config.json. None where it does not say: the adapter's error will."""
+    try:
+        return json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type")
+    except (OSError, ValueError, AttributeError):
+        return None

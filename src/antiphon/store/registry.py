@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
-ModelRole = Literal["transcriber", "vad", "turn", "language", "synthesizer", "partner", "watcher"]
+from antiphon.roles import ModelRole
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from antiphon.adapters.minicpmo.model import MiniCpmO
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import NativeOptions, SpeakStep, Unit
 from tests.adapters import tiny_minicpmo as tiny
 from tests.conftest import Process, Serve
@@ -86,7 +87,7 @@ def alone(folder: Path, first: int, frames: bool = False) -> list[str]:
     """The same units without a server."""
 
     async def main() -> list[str]:
-        model = MiniCpmO(folder, "tiny", weights="fp32", threads=1)
+        model = MiniCpmO(folder, "tiny", EngineModelOptions(weights="fp32", threads=1))
         talk = await model.open(NativeOptions(tiny.PROMPT, listen_only_units=tiny.FORCED_FIRST, temperature=0.0))
         out = []
         for unit in range(NUM_UNITS):
@@ -191,11 +192,11 @@ def test_when_a_folder_is_no_checkpoint_then_the_error_says_so(tmp_path: Path, f
     from antiphon.errors import ModelError
 
     with pytest.raises(ModelError, match="no MiniCPM-o"):
-        MiniCpmO(tmp_path, "none")
+        MiniCpmO(tmp_path, "none", EngineModelOptions())
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
     with pytest.raises(ModelError, match="no MiniCPM-o"):
-        MiniCpmO(tmp_path, "none", weights="fp32")
+        MiniCpmO(tmp_path, "none", EngineModelOptions(weights="fp32"))
     (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIG | {"model_type": "qwen3"}))
     with pytest.raises(ModelError, match="qwen3"):
-        MiniCpmO(tmp_path, "none", weights="fp32")
+        MiniCpmO(tmp_path, "none", EngineModelOptions(weights="fp32"))

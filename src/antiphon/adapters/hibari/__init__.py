@@ -1,1 +1,10 @@
-"""hibari: English voices that are synthesized in chunks, with the time of every word."""
+"""hibari: a synthesizer of English voices, in a lane."""
+
+from antiphon.adapters.spec import Spec
+
+SPEC = Spec(
+    role="synthesizer",
+    model="antiphon.adapters.hibari.synthesizer:Hibari",
+    runs_on="lane",
+    takes_voices=True,
+)

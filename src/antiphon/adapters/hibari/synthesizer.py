@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from onnx.utils import Extractor
 
 from antiphon.adapters.hibari.normalize import SpokenPart, parts, source_words
+from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import Pcm
 from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.engine.lane import Lane
@@ -63,33 +64,34 @@ SENTENCE_ENDS = frozenset(".!?…")
 AUDIO_LEAD_S, WORD_MARGIN_S, SILENCE_LEVEL = 0.05, 0.04, 0.0
 # The range of the model's own `speed` input.
 SPEEDS = (0.5, 2.0)
+# The lane's queue is at least so long: every text that is being spoken has a job in it, and a chunk takes milliseconds.
+MIN_QUEUE = 1024
 PAUSE_CHARS = frozenset(' ;:,.!?—…"“”()')
 
 
 class Hibari:
     """A Synthesizer of English voices, which share a lane and, for each kind of English, a phonemizer.
 
-    `folder` holds the default voice's `hibari.onnx`; `more`: the folders of other voices, by their model ids. A voice
-    is named in the profile as its id without "hibari-". Each voice's graphs compute on one core, in the lane's threads.
+    `folder` holds the default voice's `hibari.onnx`; `voices`: the folders of other voices, by their model ids. A
+    voice is named in the profile as its id without "hibari-". Each voice's graphs compute on one core, in the lane's
+    threads.
     """
 
     def __init__(
         self,
         folder: Path,
         model_id: str,
+        options: LaneModelOptions,
         *,
-        more: Mapping[str, Path] | None = None,
-        workers: int = 1,
-        max_queue: int = 256,
-        observe: Callable[[int, float, float], None] | None = None,
+        voices: Mapping[str, Path] | None = None,
     ) -> None:
-        """Load all voices, and their phonemizers. `workers`: threads of the lane. Waits for seconds.
+        """Load all voices, and their phonemizers. Waits for seconds.
 
         Raises ModelError for a voice that does not load.
         """
         self._voices: dict[str, _Voice] = {}
         phonemizers: dict[bool, _Phonemizer] = {}
-        for voice_id, where in ({model_id: folder} | dict(more or {})).items():
+        for voice_id, where in ({model_id: folder} | dict(voices or {})).items():
             name = voice_id.removeprefix("hibari-")
             british = bool(VOICES.get(name, {}).get("british", False))
             try:
@@ -103,7 +105,11 @@ class Hibari:
             model_id, dsp.SR, voices=tuple(self._voices), languages=("en",), speeds=SPEEDS, word_times=True
         )
         self.lane: Lane[_Utterance, SpeechChunk | None] = Lane(
-            "synthesizer", _step, workers=workers, max_queue=max_queue, observe=observe
+            "synthesizer",
+            _step,
+            workers=options.workers,
+            max_queue=max(MIN_QUEUE, options.max_queue),
+            observe=options.observe,
         )
 
     async def speak(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
@@ -20,12 +20,12 @@ from antiphon.adapters.minicpmo.audio_encoder import AudioEncoderState
 from antiphon.adapters.minicpmo.checkpoint import MiniCpmOParts, read
 from antiphon.adapters.minicpmo.sampling import MAX_UNIT_TOKENS, UnitChooser, UnitSampling
 from antiphon.adapters.minicpmo.speech_decoder import SAMPLE_RATE_HZ, CodeStream, CodeVocoder, SpeechDecoder
+from antiphon.adapters.parts import load_parts
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
-from antiphon.engine.api import EngineSettings, Sampling, Token
+from antiphon.engine.api import Sampling, Token
 from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
-from antiphon.engine.local.weights import quantize_linear_layers, weights_for
-from antiphon.engine.threads import load_in_own_thread
 from antiphon.modeling.chat_template import plain_tokenizer
 from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.vision.images import decode
@@ -49,40 +49,36 @@ CODE_RESERVE_ROWS = 512
 class MiniCpmO:
     """A NativeModel: the loaded parts, and two engines, one for the language model and one for the code decoder.
 
-    `source` is the released checkpoint's folder, or its parts on `device` in the type that `weights` names. `window`:
-    rows of context at which the oldest units leave, and down to which. `vocoder`: codes to audio; where None, the
-    folder's own token2wav, if there is one. Without it the profile has no voices, and speech comes as text.
+    `source` is the released checkpoint's folder, or its parts on the device and in the type that the options name.
+    `window`: rows of context at which the oldest units leave, and down to which. `vocoder`: codes to audio; where None,
+    the folder's own token2wav, if there is one. Without it the profile has no voices, and speech comes as text.
     """
 
     def __init__(
         self,
         source: Path | MiniCpmOParts,
         model_id: str,
+        options: EngineModelOptions,
         *,
-        settings: EngineSettings | None = None,
-        device: str = "cpu",
-        weights: str = "auto",
-        threads: int = 0,
-        observe: Callable[[int, int, float], None] | None = None,
         window: tuple[int, int] = WINDOW,
         vocoder: CodeVocoder | None = None,
     ) -> None:
         """Load the parts and start both engines. Waits for seconds to minutes.
 
-        `weights`: auto, int8 (of the language model only), bf16 or fp32. `threads`: of the CPU's products, 0 for one a
-        core. `observe`: both engines' observer. `settings` hold for each engine by itself. Raises ModelError for a
-        folder that is no such checkpoint.
+        int8 weights are those of the language model only. `options.settings` hold for each engine by itself. Raises
+        ModelError for a folder that is no such checkpoint.
         """
-        kind, dtype = weights_for(device, weights)
-        where = torch.device(device)
-        self.parts = load_in_own_thread(
-            lambda: _load(source, where, dtype, rounded=kind == "int8"), device=device, threads=threads
+        where, settings, observe = torch.device(options.device), options.settings, options.observe
+        self.parts, compute_dtype, dtype = load_parts(
+            model_id,
+            source,
+            options,
+            lambda folder, dtype: read(folder, where, dtype),
+            lambda parts: (parts.decoder,),
         )
         if isinstance(source, Path):
             vocoder = vocoder or token2wav.load(source)
         self.vocoder = vocoder
-        # Between its int8 products, the decoder computes in float32.
-        compute_dtype = torch.float32 if kind == "int8" else dtype
         decoder = Runner(self.parts.decoder, where, compute_dtype, dtype, rotate_half=True)
         self.engine = Engine(decoder, settings, observe=observe)
         self.code_engine = Engine(Runner(self.parts.code_decoder, where, dtype, dtype), settings, observe=observe)
@@ -146,13 +142,6 @@ def _profile(
         parts.max_slices,
         (high, min(window[1], high * 3 // 4)),
     )
-
-
-def _load(source: Path | MiniCpmOParts, device: torch.device, dtype: torch.dtype, *, rounded: bool) -> MiniCpmOParts:
-    parts = source if isinstance(source, MiniCpmOParts) else read(source, device, dtype)
-    if rounded:
-        quantize_linear_layers(parts.decoder)
-    return parts
 
 
 class MiniCpmOStream:

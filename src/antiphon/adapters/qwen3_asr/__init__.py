@@ -1,5 +1,13 @@
 """Qwen3-ASR (arXiv:2601.21337): a transcriber on the engine, written from the published behaviour of the model."""
 
-from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr
+from antiphon.adapters.spec import Spec
+from antiphon.engine.api import Capabilities
 
-__all__ = ["Qwen3Asr"]
+SPEC = Spec(
+    role="transcriber",
+    model="antiphon.adapters.qwen3_asr.transcriber:Qwen3Asr",
+    runs_on="engine",
+    # Audio is rows of the encoder's.
+    requires=Capabilities.EMBEDDING_ROWS,
+    model_types=("qwen3_asr",),
+)

@@ -9,7 +9,7 @@ result.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +18,10 @@ import numpy as np
 import torch
 from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
+from antiphon.adapters.parts import load_parts
 from antiphon.adapters.qwen3_asr.audio_encoder import EDGE_FRAMES, Features
 from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts, read
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import (
@@ -31,11 +33,10 @@ from antiphon.contracts import (
     TranscriptSegment,
     Window,
 )
-from antiphon.engine.api import EngineSettings, Sampling, Token
+from antiphon.engine.api import Sampling, Token
 from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
-from antiphon.engine.local.weights import quantize_linear_layers, weights_for
-from antiphon.engine.threads import available_cores, load_errors, load_in_own_thread
+from antiphon.engine.threads import available_cores
 from antiphon.errors import EngineError, ModelError
 from antiphon.events.words import Word
 from antiphon.modeling.token_words import UNSPACED, characters, spread, words
@@ -78,29 +79,21 @@ class Qwen3Asr:
     `counts` says how much was computed, and is only ever added to, by all sessions.
     """
 
-    def __init__(
-        self,
-        source: Path | Qwen3AsrParts,
-        model_id: str,
-        *,
-        settings: EngineSettings | None = None,
-        device: str = "cpu",
-        weights: str = "auto",
-        threads: int = 0,
-        observe: Callable[[int, int, float], None] | None = None,
-    ) -> None:
+    def __init__(self, source: Path | Qwen3AsrParts, model_id: str, options: EngineModelOptions) -> None:
         """Load the checkpoint and start the engine. Waits for seconds.
 
-        `weights`: auto, int8 (of the decoder only), bf16 or fp32. `threads`: of the CPU's products, 0 for one a core.
-        `observe`: the engine's observer, called after each step. Raises ModelError for a checkpoint that does not load.
+        int8 weights are those of the decoder only. Raises ModelError for a checkpoint that does not load.
         """
-        kind, dtype = weights_for(device, weights)
-        with load_errors(model_id, source):
-            self.parts = load_in_own_thread(
-                lambda: _load(source, device, dtype, rounded=kind == "int8"), device=device, threads=threads
-            )
-        runner = Runner(self.parts.decoder, torch.device(device), torch.float32 if kind == "int8" else dtype, dtype)
-        self.engine = Engine(runner, settings, observe=observe)
+        device = options.device
+        self.parts, compute_dtype, dtype = load_parts(
+            model_id,
+            source,
+            options,
+            lambda folder, dtype: read(folder, device, dtype),
+            lambda parts: (parts.decoder,),
+        )
+        runner = Runner(self.parts.decoder, torch.device(device), compute_dtype, dtype)
+        self.engine = Engine(runner, options.settings, observe=options.observe)
         self.counts = EncoderCounts()
         # So many generations at once and more count as busy.
         self._busy_from = available_cores() if device == "cpu" else 32
@@ -182,13 +175,6 @@ def _profile(model_id: str) -> TranscriberProfile:
         final_keeps_prefix=True,
         aligns_words=False,
     )
-
-
-def _load(source: Path | Qwen3AsrParts, device: str, dtype: torch.dtype, *, rounded: bool) -> Qwen3AsrParts:
-    parts = source if isinstance(source, Qwen3AsrParts) else read(source, device, dtype)
-    if rounded:
-        quantize_linear_layers(parts.decoder)
-    return parts
 
 
 @dataclass(slots=True)

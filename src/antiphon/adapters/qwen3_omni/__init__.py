@@ -1,5 +1,21 @@
 """Qwen3-Omni (arXiv:2509.17765): a conversation model that hears, sees, writes and speaks."""
 
-from antiphon.adapters.qwen3_omni.model import Qwen3Omni
+from antiphon.adapters.spec import Spec
+from antiphon.engine.api import Capabilities
 
-__all__ = ["Qwen3Omni"]
+SPEC = Spec(
+    role="partner",
+    model="antiphon.adapters.qwen3_omni.model:Qwen3Omni",
+    runs_on="engine",
+    # Audio and images are rows of the encoders', and replies may be held to tools. The talker reads hidden states of
+    # the thinker, chooses codes, and replaces a code's row by its frame every 80 ms: too often to compute others again.
+    requires=(
+        Capabilities.EMBEDDING_ROWS
+        | Capabilities.EXACT_ROLLBACK
+        | Capabilities.HIDDEN_STATES
+        | Capabilities.CHOOSER
+        | Capabilities.GRAMMAR
+    ),
+    model_types=("qwen3_omni_moe",),
+    language_model="thinker",
+)

@@ -14,10 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from antiphon.adapters.parts import load_parts
 from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, TalkerParts, ThinkerParts, read
 from antiphon.adapters.qwen3_omni.media_encoder import OmniMediaEncoder
 from antiphon.adapters.qwen3_omni.spoken_tokens import SpokenTokens
 from antiphon.adapters.qwen3_omni.talker import OmniTalker, OmniTalkerStream
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import (
     ConversationProfile,
     Message,
@@ -31,7 +33,7 @@ from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import Engine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import weights_for
-from antiphon.engine.threads import load_errors, load_in_own_thread
+from antiphon.engine.threads import load_errors
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat import ChatModel, ChatStream
 from antiphon.modeling.chat_template import ChatTemplate
@@ -56,33 +58,31 @@ class Qwen3Omni:
         self,
         folder: Path,
         model_id: str,
+        options: EngineModelOptions,
         *,
-        settings: EngineSettings | None = None,
-        device: str = "cpu",
-        talker_device: str = "",
-        weights: str = "auto",
-        threads: int = 0,
-        observe: Callable[[int, int, float], None] | None = None,
         parts: tuple[ThinkerParts, TalkerParts | None] | None = None,
     ) -> None:
         """Load the checkpoint and start an engine for each of its two decoders. Waits for a minute and more.
 
-        `settings`: three quarters of the KV memory are the thinker's, the rest is the talker's. `talker_device`: where
-        the talker is, if not on `device`. `weights`: auto, bf16 or fp32; int8 is not for mixtures of experts.
-        `threads`: of the CPU's products, 0 for one a core. `observe`: both engines' observer. `parts`: the loaded
-        parts, where the folder's are not to be loaded. Raises ModelError for a checkpoint that does not load.
+        Of the options' KV memory, three quarters are the thinker's and the rest is the talker's. int8 weights are
+        refused: the model is a mixture of experts. `parts`: the loaded parts, where the folder's are not to be loaded.
+        Raises ModelError for a checkpoint that does not load.
         """
-        _, dtype = weights_for(device, weights, mixture=True)
-        talker_device = talker_device or device
-        weights_for(talker_device, weights, mixture=True)
-        given = settings or EngineSettings()
+        device, talker_device = options.device, options.talker_device or options.device
+        weights_for(talker_device, options.weights, mixture=True)
+        (thinker, talker), _, dtype = load_parts(
+            model_id,
+            parts or folder,
+            options,
+            lambda folder, dtype: read(folder, device, talker_device, dtype),
+            lambda _: (),
+            mixture=True,
+        )
         # A row of the talker's is a fifth of one of the thinker's.
+        given, observe = options.settings, options.observe
         thinker_settings = replace(given, kv_bytes=given.kv_bytes // 4 * 3)
         talker_settings = replace(given, kv_bytes=given.kv_bytes // 4, context_rows=0)
         with load_errors(model_id, folder):
-            thinker, talker = load_in_own_thread(
-                lambda: parts or read(folder, device, talker_device, dtype), device=device, threads=threads
-            )
             runner = _runner(thinker.decoder, device, dtype)
             self.thinker = _chat_model(folder, model_id, thinker, runner, thinker_settings, observe)
         self.talker: OmniTalker | None = None

@@ -15,18 +15,17 @@ from pathlib import Path
 
 import torch
 
+from antiphon.adapters.parts import load_parts
 from antiphon.adapters.qwen3_tts.checkpoint import Qwen3TtsParts, read
 from antiphon.adapters.qwen3_tts.prompt import LANGUAGE_CODES, PromptRows, TalkerPrompt
 from antiphon.adapters.qwen3_tts.text_pieces import long_text_parts, tokens_of_words
 from antiphon.adapters.qwen3_tts.voice_cloning import RATE_HZ, ClonedVoice, codes_of
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_beginning
 from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
-from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import Engine
 from antiphon.engine.local.runner import Runner
-from antiphon.engine.local.weights import quantize_linear_layers, weights_for
-from antiphon.engine.threads import load_errors, load_in_own_thread
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
 from antiphon.modeling.codec_talker import (
@@ -58,32 +57,23 @@ class Qwen3Tts:
     three kinds of checkpoint it is.
     """
 
-    def __init__(
-        self,
-        source: Path | Qwen3TtsParts,
-        model_id: str,
-        *,
-        settings: EngineSettings | None = None,
-        device: str = "cpu",
-        weights: str = "auto",
-        threads: int = 0,
-        observe: Callable[[int, int, float], None] | None = None,
-    ) -> None:
+    def __init__(self, source: Path | Qwen3TtsParts, model_id: str, options: EngineModelOptions) -> None:
         """Load the checkpoint and start the engine. Waits for seconds.
 
-        `weights`: auto, int8 (of the talker and the code predictor), bf16 or fp32. `threads`: of the CPU's products, 0
-        for one a core. `observe`: the engine's observer, called after each step. Raises ModelError for a checkpoint
-        that does not load.
+        int8 weights are those of the talker and the code predictor. Raises ModelError for a checkpoint that does not
+        load.
         """
-        kind, dtype = weights_for(device, weights)
-        where = torch.device(device)
-        with load_errors(model_id, source):
-            self.parts = load_in_own_thread(
-                lambda: _load(source, where, dtype, rounded=kind == "int8"), device=device, threads=threads
-            )
+        where = torch.device(options.device)
+        self.parts, compute_dtype, dtype = load_parts(
+            model_id,
+            source,
+            options,
+            lambda folder, dtype: read(folder, where, dtype),
+            lambda parts: (parts.decoder, parts.code_predictor),
+        )
         parts = self.parts
-        runner = Runner(parts.decoder, where, torch.float32 if kind == "int8" else dtype, dtype)
-        self.engine = Engine(runner, settings, observe=observe)
+        runner = Runner(parts.decoder, where, compute_dtype, dtype)
+        self.engine = Engine(runner, options.settings, observe=options.observe)
         self.code_predictors = CodePredictorBatch(
             self.engine, parts.code_predictor, parts.decoder.get_input_embeddings()
         )
@@ -261,11 +251,3 @@ def _profile(model_id: str, parts: Qwen3TtsParts) -> SynthesizerProfile:
         streams_text=True,
         tasks=(TASKS[parts.kind],),
     )
-
-
-def _load(source: Path | Qwen3TtsParts, device: torch.device, dtype: torch.dtype, *, rounded: bool) -> Qwen3TtsParts:
-    parts = source if isinstance(source, Qwen3TtsParts) else read(source, device, dtype)
-    if rounded:
-        quantize_linear_layers(parts.decoder)
-        quantize_linear_layers(parts.code_predictor)
-    return parts

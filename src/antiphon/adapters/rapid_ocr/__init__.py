@@ -1,1 +1,5 @@
-"""RapidOCR: a reader of the text on images."""
+"""RapidOCR: a reader of the text on images, in a lane. Its weights come with the library."""
+
+from antiphon.adapters.spec import Spec
+
+SPEC = Spec(role="reader", model="antiphon.adapters.rapid_ocr.reader:RapidOcr", runs_on="lane")

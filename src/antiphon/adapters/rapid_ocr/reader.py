@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from antiphon.adapters.spec import LaneModelOptions
 from antiphon.engine.lane import Lane
 from antiphon.vision.images import EncodedImage
 
@@ -16,21 +17,15 @@ MIN_SCORE = 0.75
 
 
 class RapidOcr:
-    """An ImageReader with one lane of `workers` threads, each of which computes on one core.
+    """An ImageReader with a lane of one thread, which computes on one core.
 
     The models are loaded with the first image, in the lane's thread: they take 0.3 GB, which most sessions never need.
     """
 
-    def __init__(
-        self,
-        *,
-        workers: int = 1,
-        max_queue: int = 64,
-        observe: Callable[[int, float, float], None] | None = None,
-    ) -> None:
+    def __init__(self, options: LaneModelOptions) -> None:
         self._engine: Any = None
         self.lane: Lane[EncodedImage, tuple[str, ...]] = Lane(
-            "reader", self._work, workers=workers, max_queue=max_queue, observe=observe
+            "reader", self._work, max_queue=options.max_queue, observe=options.observe
         )
 
     async def read(self, image: EncodedImage) -> tuple[str, ...]:

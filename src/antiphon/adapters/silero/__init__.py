@@ -1,1 +1,5 @@
-"""Silero VAD: a voice activity detector."""
+"""Silero VAD: a voice activity detector in a lane."""
+
+from antiphon.adapters.spec import Spec
+
+SPEC = Spec(role="vad", model="antiphon.adapters.silero.detector:SileroDetector", runs_on="lane")

@@ -7,18 +7,21 @@ decided here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnxruntime
 
+from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.engine.lane import Lane
 
 FRAME_SAMPLES = 512
 CONTEXT_SAMPLES = 64
+# The lane's queue is at least so long: every session has a job in it at once, and each takes microseconds.
+MIN_QUEUE = 1024
 # After a loud voice the recurrent state takes one 40 dB softer for noise (recordings of rms 0.0006 after ones of 0.05
 # went unheard; from a fresh state they are found). Starting afresh inside noise or music makes false turns, 24 in five
 # minutes instead of 2; so it is done once after each voice, and only after a second below this level.
@@ -72,30 +75,20 @@ class SileroStream:
 
 
 class SileroDetector:
-    """A VoiceActivityDetector: one ONNX session on one core, and the lane that batches up to 64 streams in a call.
-
-    `max_queue`: streams that may wait in the lane at once; past it, `feed` raises Refused.
-    """
+    """A VoiceActivityDetector: one ONNX session on one core, and the lane that batches up to 64 streams in a call."""
 
     frame_samples = FRAME_SAMPLES
 
-    def __init__(
-        self,
-        folder: Path,
-        model_id: str,
-        *,
-        max_queue: int = 1024,
-        observe: Callable[[int, float, float], None] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, model_id: str, options: LaneModelOptions) -> None:
         """Load `silero_vad.onnx` of the folder. Raises what onnxruntime raises for a file that does not load."""
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        session = onnxruntime.SessionOptions()
+        session.intra_op_num_threads = session.inter_op_num_threads = 1
+        session.log_severity_level = 3
         self._model = onnxruntime.InferenceSession(
-            str(folder / "silero_vad.onnx"), options, providers=["CPUExecutionProvider"]
+            str(folder / "silero_vad.onnx"), session, providers=["CPUExecutionProvider"]
         )
         self.lane: Lane[tuple[SileroStream, Pcm], list[float]] = Lane(
-            "vad", self._work, max_batch=64, max_queue=max_queue, observe=observe
+            "vad", self._work, max_batch=64, max_queue=max(MIN_QUEUE, options.max_queue), observe=options.observe
         )
 
     def open(self) -> SileroStream:

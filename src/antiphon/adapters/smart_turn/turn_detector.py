@@ -7,13 +7,14 @@ follows from the probability is decided by `turns/`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 from faster_whisper.feature_extractor import FeatureExtractor
 
+from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
@@ -23,30 +24,22 @@ INPUT_S, INPUT_FRAMES = 8, 800
 
 
 class SmartTurn:
-    """A TurnDetector with one lane of `workers` threads, each of which computes on one core."""
+    """A TurnDetector with a lane of one thread, which computes on one core."""
 
-    def __init__(
-        self,
-        folder: Path,
-        model_id: str,
-        *,
-        workers: int = 1,
-        max_queue: int = 256,
-        observe: Callable[[int, float, float], None] | None = None,
-    ) -> None:
+    def __init__(self, folder: Path, model_id: str, options: LaneModelOptions) -> None:
         """Load `smart-turn.onnx` of the folder. Raises ModelError for a file that does not load."""
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        session = onnxruntime.SessionOptions()
+        session.intra_op_num_threads = session.inter_op_num_threads = 1
+        session.log_severity_level = 3
         try:
             self._model = onnxruntime.InferenceSession(
-                str(folder / "smart-turn.onnx"), options, providers=["CPUExecutionProvider"]
+                str(folder / "smart-turn.onnx"), session, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
             # onnxruntime has no common class for what it raises over a file.
             raise ModelError(f"{model_id} does not load: {error}") from error
         self._features = FeatureExtractor(feature_size=80)
-        self.lane: Lane[Pcm, float] = Lane("turn", self._work, workers=workers, max_queue=max_queue, observe=observe)
+        self.lane: Lane[Pcm, float] = Lane("turn", self._work, max_queue=options.max_queue, observe=options.observe)
 
     async def complete(self, pcm: Pcm) -> float:
         """Return the probability, in [0, 1], that the turn is complete.

@@ -12,15 +12,16 @@ What is in the KV when a question is answered is the same either way.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Literal
 
 import anyio
 import anyio.to_thread
 import torch
 
+from antiphon.adapters.parts import load_parts
+from antiphon.adapters.spec import EngineModelOptions
 from antiphon.adapters.vlm.family import FamilyPart, VisionFamily
 from antiphon.adapters.vlm.qwen_vl import MODELS, QwenVl
 from antiphon.adapters.vlm.smolvlm import SmolVlm
@@ -38,11 +39,9 @@ from antiphon.contracts import (
     VideoQuestion,
     VoiceOptions,
 )
-from antiphon.engine.api import EngineSettings, Finish, Sampling
+from antiphon.engine.api import Finish, Sampling
 from antiphon.engine.local.engine import Engine, EngineSession
 from antiphon.engine.local.runner import Runner
-from antiphon.engine.local.weights import quantize_linear_layers, weights_for
-from antiphon.engine.threads import load_errors, load_in_own_thread
 from antiphon.errors import EngineError, Refused
 from antiphon.events.tools import Tool
 from antiphon.modeling.detokenizer import Detokenizer
@@ -65,48 +64,48 @@ class VisionLanguageModel:
     """A VideoModel that sees pictures: one checkpoint of SmolVLM, Qwen2.5-VL or Qwen3-VL on an engine.
 
     `folder` holds the checkpoint as `transformers` writes it; its config.json says which family it is.
-    `synthesizer` speaks the answers, and `transcriber` hears spoken questions. Both are None at first, and are set by
-    the caller, who owns them, before the first session is opened.
-    `family` and `engine` are the loaded model and what steps it.
+    `synthesizer` speaks the answers, and `transcriber` hears spoken questions; they belong to the caller. None: answers
+    are text, and speech in questions is not heard.
+    `family` and `engine` are the loaded model and what steps it. `prefill`: whether frames are computed before they are
+    asked about ("eager") or with a question ("query").
     """
 
     def __init__(
         self,
         folder: Path,
         model_id: str,
+        options: EngineModelOptions,
         *,
-        settings: EngineSettings | None = None,
-        device: str = "cpu",
-        weights: str = "auto",
-        threads: int = 0,
-        observe: Callable[[int, int, float], None] | None = None,
-        prefill: Literal["eager", "query"] = "eager",
+        synthesizer: Synthesizer | None = None,
+        transcriber: Transcriber | None = None,
     ) -> None:
         """Load the checkpoint and start the engine. Waits for seconds.
 
-        `weights`: auto, int8, bf16 or fp32. `threads`: of the CPU's products, 0 for one a core. `observe`: the engine's
-        observer, called after each step. `prefill`: whether frames are computed before they are asked about. Raises
-        ModelError for a checkpoint that does not load or is of no known family.
+        int8 weights are those of the decoder only. Raises ModelError for a checkpoint that does not load or is of no
+        known family.
         """
-        kind, dtype = weights_for(device, weights, mixture=_model_type(folder).endswith("_moe"))
-        with load_errors(model_id, folder):
-            self.family = load_in_own_thread(
-                lambda: _load(folder, device, dtype, rounded=kind == "int8"), device=device, threads=threads
-            )
-        self.synthesizer: Synthesizer | None = None
-        self.transcriber: Transcriber | None = None
-        self.prefill = prefill
+        device = options.device
+        family, compute_dtype, dtype = load_parts(
+            model_id,
+            folder,
+            options,
+            lambda folder, dtype: _read(folder, device, dtype),
+            lambda family: (family.decoder,),
+            mixture=_model_type(folder).endswith("_moe"),
+        )
+        self.family = family
+        self.synthesizer, self.transcriber = synthesizer, transcriber
+        self.prefill = options.prefill
         self._id = model_id
-        family, where = self.family, torch.device(device)
         runner = Runner(
             family.decoder,
-            where,
-            torch.float32 if kind == "int8" else dtype,
+            torch.device(device),
+            compute_dtype,
             dtype,
             position_axes=family.position_axes,
             input_width=family.input_width,
         )
-        self.engine = Engine(runner, settings, observe=observe)
+        self.engine = Engine(runner, options.settings, observe=options.observe)
 
     @property
     def profile(self) -> VideoProfile:
@@ -146,18 +145,13 @@ def _model_type(folder: Path) -> str:
         return ""
 
 
-def _load(folder: Path, device: str, dtype: torch.dtype, *, rounded: bool) -> VisionFamily:
+def _read(folder: Path, device: str, dtype: torch.dtype) -> VisionFamily:
     model_type = _model_type(folder)
-    family: VisionFamily
     if model_type == "smolvlm":
-        family = SmolVlm(folder, device, dtype)
-    elif model_type in MODELS:
-        family = QwenVl(folder, device, dtype, model_type)
-    else:
-        raise ValueError(f"{model_type} is none of smolvlm, {', '.join(MODELS)}")
-    if rounded:
-        quantize_linear_layers(family.decoder)
-    return family
+        return SmolVlm(folder, device, dtype)
+    if model_type in MODELS:
+        return QwenVl(folder, device, dtype, model_type)
+    raise ValueError(f"{model_type} is none of smolvlm, {', '.join(MODELS)}")
 
 
 class VisionLanguageStream:

@@ -1,1 +1,9 @@
-"""Whisper by CTranslate2: a transcriber."""
+"""Whisper by CTranslate2: a transcriber in a lane."""
+
+from antiphon.adapters.spec import Spec
+
+SPEC = Spec(
+    role="transcriber",
+    model="antiphon.adapters.whisper.transcriber:WhisperTranscriber",
+    runs_on="lane",
+)

@@ -27,6 +27,7 @@ import numpy as np
 from faster_whisper import WhisperModel
 from faster_whisper.tokenizer import Tokenizer
 
+from antiphon.adapters.spec import LaneModelOptions
 from antiphon.adapters.whisper.outputs import (
     SAMPLES_PER_FRAME,
     TokenSpan,
@@ -103,18 +104,16 @@ class WhisperTranscriber:
         self,
         folder: Path,
         model_id: str,
+        options: LaneModelOptions,
         *,
-        device: str = "cpu",
-        compute_type: str = "int8",
-        workers: int = 2,
         max_batch: int = 1,
-        max_queue: int = 256,
-        observe: Callable[[int, float, float], None] | None = None,
     ) -> None:
-        """Load the folder's model. `compute_type`: as CTranslate2 names it. `observe`: the lane's observer.
+        """Load the folder's model. Waits for seconds.
 
         Raises ModelError for a folder that does not load, or a type that the device does not have.
         """
+        # CTranslate2 names the kind of device here and its number elsewhere.
+        device, compute_type, workers = options.device.partition(":")[0], options.compute_type, options.workers
         try:
             self._whisper = WhisperModel(
                 str(folder), device=device, compute_type=compute_type, cpu_threads=1, num_workers=workers
@@ -126,7 +125,12 @@ class WhisperTranscriber:
         self._profile = _profile(model_id, tuple(self._whisper.supported_languages))
         # One job a batch on a CPU: batches of 2 to 8 measured no faster than one after another (docs/architecture.md).
         self.lane: Lane[Work, Any] = Lane(
-            "transcriber", self._work, workers=workers, max_batch=max_batch, max_queue=max_queue, observe=observe
+            "transcriber",
+            self._work,
+            workers=workers,
+            max_batch=max_batch,
+            max_queue=options.max_queue,
+            observe=options.observe,
         )
 
     @property

@@ -1,0 +1,97 @@
+"""What an adapter says of itself, and the options that its model is loaded with.
+
+The loader knows adapters by these values and never by name. Neither this module nor one that exports a `SPEC` imports
+a library that computes: a spec names the class of its model, which is imported when the model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from antiphon.engine.api import Capabilities, EngineSettings
+from antiphon.roles import ModelRole
+
+NO_CAPABILITIES = Capabilities(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One adapter. Each folder of `adapters/` exports one as `SPEC`.
+
+    - `role`: the role that its model fills, and so the contract of its class (`roles.py`).
+    - `model`: the class, as "module:Class". It is called as Class(folder, model_id, options) with the options that
+      `runs_on` says, waits until the model is loaded, and raises ModelError where it does not load. A reader, whose
+      weights are inside a library, is called as Class(options).
+    - `runs_on`: "engine" for a model that an engine steps, which is loaded with EngineModelOptions and has a method
+      `close`; "lane" for one that keeps nothing on the device between calls, which is loaded with LaneModelOptions and
+      has an attribute `lane`.
+    - `requires`: what the model needs of its engine. The loader refuses an engine that has less.
+    - `model_types`: the types, `model_type` in config.json, of the checkpoints that this adapter loads from folders of
+      the user's; None: it loads no such folders. A checkpoint of a type that no adapter of the role names goes to the
+      first adapter of the role that loads folders, whose error says what it expects.
+    - `prepare`: a function that converts the model's files before they are loaded, as "module:function"; "": they are
+      loaded as they are. It is called as prepare(source, home, name, weights, device), where `source` is the files'
+      folder or a .gguf file, and `home` the folder that models are kept in. It returns the folder to load, may take
+      minutes, and raises StoreError.
+    - `uses`: roles whose models are loaded before this one and given to its class, as keyword arguments of these names;
+      None for a role that has no model.
+    - `takes_voices`: the models of the registry with this adapter are voices, whose ids are ADAPTER-VOICE. The further
+      voices that the settings name are given to the class as `voices`, a mapping from model ids to folders.
+    - `native`: the model is a NativeModel, which takes turns by itself.
+    - `language_model`: the attribute of a conversation model that is a LanguageModel, and stands in where the settings
+      name none; "": there is none.
+    """
+
+    role: ModelRole
+    model: str
+    runs_on: Literal["engine", "lane"]
+    requires: Capabilities = NO_CAPABILITIES
+    model_types: tuple[str, ...] | None = None
+    prepare: str = ""
+    uses: tuple[ModelRole, ...] = ()
+    takes_voices: bool = False
+    native: bool = False
+    language_model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModelOptions:
+    """How a model is loaded that an engine steps. The same value serves all of them; each reads what concerns it.
+
+    - `settings`: the memory and the step sizes of each engine that the model starts.
+    - `device`: "cpu", "cuda" or "cuda:1".
+    - `weights`: "auto", "int8", "bf16" or "fp32".
+    - `threads`: of the CPU's products; 0: one for each core that this process may use.
+    - `observe`: called in the engine's thread after each step with its rows, its sessions and the seconds it took.
+    - `talker_device`: the device of a conversation model's separate talker; "": the model's.
+    - `prefill`: when a video model takes frames into its KV: "eager", as they come, or "query", with a question.
+    """
+
+    settings: EngineSettings = field(default_factory=EngineSettings)
+    device: str = "cpu"
+    weights: str = "auto"
+    threads: int = 0
+    observe: Callable[[int, int, float], None] | None = None
+    talker_device: str = ""
+    prefill: str = "eager"
+
+
+@dataclass(frozen=True, slots=True)
+class LaneModelOptions:
+    """How a model is loaded that works in a lane. The same value serves all of them; each reads what concerns it.
+
+    - `device`: "cpu", "cuda" or "cuda:1".
+    - `compute_type`: the numeric type of CTranslate2's weights, as it names them.
+    - `workers`: threads that may compute at once. A model whose jobs are short has one, whatever is given.
+    - `max_queue`: jobs that may wait in the lane; more are refused. A model whose jobs are short may allow more.
+    - `observe`: called in a worker's thread after each batch with its priority, the seconds that its oldest job waited,
+      and the seconds that it took.
+    """
+
+    device: str = "cpu"
+    compute_type: str = "int8"
+    workers: int = 1
+    max_queue: int = 256
+    observe: Callable[[int, float, float], None] | None = None

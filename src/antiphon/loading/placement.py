@@ -1,0 +1,61 @@
+"""Decides on which device each model runs, and in which type its weights are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+
+from antiphon.errors import SettingsError
+from antiphon.settings import WEIGHTS, Settings
+
+# Roles whose models can be put on a device of their own; a talker is a part of a partner.
+PLACEABLE_ROLES = ("transcriber", "language", "synthesizer", "partner", "watcher", "talker")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where models run: `--placement`, parsed, over `--device` and `--weights`.
+
+    `device`, `weights`: of the roles that are not placed. `placed`: of the others, the device and the type of weights,
+    "" where it is that of the rest.
+    """
+
+    device: str
+    weights: str
+    placed: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def of(self, role: str, like: str = "") -> tuple[str, str]:
+        """Return a role's device ("cpu", "cuda:1") and type of weights ("auto", "int8").
+
+        `like`: the role whose device and weights it has where it is not placed; "": those of the rest.
+        """
+        device, weights = self.of(like) if like else (self.device, self.weights)
+        own_device, own_weights = self.placed.get(role, ("", ""))
+        return own_device or device, own_weights or weights
+
+
+@cache
+def placement(settings: Settings) -> Placement:
+    """Return where the settings put models; parsed once for each value of the settings.
+
+    Raises SettingsError where `--placement` does not parse or names a role that cannot be placed.
+    """
+    placed: dict[str, tuple[str, str]] = {}
+    for given in filter(None, (part.strip() for part in settings.models.placement.split(","))):
+        role, _, where = given.partition("=")
+        device, _, weights = where.partition("/")
+        if role == "talker" and weights:
+            raise SettingsError(f"--placement {given}: a talker has its partner's weights")
+        if (
+            role not in PLACEABLE_ROLES
+            or not re.fullmatch(r"cpu|cuda(:\d+)?", device)
+            or (weights and weights not in WEIGHTS)
+        ):
+            expected = (
+                f"ROLE=DEVICE[/WEIGHTS], of {', '.join(PLACEABLE_ROLES)}; cpu, cuda, cuda:1; {', '.join(WEIGHTS)}"
+            )
+            raise SettingsError(f"--placement {given}: expected {expected}")
+        placed[role] = (device, weights or placed.get(role, ("", ""))[1])
+    return Placement(settings.models.device, settings.engine.weights, placed)

@@ -1,0 +1,175 @@
+"""How the loader makes models of specs: what each class is given, and which pairs of model and engine it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from antiphon.adapters.spec import EngineModelOptions, LaneModelOptions, Spec
+from antiphon.engine.api import Capabilities
+from antiphon.errors import ModelError
+from antiphon.loading import loader, selection
+from antiphon.loading.loader import ENGINES, load, store_of
+from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.settings import EngineOptions, ModelSettings, Settings, SpeechSettings
+from antiphon.store import Model
+
+HERE = __name__
+
+
+@dataclass
+class Made:
+    """A model that keeps what it was made with."""
+
+    folder: Path
+    model_id: str
+    options: Any
+    synthesizer: Any = None
+    transcriber: Any = None
+    voices: Any = None
+    lane: Any = field(default_factory=object)
+    brain: Any = field(default_factory=object)
+    profile: Any = field(
+        default_factory=lambda: SimpleNamespace(id="native", sample_rate_hz=24_000, voices=(), unit_s=1.0)
+    )
+
+
+class MadeReader:
+    def __init__(self, options: LaneModelOptions) -> None:
+        self.options, self.lane = options, object()
+
+
+LANE = Spec("synthesizer", f"{HERE}:Made", "lane")
+READER = Spec("reader", f"{HERE}:MadeReader", "lane")
+ENGINE = Spec("partner", f"{HERE}:Made", "engine", model_types=("made",))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps({"model_type": "made"}))
+    return tmp_path / "mine"
+
+
+@pytest.fixture
+def specs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spec]:
+    """A table to fill, in the place of the adapters' own. No files are fetched or looked for."""
+    table: dict[str, Spec] = {"reader": READER}
+    monkeypatch.setattr(selection, "SPECS", table)
+    monkeypatch.setattr(loader, "SPECS", table)
+
+    def fetched(settings: Settings, store: Any, model: Any) -> Path:
+        return Path("/store") / model.id if isinstance(model, Model) else model.path
+
+    monkeypatch.setattr(loader, "prepare", fetched)
+    return table
+
+
+def made(settings: Settings, *roles: Any, observe: Any = None) -> Any:
+    return load(settings, store_of(settings.models), observe, roles)
+
+
+def test_when_a_model_uses_others_then_they_are_loaded_before_and_given_to_it(
+    specs: dict[str, Spec], folder: Path
+) -> None:
+    specs["eyes"] = replace(ENGINE, role="watcher", uses=("synthesizer", "transcriber"))
+    specs["hibari"] = LANE
+    # The profile has the transcriber before the synthesizer.
+    specs["whisper"] = replace(LANE, role="transcriber", uses=("synthesizer",))
+    settings = Settings(engine=EngineOptions(watcher=str(folder)))
+    models = made(settings, "watcher", "synthesizer", "transcriber")
+    assert models.transcriber.synthesizer is models.synthesizer
+    assert models.watcher.folder == folder
+    assert models.watcher.synthesizer is models.synthesizer
+    assert models.synthesizer.synthesizer is None
+    assert made(settings, "watcher", "synthesizer").watcher.transcriber is None
+
+
+def test_when_voices_are_named_then_the_adapter_gets_the_folders_of_the_further_ones(specs: dict[str, Spec]) -> None:
+    specs["hibari"] = replace(LANE, takes_voices=True)
+    models = made(Settings(speech=SpeechSettings(voices=("emma", "kore"))), "synthesizer")
+    assert models.synthesizer.folder == Path("/store/hibari-heart")
+    assert models.synthesizer.voices == {
+        "hibari-emma": Path("/store/hibari-emma"),
+        "hibari-kore": Path("/store/hibari-kore"),
+    }
+    assert models.lanes == (models.synthesizer.lane,)
+
+
+def test_when_a_conversation_model_has_a_language_model_then_it_stands_in_for_one(
+    specs: dict[str, Spec], folder: Path
+) -> None:
+    specs["talks"] = replace(ENGINE, language_model="brain")
+    models = made(Settings(engine=EngineOptions(partner=str(folder))), "partner", "language")
+    assert models.language_model is models.partner.brain
+    # What a language model cannot see is read to it.
+    assert isinstance(models.image_reader, MadeReader)
+    assert models.lanes == (models.image_reader.lane,)
+
+
+def test_when_a_conversation_model_is_native_then_it_is_wrapped_as_one(specs: dict[str, Spec], folder: Path) -> None:
+    specs["talks"] = replace(ENGINE, native=True)
+    models = made(Settings(engine=EngineOptions(partner=str(folder))), "partner")
+    assert isinstance(models.partner, NativeConversationModel)
+    assert models.language_model is None
+    assert models.image_reader is None
+
+
+def test_when_a_model_runs_on_an_engine_then_its_options_are_those_of_the_settings(
+    specs: dict[str, Spec], folder: Path
+) -> None:
+    specs["talks"] = ENGINE
+    seen: list[Any] = []
+    settings = Settings(
+        models=ModelSettings(placement="partner=cuda:1/bf16,talker=cpu"),
+        engine=EngineOptions(
+            partner=str(folder), kv_mb=3, context_tokens=400, engine_threads=5, watcher_prefill="query"
+        ),
+    )
+    options = made(settings, "partner", observe=lambda *step: seen.append(step)).partner.options
+    assert isinstance(options, EngineModelOptions)
+    assert (options.device, options.weights, options.talker_device) == ("cuda:1", "bf16", "cpu")
+    assert (options.threads, options.prefill) == (5, "query")
+    assert (options.settings.kv_bytes, options.settings.context_rows) == (3 << 20, 400)
+    options.observe(7, 2, 0.5)
+    assert seen == [("partner", 0, 0.0, 0.5)]
+
+
+def test_when_a_model_runs_in_a_lane_then_its_options_are_those_of_the_settings(specs: dict[str, Spec]) -> None:
+    specs["whisper"] = replace(LANE, role="transcriber")
+    seen: list[Any] = []
+    settings = Settings(
+        models=ModelSettings(placement="transcriber=cuda:1", compute_type="float16", workers=3, max_queue=9)
+    )
+    options = made(settings, "transcriber", observe=lambda *step: seen.append(step)).transcriber.options
+    assert isinstance(options, LaneModelOptions)
+    assert (options.device, options.compute_type) == ("cuda:1", "float16")
+    assert (options.workers, options.max_queue) == (3, 9)
+    options.observe(1, 0.25, 0.5)
+    assert seen == [("transcriber", 1, 0.25, 0.5)]
+
+
+def test_when_an_engine_lacks_what_an_adapter_needs_then_the_pair_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, specs: dict[str, Spec], folder: Path
+) -> None:
+    missing = Capabilities.EVICT | Capabilities.HIDDEN_STATES
+    monkeypatch.setitem(ENGINES, "lesser", ~missing)
+    # The synthesizer comes first in the order of loading; its class does not exist.
+    specs["hibari"] = replace(LANE, model="nowhere:Nothing")
+    specs["talks"] = replace(ENGINE, requires=missing | Capabilities.CHOOSER)
+    settings = Settings(engine=EngineOptions(partner=str(folder)))
+    with pytest.raises(
+        ModelError, match=r"^mine cannot run on the engine 'lesser', which lacks: evict, hidden states$"
+    ):
+        load(settings, store_of(settings.models), roles=("synthesizer", "partner"), engine="lesser")
+    specs["talks"] = replace(ENGINE, requires=Capabilities.CHOOSER)
+    assert load(settings, store_of(settings.models), roles=("partner",), engine="lesser").partner
+
+
+def test_the_local_engine_runs_every_adapter() -> None:
+    assert [name for name, spec in loader.SPECS.items() if spec.requires & ~ENGINES["local"]] == []

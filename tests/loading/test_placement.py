@@ -1,0 +1,45 @@
+"""Where models run: `--placement` over `--device` and `--weights`."""
+
+from __future__ import annotations
+
+import pytest
+
+from antiphon.errors import SettingsError
+from antiphon.loading.placement import Placement, placement
+from antiphon.loading.selection import selected_models
+from antiphon.settings import EngineOptions, ModelSettings, Settings
+
+
+def placed(text: str) -> Placement:
+    return placement(Settings(models=ModelSettings(placement=text)))
+
+
+def test_when_a_role_is_placed_then_its_model_runs_there_and_the_others_on_the_device() -> None:
+    places = placed("partner=cuda:0, transcriber=cuda:1,synthesizer=cpu/int8")
+    assert places.of("partner") == ("cuda:0", "auto")
+    assert places.of("transcriber") == ("cuda:1", "auto")
+    assert places.of("synthesizer") == ("cpu", "int8")
+    assert places.of("language") == ("cpu", "auto")
+    settings = Settings(
+        models=ModelSettings(device="cuda", placement="watcher=cpu"), engine=EngineOptions(weights="bf16")
+    )
+    assert placement(settings).of("watcher") == ("cpu", "bf16")
+    assert placement(settings).of("language") == ("cuda", "bf16")
+
+
+def test_when_a_talker_is_not_placed_then_it_runs_where_its_partner_does() -> None:
+    assert placed("partner=cuda:1/bf16").of("talker", like="partner") == ("cuda:1", "bf16")
+    assert placed("partner=cuda:1/bf16,talker=cpu").of("talker", like="partner") == ("cpu", "bf16")
+    assert placed("").of("talker", like="partner") == ("cpu", "auto")
+
+
+def test_when_a_role_is_placed_twice_then_the_last_device_and_the_last_weights_count() -> None:
+    assert placed("language=cpu/int8,language=cuda").of("language") == ("cuda", "int8")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["vad=cpu", "partner", "partner=tpu", "partner=cuda:x", "partner=cpu/int3", "=cpu", "talker=cpu/bf16"]
+)
+def test_when_a_placement_is_wrong_then_selecting_models_names_it(wrong: str) -> None:
+    with pytest.raises(SettingsError, match="--placement"):
+        selected_models(Settings(models=ModelSettings(placement=wrong)))
