@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "antiphon"
 DOCS = ROOT / "docs"
 ARCHITECTURE = DOCS / "architecture.md"
-PAGES = [ARCHITECTURE, DOCS / "add-a-model.md", *sorted((DOCS / "design").glob("*.md"))]
+PAGES = [ARCHITECTURE, DOCS / "add-a-model.md", DOCS / "add-a-dialect.md", *sorted((DOCS / "design").glob("*.md"))]
 MAX_LINES, MAX_COLUMNS = 250, 120
 
 CODE = re.compile(r"`([^`\n]+)`")

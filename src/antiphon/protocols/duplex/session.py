@@ -91,7 +91,7 @@ class DuplexSessionState:
         self._audio = msgspec.structs.replace(self._audio, format=form)
 
     def update(self, given: DuplexUpdateFields) -> None:
-        """Check a whole update, then apply it. Raises RemoteProtocolError for a wrong field: nothing is applied then."""
+        """Check a whole update, then apply it. Raises RemoteProtocolError for a wrong field, and applies nothing."""
         context, changes = self._context, conversation_changes(given)
         own = apply_duplex(self.own, given)
         audio = apply_input(self._audio, changes.input, context, "session.")

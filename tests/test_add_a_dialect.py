@@ -1,0 +1,65 @@
+"""The example of docs/add-a-dialect.md works as it is written: it is put into a copy of the package, and served.
+
+A block of the page that begins with `# path` is that file; the one for the table of dialects is a line of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "add-a-dialect.md"
+TABLE = "src/antiphon/protocols/dialects.py"
+FOLDER = "src/antiphon/protocols/captions"
+SCENARIO = "tests/traces/scenarios/captions.py"
+BLOCK = re.compile(r"^```python\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def run(folder: Path, *command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_example_is_one_folder_and_one_line_and_its_client_gets_captions(tmp_path: Path) -> None:
+    files = dict(BLOCK.findall(PAGE.read_text(encoding="utf-8")))
+    line = files.pop(TABLE)
+    assert {str(Path(path).parent) for path in files if path != SCENARIO} == {FOLDER}
+    shutil.copytree(ROOT / "src" / "antiphon", tmp_path / "src" / "antiphon")
+    shutil.copytree(ROOT / "tests" / "traces", tmp_path / "tests" / "traces")
+    for path in ("pyproject.toml", "tests/__init__.py"):
+        shutil.copy(ROOT / path, tmp_path / path)
+    for path, text in files.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text, encoding="utf-8")
+    table = tmp_path / TABLE
+    before = table.read_text(encoding="utf-8")
+    table.write_text(before.replace('    "negotiation",\n', line + '    "negotiation",\n'), encoding="utf-8")
+    with (tmp_path / SCENARIO).with_name("__init__.py").open("a", encoding="utf-8") as scenarios:
+        scenarios.write("\nfrom tests.traces.scenarios import captions  # noqa: E402, F401\n")
+    run(tmp_path, "ruff", "check", *files)
+    run(tmp_path, "ruff", "format", "--check", *files)
+    out = tmp_path / "played"
+    out.mkdir()
+    run(tmp_path, "tests.traces.play", str(out), "captions")
+    assert not (out / "captions.error").exists(), (out / "captions.error").read_text(encoding="utf-8")
+    sent = [json.loads(row) for row in (out / "captions.jsonl").read_text(encoding="utf-8").splitlines()]
+    captions = [row["text"] for row in sent if row.get("from") == "server" and row.get("type") == "caption"]
+    assert captions == ["hello.", "tell me a story."]
+
+
+def test_the_page_has_no_other_code() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert len(BLOCK.findall(text)) == text.count("```python")
