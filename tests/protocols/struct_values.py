@@ -56,6 +56,10 @@ def _example(kind: inspect.Type) -> object:
     match kind:
         case inspect.StrType():
             return "x"
+        case inspect.IntType() | inspect.FloatType():
+            return 0
+        case inspect.RawType():
+            return {}
         case inspect.ListType(item_type=item):
             return [_example(item)]
         case inspect.StructType(fields=fields):

@@ -10,13 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64, split_data_uri
 from antiphon.protocols.wire import JSON_ERRORS, decode_json
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
 
 T = TypeVar("T")
 # How msgspec says what is wrong: the reason, then the path of the field unless the whole value is meant.
@@ -28,7 +31,7 @@ _VALUE = re.compile(r"(?s)Invalid (enum )?value '(?P<value>.*)'")
 _TYPE_NAMES = {"object": "dict", "array": "list", "float": "int or float"}
 
 
-def decode(data: str | bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
+def decode(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> T:
     """The JSON text as a value of `kind`, a type that msgspec knows. `where` is the path of the value, empty for a
     whole message.
 

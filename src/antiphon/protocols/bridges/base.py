@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -36,6 +36,10 @@ from antiphon.protocols.resume.control import Control
 from antiphon.protocols.wire import Frame, Payload, Received
 from antiphon.turns.eagerness import semantic_vad
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
 # What the clients play, in Hz.
 OUT_HZ = 24_000
 # Cascades end a turn as semantic_vad does; the clients have no setting for it.
@@ -273,7 +277,7 @@ class BridgeConnection:
         raise LocalProtocolError("a session of a bridge is not stored")
 
 
-def read_bridge(data: str | bytes, kind: type[Any]) -> Any:
+def read_bridge(data: str | bytes, kind: TypeForm[T]) -> T:
     """The message of a frame, as a member of the union `kind`. Raises RemoteProtocolError in the bridges' words."""
     try:
         return decode(data, kind)

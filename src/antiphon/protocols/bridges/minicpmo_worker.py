@@ -85,7 +85,7 @@ class MinicpmoWorkerBridge:
         """What one frame asks of the session. Raises RemoteProtocolError."""
         session = self._session
         kinds = WorkerPrepare | WorkerChunk | WorkerPause | WorkerResume | WorkerStop
-        match read_bridge(data, kinds):  # type: ignore[arg-type]
+        match read_bridge(data, kinds):
             case WorkerPrepare() as prepare:
                 return [self._prepare(prepare)]
             case WorkerChunk() as chunk:

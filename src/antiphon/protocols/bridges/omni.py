@@ -61,7 +61,7 @@ class OmniBridge:
         session = self._session
         if isinstance(data, bytes):
             return self._audio(data)
-        match read_bridge(data, OmniConfig | OmniInputDone):  # type: ignore[arg-type]
+        match read_bridge(data, OmniConfig | OmniInputDone):
             case OmniConfig(instructions, voice, language):
                 if session.begun:
                     raise RemoteProtocolError("session_exists", "The session has begun.")

@@ -81,7 +81,7 @@ class OpenbmbBridge:
     def read(self, data: str | bytes) -> list[Command]:
         """What one frame asks of the session. Raises RemoteProtocolError."""
         session = self._session
-        match read_bridge(data, OpenbmbInit | OpenbmbAppend | OpenbmbClose):  # type: ignore[arg-type]
+        match read_bridge(data, OpenbmbInit | OpenbmbAppend | OpenbmbClose):
             case OpenbmbInit() as init:
                 begin = session.begin(init.system_prompt)
                 session.add(type="session.created", session_id=session.id)

@@ -208,7 +208,7 @@ DuplexMessage = (
 def read_duplex(data: str | bytes) -> DuplexMessage:
     """The message of one frame. Raises RemoteProtocolError, in the dialect's own words for what is no message of it."""
     try:
-        message: DuplexMessage = decode(data, DuplexMessage)  # type: ignore[arg-type]
+        message: DuplexMessage = decode(data, DuplexMessage)
     except RemoteProtocolError as error:
         if error.code == "invalid_json":
             raise RemoteProtocolError("invalid_json", "The event is not valid JSON.") from None

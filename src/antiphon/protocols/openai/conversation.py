@@ -103,7 +103,7 @@ class OpenAIConversation:
         self._session_id = session_id
         self._expires_at = expires_at
         self._model = model
-        self._message_type = ConversationInput if server_plays else _Message
+        self._server_plays = server_plays
         voices = context.voices
         self._audio = AudioInput(turn_detection=CONVERSATION_VAD)
         self._fields = SessionFields(
@@ -159,13 +159,18 @@ class OpenAIConversation:
         """Read one frame from the client. What is wrong with it is answered and changes nothing; nothing is raised."""
         event_id = None
         try:
-            message: ConversationInput = read_message(data, self._message_type, SUPPORTED)
+            message = self._read(data)
             event_id = message.own_id
             commands = self._commands(message)
         except RemoteProtocolError as error:
             self._writer.error(error, event_id or event_id_in(data))
             commands = []
         return Received(commands, self._writer.take())
+
+    def _read(self, data: str | bytes) -> ConversationInput:
+        if self._server_plays:
+            return read_message(data, ConversationInput, SUPPORTED)
+        return read_message(data, _Message, SUPPORTED)
 
     def too_large(self, max_bytes: int) -> list[Frame]:
         """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""

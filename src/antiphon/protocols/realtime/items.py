@@ -170,7 +170,7 @@ def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
     Audio is decoded; images stay as data URIs, of which only the beginning is checked here.
     """
     try:
-        fields: ItemFields = decode(raw, ItemFields, where)  # type: ignore[arg-type]
+        fields: ItemFields = decode(raw, ItemFields, where)
     except RemoteProtocolError as error:
         if error.code == "invalid_value" and error.param == f"{where}.type":
             supported = "Supported values are: 'message', 'function_call', 'function_call_output'."

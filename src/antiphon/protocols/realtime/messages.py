@@ -6,13 +6,17 @@ A class stands for one `type`. A dialect puts those that it knows into a union, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import decode
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeForm
+
+T = TypeVar("T")
 # What a field that may be missing holds then.
 NULL = msgspec.Raw(b"null")
 
@@ -103,7 +107,7 @@ class _Envelope(msgspec.Struct):
     event_id: object = None
 
 
-def read_message(data: str | bytes, kind: Any, supported: Sequence[str]) -> Any:
+def read_message(data: str | bytes, kind: TypeForm[T], supported: Sequence[str]) -> T:
     """The message as a member of the union `kind`.
 
     Raises RemoteProtocolError as `decode` does; for a `type` that is in no member, the message lists the `supported`

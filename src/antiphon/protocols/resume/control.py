@@ -64,7 +64,7 @@ def control(data: str | bytes) -> Control | None:
     if not any(name in text for name in CONTROL_TYPES):
         return None
     try:
-        found: Control = decode(data, Control)  # type: ignore[arg-type]
+        found: Control = decode(data, Control)
     except RemoteProtocolError:
         return None
     return found

@@ -183,7 +183,7 @@ def _check_model(name: str | None, catalog: SpeechCatalog) -> None:
 def _voice(fields: SpeechFields, catalog: SpeechCatalog) -> str | VoiceSample | None:
     asked = fields.voice
     if asked is None:
-        asked = decode(fields.speaker, str | VoiceById | None, "speaker")  # type: ignore[arg-type]
+        asked = decode(fields.speaker, str | VoiceById | None, "speaker")
     name = asked.id if isinstance(asked, VoiceById) else asked
     if not name:
         return None

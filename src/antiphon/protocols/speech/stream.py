@@ -117,7 +117,7 @@ class SpeechDialect:
 
     def _read(self, data: str | bytes) -> SpeechMessage:
         try:
-            received: SpeechMessage = decode(data, SpeechMessage)  # type: ignore[arg-type]
+            received: SpeechMessage = decode(data, SpeechMessage)
         except RemoteProtocolError as error:
             raise self._refusal(data, error) from None
         return received

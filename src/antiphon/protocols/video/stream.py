@@ -150,7 +150,7 @@ class VideoDialect:
         if self.configured and len(data) > MAX_MESSAGE_CHARS:
             raise _invalid("Frame too large")
         try:
-            received: VideoMessage = decode(data, VideoMessage)  # type: ignore[arg-type]
+            received: VideoMessage = decode(data, VideoMessage)
         except RemoteProtocolError as error:
             raise self._refusal(data, error) from None
         if isinstance(received, _SessionConfig) is self.configured:

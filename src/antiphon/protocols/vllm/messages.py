@@ -58,7 +58,7 @@ _TUNED = (
 def read_vllm(data: str | bytes) -> VllmMessage:
     """The message of one frame. Raises RemoteProtocolError in the dialect's own codes and words."""
     try:
-        message: VllmMessage = decode(data, VllmMessage)  # type: ignore[arg-type]
+        message: VllmMessage = decode(data, VllmMessage)
     except RemoteProtocolError as error:
         raise _refusal(data, error) from None
     return message
