@@ -62,7 +62,7 @@ async def replied(chat: ChatStream, messages: list[Message], **options: Any) -> 
 
 async def held_rows(model: CausalLm) -> list[Row]:
     """The rows of the engine's only session."""
-    (session,) = await model.engine.call(lambda: list(model.engine.scheduler.sessions))
+    (session,) = await model.engine.thread.call(lambda: list(model.engine.scheduler.sessions))
     return list(session.rows.ids)
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from antiphon.engine.api import EngineSettings
-from antiphon.engine.local.engine import Engine
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.loading.loader import store_of
 from antiphon.settings import load as load_settings
@@ -41,7 +41,9 @@ def test_sessions_side_by_side_equal_full_forwards(checkpoint: tuple[Any, Any]) 
     )
 
     async def main() -> None:
-        e = Engine(Runner(copy.deepcopy(model)), EngineSettings(kv_bytes=512 << 20, host_bytes=0, disk_bytes=1 << 30))
+        e = LocalEngine(
+            Runner(copy.deepcopy(model)), EngineSettings(kv_bytes=512 << 20, host_bytes=0, disk_bytes=1 << 30)
+        )
         driver = Driver("llama", e)
         driver.reference = model
         for text in texts:

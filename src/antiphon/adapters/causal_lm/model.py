@@ -13,6 +13,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from antiphon.engine.api import EngineSettings
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.weights import load_model
 from antiphon.engine.threads import load_errors
 from antiphon.modeling.chat import ChatModel
@@ -46,4 +47,9 @@ class CausalLm(ChatModel):
             loading = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
             runner = load_model(folder, device=device, weights=weights, threads=threads)
             tokenizer: Any = loading.result()
-        super().__init__(folder, model_id, runner, tokenizer, settings, observe)
+        engine = LocalEngine(runner, settings, tokenizer=tokenizer.backend_tokenizer, observe=observe)
+        try:
+            super().__init__(folder, model_id, engine, tokenizer)
+        except BaseException:
+            engine.close()
+            raise

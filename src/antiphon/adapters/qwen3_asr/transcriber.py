@@ -31,8 +31,8 @@ from antiphon.contracts import (
     TranscriptSegment,
     Window,
 )
-from antiphon.engine.api import EngineSettings, Sampling, Token
-from antiphon.engine.local.engine import Engine, EngineSession
+from antiphon.engine.api import EngineSettings, Sampling, Session, Token
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import quantize_linear_layers, weights_for
 from antiphon.engine.threads import available_cores, load_errors, load_in_own_thread
@@ -100,7 +100,7 @@ class Qwen3Asr:
                 lambda: _load(source, device, dtype, rounded=kind == "int8"), device=device, threads=threads
             )
         runner = Runner(self.parts.decoder, torch.device(device), torch.float32 if kind == "int8" else dtype, dtype)
-        self.engine = Engine(runner, settings, observe=observe)
+        self.engine = LocalEngine(runner, settings, observe=observe)
         self.counts = EncoderCounts()
         # So many generations at once and more count as busy.
         self._busy_from = available_cores() if device == "cpu" else 32
@@ -154,7 +154,7 @@ class Qwen3Asr:
             stream.close()
 
     def close(self) -> None:
-        """Stop the engine's thread. Streams that are still open fail at their next window."""
+        """Stop the model's thread. Streams that are still open fail at their next window."""
         self.engine.close()
 
 
@@ -208,7 +208,7 @@ class Qwen3AsrStream:
 
     def __init__(self, model: Qwen3Asr) -> None:
         self._model = model
-        self._session: EngineSession | None = None
+        self._session: Session | None = None
         # What the KV begins with: the sample of the session at which its audio starts, and the hint.
         self._audio_key: tuple[int, str] | None = None
         self._head_rows = 0
@@ -259,7 +259,7 @@ class Qwen3AsrStream:
         found = self._hypothesis(window, text, language, forced=bool(name))
         return replace(found, prompt_tokens=num_prompt, completion_tokens=len(tokens))
 
-    def _append_head(self, session: EngineSession, window: Window) -> None:
+    def _append_head(self, session: Session, window: Window) -> None:
         """Make the KV begin with this window's prompt; where it does already, its encoded audio stays."""
         key = (window.start_sample, window.prompt)
         # Where the context had no room for all of the audio, some of it has left.
@@ -274,9 +274,9 @@ class Qwen3AsrStream:
             session.pin()
             self._audio_key, self._head_rows, self._encoded = key, session.length, []
 
-    async def _append_audio(self, session: EngineSession, pcm: Pcm) -> None:
+    async def _append_audio(self, session: Session, pcm: Pcm) -> None:
         """Append the audio's rows; those of finished encoder windows stay while their features are the same."""
-        engine, encoder, counts = self._model.engine, self._model.parts.audio_encoder, self._model.counts
+        thread, encoder, counts = self._model.engine.thread, self._model.parts.audio_encoder, self._model.counts
         size = encoder.window_frames
 
         def encode() -> tuple[int, list[tuple[Features, torch.Tensor]]]:
@@ -289,7 +289,7 @@ class Qwen3AsrStream:
                 same += 1
             return same, [(part, encoder.encode(part)) for part in parts[same:]]
 
-        same, made = await engine.call_model(encode)
+        same, made = await thread.call_model(encode)
         counts.recomputed += max(0, len(self._encoded) - same)
         del self._encoded[same:]
         session.rollback(self._encoded[-1].end_row if self._encoded else self._head_rows)
@@ -302,7 +302,7 @@ class Qwen3AsrStream:
             else:
                 counts.open += 1
 
-    async def generate(self, session: EngineSession, max_tokens: int, temperature: float) -> list[Token]:
+    async def generate(self, session: Session, max_tokens: int, temperature: float) -> list[Token]:
         """Sample the tokens behind the rows of `session`, tags and stop token included, until they end or loop.
 
         Of a loop the phrase is left once. Waits for the engine. Raises ModelError, EngineError.
