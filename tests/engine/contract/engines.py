@@ -6,7 +6,6 @@ Each has a model whose likeliest tokens are known without the engine, so that ev
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,18 +14,14 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from antiphon.engine.api import Capabilities, Engine, EngineSettings
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
-from antiphon.loading.loader import store_of
-from antiphon.settings import load as load_settings
-from antiphon.store import MODELS
-from tests.conftest import SMALL
 from tests.engine.contract.resubmitting import ResubmittingEngine
 from tests.engine.local import tiny
 from tests.engine.local.scripted import VOCABULARY, ScriptedRunner
+from tests.engine.local.smollm2 import checkpoint
 
 # Rows of a context that a test fills; two pages of the local engine.
 SMALL_CONTEXT = 128
@@ -121,12 +116,7 @@ def random_weights() -> EngineUnderTest:
 
 
 def smollm2() -> EngineUnderTest:
-    folder = store_of(load_settings({}, os.environ).models).require(MODELS[SMALL])
-    where: dict[str, Any] = {"gguf_file": "model.gguf", "local_files_only": True}
-    reference: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
-    ).eval()
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, **where)
+    reference, tokenizer = checkpoint()
     runner = Runner(copy.deepcopy(reference), rotate_half=True)
 
     def make(context_rows: int) -> Engine:
