@@ -238,9 +238,12 @@ def test_a_response_schema_constrains_the_whole_text(model: CausalLm) -> None:
                 found = json.loads(text)
                 assert 0 <= found["age"] <= 99
                 assert len(found["name"]) <= 12
+        held = list(chat.rows)
         with pytest.raises(RemoteProtocolError) as error:
             await replied(chat, [Message("user", "x")], schema={"type": "no such type"})
         assert error.value.param == "response_format"
+        # A schema that is refused changes nothing.
+        assert chat.rows == await held_rows(model) == held
         chat.close()
 
     asyncio.run(main())

@@ -353,6 +353,14 @@ class Engine(Protocol):
         """
         ...
 
+    async def prepare_grammar(self, grammar: Grammar, stop: frozenset[int]) -> None:
+        """Have a grammar ready, so that a generation with it and the stop tokens `stop` begins at once. Needs GRAMMAR.
+
+        A generation prepares what was not prepared. Raises CapabilityError, and GrammarError for a grammar that the
+        engine does not accept; an engine that learns of that later raises it with the generation.
+        """
+        ...
+
     def close(self, timeout_s: float = 10.0) -> None:
         """End the engine after the step under way, and block until it ended or `timeout_s` passed.
 

@@ -128,16 +128,23 @@ class ChatModel:
             # A template is a program of the model's makers: whatever it raises is about these messages.
             raise RemoteProtocolError("invalid_value", f"The model's chat template: {error}", "messages") from error
 
-    def grammar(self, options: ReplyOptions, *, begun: bool) -> Grammar | None:
+    async def grammar(self, options: ReplyOptions, *, begun: bool) -> Grammar | None:
         """Return the rule that the options hold a reply to, by a schema or tools; None where they hold it to none.
 
-        `begun`: the prompt ends in a call's opening tag. The engine checks the schemas, when it is given the rule.
+        `begun`: the prompt ends in a call's opening tag. Waits for the engine to prepare the rule. Raises
+        RemoteProtocolError for a schema that the engine does not accept, CapabilityError.
         """
         if options.schema is not None:
-            return json_grammar(options.schema)
-        if tools := _offered_tools(options):
-            return call_grammar(tools, self.tokenizer.backend_tokenizer.token_to_id(CALL_CLOSING), begun=begun)
-        return None
+            rule = json_grammar(options.schema)
+        elif tools := _offered_tools(options):
+            rule = call_grammar(tools, self.tokenizer.backend_tokenizer.token_to_id(CALL_CLOSING), begun=begun)
+        else:
+            return None
+        try:
+            await self.engine.prepare_grammar(rule, self.stop_tokens)
+        except GrammarError as error:
+            raise _invalid_schema(options, error) from error
+        return rule
 
 
 class ChatStream:
@@ -191,7 +198,7 @@ class ChatStream:
         if begun:
             # A reply that must be a call begins like one.
             ids += model.template.encode_opening(CALL_OPENING)
-        params = self._sampling(options, len(ids), model.grammar(options, begun=begun))
+        params = self._sampling(options, len(ids), await model.grammar(options, begun=begun))
         held = self._align(ids, head)
         detokenizer = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
         reader: CallReader | _ProseReader = CallReader(self._call_ids, begun=begun) if tools else _ProseReader()
@@ -210,8 +217,7 @@ class ChatStream:
                     if detokenizer.stopped is not None:
                         break
         except GrammarError as error:
-            param = "response_format" if options.schema is not None else "tools"
-            raise RemoteProtocolError("invalid_value", f"Invalid schema: {error}", param) from error
+            raise _invalid_schema(options, error) from error
         except (ModelError, EngineError):
             del self.rows[session.length :]
             raise
@@ -368,6 +374,11 @@ class ChatStream:
                 media = self.media_rows[part]
                 sink = media.sink if encoder and encoder.has_tap else None
                 self._session.append_embeddings(media.rows, media.positions, sink)
+
+
+def _invalid_schema(options: ReplyOptions, error: GrammarError) -> RemoteProtocolError:
+    param = "response_format" if options.schema is not None else "tools"
+    return RemoteProtocolError("invalid_value", f"Invalid schema: {error}", param)
 
 
 def _split_system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:

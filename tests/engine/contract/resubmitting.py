@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from antiphon.engine.api import Capabilities, EngineState, Finish, Position, Sampling, Sink, Token, require
+from antiphon.engine.api import Capabilities, EngineState, Finish, Grammar, Position, Sampling, Sink, Token, require
 from antiphon.engine.rows import Rows
 from antiphon.errors import EngineError, Refused
 
@@ -45,6 +45,9 @@ class ResubmittingEngine:
         session = ResubmittingSession(self)
         self.sessions.append(session)
         return session
+
+    async def prepare_grammar(self, grammar: Grammar, stop: frozenset[int]) -> None:
+        require(self, Capabilities.GRAMMAR)
 
     def close(self, timeout_s: float = 10.0) -> None:
         self.closed = True

@@ -203,6 +203,8 @@ def test_a_whole_text_keeps_to_its_grammar_and_then_stops(
         for temperature in (0.0, 1.5):
             session = await opened(engine, rows)
             stop = frozenset((subject.end,))
+            if temperature:
+                await engine.prepare_grammar(grammar, stop)
             found = await tokens(session, 20, grammar=grammar, stop=stop, temperature=temperature, seed=1)
             assert found[-1] == subject.end
             assert tokenizer.decode(found[:-1]) in texts
@@ -240,6 +242,8 @@ def test_a_grammar_that_is_none_is_refused_and_the_session_goes_on(
     async def main() -> None:
         rows = some(subject, random.Random(10), 8)
         session = await opened(engine, rows)
+        with pytest.raises(GrammarError):
+            await engine.prepare_grammar(grammar, frozenset((subject.end,)))
         with pytest.raises(GrammarError):
             await tokens(session, 5, grammar=grammar, stop=frozenset((subject.end,)))
         assert session.finish is None

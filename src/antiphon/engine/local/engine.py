@@ -144,14 +144,22 @@ class LocalEngine:
         """Return how full the engine is now. Waits for the step under way; `last_state` does not. Raises Refused."""
         return await self.thread.call(self._state)
 
-    def compile_grammar(self, grammar: Grammar, stop: frozenset[int]) -> Constraint:
-        """Return what holds one generation with the stop tokens `stop` to `grammar`. May block for a second.
+    async def prepare_grammar(self, grammar: Grammar, stop: frozenset[int]) -> None:
+        """Compile a grammar, in a helper thread, for generations with the stop tokens `stop`.
 
-        May be called in any thread. Raises CapabilityError for an engine without a tokenizer, GrammarError.
+        Takes milliseconds, and the first time about a second. Raises CapabilityError for an engine without a tokenizer,
+        GrammarError.
         """
+        await self.constraint(grammar, stop)
+
+    async def constraint(self, grammar: Grammar, stop: frozenset[int]) -> Constraint:
+        """Return what holds one generation to `grammar`: at once where it was prepared of late. Raises as that does."""
         require(self, Capabilities.GRAMMAR)
         assert self._grammars
-        return self._grammars.compile(grammar, stop)
+        kept = self._grammars.kept(grammar, stop)
+        if kept is not None:
+            return kept
+        return await asyncio.to_thread(self._grammars.compile, grammar, stop)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End the model's thread after the step under way, and block until it ended or `timeout_s` passed.
@@ -320,11 +328,11 @@ class LocalSession:
     async def generate(self, params: Sampling) -> AsyncGenerator[Token, None]:
         """Sample tokens after the last row and yield them as they come; each becomes a row of the session.
 
-        Pending rows are computed first, and a grammar is compiled beside them, in a helper thread. `finish` says why it
-        ended. Closing the generator, or cancelling its task, ends the generation within a step and leaves the session
-        with just the tokens that were yielded. The engine goes on until it is MAX_UNREAD_TOKENS ahead of the reader.
-        Raises ModelError where a step failed, EngineError where there are no rows, or the session generates already or
-        is closed, CapabilityError and GrammarError as `LocalEngine.compile_grammar`.
+        Pending rows are computed first. `finish` says why it ended. Closing the generator, or cancelling its task, ends
+        the generation within a step and leaves the session with just the tokens that were yielded. The engine goes on
+        until it is MAX_UNREAD_TOKENS ahead of the reader. Raises ModelError where a step failed, EngineError where
+        there are no rows, or the session generates already or is closed, CapabilityError and GrammarError as
+        `LocalEngine.prepare_grammar`.
         """
         self._require_idle()
         loop = asyncio.get_running_loop()
@@ -340,8 +348,7 @@ class LocalSession:
         ended = True
         try:
             if params.grammar is not None:
-                compile_grammar = self._engine.compile_grammar
-                generation.constraint = await asyncio.to_thread(compile_grammar, params.grammar, params.stop)
+                generation.constraint = await self._engine.constraint(params.grammar, params.stop)
                 self._require_open()
             self._thread.post(lambda: self._begin(generation))
             ended = False

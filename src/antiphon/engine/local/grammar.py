@@ -6,6 +6,7 @@ and knows neither sessions nor steps.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +18,12 @@ from antiphon.engine.api import Grammar
 from antiphon.engine.generation import Constraint
 from antiphon.errors import GrammarError
 
+# Compiled grammars that are kept, for the generations to come with the same schema or tools.
+MAX_KEPT = 16
+
 
 class GrammarCompiler:
-    """Compiles grammars for one model. May be used from any thread.
+    """Compiles grammars for one model, and keeps the newest. May be used from any thread.
 
     `tokenizer`: the model's. `vocabulary_size`: how many tokens its head has, which may be more than the tokenizer
     knows.
@@ -30,6 +34,9 @@ class GrammarCompiler:
         # The library's copies of the tokenizer, by the tokens that may follow a whole text. Bound: a model's
         # conversations have the same stop tokens, so there is one.
         self._copies: dict[frozenset[int], LLTokenizer] = {}
+        # Matchers at the start of their grammar, the oldest first. Bound: MAX_KEPT; the oldest goes.
+        self._kept: dict[tuple[Grammar, frozenset[int]], LLMatcher] = {}
+        self._lock = threading.Lock()
 
     def compile(self, grammar: Grammar, stop: frozenset[int]) -> Constraint:
         """Return what holds one generation to `grammar`; `stop` are its stop tokens, one of which ends a whole text.
@@ -38,22 +45,41 @@ class GrammarCompiler:
         tokenizer. Raises GrammarError for what the library does not accept, whether or not the trigger ever comes.
         """
         try:
-            if grammar.kind == "json_schema":
-                text = str(LLMatcher.grammar_from_json_schema(grammar.text))
-            else:
-                text = str(LLMatcher.grammar_from_lark(grammar.text))
-            copy = self._copies.get(stop)
-            if copy is None:
-                copy = LLTokenizer(self._tokenizer.to_str(), n_vocab=self._vocabulary_size, eos_token=sorted(stop))
-                self._copies[stop] = copy
-            matcher = GrammarMatcher(copy, self._vocabulary_size, text)
+            matcher = self._compiled(grammar, stop)
         except ValueError as error:
             raise GrammarError(str(error)) from error
-        if not grammar.trigger:
-            return matcher
-        return TriggeredMatcher(
-            lambda: GrammarMatcher(copy, self._vocabulary_size, text), self._token_text, grammar.trigger
-        )
+        with self._lock:
+            self._kept[grammar, stop] = matcher
+            if len(self._kept) > MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+        return self._constraint(grammar, matcher)
+
+    def kept(self, grammar: Grammar, stop: frozenset[int]) -> Constraint | None:
+        """Return what `compile` does for a grammar that is kept, without blocking; None for others."""
+        with self._lock:
+            matcher = self._kept.get((grammar, stop))
+        return None if matcher is None else self._constraint(grammar, matcher)
+
+    def _compiled(self, grammar: Grammar, stop: frozenset[int]) -> LLMatcher:
+        """A matcher at the start of the grammar. Raises ValueError."""
+        if grammar.kind == "json_schema":
+            text = LLMatcher.grammar_from_json_schema(grammar.text)
+        else:
+            text = LLMatcher.grammar_from_lark(grammar.text)
+        copy = self._copies.get(stop)
+        if copy is None:
+            copy = LLTokenizer(self._tokenizer.to_str(), n_vocab=self._vocabulary_size, eos_token=sorted(stop))
+            self._copies[stop] = copy
+        matcher = LLMatcher(copy, text, log_level=0)
+        if error := matcher.get_error():
+            raise ValueError(error)
+        return matcher
+
+    def _constraint(self, grammar: Grammar, matcher: LLMatcher) -> Constraint:
+        def begin() -> GrammarMatcher:
+            return GrammarMatcher(matcher.deep_copy(), self._vocabulary_size)
+
+        return TriggeredMatcher(begin, self._token_text, grammar.trigger) if grammar.trigger else begin()
 
     def _token_text(self, token: int) -> str:
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
@@ -62,14 +88,9 @@ class GrammarCompiler:
 class GrammarMatcher:
     """Allows only text that a grammar allows, then one of the stop tokens. A Constraint."""
 
-    def __init__(self, tokenizer: LLTokenizer, vocabulary_size: int, grammar: str) -> None:
-        """Begin at the grammar's start. `grammar`: as the library's `grammar_from_…` functions return it.
-
-        Raises ValueError for a grammar that the library does not accept.
-        """
-        self._matcher = LLMatcher(tokenizer, grammar, log_level=0)
-        if error := self._matcher.get_error():
-            raise ValueError(error)
+    def __init__(self, matcher: LLMatcher, vocabulary_size: int) -> None:
+        """`matcher`: at the start of the grammar; it is this object's own from here on."""
+        self._matcher = matcher
         self._bits = np.zeros(-(-vocabulary_size // 32), np.uint32)
 
     @property
