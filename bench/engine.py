@@ -35,7 +35,7 @@ from antiphon.adapters.causal_lm.checkpoint import prepare
 from antiphon.adapters.causal_lm.model import CausalLm
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.engine.api import EngineSettings, Sampling
-from antiphon.engine.local.engine import Engine, EngineSession
+from antiphon.engine.local.engine import LocalEngine, LocalSession
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import Int8Linear
 from antiphon.loading.loader import prepare as prepared
@@ -53,7 +53,7 @@ def prose(tokenizer: Any, count: int, skip: int = 0) -> list[int]:
     return list(ids[skip : skip + count])
 
 
-async def first_token(session: EngineSession) -> float:
+async def first_token(session: LocalSession) -> float:
     """Seconds to the next token."""
     began = time.perf_counter()
     async with aclosing(session.generate(Sampling(max_tokens=1))) as tokens:
@@ -61,12 +61,12 @@ async def first_token(session: EngineSession) -> float:
     return time.perf_counter() - began
 
 
-async def answer(session: EngineSession, count: int) -> list[float]:
+async def answer(session: LocalSession, count: int) -> list[float]:
     """When each of `count` tokens came."""
     return [time.perf_counter() async for _ in session.generate(Sampling(max_tokens=count))]
 
 
-async def first(engine: Engine, ids: list[int], trials: int) -> dict[str, Any]:
+async def first(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, Any]:
     cold = []
     for k in range(trials):
         session = await engine.open()
@@ -82,7 +82,7 @@ async def first(engine: Engine, ids: list[int], trials: int) -> dict[str, Any]:
         session.append(new)
         kept.append(await first_token(session))
         await answer(session, ANSWER_TOKENS - 1)
-        rows = await engine.call(lambda: list(session.scheduled.rows.ids))
+        rows = await engine.thread.call(lambda: list(session.scheduled.rows.ids))
         given = [i for i in rows if i is not None]
         if turn in (1, TURNS - 1):
             again = []
@@ -141,7 +141,7 @@ def floor_s(runner: Runner, rows: int, trials: int) -> float:
     return statistics.median(times[1:])
 
 
-async def decode(engine: Engine, runner: Runner, ids: list[int], trials: int) -> dict[str, Any]:
+async def decode(engine: LocalEngine, runner: Runner, ids: list[int], trials: int) -> dict[str, Any]:
     out: dict[str, Any] = {}
     rows = []
     for count in (1, 2, 4, 8, 16, 32):
@@ -158,7 +158,7 @@ async def decode(engine: Engine, runner: Runner, ids: list[int], trials: int) ->
         )
         gap = statistics.median(gaps)
         # In the engine's thread: a second team of OpenMP threads would slow both down (engine/threads.py).
-        least = await engine.call(lambda count=count: floor_s(runner, count, trials))
+        least = await engine.thread.call(lambda count=count: floor_s(runner, count, trials))
         out[str(count)] = {
             "tokens_per_s": count / gap,
             "gap_p95_s": percentile(gaps, 95),
@@ -179,7 +179,7 @@ async def decode(engine: Engine, runner: Runner, ids: list[int], trials: int) ->
     return out
 
 
-async def mixed(engine: Engine, ids: list[int]) -> dict[str, Any]:
+async def mixed(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
     """Eight sessions answer while a ninth loads 1,500 tokens and others come with 20."""
     talking = [await engine.open() for _ in range(8)]
     for k, session in enumerate(talking):
@@ -214,7 +214,7 @@ async def mixed(engine: Engine, ids: list[int]) -> dict[str, Any]:
     return out
 
 
-async def state(engine: Engine, ids: list[int], trials: int) -> dict[str, Any]:
+async def state(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, Any]:
     cache = engine.scheduler.cache
     session = await engine.open()
     session.append(ids[:2000])
@@ -228,19 +228,19 @@ async def state(engine: Engine, ids: list[int], trials: int) -> dict[str, Any]:
             call()
             into.append(time.perf_counter() - began)
 
-        await engine.call(lambda: timed(lambda: engine.scheduler.rollback(scheduled, 1990), back))
-        await engine.call(lambda: timed(lambda: cache.park(scheduled.lease, scheduled.rows.computed), park))
-        await engine.call(lambda: timed(lambda: cache.wake(scheduled.lease, scheduled.rows.computed), restore))
-        await engine.call(lambda: scheduled.rows.append(ids[1990:2000]))
+        await engine.thread.call(lambda: timed(lambda: engine.scheduler.rollback(scheduled, 1990), back))
+        await engine.thread.call(lambda: timed(lambda: cache.park(scheduled.lease, scheduled.rows.computed), park))
+        await engine.thread.call(lambda: timed(lambda: cache.wake(scheduled.lease, scheduled.rows.computed), restore))
+        await engine.thread.call(lambda: scheduled.rows.append(ids[1990:2000]))
         await session.settle()
-    disk = Engine(engine.runner, EngineSettings(host_bytes=0))
+    disk = LocalEngine(engine.runner, EngineSettings(host_bytes=0))
     on_disk = await disk.open()
     on_disk.append(ids[:2000])
     await on_disk.settle()
     there, again = [], []
     for _ in range(trials):
-        await disk.call(lambda: timed(lambda: disk.scheduler.cache.park(on_disk.scheduled.lease, 1999), there))
-        await disk.call(lambda: timed(lambda: disk.scheduler.cache.wake(on_disk.scheduled.lease, 1999), again))
+        await disk.thread.call(lambda: timed(lambda: disk.scheduler.cache.park(on_disk.scheduled.lease, 1999), there))
+        await disk.thread.call(lambda: timed(lambda: disk.scheduler.cache.wake(on_disk.scheduled.lease, 1999), again))
     disk.close()
     session.close()
     thousand = await engine.open()
@@ -248,7 +248,7 @@ async def state(engine: Engine, ids: list[int], trials: int) -> dict[str, Any]:
     await thousand.settle()
     held = (await engine.state()).kv_bytes
     before = psutil.Process().memory_info().rss
-    sessions: list[EngineSession] = []
+    sessions: list[LocalSession] = []
     # Forks share their KV: each is made to write, so that it holds its own.
     for _ in range(50):
         other = await thousand.fork()

@@ -288,12 +288,12 @@ async def tts_section(device: str, weights: str, texts: list[int]) -> dict[str, 
             call()
         return (time.perf_counter() - began) / 3
 
-    shares["vocoder_ms_a_frame"] = await model.engine.call(
+    shares["vocoder_ms_a_frame"] = await model.engine.thread.call(
         lambda: 1000 * timed(lambda: model.parts.vocoder(frames, past)) / 12
     )
     width = int(model.parts.decoder.config.hidden_size)
     row = torch.zeros(1, width, device=device, dtype=model.parts.text_embedding.weight.dtype)
-    shares["predictor_ms_a_frame"] = await model.engine.call(
+    shares["predictor_ms_a_frame"] = await model.engine.thread.call(
         lambda: 1000 * timed(lambda: model.parts.code_predictor(row, row, [lambda _: 1]))
     )
     model.close()

@@ -59,7 +59,7 @@ SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime", "r
 # Rooms without input, output, clocks or an event loop.
 PURE = {"audio", "contracts", "events", "protocols", "text", "turns", "vision"}
 PURE_FILES = (
-    {"engine/api.py", "engine/rows.py"}
+    {"engine/api.py", "engine/generation.py", "engine/rows.py"}
     | {f"engine/local/{name}.py" for name in ("kv_cache", "scheduler", "step")}
     | {f"transports/{name}.py" for name in ("attachment_state", "lifecycle", "state_machine")}
 )
@@ -97,6 +97,13 @@ def own_imports(path: Path) -> list[tuple[str, ...]]:
     return [tuple(parts[1:]) for parts in names if parts[1:] not in ([], ["__version__"])]
 
 
+def named_imports(path: Path) -> list[tuple[str, ...]]:
+    """The names that it imports from this package's modules, each as a path of its module and the name."""
+    nodes = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.ImportFrom)]
+    found = [(*(n.module or "").split("."), a.name) for n in nodes for a in n.names]
+    return [parts[1:] for parts in found if parts[0] == "antiphon"]
+
+
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_imports_follow_the_table(path: Path) -> None:
     mine = room(path.relative_to(SRC).with_suffix("").parts)
@@ -123,6 +130,17 @@ def test_loading_knows_no_adapter_by_name(path: Path) -> None:
     said = re.sub(r"[^a-z0-9]", "", path.read_text(encoding="utf-8").lower())
     adapters = [p.name for p in (SRC / "adapters").iterdir() if p.is_dir() and not p.name.startswith("_")]
     assert [name for name in adapters if name.replace("_", "") in said] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_models_know_engines_by_the_contract(path: Path) -> None:
+    """A module that makes no local engine does not name its class, and none names its sessions."""
+    if room(path.relative_to(SRC).parts) == "engine":
+        return
+    named = {theirs[3] for theirs in named_imports(path) if theirs[:3] == ("engine", "local", "engine")}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+    assert named <= {"LocalEngine"} & called
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

@@ -9,6 +9,8 @@ AntiphonError
 ├── MediaError             a file or container that cannot be decoded
 ├── ModelError             one model step failed; fails the response or session, never the server
 ├── EngineError            the engine was asked for what it cannot do (a row that left the context, a closed session)
+│   ├── CapabilityError    this kind of engine can never do it; names the capability
+│   └── GrammarError       a grammar that the engine does not accept
 └── Refused                no room: carries a reason and when to try again
 """
 
@@ -66,6 +68,18 @@ class ModelError(AntiphonError):
 class EngineError(AntiphonError):
     """An engine session was asked for what it cannot do, such as a row that has left the context. The session can still
     be used.
+    """
+
+
+class CapabilityError(EngineError):
+    """An engine was asked for what engines of its kind cannot do. The message names the engine and the capability that
+    it lacks.
+    """
+
+
+class GrammarError(EngineError):
+    """A grammar, or a JSON schema, that the engine does not accept. The message is that of its grammar library, and fit
+    for the client that sent the schema.
     """
 
 

@@ -317,7 +317,7 @@ def test_when_the_context_is_full_then_the_oldest_turns_leave_and_the_system_tur
         assert (await ask(stream, "What?", tuple(range(50, 64))))[1].completion_tokens
         assert (await ask(stream, "What?", ()))[1].completion_tokens
         assert model.engine.scheduler.context_cuts > 2
-        await model.engine.call(model.engine.scheduler.check_integrity)
+        await model.engine.thread.call(model.engine.scheduler.check_integrity)
 
     run(folder, act)
 

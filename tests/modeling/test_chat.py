@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,15 +17,16 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.engine.api import EngineSettings, Row
 from antiphon.engine.local import packed
-from antiphon.errors import ModelError, RemoteProtocolError, SettingsError
+from antiphon.errors import CapabilityError, ModelError, RemoteProtocolError, SettingsError
 from antiphon.events.tools import Tool, ToolCall
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import LANGUAGE_ROLES, selected_models
-from antiphon.modeling.chat import ChatStream
+from antiphon.modeling.chat import ChatModel, ChatStream
 from antiphon.modeling.detokenizer import Detokenizer, held_back
 from antiphon.modeling.tool_grammar import CallReader
 from antiphon.settings import load as load_settings
 from tests.conftest import SMALL
+from tests.engine.contract.resubmitting import ResubmittingEngine
 
 WEATHER = Tool(
     "get_weather",
@@ -63,7 +65,7 @@ async def replied(chat: ChatStream, messages: list[Message], **options: Any) -> 
 
 async def held_rows(model: CausalLm) -> list[Row]:
     """The rows of the engine's only session."""
-    (session,) = await model.engine.call(lambda: list(model.engine.scheduler.sessions))
+    (session,) = await model.engine.thread.call(lambda: list(model.engine.scheduler.sessions))
     return list(session.rows.ids)
 
 
@@ -237,9 +239,12 @@ def test_a_response_schema_constrains_the_whole_text(model: CausalLm) -> None:
                 found = json.loads(text)
                 assert 0 <= found["age"] <= 99
                 assert len(found["name"]) <= 12
+        held = list(chat.rows)
         with pytest.raises(RemoteProtocolError) as error:
             await replied(chat, [Message("user", "x")], schema={"type": "no such type"})
         assert error.value.param == "response_format"
+        # A schema that is refused changes nothing.
+        assert chat.rows == await held_rows(model) == held
         chat.close()
 
     asyncio.run(main())
@@ -279,6 +284,32 @@ def test_when_a_conversation_is_longer_than_the_context_it_goes_on() -> None:
         asyncio.run(main())
     finally:
         small.close()
+
+
+def test_a_conversation_needs_no_more_of_an_engine_than_its_contract(model: CausalLm, tmp_path: Path) -> None:
+    """On an engine without capabilities, whose next token is the last one's id + 1."""
+
+    async def main() -> None:
+        chat = await other.open()
+        messages = [Message("user", "Hello.")]
+        prompt = other.encode(messages, (), answer=True)
+        expected = [(prompt[-1] + 1 + i) % 1000 for i in range(6)]
+        for _ in range(2):
+            # The second reply rolls the first one back.
+            text, done = await replied(chat, messages, max_tokens=6)
+            assert text == model.tokenizer.decode(expected)
+            assert (done.reason, done.prompt_tokens, done.completion_tokens) == ("length", len(prompt), 6)
+            assert chat.rows == [*prompt, *expected]
+        with pytest.raises(CapabilityError, match="GRAMMAR"):
+            await replied(chat, messages, schema={"type": "boolean"})
+        assert (await replied(chat, messages, max_tokens=6))[0] == text
+        assert other.load().conversations == 1
+        chat.close()
+        assert other.load().conversations == 0
+
+    other = ChatModel(tmp_path, "other", ResubmittingEngine(), model.tokenizer)
+    asyncio.run(main())
+    other.close()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.engine.api import EngineSettings
-from antiphon.engine.local.engine import Engine
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.events.tools import Tool
 from antiphon.pipelines.video_partner import (
     KEPT_PAST_FRAMES,
@@ -59,9 +59,9 @@ def whole(folder: Path) -> Whole:
     return Whole(folder)
 
 
-async def computed(engine: Engine) -> None:
+async def computed(engine: LocalEngine) -> None:
     """Wait until no session of the engine has rows that a step could compute."""
-    while await engine.call(lambda: any(session.ready for session in engine.scheduler.sessions)):
+    while await engine.thread.call(lambda: any(session.ready for session in engine.scheduler.sessions)):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Every JSON type in every field of every message of the realtime dialects: nothing raises, and errors name the field."""
+"""Every JSON type in every field of the realtime dialects' messages: nothing raises, and errors name the field."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class EngineModelOptions:
     - `device`: "cpu", "cuda" or "cuda:1".
     - `weights`: "auto", "int8", "bf16" or "fp32".
     - `threads`: of the CPU's products; 0: one for each core that this process may use.
-    - `observe`: called in the engine's thread after each step with its rows, its sessions and the seconds it took.
+    - `observe`: called in the model's thread after each step with its rows, its sessions and the seconds it took.
     - `talker_device`: the device of a conversation model's separate talker; "": the model's.
     - `prefill`: when a video model takes frames into its KV: "eager", as they come, or "query", with a question.
     """

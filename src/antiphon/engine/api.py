@@ -1,24 +1,29 @@
-"""The types that an engine and the models on it share: settings, rows, sampling parameters, generations, statistics.
+"""The contract of an engine: what steps one model, the sessions it opens, and what both take and give.
 
-Pure data and protocols. This module knows no tensor library: embeddings, logits and hidden states are opaque here, and
-the engine that runs the model says what they are (`engine/local/` takes and gives torch tensors).
+`Engine` and `Session` are all that a model's adapter knows of the engine it runs on; `Capabilities` says which of it an
+engine can do. This module knows no tensor library: embeddings, logits and hidden states are opaque here, and the engine
+that runs the model says what they are (`engine/local/` takes and gives torch tensors).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
+
+from antiphon.errors import CapabilityError
 
 
 class Capabilities(Flag):
     """What an engine can do for its sessions, and what an adapter needs of an engine. An adapter that needs more than
-    an engine has cannot run on it.
+    an engine has cannot run on it. A session that is asked for what its engine cannot do raises CapabilityError.
 
-    `EMBEDDING_ROWS`: rows are given as embeddings, not only as tokens, with positions of the caller's.
-    `EXACT_ROLLBACK`: the newest rows are taken back to any row, and nothing before it is computed again.
-    `EVICT`: rows in the middle are dropped, and the keys of those behind them are moved to their new positions.
+    `EMBEDDING_ROWS`: rows are given as embeddings, not only as tokens, and rows have positions of the caller's.
+    `EXACT_ROLLBACK`: after a rollback to any row, nothing before that row is computed again. Every engine rolls back;
+    without this flag some of the rows that stay are computed again.
+    `EVICT`: rows in the middle are dropped, and the keys of those behind them are moved to their new positions; where
+    a model's keys cannot be moved, these rows are computed anew.
     `FORK`: a session is branched, and both branches share the KV of the rows before.
     `HIDDEN_STATES`: tokens carry the hidden state that they were sampled from, and a sink gets those of rows.
     `CHOOSER`: the adapter's own code chooses each token from its logits.
@@ -81,21 +86,6 @@ class EngineState:
     parked_bytes: int = 0
 
 
-@dataclass(slots=True)
-class RunnerStats:
-    """What a runner has computed since it was made. Written in the engine's thread; times are wall-clock seconds.
-
-    `steps`: forward passes; `rows`: rows computed in them. `step_s`: the passes with all that belongs to them, of which
-    `forward_s` is the decoder itself and `sample_s` the choice of tokens. A step that failed is not counted.
-    """
-
-    steps: int = 0
-    rows: int = 0
-    step_s: float = 0.0
-    forward_s: float = 0.0
-    sample_s: float = 0.0
-
-
 # The id of a row that was given as an embedding and not as a token.
 EMBEDDED: None = None
 Row = int | None
@@ -111,28 +101,26 @@ class Finish(Enum):
     CANCELLED = "cancelled"
 
 
-class Constraint(Protocol):
-    """A grammar, or another rule about which tokens may follow. One object serves one generation.
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A rule that the text of a generation keeps to, as text that any engine can be sent.
 
-    Both methods are called in the engine's thread, between steps: what they take delays every session.
+    `kind`: what `text` is. A `json_schema` allows JSON that fits it. A `lark` grammar is in the form of the llguidance
+    library, with `%json` for a schema and `<[ID]>` for a token by its id.
+    `trigger`: where it is empty, the rule holds from the first token on, and once the text is all that the rule asks
+    for, a stop token of the generation ends it. Otherwise any text is allowed until it ends in `trigger`; then the rule
+    holds until the text is complete, and any text is allowed again.
     """
 
-    def allowed(self) -> Any:
-        """Return the tokens that may come next as uint32 [ceil(vocabulary / 32)], bit t % 32 of word t // 32.
-
-        None allows all tokens.
-        """
-        ...
-
-    def accept(self, token: int) -> None:
-        """Advance past a token that was sampled. Raises ValueError where the rule does not allow that token."""
-        ...
+    kind: Literal["lark", "json_schema"]
+    text: str
+    trigger: str = ""
 
 
 class Chooser(Protocol):
     """A model's own way from logits to a token, in place of everything else that `Sampling` offers.
 
-    It is called in the engine's thread, between steps, once for each token, and may keep what it chose.
+    It is called in the thread that runs the model, between steps, once for each token, and may keep what it chose.
     """
 
     def __call__(self, logits: Any) -> int:
@@ -143,6 +131,8 @@ class Chooser(Protocol):
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the tokens of one generation are chosen, and when it ends.
+
+    `hidden` needs the capability HIDDEN_STATES, `grammar` GRAMMAR and `chooser` CHOOSER.
 
     `max_tokens`: the generation ends after so many tokens.
     `temperature`: 0 or less chooses the likeliest token.
@@ -155,7 +145,7 @@ class Sampling:
     `stop`: a token of these ends the generation, and stays its last row.
     `forbid`: tokens that are never sampled. `allow`: where given, no other token is sampled.
     `bias`: added to the logits of its tokens.
-    `constraint`: a rule that each token has to keep.
+    `grammar`: a rule that the text keeps to.
     `logprobs`, `hidden`: whether tokens carry their log-probability, and the hidden state they were sampled from.
     `chooser`: where given, it chooses, and nothing of the above shapes the logits.
     """
@@ -174,7 +164,7 @@ class Sampling:
     forbid: tuple[int, ...] = ()
     allow: tuple[int, ...] | None = None
     bias: Mapping[int, float] = field(default_factory=dict)
-    constraint: Constraint | None = None
+    grammar: Grammar | None = None
     logprobs: bool = False
     hidden: bool = False
     chooser: Chooser | None = None
@@ -193,25 +183,194 @@ class Token:
     hidden: Any = None
 
 
-@dataclass(slots=True)
-class Generation:
-    """A generation that is under way, shared by the engine's thread and its reader.
+# Receives what the decoder's tapped layer made of embedding rows: the offset of the first among the rows that were
+# given together, and float [n, width], which it has to copy if it keeps it. Called in the thread that runs the model,
+# before any token that follows these rows is delivered, and again for rows that are computed again.
+Sink = Callable[[int, Any], None]
 
-    `deliver`: called in the engine's thread with each token, then with one Finish or the error that ended it; it must
-    not block. `start`: the session's rows when it began. `produced`: tokens sampled, counted by the engine's thread.
-    `consumed`: tokens read, counted by the reader; the engine waits for a reader that falls too far behind.
+
+class Session(Protocol):
+    """One sequence of rows that lives as long as a conversation, with its KV. Closed by its owner.
+
+    Rows are counted from its start. It is used from one event loop. Everything but `settle`, `generate` and `fork`
+    returns at once, and takes effect in the order of the calls. While a generation is under way, every call but `close`
+    and `settle` raises EngineError; once the session is closed, every call but `close` does. Once the engine is closed,
+    they raise Refused.
     """
 
-    params: Sampling
-    deliver: Callable[[Token | Finish | Exception], None]
-    start: int
-    produced: int = 0
-    consumed: int = 0
-    # The runner's own state of the generation (a random number generator); opaque here.
-    sampler: Any = None
+    @property
+    def length(self) -> int:
+        """Rows given, and sampled and read, so far; rows that left the context are counted too."""
+        ...
+
+    @property
+    def cached(self) -> int:
+        """Rows at the head whose KV was there when the session came to them: those of another session, or kept ones.
+
+        Known once the first rows are computed, and 0 before.
+        """
+        ...
+
+    @property
+    def context_start(self) -> int:
+        """The first row behind the pinned ones that is still in the context.
+
+        Equal to the number of pinned rows until a cut or an eviction. Of the last step: rows given since may move it.
+        """
+        ...
+
+    @property
+    def finish(self) -> Finish | None:
+        """Why the last generation ended; None before the first, while one is under way, and after one that failed."""
+        ...
+
+    def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
+        """Add tokens at the end. With PREFILL_AHEAD they are computed at once, but for the newest one.
+
+        `positions`: one for each token, counted from the first free one; None: each follows the one before it. Raises
+        ValueError where their number differs, CapabilityError for positions without EMBEDDING_ROWS.
+        """
+        ...
+
+    def append_embeddings(
+        self, rows: Any, positions: Sequence[Position] | None = None, sink: Sink | None = None
+    ) -> None:
+        """Add embeddings, float [n, width], at the end, as `append` adds tokens. Needs EMBEDDING_ROWS.
+
+        `sink` receives what the decoder's tapped layer makes of them, before any token that follows is delivered; it
+        needs HIDDEN_STATES, and a decoder without such a layer fails the session then. Raises ValueError for another
+        shape, CapabilityError.
+        """
+        ...
+
+    def pin(self) -> None:
+        """Keep all rows so far (the system prompt) whenever the context is cut."""
+        ...
+
+    def start_turn(self) -> None:
+        """Mark the next row as the beginning of a turn, where a context cut falls if one is in reach."""
+        ...
+
+    def rollback(self, position: int) -> None:
+        """Take back all rows from `position` on. With EXACT_ROLLBACK it costs nothing: the KV before it stays.
+
+        Raises EngineError for a row that is not there or has left the context.
+        """
+        ...
+
+    def evict(self, count: int) -> None:
+        """Drop the `count` oldest rows after the pinned ones; `length` still counts them. Needs EVICT.
+
+        The KV of the rows behind them stays. So, unlike after a context cut, these rows still carry what was dropped:
+        their keys and values were computed with it. Raises CapabilityError. Fewer rows than `count` are a mistake of
+        the caller, which is logged, and nothing is dropped.
+        """
+        ...
+
+    async def settle(self, *, include_newest: bool = False) -> None:
+        """Wait until the rows given so far are in the KV. Without PREFILL_AHEAD it returns at once.
+
+        The newest row is left for the generation that needs its logits, unless `include_newest`. Raises ModelError
+        where a step failed, EngineError where the session or the engine was closed meanwhile.
+        """
+        ...
+
+    def generate(self, params: Sampling) -> AsyncGenerator[Token, None]:
+        """Sample tokens after the last row and yield them as they come; each becomes a row of the session.
+
+        `finish` says why it ended. Closing the generator, or cancelling its task, ends the generation within a step and
+        leaves the session with just the tokens that were yielded. The engine may be a few dozen tokens ahead of the
+        reader, and no more. Raises ModelError where a step failed, EngineError where there are no rows, CapabilityError
+        for what the engine cannot do, GrammarError for a grammar that it does not accept.
+        """
+        ...
+
+    async def fork(self) -> Session:
+        """Return another session with the same rows, which the caller closes. Needs FORK.
+
+        Its KV is shared until one of the two writes. Raises Refused where there is no room for another session,
+        CapabilityError.
+        """
+        ...
+
+    def close(self, *, keep: bool = False) -> None:
+        """Give back the session's KV. Closing it again, or after the engine, changes nothing.
+
+        `keep`: leave the KV to later sessions that begin with the same tokens, while there is room for it.
+        """
+        ...
 
 
-# Receives what the decoder's tapped layer made of embedding rows: the offset of the first among the rows that were
-# given together, and float [n, width], which it has to copy if it keeps it. Called in the engine's thread, before any
-# token that follows these rows is delivered, and again for rows that are computed again.
-Sink = Callable[[int, Any], None]
+class Engine(Protocol):
+    """What steps one model for all its sessions, from its construction until `close`. Used from any event loop."""
+
+    @property
+    def name(self) -> str:
+        """The name of this kind of engine, in errors and in settings: that of its folder in `engine/`."""
+        ...
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it can do for its model. Does not change while it lives."""
+        ...
+
+    @property
+    def context_rows(self) -> int:
+        """The most rows of a session that are in the KV: the model's, the settings', or what the memory holds."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens the model's head has, which may be more than its tokenizer knows."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """How many numbers an embedding has that is given as a row."""
+        ...
+
+    @property
+    def eos_tokens(self) -> frozenset[int]:
+        """The tokens that end a text by the model's configuration. They end a generation only if `Sampling.stop` has
+        them.
+        """
+        ...
+
+    @property
+    def last_state(self) -> EngineState:
+        """How full the engine was after its last step. Read without waiting."""
+        ...
+
+    async def state(self) -> EngineState:
+        """Return how full the engine is now. Waits for the step under way. Raises Refused after `close`."""
+        ...
+
+    async def open(self, reserve_rows: int | None = None) -> Session:
+        """Return a session without rows, with room promised for `reserve_rows` (None: as the settings say).
+
+        The caller closes it. Waits for the step under way. A caller that is cancelled meanwhile leaves no session
+        behind. Raises Refused where there is no room, or after `close`.
+        """
+        ...
+
+    async def prepare_grammar(self, grammar: Grammar, stop: frozenset[int]) -> None:
+        """Have a grammar ready, so that a generation with it and the stop tokens `stop` begins at once. Needs GRAMMAR.
+
+        A generation prepares what was not prepared. Raises CapabilityError, and GrammarError for a grammar that the
+        engine does not accept; an engine that learns of that later raises it with the generation.
+        """
+        ...
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End the engine after the step under way, and block until it ended or `timeout_s` passed.
+
+        Generations that are read and calls that wait get an EngineError; later calls raise Refused.
+        """
+        ...
+
+
+def require(engine: Engine, needed: Capabilities) -> None:
+    """Raise CapabilityError where `engine` cannot do all of `needed`; it names the engine and what is missing."""
+    if missing := needed & ~engine.capabilities:
+        names = ", ".join(str(capability.name) for capability in missing)
+        raise CapabilityError(f"the engine {engine.name!r} has no {names}")

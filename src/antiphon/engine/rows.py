@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from antiphon.engine.api import EMBEDDED, Generation, Position, Row, Sink
+from antiphon.engine.api import EMBEDDED, Position, Row, Sink
+from antiphon.engine.generation import Generation
 from antiphon.errors import EngineError
 
 

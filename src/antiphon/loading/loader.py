@@ -14,6 +14,7 @@ from antiphon.adapters.spec import EngineModelOptions, LaneModelOptions
 from antiphon.contracts import ImageReader
 from antiphon.engine.api import Capabilities, EngineSettings
 from antiphon.engine.lane import Lane
+from antiphon.engine.local import CAPABILITIES
 from antiphon.errors import ModelError
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.placement import placement
@@ -26,7 +27,7 @@ from antiphon.store import Model, Store
 # Called after each step of a model: the lane's name, the priority, the seconds it waited, the seconds it took.
 ObserveLaneStep = Callable[[str, int, float, float], None]
 # What each engine can do, by its name.
-ENGINES: dict[str, Capabilities] = {"local": ~Capabilities(0)}
+ENGINES: dict[str, Capabilities] = {"local": CAPABILITIES}
 
 
 def store_of(settings: ModelSettings) -> Store:

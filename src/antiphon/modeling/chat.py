@@ -5,7 +5,8 @@ rolled back, and what is new is appended. So the template decides what a convers
 stayed the same is used again. A model with a media encoder has rows of audio and images where the template has a
 placeholder for each.
 
-This module knows the engine and templates. Which checkpoints it serves, and where they come from, adapters know.
+This module knows templates, and of engines only their contract (`engine/api.py`). Which checkpoints it serves, on which
+engine, and where they come from, adapters know.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llguidance import LLTokenizer
 from transformers import GenerationConfig
 
 from antiphon.contracts import (
@@ -33,23 +33,13 @@ from antiphon.contracts import (
     ReplyOptions,
     TextDelta,
 )
-from antiphon.engine.api import Constraint, EngineSettings, Finish, Sampling
-from antiphon.engine.local.engine import Engine, EngineSession
-from antiphon.engine.local.runner import Runner
-from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
+from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session
+from antiphon.errors import EngineError, GrammarError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat_template import ChatTemplate
 from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import MediaEncoder, MediaRows
-from antiphon.modeling.tool_grammar import (
-    CALL_CLOSING,
-    CALL_OPENING,
-    CallGrammar,
-    CallReader,
-    Grammar,
-    call_grammar,
-    json_grammar,
-)
+from antiphon.modeling.tool_grammar import CALL_CLOSING, CALL_OPENING, CallReader, call_grammar, json_grammar
 
 log = logging.getLogger(__name__)
 
@@ -97,32 +87,20 @@ def _or(value: float | None, default: float) -> float:
 class ChatModel:
     """A decoder that holds conversations: an engine, a tokenizer and a chat template. A LanguageModel.
 
-    `folder`: the checkpoint's, for its generation configuration. `runner`: its decoder. `observe`: as of the Engine,
-    which starts at once and is ended by `close`.
-    `media_encoder`: set by an adapter whose model hears or sees. `stop_tokens`: those that end a reply.
-    `vocabulary_size`: how many tokens the model's head has. `profile`: its context is what the engine allows.
+    `folder`: the checkpoint's, for its generation configuration. `engine`: steps the decoder; it is the model's from
+    here on, and `close` ends it. `tokenizer`: of `transformers`, with a chat template.
+    `media_encoder`: set by an adapter whose model hears or sees. `stop_tokens`: those that end a reply. `profile`: its
+    context is what the engine allows.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        model_id: str,
-        runner: Runner,
-        tokenizer: Any,
-        settings: EngineSettings | None,
-        observe: Callable[[int, int, float], None] | None,
-    ) -> None:
+    def __init__(self, folder: Path, model_id: str, engine: Engine, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.media_encoder: MediaEncoder | None = None
         self.template = ChatTemplate(tokenizer)
-        self.engine = Engine(runner, settings, observe=observe)
+        self.engine = engine
         self.defaults = SamplingDefaults.read(folder)
-        self.profile = LanguageProfile(model_id, self.engine.context_rows)
-        eos = GenerationConfig.from_model_config(runner.config).eos_token_id
-        eos_tokens = eos if isinstance(eos, list) else [eos]
-        self.stop_tokens = self.template.stop_tokens | {int(i) for i in eos_tokens if i is not None}
-        self.vocabulary_size = int(runner.config.vocab_size)
-        self._grammar_tokenizer: LLTokenizer | None = None
+        self.profile = LanguageProfile(model_id, engine.context_rows)
+        self.stop_tokens = self.template.stop_tokens | engine.eos_tokens
 
     async def open(self) -> ChatStream:
         """Return a new conversation, which the caller closes. Raises Refused where there is no room for its KV."""
@@ -136,7 +114,7 @@ class ChatModel:
         )
 
     def close(self) -> None:
-        """End the engine's thread after the step under way, and block until it ended; see Engine.close."""
+        """End the engine after the step under way, and block until it ended; see Engine.close."""
         self.engine.close()
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool) -> list[int]:
@@ -150,36 +128,23 @@ class ChatModel:
             # A template is a program of the model's makers: whatever it raises is about these messages.
             raise RemoteProtocolError("invalid_value", f"The model's chat template: {error}", "messages") from error
 
-    def constraint(self, options: ReplyOptions, begun: bool) -> Constraint | None:
+    async def grammar(self, options: ReplyOptions, *, begun: bool) -> Grammar | None:
         """Return the rule that the options hold a reply to, by a schema or tools; None where they hold it to none.
 
-        `begun`: the prompt ends in a call's opening tag. The first call takes about a second, for the grammar
-        library's copy of the tokenizer. Raises RemoteProtocolError for a schema that the library does not accept.
+        `begun`: the prompt ends in a call's opening tag. Waits for the engine to prepare the rule. Raises
+        RemoteProtocolError for a schema that the engine does not accept, CapabilityError.
         """
+        if options.schema is not None:
+            rule = json_grammar(options.schema)
+        elif tools := _offered_tools(options):
+            rule = call_grammar(tools, self.tokenizer.backend_tokenizer.token_to_id(CALL_CLOSING), begun=begun)
+        else:
+            return None
         try:
-            if options.schema is not None:
-                return self._grammar(json_grammar(options.schema))
-            tools = _offered_tools(options)
-            if not tools:
-                return None
-            closing = self.tokenizer.backend_tokenizer.token_to_id(CALL_CLOSING)
-            grammar = call_grammar(tools, closing)
-            return CallGrammar(lambda: self._grammar(grammar), self._token_text, begun=begun)
-        except ValueError as error:
-            param = "response_format" if options.schema is not None else "tools"
-            raise RemoteProtocolError("invalid_value", f"Invalid schema: {error}", param) from error
-
-    def _grammar(self, grammar: str) -> Grammar:
-        if self._grammar_tokenizer is None:
-            self._grammar_tokenizer = LLTokenizer(
-                self.tokenizer.backend_tokenizer.to_str(),
-                n_vocab=self.vocabulary_size,
-                eos_token=sorted(self.stop_tokens),
-            )
-        return Grammar(self._grammar_tokenizer, self.vocabulary_size, grammar)
-
-    def _token_text(self, token: int) -> str:
-        return str(self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False))
+            await self.engine.prepare_grammar(rule, self.stop_tokens)
+        except GrammarError as error:
+            raise _invalid_schema(options, error) from error
+        return rule
 
 
 class ChatStream:
@@ -189,7 +154,7 @@ class ChatStream:
     conversation, or were of late. `on_token`: where set, called with each token of a reply as it comes.
     """
 
-    def __init__(self, model: ChatModel, session: EngineSession) -> None:
+    def __init__(self, model: ChatModel, session: Session) -> None:
         self._model = model
         self._session = session
         self.on_token: Callable[[int], None] | None = None
@@ -233,8 +198,7 @@ class ChatStream:
         if begun:
             # A reply that must be a call begins like one.
             ids += model.template.encode_opening(CALL_OPENING)
-        constraint = await asyncio.to_thread(model.constraint, options, begun)
-        params = self._sampling(options, len(ids), constraint)
+        params = self._sampling(options, len(ids), await model.grammar(options, begun=begun))
         held = self._align(ids, head)
         detokenizer = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
         reader: CallReader | _ProseReader = CallReader(self._call_ids, begun=begun) if tools else _ProseReader()
@@ -252,6 +216,8 @@ class ChatStream:
                         yield part
                     if detokenizer.stopped is not None:
                         break
+        except GrammarError as error:
+            raise _invalid_schema(options, error) from error
         except (ModelError, EngineError):
             del self.rows[session.length :]
             raise
@@ -278,7 +244,7 @@ class ChatStream:
             self._truncated = (dropped, rest[0]) if dropped else (0, None)
         return ids, head
 
-    def _sampling(self, options: ReplyOptions, prompt: int, constraint: Constraint | None) -> Sampling:
+    def _sampling(self, options: ReplyOptions, prompt: int, grammar: Grammar | None) -> Sampling:
         model, defaults = self._model, self._model.defaults
         room = model.profile.context_tokens - prompt
         wanted = options.max_tokens or max(room, model.profile.context_tokens // 4)
@@ -294,7 +260,7 @@ class ChatStream:
             seed=options.seed,
             stop=model.stop_tokens,
             bias=options.bias,
-            constraint=constraint,
+            grammar=grammar,
         )
 
     def _truncated_count(self, rest: Sequence[Message]) -> int:
@@ -408,6 +374,11 @@ class ChatStream:
                 media = self.media_rows[part]
                 sink = media.sink if encoder and encoder.has_tap else None
                 self._session.append_embeddings(media.rows, media.positions, sink)
+
+
+def _invalid_schema(options: ReplyOptions, error: GrammarError) -> RemoteProtocolError:
+    param = "response_format" if options.schema is not None else "tools"
+    return RemoteProtocolError("invalid_value", f"Invalid schema: {error}", param)
 
 
 def _split_system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:

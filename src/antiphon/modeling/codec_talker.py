@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.functional import silu
 from transformers import DynamicCache
 
-from antiphon.engine.api import Sampling
-from antiphon.engine.local.engine import Engine, EngineSession
+from antiphon.engine.api import Sampling, Session
 from antiphon.engine.local.sampling import random_generator, sample
+from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
 
 # The last codes of the talker's vocabulary are control codes, and no audio.
@@ -92,7 +92,7 @@ class CodePredictor(nn.Module):
         `thoughts`: the hidden states [n, width] that the first codes were chosen from. `first`: the embeddings of the
         first codes [n, width]. `choose`: one for each session, from logits, float32 [codes] on the CPU, to a code.
         Returns the other codes of each session, and the sum of all its codes' embeddings [n, width]. Runs the model, so
-        it has to be called in the engine's thread.
+        it has to be called in the model's thread.
         """
         dtype = self.model.norm.weight.dtype
         rows, codes, summed = torch.stack((thoughts, first), 1).to(dtype), list[list[int]](), first.clone()
@@ -120,13 +120,13 @@ class _PredictionRequest:
 
 
 class CodePredictorBatch:
-    """Runs a CodePredictor in the engine's thread, once for all sessions that ask before the engine's next step.
+    """Runs a CodePredictor in the model's thread, once for all sessions that ask before the next step.
 
     `first_codes`: the embedding table of the first codes.
     """
 
-    def __init__(self, engine: Engine, predictor: CodePredictor, first_codes: nn.Module) -> None:
-        self._engine, self._predictor, self._first_codes = engine, predictor, first_codes
+    def __init__(self, thread: ModelThread, predictor: CodePredictor, first_codes: nn.Module) -> None:
+        self._thread, self._predictor, self._first_codes = thread, predictor, first_codes
         # Bound: one for each session.
         self._requests: deque[_PredictionRequest] = deque()
 
@@ -135,17 +135,17 @@ class CodePredictorBatch:
     ) -> tuple[list[int], torch.Tensor]:
         """Return the other codes of a frame, and the sum of all its codes' embeddings [width].
 
-        `thought`: the hidden state [width] that the first code, `code`, was chosen from. Waits for the engine's thread.
-        Raises ModelError where the predictor or `choose` fails, Refused once the engine is closed.
+        `thought`: the hidden state [width] that the first code, `code`, was chosen from. Waits for the model's thread.
+        Raises ModelError where the predictor or `choose` fails, Refused once the thread is closed.
         """
         loop = asyncio.get_running_loop()
         request = _PredictionRequest(thought, code, choose, loop, loop.create_future())
         self._requests.append(request)
-        self._engine.post(self._predict)
+        self._thread.post(self._predict)
         return await request.done
 
     def _predict(self) -> None:
-        """Serve all requests that have come, in the engine's thread."""
+        """Serve all requests that have come, in the model's thread."""
         batch = [self._requests.popleft() for _ in range(len(self._requests))]
         if not batch:
             return
@@ -160,10 +160,10 @@ class CodePredictorBatch:
             # The edge of the model: whatever it raises fails these requests, never the engine.
             failure = error if isinstance(error, ModelError) else ModelError(f"{type(error).__name__}: {error}")
             for request in batch:
-                self._engine.deliver(request.loop, partial(_resolve, request.done, failure))
+                self._thread.deliver(request.loop, partial(_resolve, request.done, failure))
             return
         for request, chooser, frame, row in zip(batch, choosers, codes, summed, strict=True):
-            self._engine.deliver(request.loop, partial(_resolve, request.done, chooser.failure or (frame, row)))
+            self._thread.deliver(request.loop, partial(_resolve, request.done, chooser.failure or (frame, row)))
 
 
 class _GuardedChooser:
@@ -223,7 +223,7 @@ def predictor_chooser(params: Sampling) -> Callable[[torch.Tensor], int]:
 
 
 async def generate_frames(
-    session: EngineSession,
+    session: Session,
     predictors: CodePredictorBatch,
     next_text: Callable[[], Awaitable[torch.Tensor]],
     sampling: CodecSampling,
@@ -255,27 +255,27 @@ async def generate_frames(
 class TextRows:
     """The rows of a text, one for each frame: its tokens, then its end mark, then padding for as long as it is asked.
 
-    `rows`: from tokens to the talker's rows [n, width]; called in the engine's thread.
+    `rows`: from tokens to the talker's rows [n, width]; called in the model's thread.
     `ids`: the first tokens; None: the text and its end mark are in the session already.
     `more`: the tokens that follow, as they come; the rows wait for them.
     """
 
     def __init__(
         self,
-        engine: Engine,
+        thread: ModelThread,
         rows: Callable[[Sequence[int]], torch.Tensor],
         eos: int,
         pad: int,
         ids: list[int] | None,
         more: AsyncIterator[list[int]] | None,
     ) -> None:
-        self._engine, self._rows, self._eos, self._pad = engine, rows, eos, pad
+        self._thread, self._rows, self._eos, self._pad = thread, rows, eos, pad
         self._ids, self._more = ids or [], more
         self._ended = ids is None
         self._padding: torch.Tensor | None = None
 
     async def next(self) -> torch.Tensor:
-        """Return the next row [width]. Waits for tokens that have not come, and for the engine's thread.
+        """Return the next row [width]. Waits for tokens that have not come, and for the model's thread.
 
         Raises ModelError where `rows` fails, and whatever `more` raises.
         """
@@ -288,9 +288,9 @@ class TextRows:
         if self._ids or not self._ended:
             token = self._ids.pop(0) if self._ids else self._eos
             self._ended = self._ended or token == self._eos
-            return (await self._engine.call_model(lambda: self._rows([token])))[0]
+            return (await self._thread.call_model(lambda: self._rows([token])))[0]
         if self._padding is None:
-            self._padding = (await self._engine.call_model(lambda: self._rows([self._pad])))[0]
+            self._padding = (await self._thread.call_model(lambda: self._rows([self._pad])))[0]
         return self._padding
 
 

@@ -315,7 +315,7 @@ class CodecVocoder(nn.Module):
         """Return the audio of a stream's next frames: float32 [samples] in [-1, 1] on the CPU, 24 kHz, 1920 a frame.
 
         `frames`: one code for each codebook in each. `state`: the stream's, which is advanced. Runs the model, so it
-        has to be called in the engine's thread.
+        has to be called in the model's thread.
         """
         codes = torch.tensor(frames, dtype=torch.long, device=self.pre_conv.conv.weight.device).T
         x: torch.Tensor = self.quantizer["rvq_first"](codes[:1]) + self.quantizer["rvq_rest"](codes[1:])

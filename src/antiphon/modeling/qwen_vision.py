@@ -55,7 +55,7 @@ class QwenVisionEncoder:
     def look(self, prepared: Any) -> PictureRows:
         """Return the rows of a picture that was prepared, features for the decoder's first layers behind each row.
 
-        Runs the encoder, so it has to be called in the engine's thread.
+        Runs the encoder, so it has to be called in the model's thread.
         """
         patches, grid = (torch.from_numpy(part).to(self._model.device) for part in prepared)
         encoded = self._model.get_image_features(patches, grid)

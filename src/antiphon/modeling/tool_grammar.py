@@ -1,7 +1,7 @@
 """Function calls in a model's text: grammars that hold them to their schema, and a reader that finds them.
 
-A grammar constrains what is sampled; the reader tells calls and prose apart as the text streams. Pure but for the
-grammar library; knows no model.
+A grammar, which is text, constrains what an engine samples; the reader tells calls and prose apart as the text streams.
+Pure; knows no model and no grammar library.
 
 The form of a call is that of Hermes, which Qwen and most small models were trained on:
 
@@ -14,13 +14,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from llguidance import LLMatcher, LLTokenizer
-
 from antiphon.contracts import Reply, TextDelta, ToolCallDelta, ToolCallStarted
+from antiphon.engine.api import Grammar
 from antiphon.events.tools import Tool
 from antiphon.modeling.detokenizer import held_back
 
@@ -30,45 +28,17 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\
 _TAIL = re.compile(r"\s*\}\s*$")
 
 
-class Grammar:
-    """Allows only text that a grammar allows, then one of the model's stop tokens. A Constraint of the engine.
-
-    `vocabulary`: how many tokens the model's head has, which may be more than the tokenizer knows.
-    """
-
-    def __init__(self, tokenizer: LLTokenizer, vocabulary: int, grammar: str) -> None:
-        """Begin at the grammar's start. Raises ValueError for a grammar that the library does not accept."""
-        self._matcher = LLMatcher(tokenizer, grammar, log_level=0)
-        if error := self._matcher.get_error():
-            raise ValueError(error)
-        self._bits = np.zeros(-(-vocabulary // 32), np.uint32)
-
-    @property
-    def complete(self) -> bool:
-        """Whether the text is all that the grammar asks for, so that nothing but a stop token may follow."""
-        return bool(self._matcher.is_stopped())
-
-    def allowed(self) -> Any:
-        """Return the tokens that may come next, as a bit mask that is valid until the next call."""
-        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        return self._bits
-
-    def accept(self, token: int) -> None:
-        """Advance past a sampled token. Raises ValueError where the grammar does not allow it."""
-        if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
-            raise ValueError(self._matcher.get_error() or f"token {token}")
+def json_grammar(schema: Mapping[str, Any]) -> Grammar:
+    """Return the grammar of JSON text that fits a JSON schema, which is checked by the engine."""
+    return Grammar("json_schema", json.dumps(schema))
 
 
-def json_grammar(schema: Mapping[str, Any]) -> str:
-    """Return the grammar of JSON text that fits a JSON schema. It is checked when a Grammar is made of it."""
-    return str(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+def call_grammar(tools: Sequence[Tool], closing: int | None, *, begun: bool) -> Grammar:
+    """Return the grammar of calls of any of `tools`, from behind an opening tag to the closing tag.
 
-
-def call_grammar(tools: Sequence[Tool], closing: int | None) -> str:
-    """Return the grammar of one call of any of `tools`, from behind its opening tag to its closing tag.
-
-    `closing`: the token of the closing tag, where the tokenizer has one. The tools' schemas are checked when a Grammar
-    is made of it.
+    `closing`: the token of the closing tag, where the tokenizer has one. `begun`: the prompt ends in an opening tag,
+    and the reply is that one call: small models that are asked for one call go on calling. Otherwise the reply is
+    prose, and wherever a call is opened in it, it keeps to the grammar. The engine checks the tools' schemas.
     """
     options = [
         {
@@ -82,41 +52,7 @@ def call_grammar(tools: Sequence[Tool], closing: int | None) -> str:
     schema = options[0] if len(options) == 1 else {"anyOf": options}
     end = f'"{CALL_CLOSING}"' if closing is None else f"<[{closing}]>"
     lines = [f'start: "\\n" call "\\n" {end}', f"call: %json {json.dumps(schema)}"]
-    return str(LLMatcher.grammar_from_lark("\n".join(lines) + "\n"))
-
-
-class CallGrammar:
-    """Allows any text until a call is opened, and then what that call's grammar allows. A Constraint of the engine.
-
-    A reply that had to begin with a call ends after it: small models that are asked for one call go on calling.
-    """
-
-    def __init__(self, make: Callable[[], Grammar], token_text: Callable[[int], str], *, begun: bool) -> None:
-        """`make`: a new grammar of one call. `token_text`: a token's text. `begun`: the prompt ends in an opening tag.
-
-        Raises ValueError where `make` does, whether or not a call ever comes.
-        """
-        self._make, self._token_text = make, token_text
-        self._inside: Grammar | None = make()
-        self._once = begun
-        self._tail = ""
-        if not begun:
-            self._inside = None
-
-    def allowed(self) -> Any:
-        """Return what the open call's grammar allows; None, which allows all, outside of calls."""
-        return self._inside.allowed() if self._inside else None
-
-    def accept(self, token: int) -> None:
-        """Advance past a sampled token, into a call or out of it. Raises ValueError where an open call forbids it."""
-        if self._inside:
-            self._inside.accept(token)
-            if self._inside.complete and not self._once:
-                self._inside, self._tail = None, ""
-            return
-        self._tail = (self._tail + self._token_text(token))[-2 * len(CALL_OPENING) :]
-        if self._tail.endswith(CALL_OPENING):
-            self._inside = self._make()
+    return Grammar("lark", "\n".join(lines) + "\n", trigger="" if begun else CALL_OPENING)
 
 
 class CallReader:

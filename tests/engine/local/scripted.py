@@ -6,8 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from antiphon.engine.api import RunnerStats, Token
-from antiphon.engine.local.step import StepChunk
+import torch
+
+from antiphon.engine.api import Token
+from antiphon.engine.local.sampling import random_generator, sample
+from antiphon.engine.local.step import RunnerStats, StepChunk
+
+VOCABULARY = 1000
 
 
 class Memory:
@@ -40,9 +45,10 @@ class Memory:
 
 @dataclass
 class ScriptedRunner:
-    """Writes each row's id into the memory; the token after a row is that row's id + 1, modulo 1000.
+    """Writes each row's id into the memory; the likeliest token after a row is that row's id + 1, modulo 1000.
 
-    `before(step number)` is called in the engine's thread before a step.
+    The embedding of token i is the row [i]. A token's hidden state is the id of the row it follows.
+    `before(step number)` is called in the model's thread before a step.
     """
 
     context_rows: int = 4096
@@ -50,11 +56,16 @@ class ScriptedRunner:
     steps: list[list[StepChunk]] = field(default_factory=list)
     memory: Memory = field(default_factory=Memory)
     stats: RunnerStats = field(default_factory=RunnerStats)
+    vocabulary_size: int = VOCABULARY
+    width: int = 1
+    eos_tokens: frozenset[int] = frozenset((VOCABULARY - 1,))
 
     def storage(self) -> Memory:
         return self.memory
 
     def embeddings(self, rows: Any) -> Any:
+        if any(len(row) != self.width for row in rows):
+            raise ValueError(f"embeddings are [rows, {self.width}]")
         return rows
 
     def step(self, chunks: Sequence[StepChunk]) -> list[Token | Exception | None]:
@@ -66,9 +77,18 @@ class ScriptedRunner:
         return [self._token(c) if c.sampled else None for c in chunks]
 
     def _token(self, chunk: StepChunk) -> Token:
-        last = chunk.ids[-1]
-        assert last is not None
-        return Token((last + 1) % 1000)
+        generation, last = chunk.sampled, chunk.ids[-1]
+        assert generation is not None
+        if last is None:
+            _, rows = chunk.embeddings[-1]
+            last = int(rows[-1][0])
+        if generation.sampler is None:
+            generation.sampler = random_generator(generation.params)
+        logits = torch.full((self.vocabulary_size,), -20.0)
+        logits[(last + 1) % self.vocabulary_size] = 0.0
+        params, sampler = generation.params, generation.sampler
+        token, logprob = sample(logits, params, chunk.recent, generation.produced, sampler, generation.constraint)
+        return Token(token, logprob, [float(last)] if params.hidden else None)
 
     @property
     def rows(self) -> int:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from antiphon.engine.api import EngineSettings, Sampling
-from antiphon.engine.local.engine import Engine, EngineSession
+from antiphon.engine.local.engine import LocalEngine, LocalSession
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, ModelError, Refused
 from antiphon.modeling.text_decoder import TextDecoder
@@ -27,15 +27,17 @@ torch.set_num_threads(1)
 ROW_BYTES = 3 * 2 * 2 * 16 * 4
 
 
-def engine(family: str, **options: Any) -> Engine:
-    return Engine(Runner(tiny.model(family)), EngineSettings(**{"kv_bytes": 4 << 20, "reserve_rows": 64} | options))
+def engine(family: str, **options: Any) -> LocalEngine:
+    return LocalEngine(
+        Runner(tiny.model(family)), EngineSettings(**{"kv_bytes": 4 << 20, "reserve_rows": 64} | options)
+    )
 
 
-async def integrity(e: Engine) -> None:
-    await e.call(e.scheduler.check_integrity)
+async def integrity(e: LocalEngine) -> None:
+    await e.thread.call(e.scheduler.check_integrity)
 
 
-async def tokens(session: EngineSession, count: int, **options: Any) -> list[int]:
+async def tokens(session: LocalSession, count: int, **options: Any) -> list[int]:
     return [t.id async for t in session.generate(Sampling(max_tokens=count, **options))]
 
 
@@ -49,10 +51,10 @@ def greedy(reference: Any, rows: Shadow, count: int) -> list[int]:
 class Driver:
     """Sessions of one engine, each with a shadow list of its rows, and the operations on them."""
 
-    def __init__(self, family: str, e: Engine) -> None:
+    def __init__(self, family: str, e: LocalEngine) -> None:
         self.reference = tiny.model(family)
         self.engine = e
-        self.live: list[tuple[EngineSession, Shadow]] = []
+        self.live: list[tuple[LocalSession, Shadow]] = []
 
     async def open(self, seed: random.Random) -> None:
         # Half of them begin alike, as conversations under one system prompt do.
@@ -90,7 +92,7 @@ class Driver:
         session, _ = seed.choice(self.live)
         await session.settle()
         seat = session.scheduled
-        await self.engine.call(lambda: self.engine.scheduler.cache.park(seat.lease, seat.rows.computed))
+        await self.engine.thread.call(lambda: self.engine.scheduler.cache.park(seat.lease, seat.rows.computed))
 
     async def close(self, seed: random.Random) -> None:
         if len(self.live) > 1:
@@ -111,7 +113,7 @@ class Driver:
         options = [{"temperature": 0.0}, {"temperature": 1.3, "seed": 5}, {"temperature": 0.8, "top_k": 9, "seed": 6}]
         await asyncio.gather(*(self.generate_checked(s, rows, seed.choice(options)) for s, rows in chosen))
 
-    async def generate_checked(self, session: EngineSession, rows: Shadow, options: dict[str, Any]) -> None:
+    async def generate_checked(self, session: LocalSession, rows: Shadow, options: dict[str, Any]) -> None:
         start, seen = len(rows), []
         async for token in session.generate(Sampling(max_tokens=5, hidden=True, **options)):
             rows.append(token.id)
@@ -190,7 +192,9 @@ def test_a_cut_context_equals_a_full_forward_of_what_stayed() -> None:
             session.start_turn()
             session.append([seed.randrange(VOCABULARY) for _ in range(17)])
             async for token in session.generate(Sampling(max_tokens=3, hidden=True)):
-                rows, dropped = await e.call(lambda: (list(session.scheduled.rows.ids), session.scheduled.rows.dropped))
+                rows, dropped = await e.thread.call(
+                    lambda: (list(session.scheduled.rows.ids), session.scheduled.rows.dropped)
+                )
                 # This token and those after it are not what it was sampled from.
                 upto = rows[: session.length - 1 - dropped]
                 expected = tiny.logits(reference, upto)[-1]  # type: ignore[arg-type]
@@ -214,7 +218,7 @@ def test_when_rows_are_evicted_the_keys_of_the_rest_are_moved_and_not_computed(f
     shallow = AutoModelForCausalLM.from_config(config).eval()
 
     async def main() -> None:
-        e = Engine(Runner(copy.deepcopy(shallow), rotate_half=True), EngineSettings(kv_bytes=4 << 20))
+        e = LocalEngine(Runner(copy.deepcopy(shallow), rotate_half=True), EngineSettings(kv_bytes=4 << 20))
         reference, seed = shallow, random.Random(5)
         session = await e.open()
         system = [seed.randrange(VOCABULARY) for _ in range(7)]
@@ -236,7 +240,7 @@ def test_when_rows_are_evicted_the_keys_of_the_rest_are_moved_and_not_computed(f
         assert await tokens(twin, 4) == greedy(reference, [*system, *rows], 4)
         assert twin.cached <= len(system)
         with pytest.raises(EngineError, match="cannot evict"):
-            await e.call(lambda: e.scheduler.evict(session.scheduled, 500))
+            await e.thread.call(lambda: e.scheduler.evict(session.scheduled, 500))
         await integrity(e)
         e.close()
 
@@ -262,12 +266,8 @@ def test_when_keys_cannot_be_moved_the_rows_behind_an_eviction_are_computed_anew
 
 
 def test_when_one_session_fails_the_others_go_on_and_it_can_be_rolled_back() -> None:
-    class Unwilling:
-        def allowed(self) -> None:
-            raise RuntimeError("no")
-
-        def accept(self, token: int) -> None:
-            return
+    def refuse(logits: torch.Tensor) -> int:
+        raise RuntimeError("no")
 
     async def main() -> None:
         e = engine("llama")
@@ -279,7 +279,7 @@ def test_when_one_session_fails_the_others_go_on_and_it_can_be_rolled_back() -> 
         bad.append_embeddings(torch.full((2, tiny.WIDTH), float("nan")))
         worse.append([8, 9])
         results = await asyncio.gather(
-            tokens(good, 8), tokens(bad, 8), tokens(worse, 8, constraint=Unwilling()), return_exceptions=True
+            tokens(good, 8), tokens(bad, 8), tokens(worse, 8, chooser=refuse), return_exceptions=True
         )
         assert results[0] == greedy(reference, rows, 8)
         assert isinstance(results[1], ModelError)
@@ -305,7 +305,7 @@ def test_when_the_decoder_raises_only_the_session_at_fault_fails() -> None:
     async def main() -> None:
         model = tiny.model("qwen2")
         model.get_input_embeddings().register_forward_pre_hook(refuse)
-        e = Engine(Runner(model), EngineSettings(kv_bytes=4 << 20))
+        e = LocalEngine(Runner(model), EngineSettings(kv_bytes=4 << 20))
         reference = tiny.model("qwen2")
         good, bad = await e.open(), await e.open()
         good.append([5, 6, 7])
@@ -328,13 +328,13 @@ def test_when_a_parked_session_wakes_its_kv_is_the_same(disk: bool) -> None:
         session.append([i % VOCABULARY for i in range(150)])
         await session.settle()
         seat = session.scheduled
-        before = await e.call(lambda: seat.lease.extent.handle[:, :, :149].clone())  # type: ignore[union-attr]
-        assert await e.call(lambda: e.scheduler.cache.park(seat.lease, seat.rows.computed))
+        before = await e.thread.call(lambda: seat.lease.extent.handle[:, :, :149].clone())  # type: ignore[union-attr]
+        assert await e.thread.call(lambda: e.scheduler.cache.park(seat.lease, seat.rows.computed))
         state = await e.state()
         assert (state.parked, state.kv_bytes) == (1, 0)
         assert state.parked_bytes == 149 * e.scheduler.cache.storage.row_bytes
-        assert await e.call(lambda: e.scheduler.cache.wake(seat.lease, 150))
-        after = await e.call(lambda: seat.lease.extent.handle[:, :, :149])  # type: ignore[union-attr]
+        assert await e.thread.call(lambda: e.scheduler.cache.wake(seat.lease, 150))
+        after = await e.thread.call(lambda: seat.lease.extent.handle[:, :, :149])  # type: ignore[union-attr]
         assert torch.equal(before, after)
         assert (await e.state()).parked_bytes == 0
         e.close()
@@ -361,7 +361,7 @@ def test_positions_on_three_axes_equal_a_full_forward() -> None:
     places = [(4, 4 + h, 4 + w) for h in range(2) for w in range(3)]
 
     async def main() -> tuple[list[int], torch.Tensor]:
-        e = Engine(Runner(subject, position_axes=3), EngineSettings(kv_bytes=4 << 20))
+        e = LocalEngine(Runner(subject, position_axes=3), EngineSettings(kv_bytes=4 << 20))
         other, session = await e.open(), await e.open()
         other.append([9, 8, 7])
         noise = asyncio.create_task(tokens(other, 10))
@@ -404,7 +404,7 @@ def test_sinks_receive_the_tapped_layers_output_before_the_next_token() -> None:
         seen[before : before + len(made)] = made
 
     async def main() -> None:
-        e = Engine(
+        e = LocalEngine(
             Runner(decoder), EngineSettings(kv_bytes=4 << 20, prefill_rows=16, prefill_only_rows=16, context_rows=64)
         )
         other, session = await e.open(), await e.open()

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from antiphon.engine.api import Sampling
+from antiphon.engine.generation import Constraint
 from antiphon.engine.local.sampling import random_generator, sample
 from antiphon.errors import ModelError
 
@@ -17,10 +18,16 @@ from antiphon.errors import ModelError
 LOGITS = torch.log(torch.tensor([0.3, 0.4, 0.02, 0.2, 0.08]))
 
 
-def drawn(count: int = 4000, recent: tuple[int, ...] = (), produced: int = 0, **options: Any) -> dict[int, float]:
+def drawn(
+    count: int = 4000,
+    recent: tuple[int, ...] = (),
+    produced: int = 0,
+    constraint: Constraint | None = None,
+    **options: Any,
+) -> dict[int, float]:
     params = Sampling(**{"temperature": 1.0, "seed": 1} | options)
     random = random_generator(params)
-    found = Counter(sample(LOGITS, params, recent, produced, random)[0] for _ in range(count))
+    found = Counter(sample(LOGITS, params, recent, produced, random, constraint)[0] for _ in range(count))
     return {token: n / count for token, n in sorted(found.items())}
 
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from antiphon.engine.api import EngineSettings, Finish, Sampling
-from antiphon.engine.local.engine import Engine, EngineSession
+from antiphon.engine.local.engine import LocalEngine, LocalSession
 from antiphon.engine.local.step import MAX_UNREAD_TOKENS
 from antiphon.errors import EngineError, Refused
 from tests.engine.local.scripted import ScriptedRunner
 
 
-def engine(runner: ScriptedRunner, **options: Any) -> Engine:
-    return Engine(runner, EngineSettings(**{"kv_bytes": 1 << 16, "reserve_rows": 64} | options))
+def engine(runner: ScriptedRunner, **options: Any) -> LocalEngine:
+    return LocalEngine(runner, EngineSettings(**{"kv_bytes": 1 << 16, "reserve_rows": 64} | options))
 
 
-async def tokens(session: EngineSession, count: int, **options: Any) -> list[int]:
+async def tokens(session: LocalSession, count: int, **options: Any) -> list[int]:
     return [t.id async for t in session.generate(Sampling(max_tokens=count, **options))]
 
 
@@ -46,7 +46,7 @@ def test_when_a_generation_is_closed_it_stops_within_a_step_and_unread_tokens_ar
         gate.set()
         assert got == [4, 5, 6]
         assert session.length == 6
-        rows = await e.call(lambda: list(session.scheduled.rows.ids))
+        rows = await e.thread.call(lambda: list(session.scheduled.rows.ids))
         assert rows == [1, 2, 3, 4, 5, 6]
         assert len(runner.steps) <= 4
         assert session.finish is Finish.CANCELLED
@@ -69,12 +69,12 @@ def test_when_a_generation_has_ended_its_unread_tokens_are_still_taken_back() ->
         session.append([1])
         stream = session.generate(Sampling(max_tokens=9))
         got = [(await anext(stream)).id for _ in range(2)]
-        while await e.call(lambda: session.scheduled.rows.generation is not None):
+        while await e.thread.call(lambda: session.scheduled.rows.generation is not None):
             pass
         await stream.aclose()
         assert got == [2, 3]
         assert session.length == 3
-        assert await e.call(lambda: list(session.scheduled.rows.ids)) == [1, 2, 3]
+        assert await e.thread.call(lambda: list(session.scheduled.rows.ids)) == [1, 2, 3]
         assert await tokens(session, 2) == [4, 5]
         e.close()
 
@@ -101,9 +101,9 @@ def test_when_a_reading_task_is_cancelled_its_generation_is_too() -> None:
         await begun.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await e.call(e.scheduler.check_integrity)
+        await e.thread.call(e.scheduler.check_integrity)
         assert session.length == 1 + len(seen)
-        assert await e.call(lambda: len(session.scheduled.rows.ids)) == 1 + len(seen)
+        assert await e.thread.call(lambda: len(session.scheduled.rows.ids)) == 1 + len(seen)
         before = len(runner.steps)
         await e.state()
         assert len(runner.steps) <= before + 1
@@ -175,7 +175,7 @@ def test_equal_prefixes_are_computed_once() -> None:
             assert await tokens(session, 1) == [401 + i]
             handle = session.scheduled.lease.extent.handle  # type: ignore[union-attr]
             assert handle[:102] == [*system, 300 + i, 400 + i]
-        await e.call(e.scheduler.check_integrity)
+        await e.thread.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
@@ -191,13 +191,13 @@ def test_when_opening_is_cancelled_no_session_is_left() -> None:
             await asyncio.sleep(0)
             # The engine has answered, and the task has not seen the answer yet.
             done = threading.Event()
-            e.post(done.set)
+            e.thread.post(done.set)
             assert done.wait(10)
             opening.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await opening
             assert (await e.state()).sessions == 1
-        await e.call(e.scheduler.check_integrity)
+        await e.thread.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
@@ -220,7 +220,7 @@ def test_when_a_session_was_closed_with_keep_a_later_one_continues_its_prefix() 
         assert second.cached == 52
         second.close(keep=True)
         # The first prefix is dropped, since the second continues it.
-        assert await e.call(lambda: len(e.scheduler.kept_prefixes)) == 1
+        assert await e.thread.call(lambda: len(e.scheduler.kept_prefixes)) == 1
         e.close()
 
     asyncio.run(main())
@@ -246,7 +246,7 @@ def test_when_room_runs_out_open_sessions_go_on_with_shorter_contexts_and_new_on
         outputs = await asyncio.gather(*streams)
         assert [len(o) for o in outputs] == [640, 640]
         assert e.scheduler.context_cuts > 0
-        await e.call(e.scheduler.check_integrity)
+        await e.thread.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
@@ -260,17 +260,17 @@ def test_when_nothing_can_be_parked_an_idle_session_gives_up_its_kv_for_a_busy_o
         a, b = await e.open(), await e.open()
         a.append([1])
         await a.settle()
-        assert await e.call(lambda: e.scheduler.cache.park(a.scheduled.lease, a.scheduled.rows.computed))
+        assert await e.thread.call(lambda: e.scheduler.cache.park(a.scheduled.lease, a.scheduled.rows.computed))
         b.append(list(range(240)))
         async with asyncio.timeout(20):
             # b takes all the room there is, and is idle then.
             assert len(await tokens(b, 10)) == 10
             assert (await e.state()).kv_bytes == 4 * 64
             assert len(await tokens(a, 100)) == 100
-            await e.call(e.scheduler.check_integrity)
+            await e.thread.call(e.scheduler.check_integrity)
             # The KV that was given up is computed anew.
             assert len(await tokens(b, 10)) == 10
-            await e.call(e.scheduler.check_integrity)
+            await e.thread.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
@@ -292,7 +292,7 @@ def test_when_room_is_short_idle_sessions_are_parked_and_come_back() -> None:
         computed = runner.rows
         for i, session in enumerate(sessions):
             assert await tokens(session, 1) == [i * 10 + 100]
-            await e.call(e.scheduler.check_integrity)
+            await e.thread.call(e.scheduler.check_integrity)
         # Nothing was computed again but the row of each session that a token follows.
         assert runner.rows - computed == 6 + 0
         e.close()
@@ -306,15 +306,15 @@ def test_when_a_session_is_idle_for_long_it_is_parked() -> None:
     async def main() -> None:
         nonlocal now
         runner = ScriptedRunner()
-        e = Engine(runner, EngineSettings(kv_bytes=1 << 12, reserve_rows=64, park_after_s=60.0), clock=lambda: now)
+        e = LocalEngine(runner, EngineSettings(kv_bytes=1 << 12, reserve_rows=64, park_after_s=60.0), clock=lambda: now)
         session = await e.open()
         session.append(list(range(50)))
         await session.settle()
         now = 59.0
-        await e.call(lambda: e.scheduler.park_idle(now))
+        await e.thread.call(lambda: e.scheduler.park_idle(now))
         assert (await e.state()).parked == 0
         now = 61.0
-        await e.call(lambda: e.scheduler.park_idle(now))
+        await e.thread.call(lambda: e.scheduler.park_idle(now))
         state = await e.state()
         assert (state.parked, state.kv_bytes, state.parked_bytes) == (1, 0, 49)
         assert await tokens(session, 2) == [50, 51]
@@ -333,20 +333,20 @@ def test_when_a_session_was_closed_with_keep_only_tokens_before_its_first_embedd
         first.append([7])
         await first.settle(include_newest=True)
         first.close(keep=True)
-        (kept,) = await e.call(lambda: list(e.scheduler.kept_prefixes))
+        (kept,) = await e.thread.call(lambda: list(e.scheduler.kept_prefixes))
         assert (len(kept.rows.ids), kept.rows.spans) == (100, [])
         second = await e.open()
         second.append([*range(100), 5, 6])
         assert await tokens(second, 1) == [7]
         assert second.cached > 60
         # Nothing is kept of a session that begins with an embedding.
-        known = await e.call(lambda: list(e.scheduler.kept_prefixes))
+        known = await e.thread.call(lambda: list(e.scheduler.kept_prefixes))
         third = await e.open()
         third.append_embeddings([[0.0]] * 5)
         await third.settle(include_newest=True)
         third.close(keep=True)
-        assert await e.call(lambda: list(e.scheduler.kept_prefixes)) == known
-        await e.call(e.scheduler.check_integrity)
+        assert await e.thread.call(lambda: list(e.scheduler.kept_prefixes)) == known
+        await e.thread.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
@@ -365,7 +365,7 @@ def test_when_a_context_is_full_it_is_cut_at_a_turn_and_the_session_goes_on() ->
             session.append([100 * (turn + 1) + k for k in range(40)])
             await session.settle()
         assert session.length == 330
-        rows = await e.call(lambda: session.scheduled.rows)
+        rows = await e.thread.call(lambda: session.scheduled.rows)
         assert len(rows.ids) < 256
         assert rows.ids[:10] == system
         # What follows the system prompt is whole turns, the newest last.
@@ -378,12 +378,12 @@ def test_when_a_context_is_full_it_is_cut_at_a_turn_and_the_session_goes_on() ->
         assert await tokens(session, 2) == [839, 840]
         # A rollback to where the dropped rows end leaves them dropped.
         session.rollback(session.context_start)
-        assert await e.call(lambda: (rows.length, rows.ids)) == (session.length, system)
+        assert await e.thread.call(lambda: (rows.length, rows.ids)) == (session.length, system)
         session.append([7])
         assert await tokens(session, 1) == [8]
         session.rollback(5)
         assert await tokens(session, 1) == [5]
-        await e.call(e.scheduler.check_integrity)
+        await e.thread.call(e.scheduler.check_integrity)
         e.close()
 
     asyncio.run(main())
@@ -406,34 +406,6 @@ def test_when_a_reader_is_far_behind_the_engine_waits_for_it() -> None:
     asyncio.run(main())
 
 
-def test_when_a_call_is_not_possible_it_raises() -> None:
-    async def main() -> None:
-        e = engine(ScriptedRunner())
-        session = await e.open()
-        with pytest.raises(EngineError, match="nothing to continue"):
-            await tokens(session, 1)
-        session.append([1, 2])
-        with pytest.raises(EngineError, match="cannot roll back"):
-            session.rollback(3)
-        with pytest.raises(ValueError, match="2 positions for 1 rows"):
-            session.append([1], [(0, 0, 0), (1, 1, 1)])
-        stream = session.generate(Sampling(max_tokens=5))
-        await anext(stream)
-        for call in (lambda: session.append([1]), lambda: session.rollback(0), session.pin):
-            with pytest.raises(EngineError, match="generating"):
-                call()
-        await stream.aclose()
-        session.close()
-        session.close()
-        with pytest.raises(EngineError, match="closed"):
-            session.append([1])
-        e.close()
-        with pytest.raises(Refused, match="shutting down"):
-            await e.open()
-
-    asyncio.run(main())
-
-
 def test_when_the_engine_is_closed_a_waiting_reader_gets_an_error() -> None:
     async def main() -> None:
         gate = threading.Event()
@@ -445,7 +417,7 @@ def test_when_the_engine_is_closed_a_waiting_reader_gets_an_error() -> None:
         closing = asyncio.create_task(asyncio.to_thread(e.close))
         with pytest.raises(Refused):
             while True:
-                e.post(lambda: None)
+                e.thread.post(lambda: None)
                 await asyncio.sleep(0)
         gate.set()
         await closing

@@ -4,36 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import os
 import random
-from typing import Any
-
-import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from antiphon.engine.api import EngineSettings
-from antiphon.engine.local.engine import Engine
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
-from antiphon.loading.loader import store_of
-from antiphon.settings import load as load_settings
-from antiphon.store import MODELS
-from tests.conftest import SMALL
+from tests.engine.local.smollm2 import checkpoint
 from tests.engine.local.test_engine import Driver, integrity
 
 
-@pytest.fixture(scope="module")
-def checkpoint() -> tuple[Any, Any]:
-    folder = store_of(load_settings({}, os.environ).models).require(MODELS[SMALL])
-    where: dict[str, Any] = {"gguf_file": "model.gguf", "local_files_only": True}
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **where
-    )
-    return model.eval(), AutoTokenizer.from_pretrained(folder, **where)
-
-
-def test_sessions_side_by_side_equal_full_forwards(checkpoint: tuple[Any, Any]) -> None:
-    model, tokenizer = checkpoint
+def test_sessions_side_by_side_equal_full_forwards() -> None:
+    model, tokenizer = checkpoint()
     texts = (
         "The tide comes in twice a day because the Moon",
         "Once upon a time there was a lighthouse keeper who",
@@ -41,7 +22,9 @@ def test_sessions_side_by_side_equal_full_forwards(checkpoint: tuple[Any, Any]) 
     )
 
     async def main() -> None:
-        e = Engine(Runner(copy.deepcopy(model)), EngineSettings(kv_bytes=512 << 20, host_bytes=0, disk_bytes=1 << 30))
+        e = LocalEngine(
+            Runner(copy.deepcopy(model)), EngineSettings(kv_bytes=512 << 20, host_bytes=0, disk_bytes=1 << 30)
+        )
         driver = Driver("llama", e)
         driver.reference = model
         for text in texts:

@@ -12,6 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from antiphon.adapters.spec import EngineModelOptions
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.weights import load_model
 from antiphon.engine.threads import load_errors
 from antiphon.modeling.chat import ChatModel
@@ -34,4 +35,10 @@ class CausalLm(ChatModel):
             loading = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
             runner = load_model(folder, device=options.device, weights=options.weights, threads=options.threads)
             tokenizer: Any = loading.result()
-        super().__init__(folder, model_id, runner, tokenizer, options.settings, options.observe)
+        words = tokenizer.backend_tokenizer
+        engine = LocalEngine(runner, options.settings, tokenizer=words, observe=options.observe)
+        try:
+            super().__init__(folder, model_id, engine, tokenizer)
+        except BaseException:
+            engine.close()
+            raise

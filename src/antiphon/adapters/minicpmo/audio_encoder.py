@@ -103,7 +103,7 @@ class AudioEncoder(nn.Module):
     """The encoder, its projection to the decoder's width, and the pooling: 10 embeddings a second.
 
     Parameter names are the checkpoint's. Its methods run on the parameters' device and in their type, under
-    `inference_mode`, and are called in the engine's thread.
+    `inference_mode`, and are called in the model's thread.
     """
 
     def __init__(self, config: WhisperConfig, width: int, pool: int, chunk_s: float) -> None:

@@ -23,8 +23,8 @@ from antiphon.adapters.minicpmo.speech_decoder import SAMPLE_RATE_HZ, CodeStream
 from antiphon.adapters.parts import load_parts
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
-from antiphon.engine.api import Sampling, Token
-from antiphon.engine.local.engine import Engine, EngineSession
+from antiphon.engine.api import Sampling, Session, Token
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.modeling.chat_template import plain_tokenizer
 from antiphon.modeling.detokenizer import Detokenizer
@@ -80,8 +80,8 @@ class MiniCpmO:
             vocoder = vocoder or token2wav.load(source)
         self.vocoder = vocoder
         decoder = Runner(self.parts.decoder, where, compute_dtype, dtype, rotate_half=True)
-        self.engine = Engine(decoder, settings, observe=observe)
-        self.code_engine = Engine(Runner(self.parts.code_decoder, where, dtype, dtype), settings, observe=observe)
+        self.engine = LocalEngine(decoder, settings, observe=observe)
+        self.code_engine = LocalEngine(Runner(self.parts.code_decoder, where, dtype, dtype), settings, observe=observe)
         self.profile = _profile(model_id, self.parts, self.engine.context_rows, window, speaks=bool(vocoder))
         self._plain = plain_tokenizer(self.parts.tokenizer)
 
@@ -105,7 +105,7 @@ class MiniCpmO:
         session = await self.engine.open(RESERVE_ROWS)
         try:
             codes = CodeStream(
-                self.code_engine,
+                self.code_engine.thread,
                 await self.code_engine.open(CODE_RESERVE_ROWS),
                 self.parts.text_conditions,
                 params,
@@ -151,7 +151,7 @@ class MiniCpmOStream:
     step chose.
     """
 
-    def __init__(self, model: MiniCpmO, session: EngineSession, speech: SpeechDecoder, params: UnitSampling) -> None:
+    def __init__(self, model: MiniCpmO, session: Session, speech: SpeechDecoder, params: UnitSampling) -> None:
         self._model, self._session, self._speech = model, session, speech
         parts = model.parts
         self.chooser = UnitChooser(
@@ -180,7 +180,9 @@ class MiniCpmOStream:
         session.append(model.encode("<|audio_start|>", control=True))
         if options.voice_reference is not None:
             pcm = options.voice_reference
-            session.append_embeddings(await model.engine.call(lambda: model.parts.audio_encoder.encode_clip(pcm)))
+            session.append_embeddings(
+                await model.engine.thread.call(lambda: model.parts.audio_encoder.encode_clip(pcm))
+            )
         session.append(model.encode("<|audio_end|><|im_end|>", control=True))
         session.pin()
         self._system_rows = session.length
@@ -199,7 +201,7 @@ class MiniCpmOStream:
         frames = unit.frames[-self._model.profile.max_frames :]
         images = [Image.fromarray(await asyncio.to_thread(decode, frame, MAX_SIDE)) for frame in frames]
         parts, ids, session = self._model.parts, self._model.parts.ids, self._session
-        pictures, audio = await self._model.engine.call(
+        pictures, audio = await self._model.engine.thread.call(
             lambda: (
                 [parts.vision_encoder.encode(image, unit.max_slices) for image in images],
                 parts.audio_encoder.feed(self._heard, unit.pcm),

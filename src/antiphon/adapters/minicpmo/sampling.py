@@ -83,7 +83,7 @@ class UnitSampling:
 
 @dataclass(slots=True)
 class UnitChooser:
-    """Chooses the tokens of one conversation's units: a Chooser for `Sampling.chooser`. Called in the engine's thread.
+    """Chooses the tokens of one conversation's units: a Chooser for `Sampling.chooser`. Called in the model's thread.
 
     `begin` is called before each unit. `ids`: the special tokens. `forbidden`: tokens that are never spoken. `text`:
     decodes tokens, to count their characters. `random`: seeded by the owner. `in_turn`: a turn is being spoken, and the

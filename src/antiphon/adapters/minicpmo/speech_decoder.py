@@ -17,8 +17,8 @@ from torch.nn.functional import normalize
 
 from antiphon.adapters.minicpmo.sampling import GREEDY_TEMPERATURE, CodeChooser, UnitSampling
 from antiphon.audio import Pcm
-from antiphon.engine.api import Sampling
-from antiphon.engine.local.engine import Engine, EngineSession
+from antiphon.engine.api import Sampling, Session
+from antiphon.engine.model_thread import ModelThread
 
 UNIT_CODES = 25
 SAMPLE_RATE_HZ = 24_000
@@ -65,9 +65,9 @@ class CodeStream:
     """
 
     def __init__(
-        self, engine: Engine, session: EngineSession, conditions: TextConditions, params: UnitSampling, end: int
+        self, thread: ModelThread, session: Session, conditions: TextConditions, params: UnitSampling, end: int
     ) -> None:
-        self._engine, self._session, self._conditions = engine, session, conditions
+        self._thread, self._session, self._conditions = thread, session, conditions
         self._params, self._end = params, end
         self._random = torch.Generator()
         if params.seed is not None:
@@ -80,7 +80,7 @@ class CodeStream:
         codes begin another. Waits for the engine. Raises ModelError, EngineError.
         """
         session, params = self._session, self._params
-        rows = await self._engine.call(lambda: self._conditions(words, hidden))
+        rows = await self._thread.call(lambda: self._conditions(words, hidden))
         first = session.length == 0
         session.append_embeddings(rows)
         chooser = CodeChooser(

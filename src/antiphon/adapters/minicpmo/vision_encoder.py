@@ -77,7 +77,7 @@ class VisionEncoder(nn.Module):
         """Return the embeddings, [num_queries, width], of an image and then of its slices, one tensor each.
 
         An image of more than about `slice_side` pixels squared has up to `max_slices` slices; with 0 or 1 it has none.
-        Each is one pass of the encoder. Called in the engine's thread.
+        Each is one pass of the encoder. Called in the model's thread.
         """
         return [self._encode(part) for part in slices(image.convert("RGB"), max_slices, self._slice_side, self._patch)]
 

@@ -18,7 +18,7 @@ EDGE_FRAMES = 2
 
 
 class WindowedAudioEncoder:
-    """The model's audio encoder with its feature extractor. Called in the engine's thread.
+    """The model's audio encoder with its feature extractor. Called in the model's thread.
 
     It keeps nothing between calls: what a stream has encoded is kept by the stream. `window_frames`: the mel frames of
     an encoder window, 800.

@@ -33,8 +33,8 @@ from antiphon.contracts import (
     TranscriptSegment,
     Window,
 )
-from antiphon.engine.api import Sampling, Token
-from antiphon.engine.local.engine import Engine, EngineSession
+from antiphon.engine.api import Sampling, Session, Token
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.threads import available_cores
 from antiphon.errors import EngineError, ModelError
@@ -93,7 +93,7 @@ class Qwen3Asr:
             lambda parts: (parts.decoder,),
         )
         runner = Runner(self.parts.decoder, torch.device(device), compute_dtype, dtype)
-        self.engine = Engine(runner, options.settings, observe=options.observe)
+        self.engine = LocalEngine(runner, options.settings, observe=options.observe)
         self.counts = EncoderCounts()
         # So many generations at once and more count as busy.
         self._busy_from = available_cores() if device == "cpu" else 32
@@ -147,7 +147,7 @@ class Qwen3Asr:
             stream.close()
 
     def close(self) -> None:
-        """Stop the engine's thread. Streams that are still open fail at their next window."""
+        """Stop the model's thread. Streams that are still open fail at their next window."""
         self.engine.close()
 
 
@@ -194,7 +194,7 @@ class Qwen3AsrStream:
 
     def __init__(self, model: Qwen3Asr) -> None:
         self._model = model
-        self._session: EngineSession | None = None
+        self._session: Session | None = None
         # What the KV begins with: the sample of the session at which its audio starts, and the hint.
         self._audio_key: tuple[int, str] | None = None
         self._head_rows = 0
@@ -245,7 +245,7 @@ class Qwen3AsrStream:
         found = self._hypothesis(window, text, language, forced=bool(name))
         return replace(found, prompt_tokens=num_prompt, completion_tokens=len(tokens))
 
-    def _append_head(self, session: EngineSession, window: Window) -> None:
+    def _append_head(self, session: Session, window: Window) -> None:
         """Make the KV begin with this window's prompt; where it does already, its encoded audio stays."""
         key = (window.start_sample, window.prompt)
         # Where the context had no room for all of the audio, some of it has left.
@@ -260,9 +260,9 @@ class Qwen3AsrStream:
             session.pin()
             self._audio_key, self._head_rows, self._encoded = key, session.length, []
 
-    async def _append_audio(self, session: EngineSession, pcm: Pcm) -> None:
+    async def _append_audio(self, session: Session, pcm: Pcm) -> None:
         """Append the audio's rows; those of finished encoder windows stay while their features are the same."""
-        engine, encoder, counts = self._model.engine, self._model.parts.audio_encoder, self._model.counts
+        thread, encoder, counts = self._model.engine.thread, self._model.parts.audio_encoder, self._model.counts
         size = encoder.window_frames
 
         def encode() -> tuple[int, list[tuple[Features, torch.Tensor]]]:
@@ -275,7 +275,7 @@ class Qwen3AsrStream:
                 same += 1
             return same, [(part, encoder.encode(part)) for part in parts[same:]]
 
-        same, made = await engine.call_model(encode)
+        same, made = await thread.call_model(encode)
         counts.recomputed += max(0, len(self._encoded) - same)
         del self._encoded[same:]
         session.rollback(self._encoded[-1].end_row if self._encoded else self._head_rows)
@@ -288,7 +288,7 @@ class Qwen3AsrStream:
             else:
                 counts.open += 1
 
-    async def generate(self, session: EngineSession, max_tokens: int, temperature: float) -> list[Token]:
+    async def generate(self, session: Session, max_tokens: int, temperature: float) -> list[Token]:
         """Sample the tokens behind the rows of `session`, tags and stop token included, until they end or loop.
 
         Of a loop the phrase is left once. Waits for the engine. Raises ModelError, EngineError.

@@ -66,7 +66,7 @@ class Code2Wav(nn.Module):
         """Return the audio of a stream's next frames: float32 [num_samples], 24 kHz, in [-1, 1], on the CPU.
 
         `frames`: one code for each codebook. `past`: the stream's state, which is advanced; an empty one begins a
-        stream, whose first chunk is 555 samples short. Called in the engine's thread.
+        stream, whose first chunk is 555 samples short. Called in the model's thread.
         """
         table = self.code_embedding
         codes = torch.tensor(frames, dtype=torch.long, device=table.weight.device)

@@ -13,7 +13,7 @@ from transformers import WhisperFeatureExtractor
 from antiphon.adapters.qwen3_omni.checkpoint import ThinkerParts
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import AudioPart, ImagePart, MediaPart
-from antiphon.engine.local.engine import Engine
+from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.media_rows import MediaRows
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
@@ -25,17 +25,17 @@ MIN_SAMPLES = SAMPLE_RATE_HZ // 10
 
 
 class OmniMediaEncoder:
-    """A MediaEncoder: features are made in a thread, and both encoders run in the thinker engine's, between its steps.
+    """A MediaEncoder: features are made in a helper thread, and both encoders run in the thinker's, between its steps.
 
-    `thinker`: whose encoders are used. `engine`: the one that steps the thinker. Nothing is kept between calls.
+    `thinker`: whose encoders are used. `thread`: the one that steps the thinker. Nothing is kept between calls.
     """
 
-    def __init__(self, folder: Path, thinker: ThinkerParts, engine: Engine) -> None:
+    def __init__(self, folder: Path, thinker: ThinkerParts, thread: ModelThread) -> None:
         """Read the processors' settings from the folder. Raises OSError, ValueError where they are missing."""
         config = thinker.model.config
         self.placeholder_ids = frozenset((int(config.audio_token_id), int(config.image_token_id)))
         self.has_tap = thinker.decoder.has_tap
-        self._engine, self._model = engine, thinker.model
+        self._thread, self._model = thread, thinker.model
         self._vision_encoder = QwenVisionEncoder(folder, thinker.model, config.vision_config)
         self._extract: Any = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
 
@@ -43,7 +43,7 @@ class OmniMediaEncoder:
         """Return the rows of one audio clip or image; those of an image have positions.
 
         Waits for a thread and for the engine. Raises MediaError for what is no image, ModelError for what a processor
-        or an encoder fails on, Refused once the engine is closed.
+        or an encoder fails on, Refused once the thread is closed.
         """
         try:
             prepared = await anyio.to_thread.run_sync(self._prepared, part)
@@ -53,12 +53,12 @@ class OmniMediaEncoder:
             # The edge of the model: what its processors raise fails the response, and nothing else.
             raise ModelError(f"{type(error).__name__}: {error}") from error
         if isinstance(part, ImagePart):
-            seen = await self._engine.call_model(lambda: self._vision_encoder.look(prepared))
+            seen = await self._thread.call_model(lambda: self._vision_encoder.look(prepared))
             return MediaRows(seen.rows, seen.positions)
-        return MediaRows(await self._engine.call_model(lambda: self._encode_audio(prepared)))
+        return MediaRows(await self._thread.call_model(lambda: self._encode_audio(prepared)))
 
     def _prepared(self, part: MediaPart) -> Any:
-        """What the part's encoder is given. Makes no products of torch, which belong in the engine's thread."""
+        """What the part's encoder is given. Makes no products of torch, which belong in the model's thread."""
         if isinstance(part, ImagePart):
             return self._vision_encoder.prepare(part.image.pixels(MAX_SIDE))
         return self._features(part)

@@ -30,7 +30,7 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.engine.api import EngineSettings
-from antiphon.engine.local.engine import Engine
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import weights_for
 from antiphon.engine.threads import load_errors
@@ -87,8 +87,8 @@ class Qwen3Omni:
             self.thinker = _chat_model(folder, model_id, thinker, runner, thinker_settings, observe)
         self.talker: OmniTalker | None = None
         if talker:
-            engine = Engine(_runner(talker.decoder, talker_device, dtype), talker_settings, observe=observe)
-            self.talker = OmniTalker(talker, thinker.model.get_input_embeddings(), engine)
+            engine = LocalEngine(_runner(talker.decoder, talker_device, dtype), talker_settings, observe=observe)
+            self.talker = OmniTalker(talker, thinker.model.get_input_embeddings(), engine, engine.thread)
         voices = self.talker.voices if self.talker else ()
         self.profile = ConversationProfile(model_id, RATE_HZ, voices, accepts_media=True)
         self.call_opening = thinker.tokenizer.convert_tokens_to_ids(CALL_OPENING)
@@ -121,12 +121,13 @@ def _chat_model(
     observe: Callable[[int, int, float], None] | None,
 ) -> ChatModel:
     """The thinker with its template and its media encoder. Raises OSError, ValueError, with no engine left behind."""
-    chat = ChatModel(folder, model_id, runner, thinker.tokenizer, settings, observe)
-    chat.template = ChatTemplate(thinker.tokenizer, takes_media=True)
+    engine = LocalEngine(runner, settings, tokenizer=thinker.tokenizer.backend_tokenizer, observe=observe)
     try:
-        chat.media_encoder = OmniMediaEncoder(folder, thinker, chat.engine)
-    except (OSError, ValueError):
-        chat.close()
+        chat = ChatModel(folder, model_id, engine, thinker.tokenizer)
+        chat.template = ChatTemplate(thinker.tokenizer, takes_media=True)
+        chat.media_encoder = OmniMediaEncoder(folder, thinker, engine.thread)
+    except BaseException:
+        engine.close()
         raise
     return chat
 

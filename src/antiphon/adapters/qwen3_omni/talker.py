@@ -17,8 +17,8 @@ import torch
 from antiphon.adapters.qwen3_omni.checkpoint import TalkerParts
 from antiphon.audio import Pcm
 from antiphon.contracts import MediaPart
-from antiphon.engine.api import Sampling
-from antiphon.engine.local.engine import Engine, EngineSession
+from antiphon.engine.api import Engine, Sampling, Session
+from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
 from antiphon.modeling.chat import ChatRow, common_prefix, runs_by_part
 from antiphon.modeling.codec_talker import CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, generate_frames
@@ -39,17 +39,22 @@ REPLY_OPENING_TOKENS = 3
 
 
 class OmniTalker:
-    """The loaded talker on an engine of its own, in whose thread the code predictor and the vocoder run too.
+    """The loaded talker on an engine of its own. The code predictor and the vocoder run in `thread`, the talker's.
 
     `parts`: its modules. `sampling`: how codes are chosen. `embed`: the thinker's table of tokens, which may be on
     another device.
     """
 
     def __init__(
-        self, parts: TalkerParts, embed: torch.nn.Embedding, engine: Engine, sampling: CodecSampling = TALKER_SAMPLING
+        self,
+        parts: TalkerParts,
+        embed: torch.nn.Embedding,
+        engine: Engine,
+        thread: ModelThread,
+        sampling: CodecSampling = TALKER_SAMPLING,
     ) -> None:
-        self.parts, self.engine, self.sampling = parts, engine, sampling
-        self.code_predictors = CodePredictorBatch(engine, parts.code_predictor, parts.decoder.get_input_embeddings())
+        self.parts, self.engine, self.thread, self.sampling = parts, engine, thread, sampling
+        self.code_predictors = CodePredictorBatch(thread, parts.code_predictor, parts.decoder.get_input_embeddings())
         self._embed = embed
 
     @property
@@ -63,13 +68,13 @@ class OmniTalker:
 
     @torch.inference_mode()
     def text_rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return text tokens as the talker reads them: [n, width]. Called in the engine's thread."""
+        """Return text tokens as the talker reads them: [n, width]. Called in the model's thread."""
         embedded = self._embed(torch.tensor(list(ids), device=self._embed.weight.device))
         return self._projected(self.parts.model.text_projection, embedded)
 
     @torch.inference_mode()
     def media_rows(self, media: MediaRows) -> torch.Tensor:
-        """Return an audio clip or image as the talker reads it: [n, width]. Called in the engine's thread.
+        """Return an audio clip or image as the talker reads it: [n, width]. Called in the model's thread.
 
         That is the output of the thinker's tapped layer. Rows that left the thinker's context before they were computed
         have none: they are zeros before the projection, as the thinker knows nothing of them either.
@@ -81,7 +86,7 @@ class OmniTalker:
 
     @torch.inference_mode()
     def opening_rows(self, ids: Sequence[int], speaker: str) -> torch.Tensor:
-        """Return the rows that a reply begins with, [n, width], up to its first frame. Called in the engine's thread.
+        """Return the rows that a reply begins with, [n, width], up to its first frame. Called in the model's thread.
 
         `ids`: the tokens that open the reply, and its first token. `speaker`: one of `voices`; KeyError for another.
         """
@@ -100,7 +105,7 @@ class OmniTalker:
         return out
 
     def close(self) -> None:
-        """Stop the engine's thread. Replies that are being spoken fail."""
+        """Stop the model's thread. Replies that are being spoken fail."""
         self.engine.close()
 
 
@@ -110,7 +115,7 @@ class OmniTalkerStream:
     Owns the session, and `close` closes it. One reply is spoken at a time.
     """
 
-    def __init__(self, talker: OmniTalker, session: EngineSession) -> None:
+    def __init__(self, talker: OmniTalker, session: Session) -> None:
         self._talker, self._session = talker, session
         # The rows of users' turns that the session holds.
         self._rows: list[ChatRow] = []
@@ -138,7 +143,7 @@ class OmniTalkerStream:
             last_turn = prompt[_last_turn(prompt, talker.parts.turn_start) :]
             opening = [row for row in last_turn if isinstance(row, int)]
             ids = [*opening[:REPLY_OPENING_TOKENS], first]
-            session.append_embeddings(await talker.engine.call_model(lambda: talker.opening_rows(ids, speaker)))
+            session.append_embeddings(await talker.thread.call_model(lambda: talker.opening_rows(ids, speaker)))
             async with aclosing(self.frames(text, seed)) as frames, aclosing(self._vocoded(frames)) as audio:
                 async for pcm in audio:
                     yield pcm
@@ -156,7 +161,7 @@ class OmniTalkerStream:
         if seed is not None:
             first, rest = replace(sampling.first, seed=seed), replace(sampling.rest, seed=seed + 1)
             sampling = replace(sampling, first=first, rest=rest)
-        rows = TextRows(talker.engine, talker.text_rows, special.text_eos, special.text_pad, [], _one_by_one(text))
+        rows = TextRows(talker.thread, talker.text_rows, special.text_eos, special.text_pad, [], _one_by_one(text))
         size = int(parts.decoder.config.vocab_size)
         made = generate_frames(self._session, talker.code_predictors, rows.next, sampling, special.end, size)
         async with aclosing(made) as frames:
@@ -176,7 +181,7 @@ class OmniTalkerStream:
 
     async def _vocode(self, frames: list[list[int]], state: VocoderState) -> Pcm:
         talker = self._talker
-        pcm: Pcm = (await talker.engine.call_model(lambda: talker.parts.vocoder(frames, state))).numpy()
+        pcm: Pcm = (await talker.thread.call_model(lambda: talker.parts.vocoder(frames, state))).numpy()
         return pcm
 
     async def _hold_user_turns(self, prompt: Sequence[ChatRow], media: Mapping[MediaPart, MediaRows]) -> None:
@@ -194,11 +199,11 @@ class OmniTalkerStream:
         for part, ids in runs_by_part(wanted[held:]):
             if part is None:
                 held += len(ids)
-                session.append_embeddings(await talker.engine.call_model(partial(talker.text_rows, ids)))
+                session.append_embeddings(await talker.thread.call_model(partial(talker.text_rows, ids)))
             else:
                 rows = media[part]
                 held += len(rows.rows)
-                embedded = await talker.engine.call_model(partial(talker.media_rows, rows))
+                embedded = await talker.thread.call_model(partial(talker.media_rows, rows))
                 session.append_embeddings(embedded, rows.positions)
             self._rows = wanted[:held]
 

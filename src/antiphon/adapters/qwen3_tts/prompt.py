@@ -46,7 +46,7 @@ class TalkerPrompt:
 
 
 class PromptRows:
-    """Builds the talker's rows from a checkpoint's parts. Runs the model, so it is called in the engine's thread."""
+    """Builds the talker's rows from a checkpoint's parts. Runs the model, so it is called in the model's thread."""
 
     def __init__(self, parts: Qwen3TtsParts) -> None:
         self._parts = parts

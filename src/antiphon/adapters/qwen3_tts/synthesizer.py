@@ -24,7 +24,7 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_beginning
 from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
-from antiphon.engine.local.engine import Engine
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
@@ -73,9 +73,9 @@ class Qwen3Tts:
         )
         parts = self.parts
         runner = Runner(parts.decoder, where, compute_dtype, dtype)
-        self.engine = Engine(runner, options.settings, observe=options.observe)
+        self.engine = LocalEngine(runner, options.settings, observe=options.observe)
         self.code_predictors = CodePredictorBatch(
-            self.engine, parts.code_predictor, parts.decoder.get_input_embeddings()
+            self.engine.thread, parts.code_predictor, parts.decoder.get_input_embeddings()
         )
         self.profile = _profile(model_id, parts)
         self._prompts = PromptRows(parts)
@@ -138,7 +138,7 @@ class Qwen3Tts:
             yield await self._vocode(held, vocoder, num_before)
 
     async def _vocode(self, frames: list[list[int]], state: VocoderState, num_before: int) -> SpeechChunk:
-        pcm = await self.engine.call_model(lambda: self.parts.vocoder(frames, state))
+        pcm = await self.engine.thread.call_model(lambda: self.parts.vocoder(frames, state))
         return SpeechChunk(pcm.numpy(), num_symbols=0 if num_before else 1, num_frames=len(frames))
 
     async def frames(
@@ -160,7 +160,7 @@ class Qwen3Tts:
             session.append_embeddings(rows)
             session.pin()
             special = parts.special_ids
-            text = TextRows(self.engine, self._prompts.text_rows, special.text_eos, special.text_pad, left, more)
+            text = TextRows(self.engine.thread, self._prompts.text_rows, special.text_eos, special.text_pad, left, more)
             size = int(parts.decoder.config.vocab_size)
             made = generate_frames(session, self.code_predictors, text.next, sampling, special.end, size, max_frames)
             async with aclosing(made) as frames:
@@ -176,9 +176,9 @@ class Qwen3Tts:
     ) -> tuple[torch.Tensor, list[int] | None]:
         """Return the rows that come before the first frame, and the tokens left for the frames, as PromptRows.build.
 
-        Waits for the engine's thread. Raises ModelError where the model's embeddings fail.
+        Waits for the model's thread. Raises ModelError where the model's embeddings fail.
         """
-        return await self.engine.call_model(lambda: self._prompts.build(ids, prompt, live=live))
+        return await self.engine.thread.call_model(lambda: self._prompts.build(ids, prompt, live=live))
 
     async def _clone(self, given: VoiceSample) -> tuple[ClonedVoice, VocoderState]:
         """Return a sample's voice, and the vocoder's state behind its audio, which the audio of the text continues.
@@ -214,7 +214,7 @@ class Qwen3Tts:
         """Return the voice of a sample: float32 [num_samples], 24 kHz, at least 0.25 s.
 
         With `text`, what the sample says, the voice also has the sample's codes, and is cloned more closely. Waits for
-        the engine's thread, where both encoders run. Raises RemoteProtocolError where the checkpoint clones no voices
+        the model's thread, where both encoders run. Raises RemoteProtocolError where the checkpoint clones no voices
         or the sample is too short, ModelError.
         """
         parts = self.parts
@@ -223,15 +223,17 @@ class Qwen3Tts:
         if len(pcm) < MIN_SAMPLE_S * RATE_HZ:
             raise RemoteProtocolError("invalid_value", f"a voice needs {MIN_SAMPLE_S} s of sound and more", "ref_audio")
         encoder = parts.speaker_encoder
-        speaker = await self.engine.call_model(lambda: encoder(pcm))
+        speaker = await self.engine.thread.call_model(lambda: encoder(pcm))
         if not text or parts.sample_encoder is None:
             return ClonedVoice(speaker)
         count = len(parts.code_predictor.lm_head) + 1
-        codes = await self.engine.call_model(lambda: codes_of(parts.sample_encoder, pcm, count, parts.frame_samples))
+        codes = await self.engine.thread.call_model(
+            lambda: codes_of(parts.sample_encoder, pcm, count, parts.frame_samples)
+        )
         return ClonedVoice(speaker, tuple(parts.vocabulary.plain(text)), codes)
 
     def close(self) -> None:
-        """Stop the engine's thread. Texts that are being spoken fail."""
+        """Stop the model's thread. Texts that are being spoken fail."""
         self.engine.close()
 
 

@@ -148,7 +148,7 @@ class SpeakerEncoder(nn.Module):
 
     @torch.inference_mode()
     def forward(self, pcm: Pcm) -> torch.Tensor:
-        """Return the speaker's vector [width] for pcm, float32 [num_samples], 24 kHz. Called in the engine's thread."""
+        """Return the speaker's vector [width] for pcm, float32 [num_samples], 24 kHz. Called in the model's thread."""
         like = self.fc.weight
         x, made = self._spectrum(pcm).to(like.device, like.dtype), list[torch.Tensor]()
         for block in self.blocks:

@@ -33,13 +33,13 @@ class VisionFamily(Protocol):
     def prepare(self, pixels: Pixels) -> Any:
         """Return a picture scaled and cut as `encode` wants it. pixels: uint8 [height, width, 3], RGB.
 
-        Takes milliseconds of CPU and runs outside the engine's thread, so it must not run products of torch: OpenMP
+        Takes milliseconds of CPU and runs outside the model's thread, so it must not run products of torch: OpenMP
         would keep a second team of threads (engine/threads.py).
         """
         ...
 
     def encode(self, prepared: Any) -> PictureRows:
-        """Return the rows of a picture that `prepare` prepared. Runs in the engine's thread, between two steps."""
+        """Return the rows of a picture that `prepare` prepared. Runs in the model's thread, between two steps."""
         ...
 
     def opening(self, instructions: str) -> list[FamilyPart]:

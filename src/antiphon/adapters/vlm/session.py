@@ -39,8 +39,8 @@ from antiphon.contracts import (
     VideoQuestion,
     VoiceOptions,
 )
-from antiphon.engine.api import Finish, Sampling
-from antiphon.engine.local.engine import Engine, EngineSession
+from antiphon.engine.api import Finish, Sampling, Session
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, Refused
 from antiphon.events.tools import Tool
@@ -105,7 +105,7 @@ class VisionLanguageModel:
             position_axes=family.position_axes,
             input_width=family.input_width,
         )
-        self.engine = Engine(runner, options.settings, observe=options.observe)
+        self.engine = LocalEngine(runner, options.settings, observe=options.observe)
 
     @property
     def profile(self) -> VideoProfile:
@@ -118,11 +118,11 @@ class VisionLanguageModel:
     async def encode_image(self, image: EncodedImage) -> PictureRows:
         """Return an image's rows, as the decoder sees them.
 
-        Decoding and scaling run in a thread; the encoder runs in the engine's, between two steps, so this waits for the
+        Decoding and scaling run in a thread; the encoder runs in the model's, between two steps, so this waits for the
         step under way. Raises MediaError for what is no image, ModelError where the encoder fails.
         """
         prepared = await anyio.to_thread.run_sync(lambda: self.family.prepare(image.pixels(MAX_SIDE)))
-        return await self.engine.call_model(lambda: self.family.encode(prepared))
+        return await self.engine.thread.call_model(lambda: self.family.encode(prepared))
 
     async def open(self, instructions: str) -> VisionLanguageStream:
         """Open a session, and append the system turn: this module's instructions and then the caller's.
@@ -133,7 +133,7 @@ class VisionLanguageModel:
         return VisionLanguageStream(self, await self.engine.open(), instructions)
 
     def close(self) -> None:
-        """Stop the engine's thread. Sessions that are still open fail; the synthesizer and transcriber stay open."""
+        """Stop the model's thread. Sessions that are still open fail; the synthesizer and transcriber stay open."""
         self.engine.close()
 
 
@@ -160,7 +160,7 @@ class VisionLanguageStream:
     `session` is the engine's session. The stream owns it, and `close` closes it. Used from one event loop.
     """
 
-    def __init__(self, model: VisionLanguageModel, session: EngineSession, instructions: str) -> None:
+    def __init__(self, model: VisionLanguageModel, session: Session, instructions: str) -> None:
         self.session = session
         self._model = model
         # Frames that came and were in no question yet: number -> time in seconds, and the rows of the picture.

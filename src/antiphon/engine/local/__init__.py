@@ -1,1 +1,8 @@
 """antiphon's own engine: one model in this process, stepped by one thread, over paged KV."""
+
+from __future__ import annotations
+
+from antiphon.engine.api import Capabilities
+
+# What a LocalEngine can do; GRAMMAR only with a tokenizer.
+CAPABILITIES = ~Capabilities(0)

@@ -1,38 +1,43 @@
-"""The engine: one model, one thread that steps it, and the sessions through which an event loop uses it.
+"""The local engine: one model, the thread that steps it, and the sessions through which an event loop uses it.
 
-Sessions post what they want; the engine's thread applies it between two steps, plans a step, runs it, and hands the
+Sessions post what they want; the model's thread applies it between two steps, plans a step, runs it, and hands the
 results back to the event loops they belong to. No call of a session waits for a step but those that await its result.
 
-This module owns the threads and the loops. Which rows go into a step is decided in `scheduler.py`, what a step computes
-in `runner.py`.
+This module fulfils the contract in `engine/api.py`. Which rows go into a step is decided in `scheduler.py`, what a step
+computes in `runner.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
+
+from tokenizers import Tokenizer
 
 from antiphon.engine.api import (
+    Capabilities,
     EngineSettings,
     EngineState,
     Finish,
-    Generation,
+    Grammar,
     Position,
     Sampling,
     Sink,
     Token,
+    require,
 )
+from antiphon.engine.generation import Constraint, Generation
+from antiphon.engine.local import CAPABILITIES
+from antiphon.engine.local.grammar import GrammarCompiler
 from antiphon.engine.local.kv_cache import PAGE_ROWS, KvCache
 from antiphon.engine.local.scheduler import Scheduler
 from antiphon.engine.local.step import MAX_UNREAD_TOKENS, ScheduledSession, StepLimits, StepRunner
-from antiphon.errors import AntiphonError, EngineError, ModelError, Refused
+from antiphon.engine.model_thread import ModelThread
+from antiphon.errors import EngineError, ModelError, Refused
 
 log = logging.getLogger(__name__)
 
@@ -40,24 +45,27 @@ log = logging.getLogger(__name__)
 IDLE_CHECK_S = 5.0
 # How soon sessions that found no room are tried again, if nothing happens before.
 RETRY_S = 0.05
-T = TypeVar("T")
 # Called with the rows of a step, the sessions in it, and the seconds it took.
 ObserveEngineStep = Callable[[int, int, float], None]
 
 
-class Engine:
-    """Steps one model in a thread of its own, from its construction until `close`.
+class LocalEngine:
+    """An Engine that steps one model in this process, in a thread of its own, from its construction until `close`.
 
-    `runner`: the model; it may be used by the engine's thread only. `observe`: called after each step, in that thread.
-    `clock`: monotonic seconds. `last_state`: how full the engine was after its last step, read without waiting.
-    `scheduler`: to be called through `call` only, since it belongs to the engine's thread.
+    `runner`: the model; it may be used by the model's thread only. `tokenizer`: the model's; without one the engine
+    lacks GRAMMAR. `observe`: called after each step, in that thread. `clock`: monotonic seconds.
+    `thread`: the model's thread, in which its other parts run between two steps. `last_state`: as of the last step.
+    `scheduler`: to be called in the model's thread only (`thread.call`).
     """
+
+    name = "local"
 
     def __init__(
         self,
         runner: StepRunner,
         settings: EngineSettings | None = None,
         *,
+        tokenizer: Tokenizer | None = None,
         observe: ObserveEngineStep | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -70,33 +78,48 @@ class Engine:
         context = min(s.context_rows or runner.context_rows, runner.context_rows)
         limits = StepLimits(context, s.decode_rows, s.prefill_rows, s.prefill_only_rows, s.park_after_s)
         self.scheduler = Scheduler(cache, limits)
-        # Bound: a few small calls for each session and step; the thread makes all of them before each step.
-        self._posted: deque[Callable[[], None]] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
+        self._grammars = GrammarCompiler(tokenizer, runner.vocabulary_size) if tokenizer is not None else None
         self.last_state = EngineState()
-        self._results: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
-        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
-        self._thread.start()
+        self.thread = ModelThread("engine", step=self._work, pause_s=self._pause_s, on_close=self._fail_all)
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """All that engines of this kind can do; without a tokenizer, all but GRAMMAR."""
+        return CAPABILITIES if self._grammars else CAPABILITIES & ~Capabilities.GRAMMAR
 
     @property
     def context_rows(self) -> int:
         """The most rows of a session that are in the KV: the model's, the settings', or what the budget holds."""
         return self.scheduler.limits.context_rows
 
-    async def open(self, reserve_rows: int | None = None) -> EngineSession:
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens the model's head has, which may be more than its tokenizer knows."""
+        return self.runner.vocabulary_size
+
+    @property
+    def width(self) -> int:
+        """How many numbers an embedding has, the features for the decoder's first layers included."""
+        return self.runner.width
+
+    @property
+    def eos_tokens(self) -> frozenset[int]:
+        """The tokens that end a text by the model's configuration (`eos_token_id`)."""
+        return self.runner.eos_tokens
+
+    async def open(self, reserve_rows: int | None = None) -> LocalSession:
         """Return a session without rows, with room promised for `reserve_rows` (None: as the settings say).
 
         The caller closes it. Waits for the step under way. Raises Refused where there is no room, or after `close`.
         """
         rows = max(PAGE_ROWS, self.settings.reserve_rows if reserve_rows is None else reserve_rows)
-        return EngineSession(self, await self._admit(lambda: self.scheduler.open(rows, self._clock())))
+        return LocalSession(self, await self._admit(lambda: self.scheduler.open(rows, self._clock())))
 
-    async def fork(self, session: EngineSession) -> EngineSession:
-        """Return a new session with the same rows; see EngineSession.fork, which checks that it may be forked now."""
+    async def fork(self, session: LocalSession) -> LocalSession:
+        """Return a new session with the same rows; see LocalSession.fork, which checks that it may be forked now."""
         source = session.scheduled
         twin = await self._admit(lambda: self.scheduler.fork(source, self._clock()))
-        return EngineSession(self, twin, session.length)
+        return LocalSession(self, twin, session.length)
 
     async def _admit(self, make: Callable[[], ScheduledSession]) -> ScheduledSession:
         """Return the session that `make` opens. A caller that is cancelled meanwhile leaves no session behind."""
@@ -111,87 +134,39 @@ class Engine:
                 self.scheduler.close(session, keep=False)
 
         try:
-            return await self.call(open_one)
+            return await self.thread.call(open_one)
         except asyncio.CancelledError:
             with suppress(Refused):
-                self.post(close_all)
+                self.thread.post(close_all)
             raise
 
     async def state(self) -> EngineState:
         """Return how full the engine is now. Waits for the step under way; `last_state` does not. Raises Refused."""
-        return await self.call(self._state)
+        return await self.thread.call(self._state)
 
-    async def call_model(self, function: Callable[[], T]) -> T:
-        """Do as `call` does, for a function that runs a part of the model beside the decoder, such as an encoder.
+    async def prepare_grammar(self, grammar: Grammar, stop: frozenset[int]) -> None:
+        """Compile a grammar, in a helper thread, for generations with the stop tokens `stop`.
 
-        Whatever it raises becomes a ModelError, but for the project's own errors.
+        Takes milliseconds, and the first time about a second. Raises CapabilityError for an engine without a tokenizer,
+        GrammarError.
         """
+        await self.constraint(grammar, stop)
 
-        def guarded() -> T:
-            try:
-                return function()
-            except AntiphonError:
-                raise
-            except Exception as error:
-                raise ModelError(f"{type(error).__name__}: {error}") from error
-
-        return await self.call(guarded)
-
-    async def call(self, function: Callable[[], T]) -> T:
-        """Run `function` in the engine's thread between two steps, and return its result or raise its error.
-
-        It delays every session while it runs. Waits for the step under way. A caller that is cancelled before it began
-        has it skipped. Raises Refused once the engine is closed.
-        """
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(function())
-            except AntiphonError as error:
-                future.set_exception(error)
-            except Exception as error:
-                log.exception("an engine call failed")
-                future.set_exception(error)
-
-        self.post(run)
-        return await asyncio.wrap_future(future)
-
-    def post(self, function: Callable[[], None]) -> None:
-        """Have `function` run in the engine's thread before its next step, and return at once. From any thread.
-
-        Functions run in the order they were posted; what one raises is logged. Raises Refused once the engine is
-        closed.
-        """
-        with self._changed:
-            if self._closed:
-                raise Refused("the engine is shutting down", 5.0)
-            self._posted.append(function)
-            self._changed.notify()
-
-    def deliver(self, loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-        """Have `function` run in `loop` after this step, together with the step's other results for that loop.
-
-        To be called in the engine's thread: one wake-up of a loop for all its sessions costs less than one for each.
-        """
-        self._results.append((loop, function))
-
-    def wake(self) -> None:
-        """Have the engine look for work now, since what held a session back may be over. From any thread."""
-        with self._changed:
-            self._changed.notify()
+    async def constraint(self, grammar: Grammar, stop: frozenset[int]) -> Constraint:
+        """Return what holds one generation to `grammar`: at once where it was prepared of late. Raises as that does."""
+        require(self, Capabilities.GRAMMAR)
+        assert self._grammars
+        kept = self._grammars.kept(grammar, stop)
+        if kept is not None:
+            return kept
+        return await asyncio.to_thread(self._grammars.compile, grammar, stop)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the engine's thread after the step under way, and block until it ended or `timeout_s` passed.
+        """End the model's thread after the step under way, and block until it ended or `timeout_s` passed.
 
         Generations and calls that wait for rows get an EngineError; later calls of sessions raise Refused.
         """
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
-        self._thread.join(timeout_s)
+        self.thread.close(timeout_s)
 
     def _state(self) -> EngineState:
         scheduler, cache = self.scheduler, self.scheduler.cache
@@ -204,35 +179,18 @@ class Engine:
             parked_bytes=cache.parked_rows * cache.storage.row_bytes,
         )
 
-    # --- the thread ----------------------------------------------------------------------------------------------
+    # What the model's thread calls.
 
-    def _serve(self) -> None:
-        stepped = False
-        while True:
-            with self._changed:
-                if not self._posted and not self._closed and not stepped:
-                    self._changed.wait(RETRY_S if self._has_work() else IDLE_CHECK_S)
-                if self._closed:
-                    break
-            self._run_posted()
-            stepped = self._step()
-            self.last_state = self._state()
-            self._deliver_results()
+    def _work(self) -> bool:
+        stepped = self._step()
+        self.last_state = self._state()
+        return stepped
+
+    def _pause_s(self) -> float:
+        return RETRY_S if any(s.ready for s in self.scheduler.sessions) else IDLE_CHECK_S
+
+    def _fail_all(self) -> None:
         self.scheduler.fail_all(EngineError("the engine was closed"))
-        self._run_posted()
-        self._deliver_results()
-
-    def _has_work(self) -> bool:
-        return any(s.ready for s in self.scheduler.sessions)
-
-    def _run_posted(self) -> None:
-        while self._posted:
-            function = self._posted.popleft()
-            try:
-                function()
-            except Exception:
-                # One session's mistake must not end the thread that serves them all.
-                log.exception("an engine call failed")
 
     def _step(self) -> bool:
         """Run one step. False where there was nothing to do, or no room to do it."""
@@ -253,35 +211,16 @@ class Engine:
             self._observe(sum(c.count for c in chunks), len(chunks), self._clock() - started)
         return True
 
-    def _deliver_results(self) -> None:
-        by_loop: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
-        for loop, function in self._results:
-            by_loop.setdefault(loop, []).append(function)
-        self._results.clear()
-        for loop, functions in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_run_all, functions)
-            except RuntimeError:
-                # The loop was closed while its sessions were open: their results have no receiver.
-                log.info("results of %d sessions had no loop to go to", len(functions))
 
+class LocalSession:
+    """A Session of a LocalEngine. What returns at once is done by the model's thread before its next step.
 
-def _run_all(functions: list[Callable[[], None]]) -> None:
-    for function in functions:
-        function()
-
-
-class EngineSession:
-    """One sequence of rows that lives as long as a conversation. Used from one event loop; closed by its owner.
-
-    Rows are counted from its start. Everything but `settle`, `generate` and `fork` returns at once: the engine's thread
-    does it before its next step, in the order of the calls.
-    `scheduled`: the session as the engine's thread sees it, to be read in that thread only (`Engine.call`).
-    `finish`: why the last generation ended; None before the first, and while one is under way.
+    `scheduled`: the session as the model's thread sees it, to be read in that thread only (`ModelThread.call`).
+    `finish`: why the last generation ended; None before the first, while one is under way, and after one that failed.
     """
 
-    def __init__(self, engine: Engine, scheduled: ScheduledSession, length: int = 0) -> None:
-        self._engine = engine
+    def __init__(self, engine: LocalEngine, scheduled: ScheduledSession, length: int = 0) -> None:
+        self._engine, self._thread = engine, engine.thread
         self.scheduled = scheduled
         self._length = length
         self._generating = False
@@ -315,7 +254,7 @@ class EngineSession:
         self._require_idle()
         given = tuple(ids)
         _check_positions(len(given), positions)
-        self._engine.post(lambda: self.scheduled.rows.append(given, positions))
+        self._thread.post(lambda: self.scheduled.rows.append(given, positions))
         self._length += len(given)
 
     def append_embeddings(
@@ -329,13 +268,13 @@ class EngineSession:
         self._require_idle()
         given = self._engine.runner.embeddings(rows)
         _check_positions(len(given), positions)
-        self._engine.post(lambda: self.scheduled.rows.append_embeddings(given, len(given), positions, sink))
+        self._thread.post(lambda: self.scheduled.rows.append_embeddings(given, len(given), positions, sink))
         self._length += len(given)
 
     def pin(self) -> None:
         """Keep all rows so far (the system prompt) whenever the context is cut. Raises EngineError as `append` does."""
         self._require_idle()
-        self._engine.post(self.scheduled.rows.pin)
+        self._thread.post(self.scheduled.rows.pin)
 
     def start_turn(self) -> None:
         """Mark the next row as the beginning of a turn, where a context cut falls if one is in reach.
@@ -343,7 +282,7 @@ class EngineSession:
         Raises EngineError as `append` does.
         """
         self._require_idle()
-        self._engine.post(self.scheduled.rows.start_turn)
+        self._thread.post(self.scheduled.rows.start_turn)
 
     def rollback(self, position: int) -> None:
         """Take back all rows from `position` on, which costs nothing: the KV of the rows before it stays.
@@ -356,7 +295,7 @@ class EngineSession:
             raise EngineError(f"cannot roll back to row {position} of {self._length}")
         if rows.dropped and rows.pinned < position < rows.pinned + rows.dropped:
             raise EngineError(f"row {position} has left the context")
-        self._engine.post(lambda: self._engine.scheduler.rollback(self.scheduled, position))
+        self._thread.post(lambda: self._engine.scheduler.rollback(self.scheduled, position))
         self._length = position
 
     def evict(self, count: int) -> None:
@@ -367,7 +306,7 @@ class EngineSession:
         are computed anew without it. Raises EngineError as `append` does.
         """
         self._require_idle()
-        self._engine.post(lambda: self._engine.scheduler.evict(self.scheduled, count))
+        self._thread.post(lambda: self._engine.scheduler.evict(self.scheduled, count))
 
     async def settle(self, *, include_newest: bool = False) -> None:
         """Wait until the rows given so far are in the KV.
@@ -375,14 +314,15 @@ class EngineSession:
         The newest row is left for the generation that needs its logits, unless `include_newest`. Raises ModelError
         where a step failed, EngineError where the session or the engine was closed meanwhile.
         """
+        self._require_open()
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
         def on_settled(error: Exception | None) -> None:
-            self._engine.deliver(loop, lambda: _resolve(done, error))
+            self._thread.deliver(loop, lambda: _resolve(done, error))
 
         scheduler = self._engine.scheduler
-        self._engine.post(lambda: scheduler.settle(self.scheduled, on_settled, include_newest=include_newest))
+        self._thread.post(lambda: scheduler.settle(self.scheduled, on_settled, include_newest=include_newest))
         await done
 
     async def generate(self, params: Sampling) -> AsyncGenerator[Token, None]:
@@ -391,7 +331,8 @@ class EngineSession:
         Pending rows are computed first. `finish` says why it ended. Closing the generator, or cancelling its task, ends
         the generation within a step and leaves the session with just the tokens that were yielded. The engine goes on
         until it is MAX_UNREAD_TOKENS ahead of the reader. Raises ModelError where a step failed, EngineError where
-        there are no rows, or the session generates already or is closed.
+        there are no rows, or the session generates already or is closed, CapabilityError and GrammarError as
+        `LocalEngine.prepare_grammar`.
         """
         self._require_idle()
         loop = asyncio.get_running_loop()
@@ -399,13 +340,18 @@ class EngineSession:
         queue: asyncio.Queue[Token | Finish | Exception] = asyncio.Queue()
 
         def deliver(item: Token | Finish | Exception) -> None:
-            self._engine.deliver(loop, lambda: queue.put_nowait(item))
+            self._thread.deliver(loop, lambda: queue.put_nowait(item))
 
         generation = Generation(params, deliver, start=self._length)
         self._generating, self.finish = True, None
-        ended = False
+        # Until it has begun there is nothing to cancel.
+        ended = True
         try:
-            self._engine.post(lambda: self._begin(generation))
+            if params.grammar is not None:
+                generation.constraint = await self._engine.constraint(params.grammar, params.stop)
+                self._require_open()
+            self._thread.post(lambda: self._begin(generation))
+            ended = False
             while True:
                 match await queue.get():
                     case Token() as token:
@@ -423,7 +369,7 @@ class EngineSession:
                 self.finish = Finish.CANCELLED
                 self._cancel(generation)
 
-    async def fork(self) -> EngineSession:
+    async def fork(self) -> LocalSession:
         """Return another session with the same rows, which the caller closes.
 
         Its KV is shared until one of the two writes, then copied. Raises Refused where there is no room for another
@@ -440,7 +386,7 @@ class EngineSession:
         if not self._closed:
             self._closed = True
             try:
-                self._engine.post(lambda: self._engine.scheduler.close(self.scheduled, keep))
+                self._thread.post(lambda: self._engine.scheduler.close(self.scheduled, keep))
             except Refused:
                 # A closed engine holds nothing.
                 return
@@ -456,17 +402,20 @@ class EngineSession:
         self._length += 1
         if generation.produced - generation.consumed >= MAX_UNREAD_TOKENS - 2:
             # The engine waits for this reader, or is about to.
-            self._engine.wake()
+            self._thread.wake()
 
     def _cancel(self, generation: Generation) -> None:
         try:
-            self._engine.post(lambda: self._engine.scheduler.cancel(self.scheduled, generation))
+            self._thread.post(lambda: self._engine.scheduler.cancel(self.scheduled, generation))
         except Refused:
             return
 
-    def _require_idle(self) -> None:
+    def _require_open(self) -> None:
         if self._closed:
             raise EngineError("the session is closed")
+
+    def _require_idle(self) -> None:
+        self._require_open()
         if self._generating:
             raise EngineError("the session is generating: end that first")
 

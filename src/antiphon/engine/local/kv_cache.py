@@ -23,7 +23,7 @@ PAGE_ROWS = 64
 class Storage(Protocol):
     """The memory that extents and parked copies lie in. Handles are opaque to the cache; sizes are in rows.
 
-    All methods are called in the engine's thread and return when the copy is made.
+    All methods are called in the model's thread and return when the copy is made.
     """
 
     @property

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import GenerationConfig
 
-from antiphon.engine.api import EMBEDDED, RunnerStats, Token
+from antiphon.engine.api import EMBEDDED, Token
 from antiphon.engine.local.attention import ATTENTION_NAME, AttentionSegment, KvTensors
 from antiphon.engine.local.sampling import random_generator, sample
-from antiphon.engine.local.step import StepChunk
+from antiphon.engine.local.step import RunnerStats, StepChunk
 from antiphon.errors import AntiphonError, ModelError
 
 log = logging.getLogger(__name__)
@@ -30,7 +31,7 @@ Result = Token | Exception | None
 
 @dataclass(slots=True)
 class Runner:
-    """Steps a causal language model of `transformers`. Satisfies StepRunner; its model belongs to the engine's thread.
+    """Steps a causal language model of `transformers`. Satisfies StepRunner; its model belongs to the model's thread.
 
     `model`: in eval mode, on `device`; it is changed to use the engine's attention. Where it has an attribute `tapped`,
     float [rows, width] after a pass, rows that were given with a sink are handed to it from there.
@@ -69,6 +70,17 @@ class Runner:
     def width(self) -> int:
         """How many numbers an embedding has, the features for the decoder's first layers included."""
         return self.input_width or int(self.config.hidden_size)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens the head has, by its configuration (`vocab_size`)."""
+        return int(self.config.vocab_size)
+
+    @property
+    def eos_tokens(self) -> frozenset[int]:
+        """The tokens that end a text, by the decoder's configuration (`eos_token_id`); empty where it has none."""
+        found = GenerationConfig.from_model_config(self.config).eos_token_id
+        return frozenset(int(i) for i in (found if isinstance(found, list) else [found]) if i is not None)
 
     @property
     def context_rows(self) -> int:
@@ -157,9 +169,16 @@ class Runner:
         if generation.sampler is None:
             generation.sampler = random_generator(generation.params)
         try:
-            token, logprob = sample(logits, generation.params, chunk.recent, generation.produced, generation.sampler)
+            token, logprob = sample(
+                logits,
+                generation.params,
+                chunk.recent,
+                generation.produced,
+                generation.sampler,
+                generation.constraint,
+            )
         except Exception as error:
-            # A constraint or chooser is an adapter's code: what it raises fails its own session.
+            # A chooser is an adapter's code: what it raises fails its own session.
             return _wrapped(error)
         wanted = generation.params.hidden and hidden is not None
         return Token(token, logprob, hidden.clone() if wanted and hidden is not None else None)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from antiphon.engine.api import Row, Sampling
+from antiphon.engine.generation import Constraint
 from antiphon.errors import ModelError
 
 # The likeliest tokens, which are looked at before the whole vocabulary is sorted: nearly always they are enough, and
@@ -35,27 +36,33 @@ def random_generator(params: Sampling) -> torch.Generator:
 
 
 def sample(
-    logits: torch.Tensor, params: Sampling, recent: Sequence[Row], produced: int, random: torch.Generator
+    logits: torch.Tensor,
+    params: Sampling,
+    recent: Sequence[Row],
+    produced: int,
+    random: torch.Generator,
+    constraint: Constraint | None = None,
 ) -> tuple[int, float | None]:
     """Choose the next token from `logits`, float32 [vocabulary] on the CPU, which are not changed.
 
     `recent`: the newest rows, last one last, at least as many as the penalties look back on. `produced`: how many of
-    them this generation sampled. Returns the token and, where `params.logprobs` asks for it, its natural
-    log-probability under the model's own distribution. Raises ModelError where logits are not numbers, where no token
-    may come next, or where the constraint refuses the token.
+    them this generation sampled. `constraint`: what `params.grammar` was compiled to; it is advanced past the token.
+    Returns the token and, where `params.logprobs` asks for it, its natural log-probability under the model's own
+    distribution. Raises ModelError where logits are not numbers, where no token may come next, or where the constraint
+    refuses the token.
     """
     if params.chooser is not None:
         token = params.chooser(logits)
         return token, _logprob(logits, token) if params.logprobs else None
-    shaped = _shaped(logits, params, recent, produced)
+    shaped = _shaped(logits, params, recent, produced, constraint)
     token = _choose(shaped, params, random)
     if not math.isfinite(float(shaped[token])):
         raise ModelError(
             "the model's output is not a number" if torch.isnan(logits).any() else "no token may come next"
         )
-    if params.constraint is not None:
+    if constraint is not None:
         try:
-            params.constraint.accept(token)
+            constraint.accept(token)
         except ValueError as error:
             raise ModelError(f"the grammar does not go on: {error}") from error
     return token, _logprob(logits, token) if params.logprobs else None
@@ -65,7 +72,9 @@ def _logprob(logits: torch.Tensor, token: int) -> float:
     return float(logits[token] - torch.logsumexp(logits, 0))
 
 
-def _shaped(logits: torch.Tensor, params: Sampling, recent: Sequence[Row], produced: int) -> torch.Tensor:
+def _shaped(
+    logits: torch.Tensor, params: Sampling, recent: Sequence[Row], produced: int, constraint: Constraint | None
+) -> torch.Tensor:
     """The logits with penalties, biases and exclusions applied; excluded tokens are at minus infinity."""
     out = _penalized(logits, params, recent, produced)
     if params.bias:
@@ -80,7 +89,7 @@ def _shaped(logits: torch.Tensor, params: Sampling, recent: Sequence[Row], produ
     if params.forbid:
         out = out.clone()
         out[torch.tensor(params.forbid)] = -torch.inf
-    if params.constraint is not None and (words := params.constraint.allowed()) is not None:
+    if constraint is not None and (words := constraint.allowed()) is not None:
         bits = np.unpackbits(np.asarray(words, np.uint32).view(np.uint8), bitorder="little")
         allowed = torch.from_numpy(bits[: len(out)].astype(bool))
         # A head that is padded beyond the tokenizer's vocabulary has rows that are no tokens.

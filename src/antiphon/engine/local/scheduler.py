@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from antiphon.engine.api import Finish, Generation, Token
+from antiphon.engine.api import Finish, Token
+from antiphon.engine.generation import Generation
 from antiphon.engine.local.kv_cache import PAGE_ROWS, Extent, KvCache
 from antiphon.engine.local.step import KeptPrefix, ScheduledSession, SettledCallback, StepChunk, StepLimits
 from antiphon.engine.rows import Rows
@@ -25,7 +26,7 @@ MIN_SHARE_ROWS = 16
 
 
 class Scheduler:
-    """All sessions of one engine. Not thread-safe: it belongs to the engine's thread.
+    """All sessions of one engine. Not thread-safe: it belongs to the model's thread.
 
     `plan` and `commit` alternate; everything else may be called between them, and nothing waits. `limits` may be
     replaced between steps. `context_cuts` counts the contexts that were cut since the start.
@@ -173,6 +174,9 @@ class Scheduler:
         for session in self.sessions:
             if session.ready and self._bring_in(session, ready):
                 ready.append(session)
+                if not session.rows.busy:
+                    # All that was due has been taken over from another session.
+                    _report_settled(session, None)
         ready.sort(key=lambda s: s.last_step)
         decoding = [s for s in ready if s.rows.generation and s.rows.pending == 1][: self.limits.decode_rows]
         prefilling = [s for s in ready if s.rows.due and not (s.rows.generation and s.rows.pending == 1)]

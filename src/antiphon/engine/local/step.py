@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from antiphon.engine.api import Generation, Position, Row, RunnerStats, Token
+from antiphon.engine.api import Position, Row, Token
+from antiphon.engine.generation import Generation
 from antiphon.engine.local.kv_cache import Extent, Lease, Storage
 from antiphon.engine.rows import Rows, SinkRange
 
@@ -22,7 +23,7 @@ SettledCallback = Callable[[Exception | None], None]
 
 @dataclass(slots=True, eq=False)
 class ScheduledSession:
-    """One session as the scheduler sees it: its rows and its claim to memory. Belongs to the engine's thread.
+    """One session as the scheduler sees it: its rows and its claim to memory. Belongs to the model's thread.
 
     `last_step`: the number of the step that last took rows of it; sessions that waited longest go first.
     `cached`: rows at its head whose KV it took over from another session.
@@ -112,8 +113,23 @@ class StepLimits:
     park_after_s: float = 120.0
 
 
+@dataclass(slots=True)
+class RunnerStats:
+    """What a runner has computed since it was made. Written in the model's thread; times are wall-clock seconds.
+
+    `steps`: forward passes; `rows`: rows computed in them. `step_s`: the passes with all that belongs to them, of which
+    `forward_s` is the decoder itself and `sample_s` the choice of tokens. A step that failed is not counted.
+    """
+
+    steps: int = 0
+    rows: int = 0
+    step_s: float = 0.0
+    forward_s: float = 0.0
+    sample_s: float = 0.0
+
+
 class StepRunner(Protocol):
-    """What computes the steps of an engine. All of it but `embeddings` is called in the engine's thread."""
+    """What computes the steps of an engine. All of it but `embeddings` is called in the model's thread."""
 
     @property
     def context_rows(self) -> int:
@@ -121,8 +137,23 @@ class StepRunner(Protocol):
         ...
 
     @property
+    def vocabulary_size(self) -> int:
+        """How many tokens the model's head has."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """How many numbers a row has that is given as an embedding."""
+        ...
+
+    @property
+    def eos_tokens(self) -> frozenset[int]:
+        """The tokens that end a text, by the model's configuration."""
+        ...
+
+    @property
     def stats(self) -> RunnerStats:
-        """What has been computed so far; the object is live, and written in the engine's thread."""
+        """What has been computed so far; the object is live, and written in the model's thread."""
         ...
 
     def storage(self) -> Storage:

@@ -223,7 +223,7 @@ class Int8Product:
     """One int8 product: the outputs of several layers that share their input, side by side.
 
     `weight`: packed [in, out]; `scales`, `biases`: of each layer, float32 [its outputs]. `sizes`: outputs of each
-    layer; `width`: inputs. Not thread-safe: the engine's thread steps through the layers in their order.
+    layer; `width`: inputs. Not thread-safe: the model's thread steps through the layers in their order.
     """
 
     def __init__(self, weight: torch.Tensor, scales: list[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:

@@ -1,0 +1,136 @@
+"""Grammars, which are text, compiled into what holds sampled tokens to them.
+
+A `GrammarCompiler` has the tokenizer of one model; what it makes serves one generation. It uses the llguidance library,
+and knows neither sessions nor steps.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import Tokenizer
+
+from antiphon.engine.api import Grammar
+from antiphon.engine.generation import Constraint
+from antiphon.errors import GrammarError
+
+# Compiled grammars that are kept, for the generations to come with the same schema or tools.
+MAX_KEPT = 16
+
+
+class GrammarCompiler:
+    """Compiles grammars for one model, and keeps the newest. May be used from any thread.
+
+    `tokenizer`: the model's. `vocabulary_size`: how many tokens its head has, which may be more than the tokenizer
+    knows.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary_size: int) -> None:
+        self._tokenizer, self._vocabulary_size = tokenizer, vocabulary_size
+        # The library's copies of the tokenizer, by the tokens that may follow a whole text. Bound: a model's
+        # conversations have the same stop tokens, so there is one.
+        self._copies: dict[frozenset[int], LLTokenizer] = {}
+        # Matchers at the start of their grammar, the oldest first. Bound: MAX_KEPT; the oldest goes.
+        self._kept: dict[tuple[Grammar, frozenset[int]], LLMatcher] = {}
+        self._lock = threading.Lock()
+
+    def compile(self, grammar: Grammar, stop: frozenset[int]) -> Constraint:
+        """Return what holds one generation to `grammar`; `stop` are its stop tokens, one of which ends a whole text.
+
+        Blocks for milliseconds, and for about a second with stop tokens that are new, for the library's copy of the
+        tokenizer. Raises GrammarError for what the library does not accept, whether or not the trigger ever comes.
+        """
+        try:
+            matcher = self._compiled(grammar, stop)
+        except ValueError as error:
+            raise GrammarError(str(error)) from error
+        with self._lock:
+            self._kept[grammar, stop] = matcher
+            if len(self._kept) > MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+        return self._constraint(grammar, matcher)
+
+    def kept(self, grammar: Grammar, stop: frozenset[int]) -> Constraint | None:
+        """Return what `compile` does for a grammar that is kept, without blocking; None for others."""
+        with self._lock:
+            matcher = self._kept.get((grammar, stop))
+        return None if matcher is None else self._constraint(grammar, matcher)
+
+    def _compiled(self, grammar: Grammar, stop: frozenset[int]) -> LLMatcher:
+        """A matcher at the start of the grammar. Raises ValueError."""
+        if grammar.kind == "json_schema":
+            text = LLMatcher.grammar_from_json_schema(grammar.text)
+        else:
+            text = LLMatcher.grammar_from_lark(grammar.text)
+        copy = self._copies.get(stop)
+        if copy is None:
+            copy = LLTokenizer(self._tokenizer.to_str(), n_vocab=self._vocabulary_size, eos_token=sorted(stop))
+            self._copies[stop] = copy
+        matcher = LLMatcher(copy, text, log_level=0)
+        if error := matcher.get_error():
+            raise ValueError(error)
+        return matcher
+
+    def _constraint(self, grammar: Grammar, matcher: LLMatcher) -> Constraint:
+        def begin() -> GrammarMatcher:
+            return GrammarMatcher(matcher.deep_copy(), self._vocabulary_size)
+
+        return TriggeredMatcher(begin, self._token_text, grammar.trigger) if grammar.trigger else begin()
+
+    def _token_text(self, token: int) -> str:
+        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+
+
+class GrammarMatcher:
+    """Allows only text that a grammar allows, then one of the stop tokens. A Constraint."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary_size: int) -> None:
+        """`matcher`: at the start of the grammar; it is this object's own from here on."""
+        self._matcher = matcher
+        self._bits = np.zeros(-(-vocabulary_size // 32), np.uint32)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text is all that the grammar asks for, so that nothing but a stop token may follow."""
+        return bool(self._matcher.is_stopped())
+
+    def allowed(self) -> Any:
+        """Return the tokens that may come next, as a bit mask that is valid until the next call."""
+        self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        return self._bits
+
+    def accept(self, token: int) -> None:
+        """Advance past a sampled token. Raises ValueError where the grammar does not allow it."""
+        if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
+            raise ValueError(self._matcher.get_error() or f"token {token}")
+
+
+class TriggeredMatcher:
+    """Allows any text until it ends in a trigger, then what a grammar allows until that is complete. A Constraint.
+
+    `begin`: returns a new matcher of the grammar. `token_text`: returns a token's text.
+    """
+
+    def __init__(self, begin: Callable[[], GrammarMatcher], token_text: Callable[[int], str], trigger: str) -> None:
+        self._begin, self._token_text, self._trigger = begin, token_text, trigger
+        self._inside: GrammarMatcher | None = None
+        self._tail = ""
+
+    def allowed(self) -> Any:
+        """Return what the grammar allows behind the trigger; None, which allows all, elsewhere."""
+        return self._inside.allowed() if self._inside else None
+
+    def accept(self, token: int) -> None:
+        """Advance past a sampled token. Raises ValueError where the grammar behind the trigger forbids it."""
+        if self._inside:
+            self._inside.accept(token)
+            if self._inside.complete:
+                self._inside, self._tail = None, ""
+            return
+        self._tail = (self._tail + self._token_text(token))[-2 * len(self._trigger) :]
+        if self._tail.endswith(self._trigger):
+            self._inside = self._begin()

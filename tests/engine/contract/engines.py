@@ -1,0 +1,141 @@
+"""The engines that the contract's suite runs against. Another engine is one more entry of `ENGINES`.
+
+Each has a model whose likeliest tokens are known without the engine, so that every test can say what has to come.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from antiphon.engine.api import Capabilities, Engine, EngineSettings
+from antiphon.engine.local.engine import LocalEngine
+from antiphon.engine.local.runner import Runner
+from tests.engine.contract.resubmitting import ResubmittingEngine
+from tests.engine.local import tiny
+from tests.engine.local.scripted import VOCABULARY, ScriptedRunner
+from tests.engine.local.smollm2 import checkpoint
+
+# Rows of a context that a test fills; two pages of the local engine.
+SMALL_CONTEXT = 128
+
+
+@dataclass(frozen=True)
+class EngineUnderTest:
+    """An engine, and its model's answers.
+
+    `make(context_rows)`: a new engine; 0 rows: as many as the model has. `likeliest(rows, count)`: the tokens that
+    follow these tokens at temperature 0. `embed(ids)`: these tokens' embeddings. `tokenizer`: None where the engine has
+    no text. `end`: a token that ends a text, and `words` tokens that the model knows.
+    """
+
+    make: Callable[[int], Engine]
+    likeliest: Callable[[Sequence[int], int], list[int]]
+    embed: Callable[[Sequence[int]], Any]
+    words: range
+    tokenizer: Tokenizer | None = None
+    end: int = 0
+
+
+def needs(engine: Engine, capability: Capabilities) -> None:
+    """Skip the test for an engine that lacks the capability."""
+    if capability not in engine.capabilities:
+        pytest.skip(f"{engine.name} has no {capability.name}")
+
+
+def counted(rows: Sequence[int], count: int) -> list[int]:
+    return [(rows[-1] + 1 + i) % VOCABULARY for i in range(count)]
+
+
+def scripted() -> EngineUnderTest:
+    def make(context_rows: int) -> Engine:
+        runner = ScriptedRunner(context_rows=context_rows or 4096)
+        return LocalEngine(runner, EngineSettings(kv_bytes=1 << 16, reserve_rows=64))
+
+    return EngineUnderTest(make, counted, lambda ids: [[float(i)] for i in ids], range(500))
+
+
+def resubmitting() -> EngineUnderTest:
+    return EngineUnderTest(
+        lambda context_rows: ResubmittingEngine(context_rows or 4096),
+        counted,
+        lambda ids: [[float(i)] for i in ids],
+        range(500),
+    )
+
+
+def greedy(reference: Any) -> Callable[[Sequence[int], int], list[int]]:
+    """The likeliest tokens by the model itself, with the cache of its own."""
+
+    @torch.inference_mode()
+    def likeliest(rows: Sequence[int], count: int) -> list[int]:
+        given, past, found = list(rows), None, list[int]()
+        while len(found) < count:
+            out = reference(input_ids=torch.tensor([given]), past_key_values=past, use_cache=True)
+            past, given = out.past_key_values, [int(out.logits[0, -1].argmax())]
+            found += given
+        return found
+
+    return likeliest
+
+
+def embedder(reference: Any) -> Callable[[Sequence[int]], Any]:
+    @torch.inference_mode()
+    def embed(ids: Sequence[int]) -> torch.Tensor:
+        return reference.get_input_embeddings()(torch.tensor(list(ids)))
+
+    return embed
+
+
+def tiny_tokenizer() -> Tokenizer:
+    """A tokenizer with a token for each printable ASCII character, one for a line break, and `<end>`."""
+    characters = ["\u0120" if code == 32 else chr(code) for code in range(32, 127)] + ["\u010a"]
+    found = Tokenizer(models.BPE({c: i for i, c in enumerate(characters)} | {"<end>": tiny.VOCABULARY - 1}, []))
+    found.pre_tokenizer, found.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    found.add_special_tokens(["<end>"])
+    return found
+
+
+def random_weights() -> EngineUnderTest:
+    reference, tokenizer = tiny.model("qwen3"), tiny_tokenizer()
+
+    def make(context_rows: int) -> Engine:
+        runner = Runner(tiny.model("qwen3"), rotate_half=True)
+        settings = EngineSettings(kv_bytes=4 << 20, reserve_rows=64, context_rows=context_rows)
+        return LocalEngine(runner, settings, tokenizer=tokenizer)
+
+    end = tiny.VOCABULARY - 1
+    return EngineUnderTest(make, greedy(reference), embedder(reference), range(end), tokenizer, end)
+
+
+def smollm2() -> EngineUnderTest:
+    reference, tokenizer = checkpoint()
+    runner = Runner(copy.deepcopy(reference), rotate_half=True)
+
+    def make(context_rows: int) -> Engine:
+        settings = EngineSettings(kv_bytes=256 << 20, reserve_rows=64, context_rows=context_rows)
+        return LocalEngine(runner, settings, tokenizer=tokenizer.backend_tokenizer)
+
+    return EngineUnderTest(
+        make,
+        greedy(reference),
+        embedder(reference),
+        range(500, 1500),
+        tokenizer.backend_tokenizer,
+        int(tokenizer.eos_token_id),
+    )
+
+
+ENGINES: list[Any] = [
+    pytest.param(cache(resubmitting), id="resubmitting"),
+    pytest.param(cache(scripted), id="local, scripted"),
+    pytest.param(cache(random_weights), id="local, random weights"),
+    pytest.param(cache(smollm2), id="local, SmolLM2", marks=pytest.mark.server),
+]

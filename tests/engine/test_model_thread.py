@@ -1,0 +1,154 @@
+"""The thread of a model: what runs in it, in which order, and what becomes of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+import pytest
+
+from antiphon.engine.model_thread import ModelThread
+from antiphon.errors import EngineError, ModelError, Refused
+
+
+@pytest.fixture
+def thread() -> Iterator[ModelThread]:
+    made = ModelThread("vocoder")
+    yield made
+    made.close()
+
+
+def test_calls_run_in_the_thread_in_the_order_in_which_they_came(thread: ModelThread) -> None:
+    ran: list[object] = []
+
+    async def main() -> None:
+        for number in range(3):
+            thread.post(lambda number=number: ran.append(number))
+        ran.append(await thread.call(lambda: threading.current_thread().name))
+
+    asyncio.run(main())
+    assert ran == [0, 1, 2, "vocoder"]
+
+
+def test_what_a_part_of_the_model_raises_becomes_a_model_error(thread: ModelThread) -> None:
+    def fail(error: Exception) -> None:
+        raise error
+
+    async def main() -> None:
+        with pytest.raises(ModelError, match="RuntimeError: no memory") as wrapped:
+            await thread.call_model(lambda: fail(RuntimeError("no memory")))
+        assert isinstance(wrapped.value.__cause__, RuntimeError)
+        with pytest.raises(EngineError, match="as it is"):
+            await thread.call_model(lambda: fail(EngineError("as it is")))
+        with pytest.raises(KeyError):
+            await thread.call(lambda: fail(KeyError("key")))
+        # The thread goes on.
+        assert await thread.call_model(lambda: 5) == 5
+
+    asyncio.run(main())
+
+
+def test_when_a_posted_function_raises_it_is_logged_and_the_thread_goes_on(
+    thread: ModelThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        with caplog.at_level(logging.ERROR):
+            thread.post(lambda: [][0])
+            assert await thread.call(lambda: 1) == 1
+
+    asyncio.run(main())
+    assert "vocoder" in caplog.text
+    assert "IndexError" in caplog.text
+
+
+def test_when_a_caller_is_cancelled_before_its_turn_its_call_is_skipped(thread: ModelThread) -> None:
+    async def main() -> None:
+        gate, ran = threading.Event(), list[int]()
+        thread.post(lambda: gate.wait(10) and None)
+        waiting = asyncio.create_task(thread.call(lambda: ran.append(1)))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        gate.set()
+        await thread.call(lambda: ran.append(2))
+        assert ran == [2]
+
+    asyncio.run(main())
+
+
+def test_behind_a_call_the_owner_steps_until_there_is_nothing_to_do() -> None:
+    work, done, idle = deque("abc"), list[str](), threading.Event()
+
+    def step() -> bool:
+        done.append(work.popleft())
+        if not work:
+            idle.set()
+        return bool(work)
+
+    thread = ModelThread("engine", step=step, on_close=lambda: done.append("closed"))
+    thread.post(lambda: done.append("call"))
+    assert idle.wait(10)
+    thread.close()
+    assert done == ["call", "a", "b", "c", "closed"]
+
+
+def test_a_wake_has_the_owner_step_again() -> None:
+    steps, asleep = list[int](), threading.Semaphore(0)
+
+    def step() -> bool:
+        steps.append(len(steps))
+        return False
+
+    thread = ModelThread("engine", step=step, pause_s=asleep.release)
+    for number in range(3):
+        # The thread holds its lock until it sleeps, so the wake comes after that.
+        assert asleep.acquire(timeout=10)
+        assert len(steps) == number
+        thread.wake()
+    assert asleep.acquire(timeout=10)
+    thread.close()
+    assert steps == [0, 1, 2]
+
+
+def test_results_of_one_step_come_to_a_loop_together(thread: ModelThread) -> None:
+    async def main() -> None:
+        loop, got, both = asyncio.get_running_loop(), list[int](), asyncio.Event()
+
+        def deliver() -> None:
+            thread.deliver(loop, lambda: got.append(1))
+            thread.deliver(loop, lambda: (got.append(2), both.set()))  # type: ignore[arg-type, return-value]
+
+        thread.post(deliver)
+        await both.wait()
+        assert got == [1, 2]
+
+    asyncio.run(main())
+
+
+def test_when_a_loop_is_gone_its_results_are_dropped_and_the_thread_goes_on(thread: ModelThread) -> None:
+    gone = asyncio.new_event_loop()
+    gone.close()
+
+    async def main() -> None:
+        thread.post(lambda: thread.deliver(gone, lambda: None))
+        assert await thread.call(lambda: 1) == 1
+        assert await thread.call(lambda: 2) == 2
+
+    asyncio.run(main())
+
+
+def test_when_it_is_closed_what_was_posted_still_runs_and_later_calls_are_refused() -> None:
+    thread, gate, ran = ModelThread("vocoder"), threading.Event(), list[str]()
+    thread.post(lambda: gate.wait(10) and None)
+    thread.post(lambda: ran.append("posted"))
+    closing = threading.Thread(target=thread.close)
+    closing.start()
+    with pytest.raises(Refused, match="the vocoder is shutting down"):
+        while True:
+            thread.post(lambda: None)
+    gate.set()
+    closing.join(10)
+    assert ran == ["posted"]
