@@ -14,6 +14,8 @@ from antiphon.events.tools import Tool
 from antiphon.events.transcription import TranscriptionConfig
 from antiphon.events.words import Word
 
+# What a client attaches to a response, and gets back with it: nothing here looks into it.
+Metadata = Mapping[str, Any]
 ItemKind = Literal["message", "function_call", "function_call_output"]
 ItemRole = Literal["system", "user", "assistant"]
 ContentPartKind = Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
@@ -171,7 +173,7 @@ class CreateResponse:
     max_tokens: int | None = None
     stored: bool = True
     items: tuple[Item | str, ...] | None = None
-    metadata: Mapping[str, Any] | None = None
+    metadata: Metadata | None = None
     event_id: str | None = None
 
 
@@ -302,7 +304,7 @@ class Response:
     audio_output: bool
     voice: str | None
     max_tokens: int | None
-    metadata: Mapping[str, Any] | None = None
+    metadata: Metadata | None = None
     stored: bool = True
     status: ResponseStatus = "in_progress"
     reason: str = ""

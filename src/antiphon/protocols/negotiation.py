@@ -136,7 +136,7 @@ class RealtimeConnection:
 
     def _created(self) -> Frame:
         beta_transcription = self.opening.beta and self._default is self._transcription
-        fields: dict[str, object] = {
+        fields = {
             "type": "transcription_session.created" if beta_transcription else "session.created",
             "event_id": self.context.new_id("event_"),
             "session": self.session(),

@@ -33,7 +33,7 @@ from antiphon.protocols.fields import decode
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.messages import type_in
 from antiphon.protocols.resume.control import Control
-from antiphon.protocols.wire import Frame, Payload, Received
+from antiphon.protocols.wire import Frame, Received
 from antiphon.turns.eagerness import semantic_vad
 
 if TYPE_CHECKING:
@@ -114,11 +114,18 @@ class BridgeSession:
         """Write a JSON message of these fields."""
         self._frames.append(Frame(fields))
 
-    def add_media(self, at: ContentPosition, payload: Payload | bytes) -> None:
+    def add_media(self, at: ContentPosition, **fields: Any) -> None:
         """Write text or audio of a response with its epoch, unless that has passed."""
-        epoch = self._epochs.get(at.response_id, self.epoch)
-        if epoch == self.epoch:
-            self._frames.append(Frame(payload, epoch))
+        if self._is_current(at):
+            self._frames.append(Frame(fields, self.epoch))
+
+    def add_binary(self, at: ContentPosition, data: bytes) -> None:
+        """Write binary audio of a response with its epoch, unless that has passed."""
+        if self._is_current(at):
+            self._frames.append(Frame(data, self.epoch))
+
+    def _is_current(self, at: ContentPosition) -> bool:
+        return self._epochs.get(at.response_id, self.epoch) == self.epoch
 
     def take(self) -> list[Frame]:
         """Remove and return the frames that were written, oldest first."""

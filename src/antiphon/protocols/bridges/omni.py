@@ -85,7 +85,7 @@ class OmniBridge:
                 session.add(type="turn.start")
             case ResponseTextDelta(at, text):
                 self._text += text
-                session.add_media(at, {"type": "transcript.delta", "delta": text})
+                session.add_media(at, type="transcript.delta", delta=text)
             case ResponseAudioDelta(at, pcm, rate_hz):
                 self._add_audio(at, to_pcm16(session.resample(at.item_id, pcm, rate_hz)))
             case ContentPartDone(at):
@@ -108,8 +108,8 @@ class OmniBridge:
             return
         if not self._audio_started:
             self._audio_started = True
-            self._session.add_media(at, {"type": "audio.start", "format": "wav_chunk", "sample_rate": OUT_HZ})
-        self._session.add_media(at, wav_header(OUT_HZ, len(data)) + data)
+            self._session.add_media(at, type="audio.start", format="wav_chunk", sample_rate=OUT_HZ)
+        self._session.add_binary(at, wav_header(OUT_HZ, len(data)) + data)
 
 
 def _text(value: object) -> str | None:

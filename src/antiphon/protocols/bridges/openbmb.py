@@ -104,8 +104,8 @@ class OpenbmbBridge:
         session = self._session
         match event:
             case ResponseTextDelta(at, text):
-                fields = {"type": "response.output_text.delta", "text": text, "kind": "text", "end_of_turn": False}
-                session.add_media(at, fields)
+                kind = "response.output_text.delta"
+                session.add_media(at, type=kind, text=text, kind="text", end_of_turn=False)
             case ResponseAudioDelta(at, pcm, rate_hz):
                 self._add_audio(at, session.resample(at.item_id, pcm, rate_hz))
             case ContentPartDone(at):
@@ -129,7 +129,7 @@ class OpenbmbBridge:
 
     def _add_audio(self, at: ContentPosition, pcm: Pcm) -> None:
         if len(pcm):
-            self._session.add_media(at, {"type": "response.output_audio.delta", "audio": f32_base64(pcm)})
+            self._session.add_media(at, type="response.output_audio.delta", audio=f32_base64(pcm))
 
 
 DIALECT = Dialect(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypedDict
 
 import numpy as np
 
@@ -19,7 +20,6 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64
 from antiphon.events.words import Word
 from antiphon.protocols.realtime.input_fields import AudioFormat
-from antiphon.protocols.wire import Payload
 
 
 def _from_f32(data: bytes) -> Pcm:
@@ -81,6 +81,32 @@ class DuplexAudioBuffer:
         return pcm
 
 
+class TextMark(TypedDict):
+    """The end of a word: so many characters of the item's text, at so many milliseconds of its audio."""
+
+    text_chars: int
+    audio_end_ms: int
+
+
+class DeltaFacts(TypedDict):
+    """The `metadata` of a delta of audio. `playback`: how much of the item's audio was generated, and sent."""
+
+    end_of_turn: bool
+    audio_duration_ms: int
+    audio_text_marks: list[TextMark]
+    playback: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class AudioDelta:
+    """More of an item's audio, as a client gets it: in base64, and what is told with it."""
+
+    audio: str
+    format: str
+    rate_hz: int
+    facts: DeltaFacts
+
+
 @dataclass(slots=True)
 class _SentItem:
     """What was sent of one item."""
@@ -90,7 +116,7 @@ class _SentItem:
     spoken_chars: int = 0
     audio_s: float = 0.0
     # The ends of words that the next delta will have: characters of the text, and milliseconds of the audio.
-    marks: list[dict[str, int]] = field(default_factory=list)
+    marks: list[TextMark] = field(default_factory=list)
     resampler: Resampler | None = None
 
 
@@ -109,7 +135,7 @@ class ResponseAudioTexts:
 
     def add_audio(
         self, item_id: str, pcm: Pcm, rate_hz: int, words: Sequence[Word], audio_format: AudioFormat
-    ) -> Payload | None:
+    ) -> AudioDelta | None:
         """The fields of a delta with more of an item's audio; None where it is too short to give a sample yet.
 
         `pcm` is float32 [num_samples] at `rate_hz`. `words` are those that end in it, with times from the beginning of
@@ -126,7 +152,7 @@ class ResponseAudioTexts:
         out = sent.resampler.feed(pcm)
         return _delta(sent, out, audio_format, last=False) if len(out) else None
 
-    def end(self, item_id: str, audio_format: AudioFormat) -> Payload:
+    def end(self, item_id: str, audio_format: AudioFormat) -> AudioDelta:
         """The fields of an item's last delta, whose audio may be empty. The item is forgotten."""
         sent = self._items.pop(item_id, _SentItem())
         rest = sent.resampler.flush() if sent.resampler else np.zeros(0, np.float32)
@@ -153,17 +179,14 @@ def encoded(pcm: Pcm, audio_format: AudioFormat) -> bytes:
             return to_pcm16(pcm)
 
 
-def _delta(sent: _SentItem, pcm: Pcm, audio_format: AudioFormat, *, last: bool) -> Payload:
+def _delta(sent: _SentItem, pcm: Pcm, audio_format: AudioFormat, *, last: bool) -> AudioDelta:
     marks, sent.marks = sent.marks, []
     audio_ms = round(sent.audio_s * 1000)
-    return {
-        "delta": b64encode(encoded(pcm, audio_format) if len(pcm) else b"").decode(),
-        "format": audio_format.type,
-        "sample_rate_hz": audio_format.rate_hz,
-        "metadata": {
-            "end_of_turn": last,
-            "audio_duration_ms": audio_ms,
-            "audio_text_marks": marks,
-            "playback": {"generated_ms": audio_ms, "sent_ms": audio_ms},
-        },
+    facts: DeltaFacts = {
+        "end_of_turn": last,
+        "audio_duration_ms": audio_ms,
+        "audio_text_marks": marks,
+        "playback": {"generated_ms": audio_ms, "sent_ms": audio_ms},
     }
+    audio = b64encode(encoded(pcm, audio_format) if len(pcm) else b"").decode()
+    return AudioDelta(audio, audio_format.type, audio_format.rate_hz, facts)

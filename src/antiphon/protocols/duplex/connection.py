@@ -6,7 +6,6 @@ epoch, so that those that wait can be dropped when the epoch is raised (resume/j
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -43,7 +42,7 @@ from antiphon.events.duplex import (
 )
 from antiphon.events.transcription import AppendAudio, ClearAudio, CommitAudio, SessionEnding
 from antiphon.protocols.connection import Command, Context, Dialect, Event, Resume, WireSnapshot
-from antiphon.protocols.duplex.audio import DuplexAudioBuffer, ResponseAudioTexts
+from antiphon.protocols.duplex.audio import AudioDelta, DeltaFacts, DuplexAudioBuffer, ResponseAudioTexts
 from antiphon.protocols.duplex.commands import (
     DROP_ACTIONS,
     acknowledgement,
@@ -71,20 +70,21 @@ from antiphon.protocols.duplex.messages import (
 )
 from antiphon.protocols.duplex.session import DuplexSessionState, DuplexSnapshot
 from antiphon.protocols.duplex.session_fields import DUPLEX_CODES, RETRYABLE, DuplexUpdateFields, read_audio_format
-from antiphon.protocols.duplex.turn_events import overlap_fields, turn_event
+from antiphon.protocols.duplex.turn_events import write_turn_event
 from antiphon.protocols.fields import decode
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.audio_buffer import appended
 from antiphon.protocols.realtime.commands import command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents
 from antiphon.protocols.realtime.input_fields import AudioFormat
-from antiphon.protocols.realtime.items import ItemContext, position_fields, response_json
+from antiphon.protocols.realtime.items import ItemContext
 from antiphon.protocols.realtime.messages import ClientMessage, InputAudioBufferClear, event_id_in
+from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, content_place, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
 from antiphon.protocols.realtime.video_frames import video_frames
 from antiphon.protocols.realtime.writer import EventWriter
 from antiphon.protocols.resume.control import Control, control, replaced_frame, resumed_frame
-from antiphon.protocols.wire import Frame, Payload, Received
+from antiphon.protocols.wire import Frame, Received
 
 
 class DuplexConnection:
@@ -306,9 +306,8 @@ class DuplexConnection:
         is_dropped = overlap_action(message) in DROP_ACTIONS and self._responding
         silent = message.is_speech is False and self._responding
         if is_dropped:
-            policy = self._session.own.overlap_policy
-            fields = overlap_fields(self.id, self.epoch, policy, "drop", "client_overlap_action", {})
-            self._writer.event("overlap.decision", **fields)
+            report = OverlapReported(self._session.own.overlap_policy, "drop", "client_overlap_action")
+            write_turn_event(self._writer, report, self.id, self.epoch)
         elif command := overlap_command(message, silent=silent):
             commands.append(command)
             silent = False
@@ -355,8 +354,7 @@ class DuplexConnection:
             case TurnStateChanged() | OverlapReported() | SpeakStepTaken() | ListenStepTaken() | PlaybackAcknowledged():
                 if isinstance(event, TurnStateChanged):
                     self._responding = event.state in ("assistant_generating", "assistant_playing")
-                kind, fields = turn_event(event, self.id, self.epoch)
-                self._writer.event(kind, **fields)
+                write_turn_event(self._writer, event, self.id, self.epoch)
             case ResponseCreated(response):
                 if response.stored:
                     # A response beside the conversation is in no epoch: it goes on whatever happens there.
@@ -382,30 +380,38 @@ class DuplexConnection:
             case ResponseTextDelta(_, text, spoken):
                 name = "output_audio_transcript" if spoken else "output_text"
                 self._audio_texts.add_text(position.item_id, text)
-                self._media(position, f"response.{name}.delta", {"delta": text})
+                self._media(position, f"response.{name}.delta", delta=text)
             case ResponseAudioDelta(_, pcm, rate_hz, words):
                 self._session.has_spoken = True
                 if delta := self._audio_texts.add_audio(position.item_id, pcm, rate_hz, words, form):
-                    self._media(position, "response.output_audio.delta", delta)
+                    self._audio_delta(position, delta)
             case ContentPartDone(_, part):
                 if part.kind == "output_audio":
-                    delta = self._audio_texts.end(position.item_id, form)
-                    self._media(position, "response.output_audio.delta", delta)
+                    self._audio_delta(position, self._audio_texts.end(position.item_id, form))
                 self._events.part_done(position, part)
 
-    def _media(self, position: ContentPosition, kind: str, fields: Payload) -> None:
+    def _media(self, position: ContentPosition, kind: str, *, facts: DeltaFacts | None = None, **fields: Any) -> None:
         """Write text or audio of a response with its epoch, unless that has passed."""
         epoch = self._epochs.get(position.response_id, self.epoch)
         if epoch < self.epoch:
             return
-        more: Mapping[str, object] = fields.get("metadata", {})
-        facts = {"session_id": self.id, "epoch": epoch, "end_of_turn": False, **more}
-        head = {"type": kind, "event_id": self.context.new_id("event_"), **position_fields(position)}
-        self._writer.add({**head, **fields, "metadata": facts}, epoch)
+        metadata = {"session_id": self.id, "epoch": epoch, "end_of_turn": False, **(facts or {})}
+        head = {"type": kind, "event_id": self.context.new_id("event_"), **content_place(position)}
+        self._writer.add({**head, **fields, "metadata": metadata}, epoch)
 
-    def _response(self, response: Response) -> Payload:
-        output = self._session.output
-        return response_json(response, self.id, output.format, output.voice, beta=False)
+    def _audio_delta(self, position: ContentPosition, delta: AudioDelta) -> None:
+        self._media(
+            position,
+            "response.output_audio.delta",
+            facts=delta.facts,
+            delta=delta.audio,
+            format=delta.format,
+            sample_rate_hz=delta.rate_hz,
+        )
+
+    def _response(self, response: Response) -> ShownResponse:
+        output = ShownOutput(self._session.output.format, self._session.output.voice)
+        return response_json(response, self.id, output, beta=False)
 
 
 def _first_update(data: str | bytes) -> DuplexUpdate | None:

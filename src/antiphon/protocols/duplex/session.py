@@ -13,6 +13,7 @@ from antiphon.protocols.duplex.session_fields import (
     DuplexFields,
     DuplexTurnDetection,
     DuplexUpdateFields,
+    ShownSession,
     apply_duplex,
     audio_json,
     capabilities,
@@ -31,7 +32,6 @@ from antiphon.protocols.realtime.session_fields import (
     apply_own,
     conversation_config,
 )
-from antiphon.protocols.wire import Payload
 from antiphon.turns.eagerness import semantic_vad
 
 
@@ -136,38 +136,34 @@ class DuplexSessionState:
         """The loaded voice of this name; None for the default."""
         return self._context.loaded_voice(asked.id if isinstance(asked, VoiceId) else asked)
 
-    def shown(self) -> Payload:
-        """The whole session as JSON values, in the flat names of this dialect and without `ref_audio`."""
-        f, form, out = self._fields, self._audio.format, self.output
-        own = msgspec.structs.asdict(self.own)
-        del own["ref_audio"]
-        return {
-            "id": self.id,
-            "session_id": self.id,
-            "object": "realtime.session",
-            "type": "realtime",
-            "model": self.model,
-            "expires_at": self._expires_at,
-            "modalities": ["audio", "text"] if f.speaks else ["text"],
-            "instructions": f.instructions,
-            "voice": out.voice,
-            "input_audio_format": form.type,
-            "output_audio_format": out.format.type,
-            "sample_rate_hz": form.rate,
-            "audio": audio_json(form, out),
-            "turn_detection": self._audio.turn_detection,
-            "input_audio_transcription": self._audio.transcription,
-            "tools": f.tools,
-            "tool_choice": f.tool_choice,
-            "max_response_output_tokens": f.max_output_tokens,
-            **own,
-            "epoch": self.epoch,
-            "capabilities": capabilities(
+    def shown(self) -> ShownSession:
+        """The session as a client is shown it."""
+        f, form, out, own = self._fields, self._audio.format, self.output, self.own
+        return ShownSession(
+            id=self.id,
+            session_id=self.id,
+            model=self.model,
+            expires_at=self._expires_at,
+            modalities=["audio", "text"] if f.speaks else ["text"],
+            instructions=f.instructions,
+            voice=out.voice,
+            input_audio_format=form.type,
+            output_audio_format=out.format.type,
+            sample_rate_hz=form.rate_hz,
+            audio=audio_json(form, out),
+            turn_detection=self._audio.turn_detection,
+            input_audio_transcription=self._audio.transcription,
+            tools=f.tools,
+            tool_choice=f.tool_choice,
+            max_response_output_tokens=f.max_output_tokens,
+            **{name: getattr(own, name) for name in own.__struct_fields__ if name != "ref_audio"},
+            epoch=self.epoch,
+            capabilities=capabilities(
                 unit_ms=self._context.unit_ms,
                 speaks=bool(self._context.voices),
                 resumes=self.resume_token is not None,
             ),
-        }
+        )
 
     def snapshot(self) -> DuplexSnapshot:
         """What is stored of the session. `ref_audio` is not."""

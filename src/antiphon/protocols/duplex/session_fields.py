@@ -17,7 +17,9 @@ from antiphon.protocols.realtime.input_fields import (
     AudioFormat,
     InputFields,
     NoiseReduction,
+    Transcription,
     TranscriptionFields,
+    TurnDetection,
     TurnDetectionFields,
 )
 from antiphon.protocols.realtime.items import NamedTool, VoiceId
@@ -29,7 +31,6 @@ from antiphon.protocols.realtime.session_fields import (
     Truncation,
     modalities_of_beta,
 )
-from antiphon.protocols.wire import Payload
 
 # Error codes of a conversation, and what they are called here.
 DUPLEX_CODES = {
@@ -172,37 +173,104 @@ class DuplexFields(msgspec.Struct):
     extra_body: dict[str, Any] = msgspec.field(default_factory=lambda: {"auto_response": True})
 
 
-def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> Payload:
-    """`capabilities` as JSON values. `unit_ms`: the length of a native model's unit, 0 for a cascade.
+class ShownCapabilities(msgspec.Struct):
+    """`session.capabilities`."""
+
+    implementation_level: str
+    input_modes: list[str]
+    chunk_period_ms: int
+    required_modalities: list[str]
+    optional_modalities: list[str]
+    output_modalities: list[str]
+    supports_barge_in: bool
+    supports_session_resume: bool
+    supports_audio_truncate: bool
+    supports_kv_lease: bool
+    target_barge_in_latency_ms: int
+
+
+class ShownInput(msgspec.Struct):
+    """`session.audio.input` as a client is shown it."""
+
+    format: str
+    sample_rate_hz: int
+
+
+class ShownOutputAudio(msgspec.Struct):
+    """`session.audio.output` as a client is shown it."""
+
+    format: str
+    sample_rate_hz: int
+    voice: VoiceId | str
+    speed: float
+
+
+class ShownSessionAudio(msgspec.Struct):
+    """`session.audio` as a client is shown it."""
+
+    input: ShownInput
+    output: ShownOutputAudio
+
+
+class ShownSession(msgspec.Struct, kw_only=True):
+    """A session as a client is shown it, in the flat names of this dialect and without `ref_audio`."""
+
+    id: str
+    session_id: str
+    object: str = "realtime.session"
+    type: str = "realtime"
+    model: str
+    expires_at: int
+    modalities: list[str]
+    instructions: str
+    voice: VoiceId | str
+    input_audio_format: str
+    output_audio_format: str
+    sample_rate_hz: int
+    audio: ShownSessionAudio
+    turn_detection: TurnDetection | None
+    input_audio_transcription: Transcription | None
+    tools: list[msgspec.Raw]
+    tool_choice: str | NamedTool
+    max_response_output_tokens: int | str
+    overlap_policy: str
+    overlap_short_ack_ms: float
+    overlap_barge_in_ms: float
+    overlap_silence_rms: float
+    playback_commit_policy: str
+    idle_timeout_s: float
+    temperature: float | None
+    metadata: dict[str, Any] | None
+    extra_body: dict[str, Any]
+    epoch: int
+    capabilities: ShownCapabilities
+
+
+def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> ShownCapabilities:
+    """What the session can do. `unit_ms`: the length of a native model's unit, 0 for a cascade.
 
     `speaks`: there is a voice. `resumes`: the session outlives its connection.
     """
-    return {
-        "implementation_level": "model_native_duplex" if unit_ms else "turn_based_duplex",
-        "input_modes": ["audio", "video"] if unit_ms else ["audio", "text"],
-        "chunk_period_ms": unit_ms or CHUNK_PERIOD_MS,
-        "required_modalities": ["audio"],
-        "optional_modalities": ["video"] if unit_ms else ["text"],
-        "output_modalities": ["audio", "text"] if speaks else ["text"],
-        "supports_barge_in": True,
-        "supports_session_resume": resumes,
-        "supports_audio_truncate": True,
-        "supports_kv_lease": True,
-        "target_barge_in_latency_ms": TARGET_BARGE_IN_MS,
-    }
+    return ShownCapabilities(
+        implementation_level="model_native_duplex" if unit_ms else "turn_based_duplex",
+        input_modes=["audio", "video"] if unit_ms else ["audio", "text"],
+        chunk_period_ms=unit_ms or CHUNK_PERIOD_MS,
+        required_modalities=["audio"],
+        optional_modalities=["video"] if unit_ms else ["text"],
+        output_modalities=["audio", "text"] if speaks else ["text"],
+        supports_barge_in=True,
+        supports_session_resume=resumes,
+        supports_audio_truncate=True,
+        supports_kv_lease=True,
+        target_barge_in_latency_ms=TARGET_BARGE_IN_MS,
+    )
 
 
-def audio_json(input_format: AudioFormat, output: SessionOutput) -> Payload:
-    """The session's `audio` as JSON values."""
-    return {
-        "input": {"format": input_format.type, "sample_rate_hz": input_format.rate},
-        "output": {
-            "format": output.format.type,
-            "sample_rate_hz": output.format.rate,
-            "voice": output.voice,
-            "speed": output.speed,
-        },
-    }
+def audio_json(input_format: AudioFormat, output: SessionOutput) -> ShownSessionAudio:
+    """The session's `audio`."""
+    form = output.format
+    shown = ShownOutputAudio(form.type, form.rate_hz, output.voice, output.speed)
+    return ShownSessionAudio(ShownInput(input_format.type, input_format.rate_hz), shown)
 
 
 def apply_duplex(fields: DuplexFields, given: DuplexUpdateFields) -> DuplexFields:

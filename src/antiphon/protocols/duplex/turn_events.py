@@ -1,4 +1,4 @@
-"""What a full-duplex client is told of turns, overlap and playback, as fields of its events: docs/wire/duplex.md."""
+"""What a full-duplex client is told of turns, overlap and playback: docs/wire/duplex.md."""
 
 from __future__ import annotations
 
@@ -11,49 +11,43 @@ from antiphon.events.duplex import (
     SpeakStepTaken,
     TurnStateChanged,
 )
-from antiphon.protocols.wire import Payload
+from antiphon.protocols.realtime.writer import EventWriter
 
 TurnEvent = TurnStateChanged | OverlapReported | SpeakStepTaken | ListenStepTaken | PlaybackAcknowledged
 
 
-def turn_event(output: TurnEvent, session_id: str, epoch: int) -> tuple[str, Payload]:
-    """The type and the further fields of the event, JSON values. `epoch` is the one that the session is in."""
-    here: dict[str, object] = {"session_id": session_id, "epoch": epoch}
-    match output:
-        case TurnStateChanged(event, state, payload):
+def write_turn_event(writer: EventWriter, event: TurnEvent, session_id: str, epoch: int) -> None:
+    """Write the message of an event. `epoch` is the one that the session is in."""
+    match event:
+        case TurnStateChanged(name, state, payload):
             more = {"payload": payload} if payload else {}
-            return "turn.event", here | {"event": event, "turn_state": state} | more
+            writer.event("turn.event", session_id=session_id, epoch=epoch, event=name, turn_state=state, **more)
         case OverlapReported(policy, action, reason, facts):
-            return "overlap.decision", overlap_fields(session_id, epoch, policy, action, reason, dict(facts))
+            writer.event(
+                "overlap.decision",
+                session_id=session_id,
+                epoch=epoch,
+                policy=policy,
+                action=action,
+                reason=reason,
+                metadata=dict(facts),
+            )
         case SpeakStepTaken(response_id):
-            return "response.speak", here | {"response_id": response_id, "metadata": {}}
+            writer.event("response.speak", session_id=session_id, epoch=epoch, response_id=response_id, metadata={})
         case ListenStepTaken(reason):
             response = {"object": "realtime.response", "status": "listening", "metadata": {"reason": reason}}
-            return "response.listen", here | {"response": response}
+            writer.event("response.listen", session_id=session_id, epoch=epoch, response=response)
         case PlaybackAcknowledged():
             # The one event whose fields are nested.
-            return "playback.acknowledged", {"event": {**here, **_acknowledged_fields(output)}}
-
-
-def overlap_fields(session_id: str, epoch: int, policy: str, action: str, reason: str, metadata: Payload) -> Payload:
-    """The fields of an `overlap.decision`: what was done about speech over a response, and why."""
-    return {
-        "session_id": session_id,
-        "epoch": epoch,
-        "policy": policy,
-        "action": action,
-        "reason": reason,
-        "metadata": metadata,
-    }
-
-
-def _acknowledged_fields(acknowledged: PlaybackAcknowledged) -> Payload:
-    return {
-        "type": "playback.acknowledged",
-        "response_id": acknowledged.response_id,
-        "item_id": acknowledged.item_id,
-        "played_ms": acknowledged.played_ms,
-        "committed_ms": acknowledged.committed_ms,
-        "playback": asdict(acknowledged.cursors),
-        "history_committed": acknowledged.history_exact,
-    }
+            acknowledged = {
+                "session_id": session_id,
+                "epoch": epoch,
+                "type": "playback.acknowledged",
+                "response_id": event.response_id,
+                "item_id": event.item_id,
+                "played_ms": event.played_ms,
+                "committed_ms": event.committed_ms,
+                "playback": asdict(event.cursors),
+                "history_committed": event.history_exact,
+            }
+            writer.event("playback.acknowledged", event=acknowledged)

@@ -24,7 +24,7 @@ from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended
 from antiphon.protocols.realtime.commands import command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio
 from antiphon.protocols.realtime.input_fields import CONVERSATION_VAD, AudioInput
-from antiphon.protocols.realtime.items import ItemContext, VoiceId, response_json
+from antiphon.protocols.realtime.items import ItemContext, VoiceId
 from antiphon.protocols.realtime.messages import (
     ConversationMessage,
     InputAudioBufferAppend,
@@ -52,9 +52,10 @@ from antiphon.protocols.realtime.session_fields import (
     read_ga_update,
     uses_beta_names,
 )
+from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
 from antiphon.protocols.realtime.writer import EventWriter
-from antiphon.protocols.wire import Frame, Payload, Received
+from antiphon.protocols.wire import Frame, Received
 
 _InputMessage = SessionUpdate | InputAudioBufferAppend | InputAudioBufferCommit | InputAudioBufferClear
 # What a client may send: without, and with, a server that plays the audio of responses itself.
@@ -234,6 +235,6 @@ class OpenAIConversation:
                 self._events.write(event)
         return self._writer.take()
 
-    def _response_json(self, response: Response) -> Payload:
-        output = self._fields.output
-        return response_json(response, self._session_id, output.format, output.voice, beta=self._writer.beta)
+    def _response_json(self, response: Response) -> ShownResponse:
+        output = ShownOutput(self._fields.output.format, self._fields.output.voice)
+        return response_json(response, self._session_id, output, beta=self._writer.beta)

@@ -35,7 +35,7 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.transcription import OverlapDecided, OverlapStarted, TranscriptionEvent, TurnCommitted
 from antiphon.protocols.realtime.input_fields import AudioFormat
-from antiphon.protocols.realtime.items import item_json, part_json, position_fields
+from antiphon.protocols.realtime.shown_items import content_place, item_json, output_place, part_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
 from antiphon.protocols.realtime.writer import EventWriter
 
@@ -79,7 +79,7 @@ class ConversationEvents:
             case OutputItemAdded() | OutputItemDone():
                 self._output_item(event)
             case ContentPartAdded(position, part):
-                add("response.content_part.added", **position_fields(position), part=part_json(part))
+                add("response.content_part.added", **content_place(position), part=part_json(part))
             case ArgumentsDelta() | ArgumentsDone():
                 self._arguments(event)
             case _:
@@ -88,7 +88,7 @@ class ConversationEvents:
 
     def part_done(self, position: ContentPosition, part: ContentPart) -> None:
         """Write the end of a content part, whose last audio or text has been written."""
-        add, place = self._writer.event, position_fields(position)
+        add, place = self._writer.event, content_place(position)
         if part.kind == "output_audio":
             add("response.output_audio.done", **place)
             add("response.output_audio_transcript.done", **place, transcript=part.text)
@@ -126,12 +126,18 @@ class ConversationEvents:
         )
 
     def _arguments(self, event: ArgumentsDelta | ArgumentsDone) -> None:
-        place = position_fields(event.at, content=False) | {"call_id": event.call_id}
+        place = output_place(event.at)
         if isinstance(event, ArgumentsDelta):
-            self._writer.event("response.function_call_arguments.delta", **place, delta=event.text)
+            self._writer.event(
+                "response.function_call_arguments.delta", **place, call_id=event.call_id, delta=event.text
+            )
         else:
             self._writer.event(
-                "response.function_call_arguments.done", **place, name=event.name, arguments=event.arguments
+                "response.function_call_arguments.done",
+                **place,
+                call_id=event.call_id,
+                name=event.name,
+                arguments=event.arguments,
             )
 
 
@@ -154,7 +160,7 @@ class OutputAudio:
         match event:
             case ResponseTextDelta(_, text, spoken):
                 name = "output_audio_transcript" if spoken else "output_text"
-                self._writer.event(f"response.{name}.delta", **position_fields(position), delta=text)
+                self._writer.event(f"response.{name}.delta", **content_place(position), delta=text)
             case ResponseAudioDelta(_, pcm, rate_hz):
                 if self._by_events:
                     if position.item_id not in self._resamplers:
@@ -167,6 +173,4 @@ class OutputAudio:
 
     def _delta(self, position: ContentPosition, pcm: Pcm, audio_format: AudioFormat) -> None:
         if data := _ENCODERS.get(audio_format.type, to_pcm16)(pcm):
-            self._writer.event(
-                "response.output_audio.delta", **position_fields(position), delta=b64encode(data).decode()
-            )
+            self._writer.event("response.output_audio.delta", **content_place(position), delta=b64encode(data).decode())

@@ -15,10 +15,10 @@ import msgspec
 from antiphon.audio import Pcm
 from antiphon.contracts import AudioPart
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import ContentPart, ContentPosition, CreateResponse, Item, Response
+from antiphon.events.conversation import ContentPart, CreateResponse, Item
 from antiphon.events.tools import Tool
 from antiphon.protocols.fields import decode, number
-from antiphon.protocols.wire import NewId, Payload
+from antiphon.protocols.wire import NewId
 
 ROLES = ("system", "user", "assistant")
 
@@ -262,119 +262,6 @@ def _input_item(raw: msgspec.Raw, where: str, context: ItemContext) -> Item | st
     if decode(raw, PartKind, where).type == "item_reference":
         return decode(raw, ItemReference, where).id
     return item_from(raw, where, context)
-
-
-def response_json(
-    response: Response, session_id: str, audio_format: object, voice: VoiceId | str, *, beta: bool
-) -> Payload:
-    """A response as JSON values, with the items so far. `audio_format`, `voice`: of the session's output.
-
-    Usage is null while the response is in progress; all its input tokens count as text.
-    """
-    shown: dict[str, Any] = {
-        "id": response.id,
-        "object": "realtime.response",
-        "status": response.status,
-        "status_details": _status_details(response),
-        "output": [item_json(i, beta=beta) for i in response.output],
-        "output_modalities": ["audio"] if response.audio_output else ["text"],
-        "max_output_tokens": response.max_tokens or "inf",
-        "metadata": response.metadata,
-        "usage": None if response.status == "in_progress" else _usage_json(response),
-    }
-    if response.stored:
-        shown["conversation_id"] = f"conv_{session_id.removeprefix('sess-')}"
-    if beta:
-        shown["modalities"] = ["audio", "text"] if response.audio_output else ["text"]
-        del shown["output_modalities"]
-    else:
-        shown["audio"] = {"output": {"format": audio_format, "voice": voice}}
-    return shown
-
-
-def _status_details(response: Response) -> Payload | None:
-    if response.status == "failed":
-        kind = "server_error" if response.code == "server_error" else "invalid_request_error"
-        return {"type": "failed", "error": {"type": kind, "code": response.code}}
-    if response.status in ("cancelled", "incomplete"):
-        return {"type": response.status, "reason": response.reason}
-    return None
-
-
-def _usage_json(response: Response) -> Payload:
-    used = response.usage
-    prompt, cached, completion = (used.prompt_tokens, used.cached_tokens, used.completion_tokens) if used else (0, 0, 0)
-    return {
-        "total_tokens": prompt + completion,
-        "input_tokens": prompt,
-        "output_tokens": completion,
-        "input_token_details": {
-            "text_tokens": prompt,
-            "audio_tokens": 0,
-            "image_tokens": 0,
-            "cached_tokens": cached,
-            "cached_tokens_details": {"text_tokens": cached, "audio_tokens": 0, "image_tokens": 0},
-        },
-        "output_token_details": {"text_tokens": completion, "audio_tokens": 0},
-    }
-
-
-def item_json(item: Item, *, beta: bool) -> Payload:
-    """An item as JSON values. Its audio is left out, and so are content parts of a response that are still empty."""
-    head = {"id": item.id, "object": "realtime.item", "status": item.status}
-    match item.kind:
-        case "message":
-            content = [
-                _content(p, beta=beta)
-                for p in item.parts
-                if p.text or item.status != "in_progress" or p.kind[:2] == "in"
-            ]
-            return head | {"type": "message", "role": item.role, "content": content}
-        case "function_call":
-            return head | {
-                "type": "function_call",
-                "call_id": item.call_id,
-                "name": item.name,
-                "arguments": item.arguments,
-            }
-        case "function_call_output":
-            return head | {"type": "function_call_output", "call_id": item.call_id, "output": item.output}
-
-
-def position_fields(position: ContentPosition, *, content: bool = True) -> dict[str, Any]:
-    """The ids and indices that place something in a response, as fields of an event.
-
-    `content`: its content part too.
-    """
-    found: dict[str, Any] = {
-        "response_id": position.response_id,
-        "item_id": position.item_id,
-        "output_index": position.output_index,
-    }
-    return found | {"content_index": position.content_index} if content else found
-
-
-def part_json(part: ContentPart) -> Payload:
-    """A content part of a response as JSON values. Its events call it `audio` or `text` in the GA names too."""
-    return (
-        {"type": "audio", "transcript": part.text}
-        if part.kind == "output_audio"
-        else {"type": "text", "text": part.text}
-    )
-
-
-def _content(part: ContentPart, *, beta: bool) -> Payload:
-    match part.kind:
-        case "input_text":
-            return {"type": "input_text", "text": part.text}
-        case "input_audio":
-            return {"type": "input_audio", "transcript": part.text or None}
-        case "input_image":
-            return {"type": "input_image", "image_url": part.image}
-        case "output_text":
-            return {"type": "text" if beta else "output_text", "text": part.text}
-        case "output_audio":
-            return {"type": "audio" if beta else "output_audio", "transcript": part.text}
 
 
 def tools_from(given: Sequence[msgspec.Raw] | None, param: str = "session.tools") -> tuple[Tool, ...]:

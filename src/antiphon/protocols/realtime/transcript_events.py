@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
 from antiphon.events.transcription import (
     CommitRefused,
@@ -60,20 +62,17 @@ class TranscriptEvents:
                 raise LocalProtocolError(f"no frame for {type(event).__name__}")
 
     def _transcript(self, event: TranscriptDelta | TranscriptDone | TranscriptFailed) -> None:
-        item_id = self._item_id(event.turn)
-        fields: dict[str, object]
+        add = partial(self._writer.event, item_id=self._item_id(event.turn), content_index=0)
         match event:
             case TranscriptDelta(_, text):
-                name, fields = "delta", {"delta": text}
+                add("conversation.item.input_audio_transcription.delta", delta=text)
             case TranscriptDone():
                 usage = {"type": "duration", "seconds": round(event.audio_s, 3)}
-                name, fields = "completed", {"transcript": event.text, "usage": usage}
+                kind = "conversation.item.input_audio_transcription.completed"
+                add(kind, transcript=event.text, usage=usage)
             case TranscriptFailed(_, message):
                 error = {"type": "server_error", "code": "transcription_failed", "message": message}
-                name, fields = "failed", {"error": error}
-        self._writer.event(
-            f"conversation.item.input_audio_transcription.{name}", item_id=item_id, content_index=0, **fields
-        )
+                add("conversation.item.input_audio_transcription.failed", error=error)
         if not isinstance(event, TranscriptDelta):
             self._items.pop(event.turn, None)
 

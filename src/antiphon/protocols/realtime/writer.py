@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import msgspec
+
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.wire import Frame, NewId, Payload
 
@@ -19,6 +21,19 @@ _BETA_EVENTS = {
     "conversation.item.added": "conversation.item.created",
 }
 _BETA_SILENT = frozenset(("conversation.item.done",))
+
+
+class ShownError(msgspec.Struct, omit_defaults=True):
+    """An error as a client is told it. `param`: the path of the field at fault. `event_id`: the client's name for the
+    message at fault.
+    """
+
+    type: str
+    code: str
+    message: str
+    retryable: bool = False
+    param: str | None = None
+    event_id: str | None = None
 
 
 class EventWriter:
@@ -58,12 +73,6 @@ class EventWriter:
         """Write an error. `event_id`: the client's name for the message at fault, if it had one."""
         code = self._codes.get(error.code, error.code)
         is_retryable = code in self._retryable
-        body: dict[str, object] = {
-            "type": "rate_limit_error" if is_retryable else kind,
-            "code": code,
-            "message": error.message,
-        }
-        body |= {"retryable": True} if is_retryable else {}
-        body |= {"param": error.param} if error.param else {}
-        body |= {"event_id": event_id} if event_id else {}
-        self.event("error", error=body)
+        kind = "rate_limit_error" if is_retryable else kind
+        shown = ShownError(kind, code, error.message, is_retryable, error.param or None, event_id or None)
+        self.event("error", error=shown)

@@ -16,7 +16,7 @@ from antiphon.events.conversation import (
     ResponseTextDelta,
 )
 from antiphon.events.transcription import TranscriptionEvent
-from antiphon.protocols.wire import Payload
+from antiphon.protocols.wire import Frame, message
 
 
 class VllmResponses:
@@ -25,25 +25,25 @@ class VllmResponses:
     def __init__(self) -> None:
         self._text, self._has_audio = "", False
 
-    def frames(self, output: TranscriptionEvent | ConversationEvent) -> list[Payload]:
-        """The frames of an event, as fields ready for JSON; most events have none.
+    def frames(self, output: TranscriptionEvent | ConversationEvent) -> list[Frame]:
+        """The frames of an event; most events have none.
 
         Audio is PCM16 in base64, at the rate of the model, which each delta names.
         """
         match output:
             case ResponseTextDelta(_, text):
                 self._text += text
-                return [{"type": "transcription.delta", "delta": text}]
+                return [message(type="transcription.delta", delta=text)]
             case ResponseAudioDelta(_, pcm, rate_hz) if len(pcm):
                 self._has_audio = True
                 audio = b64encode(to_pcm16(pcm)).decode()
-                fields = {"audio": audio, "format": "pcm16", "sample_rate_hz": rate_hz}
-                return [{"type": "response.output_audio.delta"} | fields]
+                kind = "response.output_audio.delta"
+                return [message(type=kind, audio=audio, format="pcm16", sample_rate_hz=rate_hz)]
             case ResponseDone(response):
                 text, has_audio = self._text, self._has_audio
                 self._text, self._has_audio = "", False
                 if response.status == "failed":
-                    return [{"type": "error", "error": response.error, "code": "processing_error"}]
+                    return [message(type="error", error=response.error, code="processing_error")]
                 used = response.usage
                 prompt, completion = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
                 usage = {
@@ -52,10 +52,10 @@ class VllmResponses:
                     "total_tokens": prompt + completion,
                 }
                 return [
-                    {"type": "transcription.done", "text": text, "usage": usage},
-                    {"type": "response.output_audio.done", "has_audio": has_audio},
+                    message(type="transcription.done", text=text, usage=usage),
+                    message(type="response.output_audio.done", has_audio=has_audio),
                 ]
-            case CommandRejected(code, message):
-                return [{"type": "error", "error": message, "code": code}]
+            case CommandRejected(code, text):
+                return [message(type="error", error=text, code=code)]
             case _:
                 return []

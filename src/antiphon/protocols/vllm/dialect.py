@@ -81,7 +81,7 @@ class VllmDialect:
         Raises LocalProtocolError for an event that no session of this dialect reports.
         """
         if self._responses and not isinstance(event, SessionEnding | TranscriptFailed):
-            return [Frame(fields) for fields in self._responses.frames(event)]
+            return self._responses.frames(event)
         match event:
             case TranscriptDelta(_, text):
                 return [message(type="transcription.delta", delta=text)]
@@ -110,12 +110,10 @@ class VllmDialect:
             "completion_tokens": done.completion_tokens,
             "total_tokens": done.prompt_tokens + done.completion_tokens,
         }
-        fields: dict[str, object] = {"type": "transcription.done", "text": done.streamed, "usage": usage}
-        if self._config and self._config.word_times:
-            fields["words"] = [
-                {"word": w.text, "start": round(w.start_s, 3), "end": round(w.end_s, 3)} for w in done.words
-            ]
-        return Frame(fields)
+        if not (self._config and self._config.word_times):
+            return message(type="transcription.done", text=done.streamed, usage=usage)
+        words = [{"word": w.text, "start": round(w.start_s, 3), "end": round(w.end_s, 3)} for w in done.words]
+        return message(type="transcription.done", text=done.streamed, usage=usage, words=words)
 
     def _commands(self, data: str | bytes) -> list[Command]:
         match read_vllm(data):

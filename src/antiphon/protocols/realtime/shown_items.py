@@ -1,0 +1,230 @@
+"""Items and responses of OpenAI's Realtime API as a client is shown them: docs/wire/openai-realtime.md.
+
+What is shown is made when its event is written: it does not change when the item or the response does.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from antiphon.events.conversation import ContentPart, ContentPosition, Item, Metadata, Response
+from antiphon.protocols.realtime.items import VoiceId
+
+
+class ShownPart(msgspec.Struct):
+    """A content part as a client is shown it: the fields that its type has."""
+
+    type: str
+    text: str | UnsetType = UNSET
+    transcript: str | UnsetType | None = UNSET
+    image_url: str | UnsetType = UNSET
+
+
+class ShownItem(msgspec.Struct, kw_only=True):
+    """An item as a client is shown it: the fields that its type has."""
+
+    id: str
+    object: str = "realtime.item"
+    status: str
+    type: str
+    role: str | UnsetType = UNSET
+    content: list[ShownPart] | UnsetType = UNSET
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    output: str | UnsetType = UNSET
+
+
+class ShownFailure(msgspec.Struct):
+    """What a response failed of."""
+
+    type: str
+    code: str
+
+
+class StatusDetails(msgspec.Struct):
+    """Why a response is not complete."""
+
+    type: str
+    reason: str | UnsetType = UNSET
+    error: ShownFailure | UnsetType = UNSET
+
+
+class CachedTokens(msgspec.Struct):
+    """The tokens of a prompt that were not computed again. All tokens count as text."""
+
+    text_tokens: int
+    audio_tokens: int = 0
+    image_tokens: int = 0
+
+
+class InputTokens(msgspec.Struct):
+    """The tokens of a prompt, which all count as text."""
+
+    text_tokens: int
+    audio_tokens: int
+    image_tokens: int
+    cached_tokens: int
+    cached_tokens_details: CachedTokens
+
+
+class OutputTokens(msgspec.Struct):
+    """The tokens of a response, which all count as text."""
+
+    text_tokens: int
+    audio_tokens: int = 0
+
+
+class ShownUsage(msgspec.Struct):
+    """The tokens of a response and of its prompt."""
+
+    total_tokens: int
+    input_tokens: int
+    output_tokens: int
+    input_token_details: InputTokens
+    output_token_details: OutputTokens
+
+
+class ShownOutput(msgspec.Struct):
+    """The format and voice of a response's audio, as the session shows them."""
+
+    format: object
+    voice: VoiceId | str
+
+
+class ShownAudio(msgspec.Struct):
+    """`response.audio` as a client is shown it."""
+
+    output: ShownOutput
+
+
+class ShownResponse(msgspec.Struct, kw_only=True):
+    """A response as a client is shown it. `output_modalities` and `audio` are the GA's, `modalities` is the beta's."""
+
+    id: str
+    object: str = "realtime.response"
+    status: str
+    status_details: StatusDetails | None
+    output: list[ShownItem]
+    output_modalities: list[str] | UnsetType = UNSET
+    max_output_tokens: int | str
+    metadata: Metadata | None
+    usage: ShownUsage | None
+    conversation_id: str | UnsetType = UNSET
+    modalities: list[str] | UnsetType = UNSET
+    audio: ShownAudio | UnsetType = UNSET
+
+
+class OutputPlace(TypedDict):
+    """The place of an item in a response, as fields of an event."""
+
+    response_id: str
+    item_id: str
+    output_index: int
+
+
+class ContentPlace(OutputPlace):
+    """The place of a content part in a response, as fields of an event."""
+
+    content_index: int
+
+
+def response_json(response: Response, session_id: str, output: ShownOutput, *, beta: bool) -> ShownResponse:
+    """A response with the items so far. `output`: of the session.
+
+    Usage is null while the response is in progress.
+    """
+    shown = ShownResponse(
+        id=response.id,
+        status=response.status,
+        status_details=_status_details(response),
+        output=[item_json(i, beta=beta) for i in response.output],
+        max_output_tokens=response.max_tokens or "inf",
+        metadata=response.metadata,
+        usage=None if response.status == "in_progress" else _usage_json(response),
+    )
+    if response.stored:
+        shown.conversation_id = f"conv_{session_id.removeprefix('sess-')}"
+    if beta:
+        shown.modalities = ["audio", "text"] if response.audio_output else ["text"]
+    else:
+        shown.output_modalities = ["audio"] if response.audio_output else ["text"]
+        shown.audio = ShownAudio(output)
+    return shown
+
+
+def _status_details(response: Response) -> StatusDetails | None:
+    if response.status == "failed":
+        kind = "server_error" if response.code == "server_error" else "invalid_request_error"
+        return StatusDetails("failed", error=ShownFailure(kind, response.code))
+    if response.status in ("cancelled", "incomplete"):
+        return StatusDetails(response.status, response.reason)
+    return None
+
+
+def _usage_json(response: Response) -> ShownUsage:
+    used = response.usage
+    prompt, cached, completion = (used.prompt_tokens, used.cached_tokens, used.completion_tokens) if used else (0, 0, 0)
+    inputs = InputTokens(prompt, 0, 0, cached, CachedTokens(cached))
+    return ShownUsage(prompt + completion, prompt, completion, inputs, OutputTokens(completion))
+
+
+def item_json(item: Item, *, beta: bool) -> ShownItem:
+    """An item as it is now. Its audio is left out, and so are content parts of a response that are still empty."""
+    shown = ShownItem(id=item.id, status=item.status, type=item.kind)
+    match item.kind:
+        case "message":
+            shown.role = item.role
+            shown.content = [
+                _content(p, beta=beta)
+                for p in item.parts
+                if p.text or item.status != "in_progress" or p.kind[:2] == "in"
+            ]
+        case "function_call":
+            shown.call_id, shown.name, shown.arguments = item.call_id, item.name, item.arguments
+        case "function_call_output":
+            shown.call_id, shown.output = item.call_id, item.output
+    return shown
+
+
+def output_place(position: ContentPosition) -> OutputPlace:
+    """The place of an item in a response, as fields of an event."""
+    return {
+        "response_id": position.response_id,
+        "item_id": position.item_id,
+        "output_index": position.output_index,
+    }
+
+
+def content_place(position: ContentPosition) -> ContentPlace:
+    """The place of a content part in a response, as fields of an event."""
+    return {
+        "response_id": position.response_id,
+        "item_id": position.item_id,
+        "output_index": position.output_index,
+        "content_index": position.content_index,
+    }
+
+
+def part_json(part: ContentPart) -> ShownPart:
+    """A content part of a response. Its events call it `audio` or `text` in the GA names too."""
+    if part.kind == "output_audio":
+        return ShownPart("audio", transcript=part.text)
+    return ShownPart("text", part.text)
+
+
+def _content(part: ContentPart, *, beta: bool) -> ShownPart:
+    match part.kind:
+        case "input_text":
+            return ShownPart("input_text", part.text)
+        case "input_audio":
+            return ShownPart("input_audio", transcript=part.text or None)
+        case "input_image":
+            return ShownPart("input_image", image_url=part.image)
+        case "output_text":
+            return ShownPart("text" if beta else "output_text", part.text)
+        case "output_audio":
+            return ShownPart("audio" if beta else "output_audio", transcript=part.text)
