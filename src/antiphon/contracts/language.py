@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from antiphon.audio import Pcm
-from antiphon.events.tools import Tool, ToolCall
+from antiphon.events.tools import JsonSchema, Tool, ToolCall
 from antiphon.vision.images import EncodedImage
 
 MessageRole = Literal["system", "user", "assistant", "tool"]
@@ -77,7 +77,7 @@ class ReplyOptions:
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
     truncation: Literal["auto", "disabled"] | float = "auto"
-    schema: Mapping[str, Any] | None = None
+    schema: JsonSchema | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+# What a client is told beside an event, or told the server beside its own: fields of JSON, which nothing here reads.
+ClientFacts = Mapping[str, Any]
 OverlapPolicy = Literal["listen_only", "barge_in_on_speech", "auto"]
 OverlapAction = Literal["drop", "listen", "barge_in"]
 TurnState = Literal["idle", "user_speaking", "user_committed", "assistant_generating", "assistant_playing", "barge_in"]
@@ -90,7 +92,7 @@ class SignalTurn:
     """Pass the client's own event about turns on, as a TurnStateChanged with its `payload`."""
 
     event: str
-    payload: Mapping[str, Any] = field(default_factory=dict)
+    payload: ClientFacts = field(default_factory=dict)
     event_id: str | None = None
 
 
@@ -124,7 +126,7 @@ class TurnStateChanged:
 
     event: str
     state: TurnState
-    payload: Mapping[str, Any] = field(default_factory=dict)
+    payload: ClientFacts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class OverlapReported:
     policy: OverlapPolicy
     action: OverlapAction
     reason: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: ClientFacts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# The JSON schema of an object. A model is shown it, and its grammar keeps to it: nothing else looks into it.
+JsonSchema = Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
@@ -24,4 +27,4 @@ class Tool:
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    parameters: JsonSchema = field(default_factory=dict)

@@ -8,7 +8,7 @@ RemoteProtocolError, whose `param` is the path of the field at fault and whose m
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
+EMPTY = msgspec.Raw(b"{}")
 # How msgspec says what is wrong: the reason, then the path of the field unless the whole value is meant.
 _REASON = re.compile(r"(?s)(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?")
 _FIELD = re.compile(r"Object (?P<what>missing required|contains unknown) field `(?P<name>.*)`")
@@ -80,8 +81,8 @@ def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolEr
     return RemoteProtocolError("invalid_value", f"Invalid value for '{path}': {reason}.", path or None)
 
 
-def json_body(data: str | bytes, name: str = "body", param: str | None = None) -> dict[str, Any]:
-    """The JSON object that a request's body, or the form field `name`, holds.
+def json_object(data: str | bytes, name: str = "body", param: str | None = None) -> msgspec.Raw:
+    """A JSON object as it was sent: a request's body, or the form field `name`.
 
     Raises RemoteProtocolError: `invalid_json`, with the reason and `param`, or `invalid_type` for another value.
     """
@@ -89,7 +90,8 @@ def json_body(data: str | bytes, name: str = "body", param: str | None = None) -
         value = decode_json(data)
     except ValueError as error:
         raise RemoteProtocolError("invalid_json", f"The {name} is not valid JSON: {error}", param) from None
-    return dict(typed(value, dict, name))
+    typed(value, dict, name)
+    return msgspec.Raw(data)
 
 
 def audio_file(text: str, param: str, max_bytes: int) -> bytes:
@@ -115,16 +117,6 @@ def audio_file(text: str, param: str, max_bytes: int) -> bytes:
     return data
 
 
-def require(fields: dict[str, Any], key: str, kinds: type | tuple[type, ...], param: str) -> Any:
-    """`fields[key]`, which has to be there and of one of the types `kinds`; None counts as a value of its own type.
-
-    Raises RemoteProtocolError: `missing_required_parameter`, or `invalid_type` as `typed` does.
-    """
-    if key not in fields:
-        raise RemoteProtocolError("missing_required_parameter", f"Missing required parameter: '{param}'.", param)
-    return typed(fields[key], kinds, param)
-
-
 def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
     """`value`, which has to be of one of the types `kinds`. A bool is no int here, unlike in Python.
 
@@ -135,17 +127,6 @@ def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
         names = " or ".join("null" if k is type(None) else k.__name__ for k in allowed)
         raise RemoteProtocolError("invalid_type", f"Invalid type for '{param}': expected {names}.", param)
     return value
-
-
-def known(fields: Iterable[str], allowed: Iterable[str], where: str) -> None:
-    """Check that an object has none but the `allowed` fields. `where` is its path, empty for the event itself.
-
-    Raises RemoteProtocolError (`unknown_parameter`) for the first field that is not allowed, in the client's order.
-    """
-    for name in fields:
-        if name not in allowed:
-            param = f"{where}.{name}" if where else name
-            raise RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}'.", param)
 
 
 def number(value: Any, param: str, low: float, high: float) -> float:

@@ -43,8 +43,11 @@ class _Probe(msgspec.Struct):
     session: msgspec.Raw | msgspec.UnsetType = UNSET
 
 
-class _SessionType(msgspec.Struct):
+class _Preset(msgspec.Struct):
+    """What of a session decides for a dialect."""
+
     type: object = None
+    model: object = None
 
 
 class RealtimeConnection:
@@ -81,10 +84,9 @@ class RealtimeConnection:
         if opening.dialect not in ("", "vllm", "openai"):
             raise RemoteProtocolError("invalid_value", f"Unknown dialect: {opening.dialect}", "dialect")
         vllm = opening.dialect == "vllm"
-        preset = opening.session
-        preset_model = preset.get("model") if preset else None
-        named = opening.model or (preset_model if isinstance(preset_model, str) else "")
-        transcription_only = opening.intent == "transcription" or bool(preset and preset.get("type") == "transcription")
+        preset = decode(opening.session, _Preset, "session") if opening.has_session else _Preset()
+        named = opening.model or (preset.model if isinstance(preset.model, str) else "")
+        transcription_only = opening.intent == "transcription" or preset.type == "transcription"
         name = named or context.models.loaded[0]
         self._check_model(name, vllm=vllm, transcription_only=transcription_only)
         self.id = context.new_id("sess-")
@@ -92,21 +94,21 @@ class RealtimeConnection:
         self._transcription = OpenAITranscription(context, self.id, expires_at, name, beta=opening.beta)
         self._default = self._transcription
         if context.conversation_models and not vllm and not transcription_only:
-            begins_with = name if opening.model or preset_model else context.conversation_models.loaded[0]
+            begins_with = name if opening.model or preset.model else context.conversation_models.loaded[0]
             self._default = OpenAIConversation(
                 context, self.id, expires_at, begins_with, beta=opening.beta, server_plays=opening.plays
             )
-        if preset is not None:
+        if opening.has_session:
             if self._default is self._transcription and not transcription_only:
                 raise RemoteProtocolError("model_not_found", "No language model is loaded.", "session.model")
-            self._default.preset(msgspec.Raw(msgspec.json.encode(preset)))
+            self._default.preset(opening.session)
         if not vllm:
             self._log_model_alias()
         created = self._created()
         talks = isinstance(self._default, OpenAIConversation)
         if vllm:
             self._dialect = VllmDialect(context)
-        elif opening.beta or (preset is not None if talks else opening.dialect == "openai" or transcription_only):
+        elif opening.beta or (opening.has_session if talks else opening.dialect == "openai" or transcription_only):
             self._pending += self._choose(self._default)
         return [created]
 
@@ -283,7 +285,7 @@ class RealtimeConnection:
 
 def _is_transcription(session: msgspec.Raw) -> bool:
     try:
-        return decode(session, _SessionType).type == "transcription"
+        return decode(session, _Preset).type == "transcription"
     except RemoteProtocolError:
         return False
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import msgspec
+
+# What a field of JSON that may be missing holds then.
+NULL = msgspec.Raw(b"null")
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
+class Opening(msgspec.Struct, frozen=True):
     """What the upgrade request, the client secret or the call asked for, as docs/wire/index.md describes it.
 
     Recordings and the state of sessions that outlive a restart store the fields by these names.
@@ -20,8 +20,9 @@ class Opening:
     intent: str = ""
     # OpenAI's beta event names, which the header `OpenAI-Beta: realtime=v1` asks for.
     beta: bool = False
-    # The session that a client secret or a call was made with, shaped like the `session` of a `session.update`.
-    session: Mapping[str, Any] | None = None
+    # The session that a client secret or a call was made with: JSON, shaped like the `session` of a `session.update`;
+    # null where there is none.
+    session: msgspec.Raw = NULL
     # The server plays the audio of responses itself, on a WebRTC track: it is in no event.
     plays: bool = False
     # The client speaks the full-duplex dialect (protocols/duplex).
@@ -29,3 +30,8 @@ class Opening:
     # The path of the URL, and its query parameter `mode`, unchecked: some dialects are chosen by them.
     path: str = ""
     mode: str = ""
+
+    @property
+    def has_session(self) -> bool:
+        """Whether a client secret or a call says what the session is."""
+        return bytes(self.session) != b"null"

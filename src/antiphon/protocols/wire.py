@@ -12,8 +12,6 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from antiphon.errors import RemoteProtocolError
-
 C = TypeVar("C")
 # What a message says, by its fields: values of JSON. Messages to a client are written and never read again, so nothing
 # but the encoder looks into them.
@@ -80,21 +78,3 @@ def decode_json(data: str | bytes) -> Any:
         return msgspec.json.decode(data)
     except JSON_ERRORS as error:
         raise ValueError(str(error)) from None
-
-
-def decode_event(
-    data: str | bytes,
-    not_json: tuple[str, str] = ("invalid_json", "The event is not valid JSON."),
-    no_object: tuple[str, str] = ("bad_event", "An event is a JSON object."),
-) -> dict[str, Any]:
-    """The fields of one JSON message from a client.
-
-    Raises RemoteProtocolError with the code and the message of `not_json` or `no_object`, which are the dialect's own.
-    """
-    try:
-        event = decode_json(data)
-    except ValueError:
-        raise RemoteProtocolError(*not_json) from None
-    if not isinstance(event, dict):
-        raise RemoteProtocolError(*no_object)
-    return event

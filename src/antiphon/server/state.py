@@ -6,12 +6,13 @@ import hmac
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import anyio.abc
+import msgspec
 
 from antiphon.errors import Refused
 from antiphon.loading.loaded import LoadedModels
@@ -61,11 +62,13 @@ class LiveEntry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientSecret:
-    """A short-lived key: the caller that made it, its expiry in monotonic seconds, and the session that it opens."""
+    """A short-lived key: the caller that made it, its expiry in monotonic seconds, and the session that it opens,
+    as JSON.
+    """
 
     caller: str
     until_s: float
-    session: Mapping[str, Any]
+    session: msgspec.Raw
 
 
 @dataclass(slots=True)

@@ -151,8 +151,8 @@ class DuplexConnection:
         if name and models.exact(name) is None:
             self.context.log_alias(name, models.loaded[0])
         self._session.model = name or models.loaded[0]
-        if self.opening.session:
-            self._update(decode(msgspec.json.encode(self.opening.session), DuplexUpdateFields, "session"))
+        if self.opening.has_session:
+            self._update(decode(self.opening.session, DuplexUpdateFields, "session"))
         if self.context.autostart:
             self._begin()
         return self._writer.take()

@@ -12,8 +12,8 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import decode
+from antiphon.protocols.opening import NULL
 from antiphon.protocols.realtime.messages import (
-    NULL,
     ClientMessage,
     ConversationItemCreate,
     InputAudioBufferClear,

@@ -49,6 +49,8 @@ DUPLEX_CODES = {
 # Errors after which the same message may be accepted later.
 RETRYABLE = frozenset({"resource_exhausted", "input_backpressure"})
 
+# A client's own object, which is shown as it was given. Of `extra_body`, two fields have an effect.
+OwnData = dict[str, Any]
 OVERLAP_POLICIES = ("listen_only", "barge_in_on_speech", "auto")
 COMMIT_POLICIES = ("commit_all_on_done", "ack_only")
 _INPUT_FORMATS = ("pcm16", "pcm_f32le", "g711_ulaw", "g711_alaw")
@@ -123,8 +125,8 @@ class DuplexUpdateFields(msgspec.Struct):
     idle_timeout_s: float | None = None
     temperature: float | None = None
     ref_audio: ReferenceAudio | str | None = None
-    metadata: dict[str, Any] | None = None
-    extra_body: dict[str, Any] | None = None
+    metadata: OwnData | None = None
+    extra_body: OwnData | None = None
     instructions: str | UnsetType | None = UNSET
     tools: list[msgspec.Raw] | UnsetType | None = UNSET
     tool_choice: str | NamedTool | UnsetType | None = UNSET
@@ -169,8 +171,8 @@ class DuplexFields(msgspec.Struct):
     idle_timeout_s: float = 300.0
     temperature: float | None = None
     ref_audio: bytes | None = None
-    metadata: dict[str, Any] | None = None
-    extra_body: dict[str, Any] = msgspec.field(default_factory=lambda: {"auto_response": True})
+    metadata: OwnData | None = None
+    extra_body: OwnData = msgspec.field(default_factory=lambda: {"auto_response": True})
 
 
 class ShownCapabilities(msgspec.Struct):
@@ -240,8 +242,8 @@ class ShownSession(msgspec.Struct, kw_only=True):
     playback_commit_policy: str
     idle_timeout_s: float
     temperature: float | None
-    metadata: dict[str, Any] | None
-    extra_body: dict[str, Any]
+    metadata: OwnData | None
+    extra_body: OwnData
     epoch: int
     capabilities: ShownCapabilities
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from antiphon.audio import Pcm
 from antiphon.contracts import AudioPart
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.conversation import ContentPart, CreateResponse, Item
-from antiphon.events.tools import Tool
+from antiphon.events.conversation import ContentPart, CreateResponse, Item, Metadata
+from antiphon.events.tools import JsonSchema, Tool
 from antiphon.protocols.fields import decode, number
 from antiphon.protocols.wire import NewId
 
@@ -47,7 +46,7 @@ class ToolFields(msgspec.Struct):
 
     name: str
     description: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: JsonSchema | None = None
 
 
 class MessageFields(msgspec.Struct, tag_field="type", tag="message"):
@@ -139,7 +138,7 @@ class ResponseFields(msgspec.Struct, forbid_unknown_fields=True):
     tool_choice: str | NamedTool | None = None
     max_output_tokens: int | str | None = None
     max_response_output_tokens: int | str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Metadata | None = None
     conversation: str | None = None
     input: list[msgspec.Raw] | None = None
     output_audio_format: object = None

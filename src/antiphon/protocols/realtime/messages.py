@@ -12,13 +12,12 @@ import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import decode
+from antiphon.protocols.opening import NULL
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
-# What a field that may be missing holds then.
-NULL = msgspec.Raw(b"null")
 
 
 class ClientMessage(msgspec.Struct, tag_field="type", kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -24,13 +24,11 @@ from antiphon.contracts import (
     ToolCallStarted,
 )
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.tools import Tool, ToolCall
+from antiphon.events.tools import JsonSchema, Tool, ToolCall
 from antiphon.protocols.wire import JSON_ERRORS
 
 Number = TypeVar("Number", int, float)
 MAX_STOPS = 16
-# A JSON schema. What it may hold is the business of the grammar that is made of it.
-_JsonSchema = dict[str, Any]
 ROLES: Mapping[str, MessageRole] = {
     "system": "system",
     "developer": "system",
@@ -67,7 +65,7 @@ class _Message(msgspec.Struct):
 class _ToolFunction(msgspec.Struct):
     name: str
     description: str | None = None
-    parameters: _JsonSchema | None = None
+    parameters: JsonSchema | None = None
 
 
 class _Tool(msgspec.Struct):
@@ -85,7 +83,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Schema(msgspec.Struct):
-    schema: _JsonSchema | None = None
+    schema: JsonSchema | None = None
     name: str = ""
 
 
@@ -234,7 +232,7 @@ def _tool_choice(choice: str | _Choice | None, tools: Sequence[Tool]) -> str:
     return choice.function.name
 
 
-def _schema(response_format: _Format | None) -> _JsonSchema | None:
+def _schema(response_format: _Format | None) -> JsonSchema | None:
     match response_format:
         case None | _Format(type="text"):
             return None

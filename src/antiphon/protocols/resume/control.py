@@ -106,12 +106,24 @@ def resync_frame(new_id: NewId, session_id: str, reason: str) -> Frame:
     return message(type="session.resync_required", event_id=new_id("event_"), session_id=session_id, reason=reason)
 
 
-def refused_frame(new_id: NewId, error: RemoteProtocolError, event_id: str | None = None, **more: Any) -> Frame:
-    """An error about the connection, in OpenAI's shape. `more` are further fields of the error object.
+class RefusedError(msgspec.Struct, omit_defaults=True):
+    """An error about the connection, in OpenAI's shape."""
 
-    `event_id` is that of the client's message at fault, if it had one.
+    type: str
+    code: str
+    message: str
+    retryable: bool = False
+    param: str | None = None
+    event_id: str | None = None
+
+
+def refused_frame(
+    new_id: NewId, error: RemoteProtocolError, event_id: str | None = None, *, retryable: bool = False
+) -> Frame:
+    """An error about the connection. `event_id` is that of the client's message at fault, if it had one.
+
+    `retryable`: the same may be accepted later, when there is room.
     """
-    body: dict[str, object] = {"type": "invalid_request_error", "code": error.code, "message": error.message} | more
-    body |= {"param": error.param} if error.param else {}
-    body |= {"event_id": event_id} if event_id else {}
-    return message(type="error", event_id=new_id("event_"), error=body)
+    kind = "rate_limit_error" if retryable else "invalid_request_error"
+    shown = RefusedError(kind, error.code, error.message, retryable, error.param or None, event_id or None)
+    return message(type="error", event_id=new_id("event_"), error=shown)

@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
-from antiphon.protocols.fields import decode, json_body
+from antiphon.protocols.fields import decode, json_object
 from antiphon.protocols.speech.fields import (
     MAX_EMBEDDING_NUMBERS,
     SpeechCatalog,
@@ -98,7 +98,7 @@ def _decode_body(body: bytes, kind: type[T]) -> T:
         return decode(body, kind)
     except RemoteProtocolError:
         # A body that is no JSON object at all is refused in the words of every route.
-        json_body(body)
+        json_object(body)
         raise
 
 

@@ -7,7 +7,6 @@ is an error frame and a close.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -197,8 +196,7 @@ async def refuse(websocket: WebSocket, error: RemoteProtocolError, code: int = C
 
     Raises nothing for a client that has left.
     """
-    more: dict[str, Any] = {"type": "rate_limit_error", "retryable": True} if code == CLOSE_TRY_LATER else {}
-    frame = refused_frame(lambda prefix: f"{prefix}0", error, **more)
+    frame = refused_frame(lambda prefix: f"{prefix}0", error, retryable=code == CLOSE_TRY_LATER)
     await _send_last(websocket, frame, error.code, code)
 
 

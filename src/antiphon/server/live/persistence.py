@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import replace
 
 import msgspec
 
 from antiphon.events.conversation import ContentPart, Item
 from antiphon.protocols.connection import WireConnection, WireSnapshot
 from antiphon.protocols.dialects import dialect_named
-from antiphon.protocols.opening import Opening
+from antiphon.protocols.opening import NULL, Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.state import ServerState
@@ -27,7 +26,7 @@ class _Snapshot(msgspec.Struct):
     """The JSON that is stored: the wire's own snapshot, the fields of its Opening, and the history."""
 
     wire: WireSnapshot
-    opening: dict[str, Any]
+    opening: Opening
     items: list[Item]
 
 
@@ -46,7 +45,7 @@ def stored_session(
     snapshot = wire.snapshot()
     if snapshot is None:
         return None
-    opening = asdict(wire.opening) | {"session": None}
+    opening = msgspec.structs.replace(wire.opening, session=NULL)
     encoded = msgspec.json.encode(_Snapshot(snapshot, opening, [without_media(i) for i in items]))
     return StoredSession(wire.id, caller_hash(caller), token.hash, encoded)
 
@@ -72,8 +71,7 @@ def restored(state: ServerState, row: StoredSession) -> tuple[WireConnection, li
     Raises Refused while models load, RemoteProtocolError if the loaded models cannot hold this conversation any more.
     """
     snapshot = msgspec.json.decode(row.snapshot, type=_Snapshot)
-    opening = Opening(**snapshot.opening)
-    wire = dialect_named(snapshot.wire.dialect).connect(opening, context_of(state))
+    wire = dialect_named(snapshot.wire.dialect).connect(snapshot.opening, context_of(state))
     wire.open()
     wire.restore(snapshot.wire)
     return wire, snapshot.items

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from typing import Any
 
 import anyio
+import msgspec
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.dialects import dialect_of
-from antiphon.protocols.fields import json_body
+from antiphon.protocols.fields import EMPTY, json_object
 from antiphon.protocols.opening import Opening
 from antiphon.server.auth import bearer, identify
 from antiphon.server.body import limited
@@ -46,7 +46,7 @@ async def calls(request: Request) -> Response:
     secret = state.secret(bearer(request.headers))
     opening = Opening(
         model=request.query_params.get("model", ""),
-        session=session or (secret.session if secret else {}),
+        session=session or (secret.session if secret else EMPTY),
         plays=True,
     )
     wire = dialect_of(opening).connect(opening, context_of(state))
@@ -82,7 +82,7 @@ async def _serve(live: LiveRealtime, call: WebRtcCall, place: ExitStack) -> None
         await call.hang_up()
 
 
-async def _parse(request: Request) -> tuple[str, dict[str, Any] | None]:
+async def _parse(request: Request) -> tuple[str, msgspec.Raw | None]:
     """Return the offer (SDP), and the session it asks for. Raises RemoteProtocolError, HTTPException."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip()
     if content_type == "application/sdp":
@@ -95,7 +95,10 @@ async def _parse(request: Request) -> tuple[str, dict[str, Any] | None]:
         }
     if not fields.get("sdp"):
         raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'sdp'.", "sdp")
-    return fields["sdp"], json_body(fields.get("session") or "{}", "session", "session")
+    if not fields.get("session"):
+        return fields["sdp"], None
+    session = json_object(fields["session"], "session", "session")
+    return fields["sdp"], None if bytes(session) == b"{}" else session
 
 
 async def hang_up(request: Request) -> Response:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from antiphon.protocols.fields import decode, json_body, number
+from antiphon.protocols.fields import EMPTY, decode, json_object, number
 from antiphon.protocols.negotiation import RealtimeConnection
-from antiphon.protocols.opening import Opening
+from antiphon.protocols.opening import NULL, Opening
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
 from antiphon.server.live.open_wire import context_of
@@ -33,10 +32,10 @@ class ExpiresAfter(msgspec.Struct):
 
 
 class SecretRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a key is asked for. `session` is applied when the key opens a session, and checked now."""
+    """What a key is asked for. `session` is an object, applied when the key opens a session, and checked now."""
 
     expires_after: ExpiresAfter | None = None
-    session: dict[str, Any] | None = None
+    session: msgspec.Raw = NULL
 
 
 async def client_secrets(request: Request) -> Response:
@@ -65,10 +64,12 @@ async def _respond(request: Request, *, beta: bool) -> Response:
     return JSONResponse({"value": value, "expires_at": expires_at, "session": session})
 
 
-def _parse(body: bytes, *, beta: bool) -> tuple[dict[str, Any], float]:
+def _parse(body: bytes, *, beta: bool) -> tuple[msgspec.Raw, float]:
     """Return the session's configuration, and for how many seconds its key is valid. Raises RemoteProtocolError."""
+    body = body.strip() or b"{}"
     if beta:
-        return (json_body(body) if body.strip() else {}), DEFAULT_S
-    asked = decode(body if body.strip() else b"{}", SecretRequest)
+        return json_object(body), DEFAULT_S
+    asked = decode(body, SecretRequest)
     after = asked.expires_after or ExpiresAfter()
-    return asked.session or {}, number(after.seconds, "expires_after.seconds", MIN_S, MAX_S)
+    session = EMPTY if bytes(asked.session) == b"null" else json_object(bytes(asked.session), "session", "session")
+    return session, number(after.seconds, "expires_after.seconds", MIN_S, MAX_S)

@@ -7,7 +7,7 @@ from starlette.websockets import WebSocket
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.connection import Resume
 from antiphon.protocols.dialects import DIALECTS, dialect_of
-from antiphon.protocols.opening import Opening
+from antiphon.protocols.opening import NULL, Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.auth import bearer, identify
 from antiphon.server.live.handshake import (
@@ -59,7 +59,7 @@ def _opening(state: ServerState, websocket: WebSocket) -> Opening:
         dialect=query.get("dialect", ""),
         intent=query.get("intent", ""),
         beta="realtime=v1" in websocket.headers.get("openai-beta", ""),
-        session=secret.session if secret else None,
+        session=secret.session if secret else NULL,
         duplex=query.get("duplex") in TRUE_VALUES,
         path=websocket.url.path,
         mode=query.get("mode", ""),
