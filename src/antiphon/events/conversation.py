@@ -5,7 +5,7 @@ events/transcription.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from antiphon.audio import Pcm
@@ -43,13 +43,18 @@ class ContentPart:
     media: Any = None
     whole: tuple[str, tuple[Word, ...], float] | None = None
 
+    def snapshot(self) -> ContentPart:
+        """The part as it is now. Its media is the same object, which is never changed."""
+        return replace(self, words=list(self.words))
+
 
 @dataclass(slots=True)
 class Item:
     """One item of a conversation's history. It is stored by these field names.
 
     `role` and `parts` belong to messages; `call_id`, `name` and `arguments` to a function call; `call_id` and `output`
-    to a call's result. Items are changed while a response is produced: events carry the item itself, not a copy.
+    to a call's result. Items of the history are changed while a response is produced and heard: events carry a
+    `snapshot`, so that what a client is told does not depend on when it is encoded.
     """
 
     id: str
@@ -66,6 +71,10 @@ class Item:
     def text(self) -> str:
         """The texts of all its content parts, joined by spaces; parts without text are left out."""
         return " ".join(p.text for p in self.parts if p.text)
+
+    def snapshot(self) -> Item:
+        """The item as it is now: what becomes of this one does not change it."""
+        return replace(self, parts=[part.snapshot() for part in self.parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +301,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Response:
-    """One response and its state. Events carry the object itself, which is changed while the response is produced.
+    """One response and its state, which is changed while the response is produced: events carry a `snapshot`.
 
     - `audio_output`, `voice`, `max_tokens`, `metadata`, `stored`: as in CreateResponse.
     - `status`: one of ResponseStatus; `reason`, `error` and `code` say why it is cancelled, incomplete or failed.
@@ -313,6 +322,10 @@ class Response:
     output: list[Item] = field(default_factory=list)
     usage: Usage | None = None
 
+    def snapshot(self) -> Response:
+        """The response and its items as they are now: what becomes of this one does not change it."""
+        return replace(self, output=[item.snapshot() for item in self.output])
+
 
 @dataclass(frozen=True, slots=True)
 class ResponseCreated:
@@ -330,11 +343,11 @@ class ResponseDone:
 
 @dataclass(frozen=True, slots=True)
 class OutputItemAdded:
-    """The item at `response.output[index]` began. `previous_id` is the item of the history before it; None where it is
+    """The item at `index` of a response's output began. `previous_id` is the item of the history before it; None where it is
     the first, or where the response is beside the conversation.
     """
 
-    response: Response
+    response_id: str
     index: int
     item: Item
     previous_id: str | None
@@ -342,9 +355,9 @@ class OutputItemAdded:
 
 @dataclass(frozen=True, slots=True)
 class OutputItemDone:
-    """The item at `response.output[index]` is complete, or was cut off, as its status says."""
+    """The item at `index` of a response's output is complete, or was cut off, as its status says."""
 
-    response: Response
+    response_id: str
     index: int
     item: Item
     previous_id: str | None

@@ -120,7 +120,7 @@ class ConversationEvents:
         name = "added" if isinstance(event, OutputItemAdded) else "done"
         self._writer.event(
             f"response.output_item.{name}",
-            response_id=event.response.id,
+            response_id=event.response_id,
             output_index=event.index,
             item=item_json(event.item, beta=self._writer.beta),
         )

@@ -248,7 +248,7 @@ class ResponseTask:
         A failure of the model, or a request that it refuses, is reported in the response's status and not raised.
         """
         response, emit = self.response, self._emit
-        await emit(ResponseCreated(response))
+        await emit(ResponseCreated(response.snapshot()))
         with self._scope:
             try:
                 await self._read_source()
@@ -262,7 +262,7 @@ class ResponseTask:
         if response.status == "in_progress":
             response.status = "cancelled"
         await self._close()
-        await emit(ResponseDone(response))
+        await emit(ResponseDone(response.snapshot()))
         self.ended.set()
 
     async def _read_source(self) -> None:
@@ -316,7 +316,7 @@ class ResponseTask:
             [ContentPart(kind)],  # type: ignore[arg-type]
         )
         await self._open(item)
-        await self._emit(ContentPartAdded(self._place(), item.parts[0]))
+        await self._emit(ContentPartAdded(self._place(), item.parts[0].snapshot()))
         return item
 
     async def _open(self, item: Item) -> None:
@@ -326,9 +326,9 @@ class ResponseTask:
         if response.stored:
             self._previous = self._conversation.add(item)
         index = len(response.output) - 1
-        await self._emit(OutputItemAdded(response, index, item, self._previous))
+        await self._emit(OutputItemAdded(response.id, index, item.snapshot(), self._previous))
         if response.stored:
-            await self._emit(ItemAdded(item, self._previous))
+            await self._emit(ItemAdded(item.snapshot(), self._previous))
 
     async def _close(self) -> None:
         """Close the open part and item, whatever ended them. After a cancellation, a second call goes on where the
@@ -338,13 +338,14 @@ class ResponseTask:
         if item and not self._closing_events:
             place = self._place()
             item.status = "completed" if self.response.status in ("in_progress", "completed") else "incomplete"
-            part_done = ContentPartDone(place, item.parts[0]) if item.kind == "message" else None
+            shown = item.snapshot()
+            part_done = ContentPartDone(place, shown.parts[0]) if item.kind == "message" else None
             done = part_done or ArgumentsDone(place, item.call_id, item.name, item.arguments)
-            kept = [ItemDone(item, self._previous)] if self.response.stored else []
+            kept = [ItemDone(shown, self._previous)] if self.response.stored else []
             self._closing_events = [
                 done,
                 *kept,
-                OutputItemDone(self.response, place.output_index, item, self._previous),
+                OutputItemDone(self.response.id, place.output_index, shown, self._previous),
             ]
         while self._closing_events:
             await self._emit(self._closing_events.pop(0))

@@ -269,13 +269,13 @@ class ConversationSession:
             case CreateItem(new, after):
                 self._item_media.check_size(new)
                 previous = conversation.add(new, after)
-                await self._emit(ItemAdded(new, previous))
-                await self._emit(ItemDone(new, previous))
+                await self._emit(ItemAdded(new.snapshot(), previous))
+                await self._emit(ItemDone(new.snapshot(), previous))
                 assert self._group
                 self._item_media.resolve(new, command.event_id, self.config.transcription.language, self._group)
                 drop_old_media(conversation.items)
             case RetrieveItem(item_id):
-                await self._emit(ItemRetrieved(conversation.get(item_id)))
+                await self._emit(ItemRetrieved(conversation.get(item_id).snapshot()))
             case DeleteItem(item_id):
                 conversation.delete(item_id)
                 await self._emit(ItemDeleted(item_id))
@@ -372,7 +372,7 @@ class ConversationSession:
                     item.parts[0].media = self._turn_audio.ended_turn(event)
                 previous = self.conversation.add(item)
                 drop_old_media(self.conversation.items)
-                await self._emit(UserTurnCommitted(turn, item, previous))
+                await self._emit(UserTurnCommitted(turn, item.snapshot(), previous))
             case TranscriptDone(turn, text):
                 item = await self._item_of(turn)
                 del self._untranscribed[turn]
@@ -478,7 +478,8 @@ class ConversationSession:
                 return
             item = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
             await self._emit(IdleTimeoutReached(item.id, start_ms, int(self.audio_s * 1000)))
-            await self._emit(UserTurnCommitted(-1, item, self.conversation.add(item)))
+            previous = self.conversation.add(item)
+            await self._emit(UserTurnCommitted(-1, item.snapshot(), previous))
             self._responder.begin(CreateResponse())
 
     async def _begin_preemptive(self, turn: int, text: str, speech_end_ms: int) -> None:
