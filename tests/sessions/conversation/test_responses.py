@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from antiphon.events.conversation import (
     CancelResponse,
+    ContentPartAdded,
     CreateResponse,
+    ItemAdded,
+    ResponseCreated,
+    ResponseDone,
 )
 from tests.sessions.conversation.scripted import Scene, play
 
@@ -140,3 +144,22 @@ def test_when_a_preemptive_response_fails_then_the_failure_is_reported_as_that_o
         return scene
 
     assert play(main()).responses() == ["failed", "completed"]
+
+
+def test_an_event_says_how_things_were_when_it_was_emitted() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            await scene.say("Hello.")
+        return scene
+
+    out = play(main()).out
+    (created,) = (event.response for event in out if isinstance(event, ResponseCreated))
+    (done,) = (event.response for event in out if isinstance(event, ResponseDone))
+    assert (created.status, created.output) == ("in_progress", [])
+    (answer,) = done.output
+    began, *_ = (event.item for event in out if isinstance(event, ItemAdded) and event.item.id == answer.id)
+    assert (began.status, began.text) == ("in_progress", "")
+    assert (answer.status, bool(answer.text)) == ("completed", True)
+    (part,) = (event.part for event in out if isinstance(event, ContentPartAdded))
+    assert part.text == ""
