@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -32,26 +32,36 @@ _VALUE = re.compile(r"(?s)Invalid (enum )?value '(?P<value>.*)'")
 _TYPE_NAMES = {"object": "dict", "array": "list", "float": "int or float"}
 
 
-def decode(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> T:
-    """The JSON text as a value of `kind`, a type that msgspec knows. `where` is the path of the value, empty for a
-    whole message.
+class Reader(Generic[T]):
+    """Reads JSON text into values of one type that msgspec knows. Make it once: a dialect's messages are read often."""
 
-    Raises RemoteProtocolError: `invalid_json`; `invalid_type`, `missing_required_parameter`, `unknown_parameter` or
-    `invalid_value` for a field, with its path as `param`. A message of a union whose `type` no member has is an
-    `invalid_value` of `type`.
-    """
-    try:
-        found: T = _decoder(cast(Hashable, kind)).decode(data)
-    except msgspec.ValidationError as error:
-        raise refusal(error, where) from None
-    except JSON_ERRORS as error:
-        raise RemoteProtocolError("invalid_json", f"The body is not valid JSON: {error}", where or None) from None
+    def __init__(self, kind: TypeForm[T]) -> None:
+        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(cast(Any, kind))
+
+    def read(self, data: str | bytes | msgspec.Raw, where: str = "") -> T:
+        """The JSON text as a value. `where` is the path of the value, empty for a whole message.
+
+        Raises RemoteProtocolError: `invalid_json`; `invalid_type`, `missing_required_parameter`, `unknown_parameter` or
+        `invalid_value` for a field, with its path as `param`. A message of a union whose `type` no member has is an
+        `invalid_value` of `type`.
+        """
+        try:
+            return self._decoder.decode(data)
+        except msgspec.ValidationError as error:
+            raise refusal(error, where) from None
+        except JSON_ERRORS as error:
+            raise RemoteProtocolError("invalid_json", f"The body is not valid JSON: {error}", where or None) from None
+
+
+def decode(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> T:
+    """The JSON text as a value of `kind`; `where` and what is raised are as in `Reader.read`."""
+    found: T = _reader(cast(Hashable, kind)).read(data, where)
     return found
 
 
 @cache
-def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(kind)
+def _reader(kind: Hashable) -> Reader[Any]:
+    return Reader(cast(Any, kind))
 
 
 def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolError:

@@ -217,6 +217,9 @@ class RealtimeConnection:
 
         Until the dialect is known, appends and commits of audio are held and read after the frame that decides.
         """
+        if self._dialect and not self._pending and not isinstance(data, AppendAudio):
+            received: Received[Command] = self._dialect.feed(data)
+            return received
         commands, self._pending = self._pending, []
         if isinstance(data, AppendAudio):
             return Received([*commands, data])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -58,15 +58,14 @@ def message(**fields: Any) -> Frame:
     return Frame(fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Received(Generic[C]):
+class Received(msgspec.Struct, Generic[C], frozen=True):
     """What one message of a client came to: `commands` for the session, and `answers` to the client.
 
     The answers are sent at once, before whatever the commands lead to.
     """
 
-    commands: Sequence[C] = field(default_factory=list)
-    answers: list[Frame] = field(default_factory=list)
+    commands: Sequence[C] = ()
+    answers: Sequence[Frame] = ()
 
 
 def decode_json(data: str | bytes) -> Any:

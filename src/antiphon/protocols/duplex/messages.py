@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import decode
+from antiphon.protocols.fields import Reader
 from antiphon.protocols.opening import NULL
 from antiphon.protocols.realtime.messages import (
     ClientMessage,
@@ -203,12 +203,13 @@ DuplexMessage = (
     | ResponseCreate
     | ResponseCancel
 )
+_MESSAGE: Reader[DuplexMessage] = Reader(DuplexMessage)
 
 
 def read_duplex(data: str | bytes) -> DuplexMessage:
     """The message of one frame. Raises RemoteProtocolError, in the dialect's own words for what is no message of it."""
     try:
-        message: DuplexMessage = decode(data, DuplexMessage)
+        return _MESSAGE.read(data)
     except RemoteProtocolError as error:
         if error.code == "invalid_json":
             raise RemoteProtocolError("invalid_json", "The event is not valid JSON.") from None
@@ -217,4 +218,3 @@ def read_duplex(data: str | bytes) -> DuplexMessage:
         if error.code == "invalid_value" and error.param == "type":
             raise RemoteProtocolError("unknown_event", f"There is no event '{type_in(data)}'.", "type") from None
         raise
-    return message

@@ -19,6 +19,7 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.transcription import ClearAudio, CommitAudio
 from antiphon.protocols.connection import Command, Context, Event
+from antiphon.protocols.fields import Reader
 from antiphon.protocols.openai.transcription import MIN_COMMIT_MS
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended
 from antiphon.protocols.realtime.commands import command_of
@@ -61,6 +62,8 @@ _InputMessage = SessionUpdate | InputAudioBufferAppend | InputAudioBufferCommit 
 # What a client may send: without, and with, a server that plays the audio of responses itself.
 _Message = _InputMessage | ItemMessage | ResponseCreate | ResponseCancel
 ConversationInput = _InputMessage | ConversationMessage
+_INPUT: Reader[_Message] = Reader(_Message)
+_ANY_INPUT: Reader[ConversationInput] = Reader(ConversationInput)
 # The same, as errors list it.
 SUPPORTED = (
     "session.update",
@@ -170,8 +173,8 @@ class OpenAIConversation:
 
     def _read(self, data: str | bytes) -> ConversationInput:
         if self._server_plays:
-            return read_message(data, ConversationInput, SUPPORTED)
-        return read_message(data, _Message, SUPPORTED)
+            return read_message(data, _ANY_INPUT, SUPPORTED)
+        return read_message(data, _INPUT, SUPPORTED)
 
     def too_large(self, max_bytes: int) -> list[Frame]:
         """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""

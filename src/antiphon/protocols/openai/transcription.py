@@ -18,12 +18,11 @@ from antiphon.events.transcription import (
     ClearAudio,
     CommitAudio,
     ConfigureTranscription,
-    TranscriptionCommand,
     TranscriptionConfig,
     TranscriptionEvent,
 )
-from antiphon.protocols.connection import Context
-from antiphon.protocols.fields import decode
+from antiphon.protocols.connection import Command, Context
+from antiphon.protocols.fields import Reader, decode
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended
 from antiphon.protocols.realtime.input_fields import (
     PCM_24K,
@@ -76,6 +75,7 @@ TranscriptionMessage = (
     | InputAudioBufferCommit
     | InputAudioBufferClear
 )
+_MESSAGE: Reader[TranscriptionMessage] = Reader(TranscriptionMessage)
 # What a client may send, as errors list it.
 SUPPORTED = (
     "session.update",
@@ -206,11 +206,11 @@ class OpenAITranscription:
 
     # --- from the client
 
-    def feed(self, data: str | bytes) -> Received[TranscriptionCommand]:
+    def feed(self, data: str | bytes) -> Received[Command]:
         """Read one frame from the client. What is wrong with it is answered and changes nothing; nothing is raised."""
         event_id = None
         try:
-            message: TranscriptionMessage = read_message(data, TranscriptionMessage, SUPPORTED)
+            message: TranscriptionMessage = read_message(data, _MESSAGE, SUPPORTED)
             event_id = message.own_id
             commands = self._commands(message)
         except RemoteProtocolError as error:
@@ -227,7 +227,7 @@ class OpenAITranscription:
         self._writer.error(error, event_id)
         return self._writer.take()
 
-    def _commands(self, message: TranscriptionMessage) -> list[TranscriptionCommand]:
+    def _commands(self, message: TranscriptionMessage) -> list[Command]:
         match message:
             case InputAudioBufferAppend(audio=audio):
                 return [*appended(self._buffer.feed(audio))]
@@ -239,7 +239,7 @@ class OpenAITranscription:
             case _:
                 return self._update(message)
 
-    def _update(self, message: TranscriptionUpdate) -> list[TranscriptionCommand]:
+    def _update(self, message: TranscriptionUpdate) -> list[Command]:
         held_back = self._apply(message.session, beta_names=isinstance(message, BetaTranscriptionUpdate))
         name = "transcription_session.updated" if self._writer.beta else "session.updated"
         self._writer.event(name, session=self.session())

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import decode
+from antiphon.protocols.fields import Reader, decode
 from antiphon.protocols.opening import NULL
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeForm
+    pass
 
 T = TypeVar("T")
 
@@ -106,14 +106,14 @@ class _Envelope(msgspec.Struct):
     event_id: object = None
 
 
-def read_message(data: str | bytes, kind: TypeForm[T], supported: Sequence[str]) -> T:
-    """The message as a member of the union `kind`.
+def read_message(data: str | bytes, reader: Reader[T], supported: Sequence[str]) -> T:
+    """The message as a member of the union that `reader` reads.
 
     Raises RemoteProtocolError as `decode` does; for a `type` that is in no member, the message lists the `supported`
     ones, and for a frame that is no JSON object the code is `invalid_event`.
     """
     try:
-        return decode(data, kind)
+        return reader.read(data)
     except RemoteProtocolError as error:
         if error.code == "invalid_json":
             raise RemoteProtocolError("invalid_event", "The event is not valid JSON.") from None

@@ -54,6 +54,8 @@ class EventWriter:
 
     def take(self) -> list[Frame]:
         """Remove and return the frames that were written, oldest first."""
+        if not self._frames:
+            return []
         taken, self._frames = self._frames, []
         return taken
 

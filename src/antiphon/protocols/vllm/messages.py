@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import decode
+from antiphon.protocols.fields import Reader, decode
 
 
 class VllmUpdate(msgspec.Struct, tag_field="type", tag="session.update"):
@@ -44,6 +44,7 @@ class _Kind(msgspec.Struct):
 
 
 VllmMessage = VllmUpdate | VllmAppend | VllmCommit
+_MESSAGE: Reader[VllmMessage] = Reader(VllmMessage)
 # The names of what may be wrong of a session; of audio it is one error, whatever is wrong.
 _TUNED = (
     "segment_duration_s",
@@ -58,10 +59,9 @@ _TUNED = (
 def read_vllm(data: str | bytes) -> VllmMessage:
     """The message of one frame. Raises RemoteProtocolError in the dialect's own codes and words."""
     try:
-        message: VllmMessage = decode(data, VllmMessage)
+        return _MESSAGE.read(data)
     except RemoteProtocolError as error:
         raise _refusal(data, error) from None
-    return message
 
 
 def _refusal(data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolError:
