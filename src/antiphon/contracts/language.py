@@ -77,6 +77,7 @@ class ReplyOptions:
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
     truncation: Literal["auto", "disabled"] | float = "auto"
+    # Of any keys and values that JSON schemas have.
     schema: Mapping[str, Any] | None = None
 
 

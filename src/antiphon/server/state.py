@@ -65,6 +65,7 @@ class ClientSecret:
 
     caller: str
     until_s: float
+    # As the client sent it: its fields are read in the dialect of the session that it opens.
     session: Mapping[str, Any]
 
 
