@@ -11,7 +11,8 @@ src/antiphon; files that git ignores are left out. The figures:
     functions                Every def, methods and nested ones included, from its `def` line to its last line.
     broad excepts            Handlers that catch Exception, BaseException or everything, alone or within a tuple.
     dict[str, Any]           Subscripts written exactly so, wherever a type stands.
-    untyped maps             Subscripts of a dict or Mapping class whose values are Any or object; includes the above.
+    untyped maps             The same of any spelling: subscripts of a dict or Mapping class whose values are Any or
+                             object, and uses of a name that a module defines as such a map or imports so defined.
     public docstrings        Share of the classes and functions without a leading underscore that have a docstring.
     docstring words          Median of the words, split at white space, of these docstrings.
     comment lines            Share of the source's physical lines that hold a comment and nothing else.
@@ -153,7 +154,9 @@ def types(report: Report, source: Sequence[Module]) -> None:
     )
     subscripts = [(m, n) for m in source for n in nodes(m, ast.Subscript)]
     report.count("dict[str, Any]", (m.place(n) for m, n in subscripts if ast.unparse(n) == "dict[str, Any]"))
-    report.count("untyped maps", (m.place(n) for m, n in subscripts if is_untyped_map(n)))
+    aliases = {name for m in source for name in map_aliases(m)}
+    uses = [m.place(n) for m in source for n in alias_uses(m, aliases)]
+    report.count("untyped maps", [m.place(n) for m, n in subscripts if is_untyped_map(n)] + uses)
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:
@@ -167,6 +170,23 @@ def is_untyped_map(node: ast.Subscript) -> bool:
     if last_name(node.value) not in MAPS or not isinstance(node.slice, ast.Tuple):
         return False
     return last_name(node.slice.elts[-1]) in ("Any", "object")
+
+
+def map_aliases(module: Module) -> Iterator[str]:
+    """The names that the module defines as an untyped map, or as a union or container of one."""
+    for node in module.tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        is_type = isinstance(target, ast.Name) and isinstance(value, ast.Subscript | ast.BinOp)
+        if is_type and any(isinstance(n, ast.Subscript) and is_untyped_map(n) for n in ast.walk(value)):
+            yield target.id
+
+
+def alias_uses(module: Module, aliases: set[str]) -> Iterator[ast.Name]:
+    """The names in the module that mean one of the aliases: it defines the name itself, or imports it."""
+    imported = {a.asname or a.name for node in nodes(module, ast.ImportFrom) for a in node.names if a.name in aliases}
+    known = imported | set(map_aliases(module))
+    return (n for n in nodes(module, ast.Name) if n.id in known and isinstance(n.ctx, ast.Load))
 
 
 def documentation(report: Report, source: Sequence[Module]) -> None:

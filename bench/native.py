@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import psutil
 import torch
@@ -30,12 +31,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import RESULTS, machine, percentile, save, table
 from tests.adapters import tiny_minicpmo as tiny
 from tokenizers import Tokenizer
+from transformers import Qwen3Config
 
-from antiphon.adapters.minicpmo.checkpoint import DEFAULT_VISION, build
+from antiphon.adapters.minicpmo.checkpoint import DEFAULT_VISION, OTHER_PARTS, MiniCpmOConfig, build
 from antiphon.adapters.minicpmo.model import MiniCpmO
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import NativeOptions, Unit
 from antiphon.engine.api import EngineSettings
+from antiphon.modeling.tensors import own_config
 
 # openbmb/MiniCPM-o-4_5, config.json.
 RELEASED: dict[str, Any] = tiny.CONFIG | {
@@ -155,7 +158,8 @@ async def released(sessions: list[int], units: int = 30) -> dict[str, Any] | Non
     with tempfile.TemporaryDirectory() as folder:
         tiny.write(Path(folder))
         tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    parts = build(RELEASED, tokenizer)
+    language = Qwen3Config(**own_config(RELEASED, *OTHER_PARTS))
+    parts = build(msgspec.convert(RELEASED, MiniCpmOConfig), language, tokenizer)
     for module in (parts.decoder, parts.audio_encoder, parts.vision_encoder, parts.text_conditions, parts.code_decoder):
         filled(module, device, dtype)
     options = EngineModelOptions(EngineSettings(kv_bytes=16 << 30), device="cuda", weights="bf16")

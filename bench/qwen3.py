@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer
@@ -41,7 +42,7 @@ from tests.adapters import tiny_qwen3_tts as tiny_tts
 from antiphon.adapters.qwen3_asr.audio_encoder import WindowedAudioEncoder
 from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr
-from antiphon.adapters.qwen3_tts.checkpoint import build
+from antiphon.adapters.qwen3_tts.checkpoint import Qwen3TtsConfig, SpeechTokenizerConfig, build
 from antiphon.adapters.qwen3_tts.synthesizer import Qwen3Tts
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import Urgency, VoiceOptions, Window
@@ -251,7 +252,8 @@ def tts(device: str, weights: str) -> Qwen3Tts:
         vocabulary = Vocabulary(Path(folder), END)
     sound = {"decoder_config": VOCODER, "decode_upsample_rate": 1920, "output_sample_rate": 24000}
     ids = {f"tts_{n}_token_id": 151671 + i for i, n in enumerate(("pad", "bos", "eos"))}
-    parts = build(TTS_06B | ids, sound, vocabulary, DEFAULT_CODEC_SAMPLING)
+    config, tokenizer = msgspec.convert(TTS_06B | ids, Qwen3TtsConfig), msgspec.convert(sound, SpeechTokenizerConfig)
+    parts = build(config, None, tokenizer, vocabulary, DEFAULT_CODEC_SAMPLING)
     for module in (parts.decoder, parts.text_embedding, parts.text_projection, parts.code_predictor):
         filled(module, where, dtype)
     filled(parts.vocoder, where, torch.float32)

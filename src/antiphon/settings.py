@@ -16,12 +16,33 @@ from typing import Any, get_type_hints
 
 from antiphon.errors import SettingsError
 
+# A setting's value. A tuple is given as a list by the command line and by a TOML file.
+Value = str | int | float | bool | tuple[str, ...]
 
-def option(default: Any, help: str, **check: Any) -> Any:
-    """A field of the settings with its default, its help, and its checks: `low` and `high` (inclusive), `choices`, and
-    `flag` or `variable` where those names differ from the field's.
-    """
-    return field(default=default, metadata={"help": help, **check})
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A setting's limits, inclusive, and its flag and variable where those names differ from the field's, else ""."""
+
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    flag: str = ""
+    variable: str = ""
+
+
+def option(
+    default: Value,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    flag: str = "",
+    variable: str = "",
+) -> Any:
+    """Return a field of the settings with its default, its help, and its checks, which are those of `Check`."""
+    return field(default=default, metadata={"help": help, "check": Check(low, high, choices, flag, variable)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,30 +227,28 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting as the command line, the environment and the docs see it. `type` is its Python type, `check` the
-    metadata of its field.
-    """
+    """One setting as the command line, the environment and the docs see it. `type` is its Python type."""
 
     section: str
     name: str
     type: Any
     default: Any
     help: str
-    check: Mapping[str, Any]
+    check: Check
 
     @property
     def flag(self) -> str:
         """The flag with its leading dashes. A tuple's flag is given once for each value, a boolean's has a `--no-`
         form.
         """
-        return "--" + str(self.check.get("flag", self.name.replace("_", "-")))
+        return "--" + (self.check.flag or self.name.replace("_", "-"))
 
     @property
     def variable(self) -> str:
         """The environment variable, which starts with ANTIPHON_ unless it is another server's. A tuple's values are
         separated by commas in it.
         """
-        return str(self.check.get("variable", "ANTIPHON_" + self.name.upper()))
+        return self.check.variable or "ANTIPHON_" + self.name.upper()
 
 
 def options() -> tuple[Option, ...]:
@@ -239,7 +258,8 @@ def options() -> tuple[Option, ...]:
         section = get_type_hints(Settings)[part.name]
         hints = get_type_hints(section)
         out += [
-            Option(part.name, f.name, hints[f.name], f.default, f.metadata["help"], f.metadata) for f in fields(section)
+            Option(part.name, f.name, hints[f.name], f.default, f.metadata["help"], f.metadata["check"])
+            for f in fields(section)
         ]
     return tuple(out)
 
@@ -252,7 +272,7 @@ def parse(opt: Option, value: Any, where: str) -> Any:
         result = _convert(opt.type, value)
     except (TypeError, ValueError):
         raise SettingsError(f"{where}: {value!r} is not a valid value") from None
-    low, high, choices = opt.check.get("low"), opt.check.get("high"), opt.check.get("choices")
+    low, high, choices = opt.check.low, opt.check.high, opt.check.choices
     if low is not None and result < low:
         raise SettingsError(f"{where}: {result} is below {low}")
     if high is not None and result > high:
@@ -294,7 +314,9 @@ def _convert(kind: Any, value: Any) -> Any:
 
 
 def load(
-    flags: Mapping[str, Any] | None = None, environment: Mapping[str, str] | None = None, file: Path | None = None
+    flags: Mapping[str, Value | list[str] | None] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
 ) -> Settings:
     """The settings from all sources: defaults, then the TOML `file`, then `environment`, then `flags`.
 
@@ -302,7 +324,7 @@ def load(
     which names the key, for a name that is no setting, a bad value, or a file that cannot be read.
     """
     known = {o.name: o for o in options()}
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Value] = {}
     if file is not None:
         chosen |= _from_toml(file, known)
     for o in known.values():
@@ -320,12 +342,12 @@ def load(
     return tree
 
 
-def _from_toml(file: Path, known: Mapping[str, Option]) -> dict[str, Any]:
+def _from_toml(file: Path, known: Mapping[str, Option]) -> dict[str, Value]:
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{file}: {error}") from None
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Value] = {}
     for section, values in data.items():
         if not isinstance(values, dict):
             raise SettingsError(f"{file}: {section}: no such section")
@@ -353,7 +375,7 @@ def markdown() -> str:
             section = o.section
             lines += ["", f"## [{section}]", ""]
         default = '""' if o.default == "" else "[]" if o.default == () else f"{o.default!r}".replace("'", "")
-        choices = f" One of: {', '.join(o.check['choices'])}." if o.check.get("choices") else ""
+        choices = f" One of: {', '.join(o.check.choices)}." if o.check.choices else ""
         entry = f"- **`{o.flag}`** (`{o.variable}`, `{o.name}`: `{default}`): {o.help}{choices}"
         lines += textwrap.wrap(entry, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines) + "\n"

@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from antiphon.adapters.minicpmo.checkpoint import read
 from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
+from antiphon.errors import ModelError
 from tests.adapters import tiny_minicpmo as tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / "minicpmo.json").read_text())
@@ -131,3 +135,22 @@ def test_when_weights_are_int8_then_it_converses(folder: Path) -> None:
         return steps
 
     assert any(isinstance(step, SpeakStep) for step in asyncio.run(main()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "minicpmv", "tts_config": {}}, "its model_type is 'minicpmv'"),
+        ({"tts_config": tiny.CONFIG["tts_config"] | {"num_vq": 4}}, "its speech decoder is of another kind"),
+        ({"tts_config": {"backbone_model": "llama"}}, "config.json: .*tts_config"),
+        ({"query_num": "many"}, r"config.json: .*query_num"),
+    ],
+)
+def test_when_a_checkpoint_is_of_another_kind_then_the_error_says_so(
+    folder: Path, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(folder / name, tmp_path / name)
+    (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIG | changes))
+    with pytest.raises(ModelError, match=f"is no MiniCPM-o 4.5 checkpoint: {says}"):
+        read(tmp_path, torch.device("cpu"), torch.float32)

@@ -13,13 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from transformers import Qwen3ASRForConditionalGeneration
 
 from antiphon.adapters.qwen3_asr import transcriber
-from antiphon.adapters.qwen3_asr.checkpoint import KEY_MAPPING, released_config
+from antiphon.adapters.qwen3_asr.checkpoint import KEY_MAPPING, ThinkerConfig, released_config
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr, Qwen3AsrStream
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import FileInfo, FileOptions, Hypothesis, TranscriptSegment, Window
@@ -145,7 +146,7 @@ def test_when_parameters_have_the_names_of_transformers_then_they_load_too(
 
     released = run(folder, act)
     whole: Any = Qwen3ASRForConditionalGeneration
-    config = released_config(tiny.CONFIG["thinker_config"])
+    config = released_config(msgspec.convert(tiny.CONFIG["thinker_config"], ThinkerConfig))
     # Saved by a model that was made, not loaded: `transformers` saves a loaded one under the names it was loaded from.
     model = whole(config)
     model.load_state_dict(whole.from_pretrained(folder, config=config, key_mapping=KEY_MAPPING).state_dict())
@@ -381,7 +382,11 @@ def test_word_times_are_spread_over_the_loud_audio() -> None:
 def test_when_a_checkpoint_does_not_load_then_the_error_says_why(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not load"):
         Qwen3Asr(tmp_path, "none", EngineModelOptions())
-    (tmp_path / "config.json").write_text('{"model_type": "whisper"}')
-    with pytest.raises(ModelError, match="whisper is no qwen3_asr"):
-        Qwen3Asr(tmp_path, "none", EngineModelOptions())
+    for config, says in (
+        ({"model_type": "whisper", "thinker_config": {}}, "whisper is no qwen3_asr"),
+        ({"model_type": "qwen3_asr", "thinker_config": {}}, "config.json: .*thinker_config"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ModelError, match=says):
+            Qwen3Asr(tmp_path, "none", EngineModelOptions())
     assert torch.get_default_dtype() == torch.float32

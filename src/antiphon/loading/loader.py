@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from antiphon.adapters import SPECS
 from antiphon.adapters.spec import EngineModelOptions, LaneModelOptions
-from antiphon.contracts import ImageReader
+from antiphon.contracts import (
+    ConversationModel,
+    ImageReader,
+    LanguageModel,
+    Synthesizer,
+    Transcriber,
+    TurnDetector,
+    VideoModel,
+    VoiceActivityDetector,
+)
 from antiphon.engine.api import Capabilities, EngineSettings
 from antiphon.engine.lane import Lane
 from antiphon.engine.local import CAPABILITIES
@@ -28,6 +37,19 @@ from antiphon.store import Model, Store
 ObserveLaneStep = Callable[[str, int, float, float], None]
 # What each engine can do, by its name.
 ENGINES: dict[str, Capabilities] = {"local": CAPABILITIES}
+
+
+class ModelsByRole(TypedDict, total=False):
+    """The models that are loaded already, by role. The image reader, which no other model is given, is loaded last."""
+
+    transcriber: Transcriber
+    vad: VoiceActivityDetector
+    turn: TurnDetector
+    language: LanguageModel
+    synthesizer: Synthesizer
+    partner: ConversationModel
+    watcher: VideoModel
+    reader: ImageReader
 
 
 def store_of(settings: ModelSettings) -> Store:
@@ -76,7 +98,7 @@ def load(
     selected = selected_models(settings, roles)
     for model in selected:
         _check_engine(model, engine)
-    by_role: dict[str, Any] = {}
+    by_role: ModelsByRole = {}
     names, lanes = list[str](), list[Lane[Any, Any]]()
     # Models that are given others come last.
     for model in sorted(selected, key=lambda m: bool(spec_of(m).uses)):
@@ -109,7 +131,7 @@ def _check_engine(model: Model | LocalModel, engine: str) -> None:
 
 
 def _assembled(
-    by_role: Mapping[str, Any],
+    by_role: ModelsByRole,
     reader: ImageReader | None,
     names: Sequence[str],
     lanes: Sequence[Lane[Any, Any]],
@@ -136,20 +158,21 @@ def _load_model(
     store: Store,
     model: Model | LocalModel,
     selected: Collection[Model | LocalModel],
-    by_role: Mapping[str, Any],
+    by_role: ModelsByRole,
     observe: ObserveLaneStep | None,
 ) -> Any:
     """One model, made by its adapter's class. `selected`: all models that are loaded; those of its role are further
     voices of it. `by_role`: the models that are loaded already.
     """
     spec = spec_of(model)
-    given: dict[str, Any] = {role: by_role.get(role) for role in spec.uses}
+    used = {role: by_role.get(role) for role in spec.uses}
+    further: dict[str, dict[str, Path]] = {}
     if spec.takes_voices:
         others = (m for m in selected if m.role == model.role and m is not model)
-        given["voices"] = {m.id: prepare(settings, store, m) for m in others}
+        further["voices"] = {m.id: prepare(settings, store, m) for m in others}
     folder = prepare(settings, store, model)
     options = (_engine_options if spec.runs_on == "engine" else _lane_options)(settings, model.role, observe)
-    return _imported(spec.model)(folder, model.id, options, **given)
+    return _imported(spec.model)(folder, model.id, options, **used, **further)
 
 
 def _load_reader(settings: Settings, observe: ObserveLaneStep | None) -> Any:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
@@ -22,6 +22,38 @@ from antiphon.events.tools import Tool
 
 # The marks around users' text: Unicode noncharacters, which are never interchanged, and are taken out of that text.
 USER_TEXT_START, USER_TEXT_END = "\ufdd0", "\ufdd1"
+
+
+class _TemplateFunction(TypedDict):
+    name: str
+    description: str
+    parameters: Any
+
+
+class _TemplateTool(TypedDict):
+    type: str
+    function: _TemplateFunction
+
+
+class _TemplateCalledFunction(TypedDict):
+    name: str
+    arguments: Any
+
+
+class _TemplateCall(TypedDict):
+    type: str
+    id: str
+    function: _TemplateCalledFunction
+
+
+class _TemplateTurn(TypedDict):
+    """A message as chat templates read it; `tool_call_id` and `name` are those of a tool's result."""
+
+    role: str
+    content: str | list[dict[str, str]]
+    tool_calls: NotRequired[list[_TemplateCall]]
+    tool_call_id: NotRequired[str]
+    name: NotRequired[str]
 
 
 def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
@@ -105,7 +137,7 @@ class ChatTemplate:
             # Gemma's template, for one, has no system turn: its text goes before the first user's words.
             return self._render(_without_system(messages), given, answer)
 
-    def _render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, answer: bool) -> str:
+    def _render(self, messages: Sequence[Message], tools: list[_TemplateTool] | None, answer: bool) -> str:
         turns = [_for_template(m, takes_media=self._takes_media) for m in messages]
         return str(
             self._tokenizer.apply_chat_template(turns, tools=tools, add_generation_prompt=answer, tokenize=False)
@@ -128,8 +160,8 @@ def _mark_all(value: Any) -> Any:
     return value
 
 
-def _for_template(message: Message, *, takes_media: bool) -> dict[str, Any]:
-    out: dict[str, Any] = {"role": message.role, "content": _mark(message.text)}
+def _for_template(message: Message, *, takes_media: bool) -> _TemplateTurn:
+    out: _TemplateTurn = {"role": message.role, "content": _mark(message.text)}
     if message.parts and takes_media:
         out["content"] = [_part(p) for p in message.parts]
     if message.tool_calls:
@@ -144,7 +176,7 @@ def _for_template(message: Message, *, takes_media: bool) -> dict[str, Any]:
         if not message.text:
             out["content"] = ""
     if message.role == "tool":
-        out |= {"tool_call_id": message.tool_call_id, "name": _mark(message.name)}
+        out["tool_call_id"], out["name"] = message.tool_call_id, _mark(message.name)
     return out
 
 
@@ -165,9 +197,9 @@ def _loaded(arguments: str) -> Any:
         return arguments
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: Tool) -> _TemplateTool:
     # The keys of a function's description are the server's; their values are users' text.
-    function = {
+    function: _TemplateFunction = {
         "name": _mark(tool.name),
         "description": _mark(tool.description),
         "parameters": _mark_all(dict(tool.parameters)),

@@ -11,12 +11,53 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.functional import embedding, gelu, scaled_dot_product_attention, silu
 
 # Of the residual blocks behind each upsampling.
 DILATIONS = (1, 3, 9)
+
+
+class VocoderTransformerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes of a vocoder's transformer, by their names in config.json.
+
+    `head_dim`: None for hidden_size / num_attention_heads. `sliding_window`: the frames that attention sees.
+    `latent_dim`: the width outside of a transformer that projects.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    sliding_window: int
+    head_dim: int | None = None
+    latent_dim: int = 1024
+    attention_bias: bool = False
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+
+    @property
+    def head_size(self) -> int:
+        """The width of an attention head: `head_dim`, or an equal share of the layer's width."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+
+class VocoderConfig(VocoderTransformerConfig, frozen=True, kw_only=True):
+    """The sizes of a vocoder, by their names in the `decoder_config` of speech_tokenizer/config.json.
+
+    `decoder_dim`: channels before the first of `upsample_rates`, each of which halves them. `upsampling_ratios`: those
+    of the upsampling before that, which keeps `latent_dim` channels.
+    """
+
+    num_quantizers: int
+    codebook_size: int
+    codebook_dim: int
+    decoder_dim: int
+    upsample_rates: tuple[int, ...]
+    upsampling_ratios: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -152,11 +193,10 @@ class RmsNorm(nn.Module):
 class WindowAttention(nn.Module):
     """Causal attention with rotary positions over the last `sliding_window` frames, with grouped keys."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: VocoderTransformerConfig) -> None:
         super().__init__()
-        width, heads, kv_heads = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
-        self._size = config.get("head_dim") or width // heads
-        self._window, bias = config["sliding_window"], config.get("attention_bias", False)
+        width, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
+        self._size, self._window, bias = config.head_size, config.sliding_window, config.attention_bias
         self.q_proj = nn.Linear(width, heads * self._size, bias=bias)
         self.k_proj, self.v_proj = (nn.Linear(width, kv_heads * self._size, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(heads * self._size, width, bias=bias)
@@ -208,10 +248,10 @@ class GatedMlp(nn.Module):
 class TransformerLayer(nn.Module):
     """One layer: window attention and a gated feed-forward part, each normalized before and scaled behind."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: VocoderTransformerConfig) -> None:
         super().__init__()
-        width, eps = config["hidden_size"], config.get("rms_norm_eps", 1e-5)
-        self.self_attn, self.mlp = WindowAttention(config), GatedMlp(width, config["intermediate_size"])
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn, self.mlp = WindowAttention(config), GatedMlp(width, config.intermediate_size)
         self.input_layernorm, self.post_attention_layernorm = RmsNorm(width, eps), RmsNorm(width, eps)
         self.self_attn_layer_scale, self.mlp_layer_scale = LayerScale(width), LayerScale(width)
 
@@ -229,15 +269,14 @@ class Transformer(nn.Module):
     `projects`: they are `latent_dim` wide outside and `hidden_size` inside; else `hidden_size` throughout.
     """
 
-    def __init__(self, config: dict[str, Any], *, projects: bool = True) -> None:
+    def __init__(self, config: VocoderTransformerConfig, *, projects: bool = True) -> None:
         super().__init__()
-        width, latent = config["hidden_size"], config.get("latent_dim", 1024)
-        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config["num_hidden_layers"]))
-        self.norm = RmsNorm(width, config.get("rms_norm_eps", 1e-5))
+        width, latent = config.hidden_size, config.latent_dim
+        self.layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RmsNorm(width, config.rms_norm_eps)
         self.input_proj: nn.Module = nn.Linear(latent, width) if projects else nn.Identity()
         self.output_proj: nn.Module = nn.Linear(width, latent) if projects else nn.Identity()
-        self._size = config.get("head_dim") or width // config["num_attention_heads"]
-        self._theta = float(config.get("rope_theta", 10000))
+        self._size, self._theta = config.head_size, config.rope_theta
 
     def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
         """Return [1, frames, latent] of x, which has the same shape, and count the frames in `state`."""
@@ -285,16 +324,13 @@ class Quantizer(nn.Module):
 
 
 class CodecVocoder(nn.Module):
-    """The whole vocoder. `config`: the `decoder_config` of speech_tokenizer/config.json.
+    """The whole vocoder. Its parameters have the checkpoint's names under `decoder.`."""
 
-    Its parameters have the checkpoint's names under `decoder.`.
-    """
-
-    def __init__(self, config: dict[str, Any]) -> None:
+    def __init__(self, config: VocoderConfig) -> None:
         super().__init__()
-        books, size = config["num_quantizers"], config["codebook_size"]
-        inner, latent, width = config["codebook_dim"], config.get("latent_dim", 1024), config["decoder_dim"]
-        rates, ratios = config["upsample_rates"], config["upsampling_ratios"]
+        books, size = config.num_quantizers, config.codebook_size
+        inner, latent, width = config.codebook_dim, config.latent_dim, config.decoder_dim
+        rates, ratios = config.upsample_rates, config.upsampling_ratios
         self.quantizer = nn.ModuleDict(
             {
                 "rvq_first": Quantizer(1, size, inner // 2, inner),

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors by name, and modules that are filled with them.
+"""A checkpoint's configuration, its tensors by name, and modules that are filled with them.
 
 For models that are built from their configuration here, and not by `transformers`. Knows safetensors files, and no
 model's architecture.
@@ -7,17 +7,39 @@ model's architecture.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+import msgspec
 import torch
 from safetensors import safe_open
 from torch import nn
 
+Config = TypeVar("Config")
+Value = TypeVar("Value")
 
-def own_config(config: dict[str, Any], *exclude: str) -> dict[str, Any]:
+
+class CheckpointType(msgspec.Struct, frozen=True):
+    """What config.json says of the kind of its model: read first, since the other fields differ between kinds."""
+
+    model_type: str | None = None
+
+
+def read_config(path: Path, kind: type[Config]) -> Config:
+    """Decode a JSON file of a checkpoint, such as config.json, as `kind`, a msgspec.Struct.
+
+    Fields that `kind` does not have are ignored. Raises OSError for a file that cannot be read, and ValueError, which
+    names the file and the field, where a field is missing or of another type.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except ValueError as error:
+        raise ValueError(f"{path.name}: {error}") from None
+
+
+def own_config(config: Mapping[str, Value], *exclude: str) -> dict[str, Value]:
     """Return what a configuration says of its own part of a model.
 
     Left out are the keys that name its class or its file, those that begin with an underscore, and `exclude`, for keys
@@ -36,7 +58,7 @@ class Tensors:
 
     def __init__(self, folder: Path, files: ExitStack, device: torch.device, dtype: torch.dtype) -> None:
         self.device, self.dtype = device, dtype
-        self._file_of: dict[str, Any] = {}
+        self._file_of: dict[str, safe_open] = {}
         for path in _files(folder):
             file = files.enter_context(safe_open(path, framework="pt"))
             self._file_of |= dict.fromkeys(file.keys(), file)
@@ -47,7 +69,7 @@ class Tensors:
     def __getitem__(self, name: str) -> torch.Tensor:
         if name not in self._file_of:
             raise ValueError(f"it lacks {name}")
-        tensor: torch.Tensor = self._file_of[name].get_tensor(name)
+        tensor: torch.Tensor = self._file_of[name].get_tensor(name)  # type: ignore[no-untyped-call]
         return tensor.to(self.device, self.dtype)
 
 

@@ -9,8 +9,44 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import torch
+from msgspec import UNSET, UnsetType
 from torch import nn
+
+
+class QwenTextConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A text model of Qwen3's kind in a released config.json. A field that is absent there is `transformers`' default.
+
+    `rope_theta`: the base of the rotary positions.
+    """
+
+    vocab_size: int | UnsetType = UNSET
+    hidden_size: int | UnsetType = UNSET
+    intermediate_size: int | UnsetType = UNSET
+    num_hidden_layers: int | UnsetType = UNSET
+    num_attention_heads: int | UnsetType = UNSET
+    num_key_value_heads: int | UnsetType = UNSET
+    head_dim: int | UnsetType = UNSET
+    hidden_act: str | UnsetType = UNSET
+    max_position_embeddings: int | UnsetType = UNSET
+    rms_norm_eps: float | UnsetType = UNSET
+    attention_bias: bool | UnsetType = UNSET
+    rope_theta: float | UnsetType = UNSET
+
+    # Keyword arguments of a configuration class of `transformers`, which takes a value of any type.
+    def keywords(self, default_theta: float, *, tied: bool) -> dict[str, Any]:
+        """Return the fields as a configuration class of `transformers` takes them.
+
+        `default_theta`: for a config.json without `rope_theta`. `tied`: the output head is the table of embeddings.
+        """
+        named = {name: getattr(self, name) for name in QwenTextConfig.__struct_fields__ if name != "rope_theta"}
+        theta = default_theta if self.rope_theta is UNSET else self.rope_theta
+        # The three coordinates of its rotary positions are always equal: one is enough.
+        return {name: value for name, value in named.items() if value is not UNSET} | {
+            "rope_parameters": {"rope_type": "default", "rope_theta": theta},
+            "tie_word_embeddings": tied,
+        }
 
 
 class TextDecoder(nn.Module):

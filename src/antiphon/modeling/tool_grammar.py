@@ -28,6 +28,7 @@ _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\
 _TAIL = re.compile(r"\s*\}\s*$")
 
 
+# A JSON schema has keys and values of any kind.
 def json_grammar(schema: Mapping[str, Any]) -> Grammar:
     """Return the grammar of JSON text that fits a JSON schema, which is checked by the engine."""
     return Grammar("json_schema", json.dumps(schema))

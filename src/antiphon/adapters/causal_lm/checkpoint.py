@@ -60,7 +60,7 @@ def prepare(source: Path, home: Path, name: str, weights: str = "auto", device: 
 
 
 def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
-    made_from = {"format": FORMAT} | _identity(origin)
+    made_from = {"format": FORMAT, "files": _files(origin)}
     stamp = target / "source"
     if stamp.is_file() and json.loads(stamp.read_text()) == made_from:
         if kind == "int8" and not packed.fits_machine(target):
@@ -86,9 +86,10 @@ def _in_own_process(call: Callable[..., None], *args: Any) -> None:
         process.submit(call, *args).result()
 
 
-def _identity(path: Path) -> dict[str, Any]:
+def _files(path: Path) -> list[list[str | int]]:
+    """A checkpoint's files, each with its size in bytes and its time of change in ns; lists, as JSON gives them."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return {"files": [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.is_file()]}
+    return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.is_file()]
 
 
 def _write(source: Path, target: Path, kind: str) -> None:
@@ -113,10 +114,13 @@ def _write(source: Path, target: Path, kind: str) -> None:
 
 def _unpacked(gguf: Path, target: Path) -> Any:
     """Load a GGUF file in float32, and write its tokenizer and configuration to `target`."""
-    given: dict[str, Any] = {"gguf_file": gguf.name, "local_files_only": True}
-    AutoTokenizer.from_pretrained(gguf.parent, **given).save_pretrained(target)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True).save_pretrained(target)
     model: Any = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True), **given
+        gguf.parent,
+        gguf_file=gguf.name,
+        local_files_only=True,
+        dtype=torch.float32,
+        quantization_config=GgufConfig(dequantize=True),
     )
     # Unpacked weights are those of a plain model.
     model.config.quantization_config = None

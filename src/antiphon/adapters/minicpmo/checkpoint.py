@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from accelerate import init_empty_weights
 from tokenizers import Tokenizer
@@ -29,7 +30,7 @@ from antiphon.adapters.minicpmo.sampling import SpecialTokens
 from antiphon.adapters.minicpmo.speech_decoder import TextConditions
 from antiphon.adapters.minicpmo.vision_encoder import VisionEncoder
 from antiphon.errors import ModelError
-from antiphon.modeling.tensors import Tensors, fill, own_config
+from antiphon.modeling.tensors import CheckpointType, Tensors, fill, own_config, read_config
 
 # The vision encoder's configuration where config.json has none.
 DEFAULT_VISION = {
@@ -40,8 +41,70 @@ DEFAULT_VISION = {
     "num_hidden_layers": 27,
     "patch_size": 14,
 }
+# Fields of config.json that describe other parts; the rest describes the language model.
+OTHER_PARTS = ("audio_config", "vision_config", "tts_config")
 # The code decoder's head is saved as a weight norm: a gain `original0` and a direction `original1` for each code.
 CODE_HEAD = "tts.head_code.0.parametrizations.weight."
+
+
+class SpeechDecoderType(msgspec.Struct, frozen=True):
+    """The fields of `tts_config` that tell the speech decoder of 4.5 from those of other releases."""
+
+    projector_type: str = "mlp"
+    num_vq: int = 1
+    backbone_model: str | None = None
+
+
+class MiniCpmOType(CheckpointType, frozen=True, kw_only=True):
+    """The fields of config.json that tell a MiniCPM-o 4.5 from other models."""
+
+    tts_config: SpeechDecoderType = SpeechDecoderType()
+
+
+class SpeechDecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The `tts_config` of config.json: the code decoder's sizes, and those of the rows that it is given."""
+
+    num_text_tokens: int
+    llm_dim: int
+    audio_bos_token_id: int
+    num_audio_tokens: int
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    num_hidden_layers: int
+    max_position_embeddings: int
+
+
+class SliceConfig(msgspec.Struct, frozen=True):
+    """How an image is cut: into `max_slice_nums` slices at most, of about `scale_resolution` ** 2 pixels each."""
+
+    scale_resolution: int = 448
+    max_slice_nums: int = 1
+
+
+class MiniCpmOConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The config.json of the checkpoint, but for the fields of the language model, which are beside these.
+
+    `audio_config`, `vision_config`: keyword arguments of a WhisperConfig and an Idefics2VisionConfig, whose values are
+    of any type.
+    """
+
+    hidden_size: int
+    tts_config: SpeechDecoderConfig
+    audio_config: dict[str, Any]
+    vision_config: dict[str, Any] | None = None
+    slice_config: SliceConfig | None = None
+    audio_pool_step: int = 5
+    audio_chunk_length: float = 1.0
+    query_num: int = 64
+    drop_vision_last_layer: bool = True
+
+
+class TokenizerConfig(msgspec.Struct, frozen=True):
+    """The tokenizer_config.json of the checkpoint. `bad_token_ids`: tokens that are never spoken."""
+
+    bad_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +143,12 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> MiniCpmOPart
 
 
 def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> MiniCpmOParts:
-    config = json.loads((folder / "config.json").read_text())
-    tokenizer = _tokenizer(folder / "tokenizer.json")
-    tokenizer_config = json.loads((folder / "tokenizer_config.json").read_text())
-    parts = build(config, tokenizer, tokenizer_config.get("bad_token_ids", ()))
+    path = folder / "config.json"
+    _check_type(read_config(path, MiniCpmOType))
+    config = read_config(path, MiniCpmOConfig)
+    language = Qwen3Config(**own_config(json.loads(path.read_bytes()), *OTHER_PARTS))
+    forbidden = read_config(folder / "tokenizer_config.json", TokenizerConfig).bad_token_ids
+    parts = build(config, language, _tokenizer(folder / "tokenizer.json"), forbidden)
     with ExitStack() as files:
         tensors = Tensors(folder, files, device, dtype)
         fill(parts.decoder, tensors, {"": "llm."})
@@ -104,35 +169,30 @@ def _tokenizer(path: Path) -> Tokenizer:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int] = ()) -> MiniCpmOParts:
+def build(
+    config: MiniCpmOConfig, language: Qwen3Config, tokenizer: Tokenizer, forbidden: Sequence[int] = ()
+) -> MiniCpmOParts:
     """Return the parts that a config.json describes, with parameters on the meta device, which hold nothing yet.
 
-    `forbidden`: tokens that are never spoken, besides those that are so by the released rules. Raises ValueError or
-    KeyError for another model's configuration.
+    `language`: the language model's part of it. `forbidden`: tokens that are never spoken, besides those that are so by
+    the released rules. Raises ValueError for a tokenizer without the special tokens.
     """
-    tts, vision = _supported_tts(config), config.get("vision_config") or DEFAULT_VISION
-    slicing = config.get("slice_config") or {}
+    tts, slicing, width = config.tts_config, config.slice_config or SliceConfig(), config.hidden_size
     ids = SpecialTokens.of(tokenizer.token_to_id)
-    width = int(config["hidden_size"])
-    audio = WhisperConfig(**own_config(config["audio_config"]))
+    audio = WhisperConfig(**own_config(config.audio_config))
     with init_empty_weights(include_buffers=False):
-        decoder = Qwen3ForCausalLM(Qwen3Config(**own_config(config, "audio_config", "vision_config", "tts_config")))
-        audio_encoder = AudioEncoder(
-            audio, width, config.get("audio_pool_step", 5), config.get("audio_chunk_length", 1.0)
-        )
+        decoder = Qwen3ForCausalLM(language)
+        audio_encoder = AudioEncoder(audio, width, config.audio_pool_step, config.audio_chunk_length)
         vision_encoder = VisionEncoder(
-            Idefics2VisionConfig(**own_config(vision)),
+            Idefics2VisionConfig(**own_config(config.vision_config or DEFAULT_VISION)),
             width,
-            int(config.get("query_num", 64)),
-            int(slicing.get("scale_resolution", 448)),
-            drop_last=bool(config.get("drop_vision_last_layer", True)),
+            config.query_num,
+            slicing.scale_resolution,
+            drop_last=config.drop_vision_last_layer,
         )
-        text_conditions = TextConditions(
-            tts["num_text_tokens"], tts["llm_dim"], tts["hidden_size"], tts["audio_bos_token_id"]
-        )
+        text_conditions = TextConditions(tts.num_text_tokens, tts.llm_dim, tts.hidden_size, tts.audio_bos_token_id)
         code_decoder = LlamaForCausalLM(_code_decoder_config(tts))
     never = (ids.tts_pad, *map(int, forbidden), ids.chunk_eos)
-    max_slices = int(slicing.get("max_slice_nums", 1))
     return MiniCpmOParts(
         tokenizer,
         ids,
@@ -142,28 +202,27 @@ def build(config: dict[str, Any], tokenizer: Tokenizer, forbidden: Sequence[int]
         vision_encoder,
         text_conditions,
         code_decoder,
-        max_slices,
+        slicing.max_slice_nums,
     )
 
 
-def _supported_tts(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration of the voice. Raises ValueError where it, or the whole, is of another kind."""
-    if config.get("model_type") != "minicpmo":
-        raise ValueError(f"its model_type is {config.get('model_type')!r}")
-    tts: dict[str, Any] = config["tts_config"]
-    if tts.get("projector_type", "mlp") != "mlp" or tts.get("num_vq", 1) != 1 or tts.get("backbone_model") != "llama":
+def _check_type(found: MiniCpmOType) -> None:
+    """Raise ValueError for another model, or one whose speech decoder is of another kind."""
+    if found.model_type != "minicpmo":
+        raise ValueError(f"its model_type is {found.model_type!r}")
+    tts = found.tts_config
+    if tts.projector_type != "mlp" or tts.num_vq != 1 or tts.backbone_model != "llama":
         raise ValueError("its speech decoder is of another kind")
-    return tts
 
 
-def _code_decoder_config(tts: dict[str, Any]) -> LlamaConfig:
+def _code_decoder_config(tts: SpeechDecoderConfig) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=tts["num_audio_tokens"],
-        hidden_size=tts["hidden_size"],
-        intermediate_size=tts["intermediate_size"],
-        num_attention_heads=tts["num_attention_heads"],
-        num_key_value_heads=tts["num_key_value_heads"],
-        num_hidden_layers=tts["num_hidden_layers"],
-        max_position_embeddings=tts["max_position_embeddings"],
+        vocab_size=tts.num_audio_tokens,
+        hidden_size=tts.hidden_size,
+        intermediate_size=tts.intermediate_size,
+        num_attention_heads=tts.num_attention_heads,
+        num_key_value_heads=tts.num_key_value_heads,
+        num_hidden_layers=tts.num_hidden_layers,
+        max_position_embeddings=tts.max_position_embeddings,
         tie_word_embeddings=False,
     )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import msgspec
 import torch
 from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
 
 from antiphon.adapters.qwen3_asr.audio_encoder import WindowedAudioEncoder
-from antiphon.modeling.tensors import Tensors
-from antiphon.modeling.text_decoder import TextDecoder
+from antiphon.modeling.tensors import CheckpointType, Tensors, read_config
+from antiphon.modeling.text_decoder import QwenTextConfig, TextDecoder
 from antiphon.modeling.vocabulary import Vocabulary
 
 # Patterns of the released parameter names -> the names of `transformers`, in the order in which they are tried.
@@ -25,15 +25,36 @@ KEY_MAPPING = {
     r"^thinker\.lm_head\.": "lm_head.",
 }
 END = "<|im_end|>"
-# Fields of a released configuration that that of `transformers` has too.
-AUDIO_FIELDS = (
-    "num_mel_bins", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "d_model", "activation_function",
-    "scale_embedding", "n_window", "output_dim", "n_window_infer", "downsample_hidden_size",
-)  # fmt: skip
-TEXT_FIELDS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias",
-)  # fmt: skip
+
+
+class AudioEncoderFields(TypedDict, total=False):
+    """The fields of a released `audio_config` that the configuration of `transformers` has too."""
+
+    num_mel_bins: int
+    encoder_layers: int
+    encoder_attention_heads: int
+    encoder_ffn_dim: int
+    d_model: int
+    activation_function: str
+    scale_embedding: bool
+    n_window: int
+    output_dim: int
+    n_window_infer: int
+    downsample_hidden_size: int
+
+
+class ThinkerConfig(msgspec.Struct, frozen=True):
+    """The `thinker_config` of a released config.json: the whole model, but for its tokenizer."""
+
+    audio_config: AudioEncoderFields
+    text_config: QwenTextConfig
+    audio_token_id: int = 151676
+
+
+class ReleasedConfig(msgspec.Struct, frozen=True):
+    """A config.json as the makers released it. One that `transformers` wrote has no `thinker_config`."""
+
+    thinker_config: ThinkerConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +71,17 @@ def read(folder: Path, device: str, dtype: torch.dtype) -> Qwen3AsrParts:
 
     Raises ValueError for another model's folder, and OSError, KeyError or RuntimeError for one that lacks something.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if config.get("model_type") != "qwen3_asr":
-        raise ValueError(f"{config.get('model_type')} is no qwen3_asr")
+    model_type = read_config(folder / "config.json", CheckpointType).model_type
+    if model_type != "qwen3_asr":
+        raise ValueError(f"{model_type} is no qwen3_asr")
+    thinker = read_config(folder / "config.json", ReleasedConfig).thinker_config
     kind: Any = Qwen3ASRForConditionalGeneration
-    if "thinker_config" in config:
+    if thinker is not None:
         with ExitStack() as files:
             has_head = "thinker.lm_head.weight" in Tensors(folder, files, torch.device("cpu"), dtype)
         model = kind.from_pretrained(
             folder,
-            config=released_config(config["thinker_config"], has_head=has_head),
+            config=released_config(thinker, has_head=has_head),
             key_mapping=KEY_MAPPING,
             dtype=dtype,
             local_files_only=True,
@@ -74,19 +96,14 @@ def read(folder: Path, device: str, dtype: torch.dtype) -> Qwen3AsrParts:
     )
 
 
-def released_config(thinker: dict[str, Any], *, has_head: bool = True) -> Any:
+def released_config(thinker: ThinkerConfig, *, has_head: bool = True) -> Any:
     """Return the Qwen3ASRConfig that a released checkpoint's `thinker_config` describes.
 
-    `has_head`: the checkpoint has an output head; without one, the head is the table of embeddings. Raises KeyError for
-    a configuration without audio or text.
+    `has_head`: the checkpoint has an output head; without one, the head is the table of embeddings.
     """
-    audio, text = thinker["audio_config"], thinker["text_config"]
-    # The three coordinates of its rotary positions are always equal: one is enough.
-    rope = {"rope_type": "default", "rope_theta": text.get("rope_theta", 5e6)}
     return Qwen3ASRConfig(
-        audio_config={k: audio[k] for k in AUDIO_FIELDS if k in audio},
-        text_config={k: text[k] for k in TEXT_FIELDS if k in text}
-        | {"rope_parameters": rope, "tie_word_embeddings": not has_head},
-        audio_token_id=thinker.get("audio_token_id", 151676),
+        audio_config=dict(thinker.audio_config),
+        text_config=thinker.text_config.keywords(5e6, tied=not has_head),
+        audio_token_id=thinker.audio_token_id,
         tie_word_embeddings=not has_head,
     )

@@ -22,6 +22,7 @@ from antiphon.modeling.codec_vocoder import (
     Transformer,
     UpsampleBlock,
     VocoderState,
+    VocoderTransformerConfig,
 )
 
 
@@ -36,18 +37,18 @@ class Code2Wav(nn.Module):
         super().__init__()
         width, rates = int(config.hidden_size), list(config.upsample_rates)
         channels, self._codebook_size = int(config.decoder_dim), int(config.codebook_size)
-        transformer = {
-            "hidden_size": width,
-            "num_attention_heads": config.num_attention_heads,
-            "num_key_value_heads": config.num_key_value_heads,
-            "head_dim": getattr(config, "head_dim", None),
-            "sliding_window": config.sliding_window,
-            "attention_bias": config.attention_bias,
-            "intermediate_size": config.intermediate_size,
-            "num_hidden_layers": config.num_hidden_layers,
-            "rms_norm_eps": config.rms_norm_eps,
-            "rope_theta": config.rope_parameters["rope_theta"],
-        }
+        transformer = VocoderTransformerConfig(
+            hidden_size=width,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_hidden_layers,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            sliding_window=config.sliding_window,
+            head_dim=getattr(config, "head_dim", None),
+            attention_bias=config.attention_bias,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_theta=float(config.rope_parameters["rope_theta"]),
+        )
         self.code_embedding = nn.Embedding(self._codebook_size * int(config.num_quantizers), width)
         self.pre_transformer = Transformer(transformer, projects=False)
         self.upsample = nn.ModuleList(

@@ -12,26 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import torch
 from accelerate import init_empty_weights
 from torch import nn
 from transformers import MimiConfig, MimiModel, Qwen3Config, Qwen3Model
 
-from antiphon.adapters.qwen3_tts.voice_cloning import SpeakerEncoder
+from antiphon.adapters.qwen3_tts.voice_cloning import SpeakerEncoder, SpeakerEncoderConfig
 from antiphon.engine.api import Sampling
 from antiphon.modeling.codec_talker import DEFAULT_CODEC_SAMPLING, CodecSampling, CodePredictor, TextProjection
-from antiphon.modeling.codec_vocoder import CodecVocoder
-from antiphon.modeling.tensors import Tensors, fill, own_config
-from antiphon.modeling.text_decoder import TextDecoder
+from antiphon.modeling.codec_vocoder import CodecVocoder, VocoderConfig
+from antiphon.modeling.tensors import CheckpointType, Tensors, fill, own_config, read_config
+from antiphon.modeling.text_decoder import QwenTextConfig, TextDecoder
 from antiphon.modeling.vocabulary import Vocabulary
 
 END = "<|im_end|>"
 CheckpointKind = Literal["custom_voice", "voice_design", "base"]
-# Fields of the talker's and the code predictor's configuration that that of `transformers` has too.
-DECODER_FIELDS = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "attention_bias",
-)  # fmt: skip
+# The base of the rotary positions where a configuration has none.
+DEFAULT_THETA = 10_000
 
 # Prefixes of a part's parameter names -> those of the checkpoint; the first that fits counts.
 TALKER_PREFIXES = {
@@ -45,6 +43,74 @@ PREDICTOR_PREFIXES = {
 }
 # `transformers` 5 names the encoder's two halves apart; the checkpoint has both under one name.
 ENCODER_PREFIXES = {"encoder.encoder_seanet.": "encoder.encoder.", "encoder.": "encoder.", "": "encoder."}
+
+
+class TtsCheckpointType(CheckpointType, frozen=True, kw_only=True):
+    """The fields of config.json that tell a Qwen3-TTS of 12 Hz from other models."""
+
+    tokenizer_type: str = ""
+
+
+class CodePredictorConfig(QwenTextConfig, frozen=True, kw_only=True):
+    """The `code_predictor_config` of the talker."""
+
+    vocab_size: int
+    hidden_size: int
+
+
+class TalkerConfig(QwenTextConfig, frozen=True, kw_only=True):
+    """The `talker_config` of config.json.
+
+    `spk_id`, `codec_language_id`: codes of speakers and languages by name. `spk_is_dialect`: by speaker, the dialect's
+    name in `codec_language_id`, or False.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    text_vocab_size: int
+    text_hidden_size: int
+    num_code_groups: int
+    code_predictor_config: CodePredictorConfig
+    codec_eos_token_id: int
+    codec_bos_id: int
+    codec_pad_id: int
+    codec_think_id: int
+    codec_nothink_id: int
+    codec_think_bos_id: int
+    codec_think_eos_id: int
+    spk_id: dict[str, int] | None = None
+    spk_is_dialect: dict[str, str | bool] | None = None
+    codec_language_id: dict[str, int] | None = None
+
+
+class Qwen3TtsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The config.json of a Qwen3-TTS checkpoint, but for the encoder of speakers: see `CloningConfig`."""
+
+    talker_config: TalkerConfig
+    tts_bos_token_id: int
+    tts_eos_token_id: int
+    tts_pad_token_id: int
+    tts_model_type: CheckpointKind = "custom_voice"
+    tts_model_size: str = ""
+
+
+class CloningConfig(msgspec.Struct, frozen=True):
+    """The part of config.json that only a checkpoint that clones voices needs."""
+
+    speaker_encoder_config: SpeakerEncoderConfig
+
+
+class SpeechTokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The config.json of the speech tokenizer.
+
+    `decode_upsample_rate`: samples of audio in a frame. `encoder_config`: keyword arguments of a MimiConfig, which
+    takes a value of any type.
+    """
+
+    decoder_config: VocoderConfig
+    encoder_config: dict[str, Any] | None = None
+    output_sample_rate: int = 24_000
+    decode_upsample_rate: int = 1920
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +168,14 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Qwen3TtsPart
     The vocoder and the encoders are kept in float32: their audio is made of small numbers. Raises OSError, ValueError,
     KeyError or RuntimeError for a folder that is no Qwen3-TTS checkpoint of 12 Hz, or lacks a part.
     """
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    tokenizer_config = json.loads((folder / "speech_tokenizer" / "config.json").read_text(encoding="utf-8"))
-    parts = build(config, tokenizer_config, Vocabulary(folder, END), _sampling(folder))
+    path = folder / "config.json"
+    found = read_config(path, TtsCheckpointType)
+    if found.model_type != "qwen3_tts" or found.tokenizer_type.endswith("25hz"):
+        raise ValueError(f"{found.model_type} {found.tokenizer_type} is no qwen3_tts of 12 Hz")
+    config = read_config(path, Qwen3TtsConfig)
+    cloning = read_config(path, CloningConfig) if config.tts_model_type == "base" else None
+    tokenizer_config = read_config(folder / "speech_tokenizer" / "config.json", SpeechTokenizerConfig)
+    parts = build(config, cloning, tokenizer_config, Vocabulary(folder, END), _sampling(folder))
     with ExitStack() as files:
         tensors = Tensors(folder, files, device, dtype)
         fill(parts.decoder, tensors, TALKER_PREFIXES)
@@ -123,24 +194,23 @@ def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Qwen3TtsPart
 
 
 def build(
-    config: dict[str, Any], tokenizer_config: dict[str, Any], vocabulary: Vocabulary, sampling: CodecSampling
+    config: Qwen3TtsConfig,
+    cloning: CloningConfig | None,
+    tokenizer_config: SpeechTokenizerConfig,
+    vocabulary: Vocabulary,
+    sampling: CodecSampling,
 ) -> Qwen3TtsParts:
     """Return the parts that the two config.json describe, with parameters on the meta device, which hold nothing yet.
 
-    `tokenizer_config`: of the speech tokenizer. Raises ValueError or KeyError for another model's configuration.
+    `cloning`: None for a checkpoint with voices of its own. `tokenizer_config`: of the speech tokenizer.
     """
-    if config.get("model_type") != "qwen3_tts" or config.get("tokenizer_type", "").endswith("25hz"):
-        raise ValueError(f"{config.get('model_type')} {config.get('tokenizer_type', '')} is no qwen3_tts of 12 Hz")
-    talker = config["talker_config"]
-    kind = config.get("tts_model_type", "custom_voice")
-    clones = kind == "base"
+    talker, kind = config.talker_config, config.tts_model_type
     with init_empty_weights(include_buffers=False):
         decoder, code_predictor = _talker(talker)
-        text_embedding = nn.Embedding(int(talker["text_vocab_size"]), int(talker["text_hidden_size"]))
-        text_projection = TextProjection(int(talker["text_hidden_size"]), int(talker["hidden_size"]))
-        vocoder = CodecVocoder(tokenizer_config["decoder_config"])
-        sample_encoder = _sample_encoder(tokenizer_config) if clones else None
-    dialects = {s.lower(): d for s, d in (talker.get("spk_is_dialect") or {}).items() if d}
+        text_embedding = nn.Embedding(talker.text_vocab_size, talker.text_hidden_size)
+        text_projection = TextProjection(talker.text_hidden_size, talker.hidden_size)
+        vocoder = CodecVocoder(tokenizer_config.decoder_config)
+        sample_encoder = _sample_encoder(tokenizer_config) if cloning else None
     return Qwen3TtsParts(
         kind=kind,
         vocabulary=vocabulary,
@@ -149,61 +219,55 @@ def build(
         text_projection=text_projection,
         code_predictor=code_predictor,
         vocoder=vocoder,
-        speaker_encoder=SpeakerEncoder(config["speaker_encoder_config"]) if clones else None,
+        speaker_encoder=SpeakerEncoder(cloning.speaker_encoder_config) if cloning else None,
         sample_encoder=sample_encoder,
         special_ids=_special_ids(config),
-        speakers={n.lower(): i for n, i in (talker.get("spk_id") or {}).items()},
-        dialects=dialects,
-        languages={n.lower(): i for n, i in (talker.get("codec_language_id") or {}).items()},
+        speakers={n.lower(): i for n, i in (talker.spk_id or {}).items()},
+        dialects={n.lower(): d for n, d in (talker.spk_is_dialect or {}).items() if isinstance(d, str)},
+        languages={n.lower(): i for n, i in (talker.codec_language_id or {}).items()},
         # The makers leave instructions out for the smaller of the checkpoints with voices of their own.
-        follows_instructions=not clones and not (kind == "custom_voice" and config.get("tts_model_size") == "0b6"),
+        follows_instructions=not cloning and not (kind == "custom_voice" and config.tts_model_size == "0b6"),
         sampling=sampling,
-        sample_rate_hz=int(tokenizer_config.get("output_sample_rate", 24_000)),
-        frame_samples=int(tokenizer_config.get("decode_upsample_rate", 1920)),
+        sample_rate_hz=tokenizer_config.output_sample_rate,
+        frame_samples=tokenizer_config.decode_upsample_rate,
     )
 
 
-def _talker(talker: dict[str, Any]) -> tuple[TextDecoder, CodePredictor]:
-    predictor = talker["code_predictor_config"]
-    width, num_codebooks = int(talker["hidden_size"]), int(talker["num_code_groups"])
-    text = Qwen3Model(Qwen3Config(**_decoder_config(talker)))
-    small = Qwen3Model(Qwen3Config(**(_decoder_config(predictor) | {"vocab_size": 1, "pad_token_id": None})))
-    size, inner_width = int(predictor["vocab_size"]), int(predictor["hidden_size"])
+def _talker(talker: TalkerConfig) -> tuple[TextDecoder, CodePredictor]:
+    predictor = talker.code_predictor_config
+    width, num_codebooks = talker.hidden_size, talker.num_code_groups
+    text = Qwen3Model(Qwen3Config(**talker.keywords(DEFAULT_THETA, tied=False)))
+    fields = predictor.keywords(DEFAULT_THETA, tied=False) | {"vocab_size": 1, "pad_token_id": None}
+    small = Qwen3Model(Qwen3Config(**fields))
+    size, inner_width = predictor.vocab_size, predictor.hidden_size
     tables = nn.ModuleList(nn.Embedding(size, width) for _ in range(num_codebooks - 1))
     heads = nn.ModuleList(nn.Linear(inner_width, size, bias=False) for _ in range(num_codebooks - 1))
-    decoder = TextDecoder(text, nn.Linear(width, int(talker["vocab_size"]), bias=False))
+    decoder = TextDecoder(text, nn.Linear(width, talker.vocab_size, bias=False))
     return decoder, CodePredictor(small, tables, heads, width)
 
 
-def _sample_encoder(tokenizer_config: dict[str, Any]) -> Any:
-    if "encoder_config" not in tokenizer_config:
+def _sample_encoder(tokenizer_config: SpeechTokenizerConfig) -> Any:
+    if tokenizer_config.encoder_config is None:
         return None
-    mimi = MimiConfig(**own_config(tokenizer_config["encoder_config"]))
+    mimi = MimiConfig(**own_config(tokenizer_config.encoder_config))
     mimi.decoder_config = None
     return MimiModel(mimi)
 
 
-def _special_ids(config: dict[str, Any]) -> TtsSpecialIds:
-    talker = config["talker_config"]
+def _special_ids(config: Qwen3TtsConfig) -> TtsSpecialIds:
+    talker = config.talker_config
     return TtsSpecialIds(
-        end=talker["codec_eos_token_id"],
-        bos=talker["codec_bos_id"],
-        pad=talker["codec_pad_id"],
-        think=talker["codec_think_id"],
-        no_think=talker["codec_nothink_id"],
-        think_bos=talker["codec_think_bos_id"],
-        think_eos=talker["codec_think_eos_id"],
-        text_bos=config["tts_bos_token_id"],
-        text_eos=config["tts_eos_token_id"],
-        text_pad=config["tts_pad_token_id"],
+        end=talker.codec_eos_token_id,
+        bos=talker.codec_bos_id,
+        pad=talker.codec_pad_id,
+        think=talker.codec_think_id,
+        no_think=talker.codec_nothink_id,
+        think_bos=talker.codec_think_bos_id,
+        think_eos=talker.codec_think_eos_id,
+        text_bos=config.tts_bos_token_id,
+        text_eos=config.tts_eos_token_id,
+        text_pad=config.tts_pad_token_id,
     )
-
-
-def _decoder_config(config: dict[str, Any]) -> dict[str, Any]:
-    # The three coordinates of its rotary positions are always equal: one is enough.
-    rope = {"rope_type": "default", "rope_theta": config.get("rope_theta", 10000)}
-    fields = {k: config[k] for k in DECODER_FIELDS if k in config}
-    return fields | {"rope_parameters": rope, "tie_word_embeddings": False}
 
 
 def _sampling(folder: Path) -> CodecSampling:

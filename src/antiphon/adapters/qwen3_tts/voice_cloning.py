@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -117,32 +118,45 @@ def _moments(x: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torc
     return mean, (weights * (x - mean[..., None]).square()).sum(2).clamp(1e-12).sqrt()
 
 
-class SpeakerEncoder(nn.Module):
-    """From a sample to the speaker's vector, which the talker takes in the place of a voice of its own.
+class SpeakerEncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The sizes of the speaker's encoder, by their names in the `speaker_encoder_config` of config.json.
 
-    `config`: `speaker_encoder_config` of config.json. Raises KeyError where it lacks a size.
+    `enc_channels`, `enc_kernel_sizes`, `enc_dilations`: for each of its blocks. `enc_dim`: of the speaker's vector.
     """
 
-    def __init__(self, config: dict[str, Any]) -> None:
+    mel_dim: int
+    enc_dim: int
+    enc_channels: tuple[int, ...]
+    enc_kernel_sizes: tuple[int, ...]
+    enc_dilations: tuple[int, ...]
+    enc_attention_channels: int
+    enc_res2net_scale: int
+    enc_se_channels: int
+
+
+class SpeakerEncoder(nn.Module):
+    """From a sample to the speaker's vector, which the talker takes in the place of a voice of its own."""
+
+    def __init__(self, config: SpeakerEncoderConfig) -> None:
         super().__init__()
-        widths, kernels, dilations = (config[f"enc_{n}"] for n in ("channels", "kernel_sizes", "dilations"))
+        widths, kernels, dilations = config.enc_channels, config.enc_kernel_sizes, config.enc_dilations
         blocks = [
             SpeakerEncoderBlock(
                 widths[i - 1],
                 widths[i],
-                config["enc_res2net_scale"],
-                config["enc_se_channels"],
+                config.enc_res2net_scale,
+                config.enc_se_channels,
                 kernels[i],
                 dilations[i],
             )
             for i in range(1, len(widths) - 1)
         ]
-        self.blocks = nn.ModuleList([DelayBlock(config["mel_dim"], widths[0], kernels[0], dilations[0]), *blocks])
+        self.blocks = nn.ModuleList([DelayBlock(config.mel_dim, widths[0], kernels[0], dilations[0]), *blocks])
         self.mfa = DelayBlock(widths[-1], widths[-1], kernels[-1], dilations[-1])
-        self.asp = AttentivePooling(widths[-1], config["enc_attention_channels"])
-        self.fc = nn.Conv1d(2 * widths[-1], config["enc_dim"], 1)
+        self.asp = AttentivePooling(widths[-1], config.enc_attention_channels)
+        self.fc = nn.Conv1d(2 * widths[-1], config.enc_dim, 1)
         mels = mel_filter_bank(
-            WINDOW_SAMPLES // 2 + 1, config["mel_dim"], 0.0, RATE_HZ / 2, RATE_HZ, norm="slaney", mel_scale="slaney"
+            WINDOW_SAMPLES // 2 + 1, config.mel_dim, 0.0, RATE_HZ / 2, RATE_HZ, norm="slaney", mel_scale="slaney"
         )
         self._mels = torch.from_numpy(np.asarray(mels, np.float32)).T
 

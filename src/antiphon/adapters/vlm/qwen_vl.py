@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
@@ -26,7 +27,7 @@ from antiphon.modeling.vocabulary import Vocabulary
 
 END = "<|im_end|>"
 # `model_type` of config.json -> the class of `transformers` that loads it.
-MODELS: dict[str, Any] = {
+MODELS: dict[str, type[PreTrainedModel]] = {
     "qwen2_5_vl": Qwen2_5_VLForConditionalGeneration,
     "qwen3_vl": Qwen3VLForConditionalGeneration,
     "qwen3_vl_moe": Qwen3VLMoeForConditionalGeneration,
