@@ -343,8 +343,8 @@ class ResponseDone:
 
 @dataclass(frozen=True, slots=True)
 class OutputItemAdded:
-    """The item at `index` of a response's output began. `previous_id` is the item of the history before it; None where it
-    is the first, or where the response is beside the conversation.
+    """The item at `index` of a response's output began. `previous_id` is the item of the history before it; None where
+    it is the first, or where the response is beside the conversation.
     """
 
     response_id: str
