@@ -53,6 +53,19 @@ class Frame:
         return _encoder.encode(fields).decode()
 
 
+class ErrorBody(msgspec.Struct, omit_defaults=True):
+    """An error in OpenAI's shape. `param`: the path of the field at fault. `event_id`: the client's name for the
+    message at fault.
+    """
+
+    type: str
+    code: str
+    message: str
+    retryable: bool = False
+    param: str | None = None
+    event_id: str | None = None
+
+
 def message(**fields: Any) -> Frame:
     """A JSON message of these fields, in the order in which they are given."""
     return Frame(fields)
@@ -64,8 +77,8 @@ class Received(msgspec.Struct, Generic[C], frozen=True):
     The answers are sent at once, before whatever the commands lead to.
     """
 
-    commands: Sequence[C] = ()
-    answers: Sequence[Frame] = ()
+    commands: Sequence[C] = []
+    answers: Sequence[Frame] = []
 
 
 def decode_json(data: str | bytes) -> Any:

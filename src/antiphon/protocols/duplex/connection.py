@@ -267,7 +267,7 @@ class DuplexConnection:
                 return [command_of(message, self._items)]  # type: ignore[arg-type]
 
     def _signal(self, message: TurnSignal) -> list[Command]:
-        # Whatever is false in JavaScript counts as missing.
+        # Null, false, 0 and empty text or lists count as missing.
         is_missing = bytes(message.payload) in (b"null", b"false", b"0", b'""', b"[]")
         payload = msgspec.Raw(b"{}") if is_missing else message.payload
         if kind := SIGNALLED.get(message.event):

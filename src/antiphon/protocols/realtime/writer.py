@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import msgspec
-
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.wire import Frame, NewId, Payload
+from antiphon.protocols.wire import ErrorBody, Frame, NewId, Payload
 
 # Events that have another name in the beta, and those that it does not have.
 _BETA_EVENTS = {
@@ -21,19 +19,6 @@ _BETA_EVENTS = {
     "conversation.item.added": "conversation.item.created",
 }
 _BETA_SILENT = frozenset(("conversation.item.done",))
-
-
-class ShownError(msgspec.Struct, omit_defaults=True):
-    """An error as a client is told it. `param`: the path of the field at fault. `event_id`: the client's name for the
-    message at fault.
-    """
-
-    type: str
-    code: str
-    message: str
-    retryable: bool = False
-    param: str | None = None
-    event_id: str | None = None
 
 
 class EventWriter:
@@ -76,5 +61,5 @@ class EventWriter:
         code = self._codes.get(error.code, error.code)
         is_retryable = code in self._retryable
         kind = "rate_limit_error" if is_retryable else kind
-        shown = ShownError(kind, code, error.message, is_retryable, error.param or None, event_id or None)
+        shown = ErrorBody(kind, code, error.message, is_retryable, error.param or None, event_id or None)
         self.event("error", error=shown)

@@ -14,7 +14,7 @@ from msgspec import UNSET
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import decode
-from antiphon.protocols.wire import Frame, NewId, message
+from antiphon.protocols.wire import ErrorBody, Frame, NewId, message
 
 # A longer frame is not searched for one: these messages have a few short fields, appends of audio are long.
 MAX_CONTROL_BYTES = 4096
@@ -106,17 +106,6 @@ def resync_frame(new_id: NewId, session_id: str, reason: str) -> Frame:
     return message(type="session.resync_required", event_id=new_id("event_"), session_id=session_id, reason=reason)
 
 
-class RefusedError(msgspec.Struct, omit_defaults=True):
-    """An error about the connection, in OpenAI's shape."""
-
-    type: str
-    code: str
-    message: str
-    retryable: bool = False
-    param: str | None = None
-    event_id: str | None = None
-
-
 def refused_frame(
     new_id: NewId, error: RemoteProtocolError, event_id: str | None = None, *, retryable: bool = False
 ) -> Frame:
@@ -125,5 +114,5 @@ def refused_frame(
     `retryable`: the same may be accepted later, when there is room.
     """
     kind = "rate_limit_error" if retryable else "invalid_request_error"
-    shown = RefusedError(kind, error.code, error.message, retryable, error.param or None, event_id or None)
+    shown = ErrorBody(kind, error.code, error.message, retryable, error.param or None, event_id or None)
     return message(type="error", event_id=new_id("event_"), error=shown)
