@@ -103,7 +103,7 @@ def test_events_of_turns_overlap_and_playback() -> None:
     wire = opened()
     wire.send(EpochRaised(3))
     wire.send(TurnStateChanged("duck", "assistant_playing", {"a": 1}))
-    wire.send(OverlapReported("auto", "barge_in", "words", {}))
+    wire.send(OverlapReported("auto", "barge_in", "words"))
     wire.send(ListenStepTaken("nothing_said"))
     wire.send(PlaybackAcknowledged("r", "i", 5, 4, PlaybackCursors(9, 9, 5, 4), history_exact=True))
     wire.send(CommitRefused(0, 1))

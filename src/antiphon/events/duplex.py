@@ -131,14 +131,11 @@ class TurnStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class OverlapReported:
-    """What was decided about speech during a response, under which policy and why. `facts` holds the measurements
-    behind it.
-    """
+    """What was decided about speech during a response, under which policy and why."""
 
     policy: OverlapPolicy
     action: OverlapAction
     reason: str
-    facts: ClientFacts = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,7 +175,7 @@ class DuplexConnection:
         self._pending.append(self._session.configured())
         head = {"type": "session.created", "event_id": self.context.new_id("event_"), "session_id": self.id}
         token = {"resume_token": self._session.resume_token} if self._session.resume_token else {}
-        self._writer.add(head | {"session": self._session.shown()} | token, numbered=False)
+        self._writer.add(Frame(head | {"session": self._session.shown()} | token, numbered=False))
 
     # --- from the client
 
@@ -397,7 +397,7 @@ class DuplexConnection:
             return
         metadata = {"session_id": self.id, "epoch": epoch, "end_of_turn": False, **(facts or {})}
         head = {"type": kind, "event_id": self.context.new_id("event_"), **content_place(position)}
-        self._writer.add({**head, **fields, "metadata": metadata}, epoch)
+        self._writer.add(Frame({**head, **fields, "metadata": metadata}, epoch))
 
     def _audio_delta(self, position: ContentPosition, delta: AudioDelta) -> None:
         self._media(

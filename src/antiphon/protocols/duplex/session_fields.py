@@ -5,14 +5,13 @@ docs/wire/duplex.md describes them. What is read is checked: a wrong field raise
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.duplex import DuplexConfig, OverlapPolicy
-from antiphon.protocols.fields import audio_file, number
+from antiphon.protocols.fields import audio_file, decode, json_object, number
+from antiphon.protocols.opening import NULL
 from antiphon.protocols.realtime.input_fields import (
     AudioFormat,
     InputFields,
@@ -49,8 +48,6 @@ DUPLEX_CODES = {
 # Errors after which the same message may be accepted later.
 RETRYABLE = frozenset({"resource_exhausted", "input_backpressure"})
 
-# A client's own object, which is shown as it was given. Of `extra_body`, two fields have an effect.
-OwnData = dict[str, Any]
 OVERLAP_POLICIES = ("listen_only", "barge_in_on_speech", "auto")
 COMMIT_POLICIES = ("commit_all_on_done", "ack_only")
 _INPUT_FORMATS = ("pcm16", "pcm_f32le", "g711_ulaw", "g711_alaw")
@@ -114,6 +111,13 @@ class ReferenceAudio(msgspec.Struct):
     data: str
 
 
+class ExtraFields(msgspec.Struct):
+    """The fields of `extra_body` that have an effect. `auto_response` false: a turn is not answered unless asked."""
+
+    auto_response: object = None
+    force_listen_count: float | None = None
+
+
 class DuplexUpdateFields(msgspec.Struct):
     """A `session` as a client gives it, flat or nested: unknown fields are ignored, null changes nothing of its own."""
 
@@ -125,8 +129,8 @@ class DuplexUpdateFields(msgspec.Struct):
     idle_timeout_s: float | None = None
     temperature: float | None = None
     ref_audio: ReferenceAudio | str | None = None
-    metadata: OwnData | None = None
-    extra_body: OwnData | None = None
+    metadata: msgspec.Raw = NULL
+    extra_body: msgspec.Raw = NULL
     instructions: str | UnsetType | None = UNSET
     tools: list[msgspec.Raw] | UnsetType | None = UNSET
     tool_choice: str | NamedTool | UnsetType | None = UNSET
@@ -160,7 +164,7 @@ class DuplexFields(msgspec.Struct):
     """The fields that a full-duplex session has beside a conversation's, as the client is shown them.
 
     They are stored with the session, by these names, without `ref_audio`: a file of the voice to speak with.
-    `metadata` and `extra_body` are the client's own; of the latter, a few have an effect here.
+    `metadata` and `extra_body` are objects of the client's own, shown as they were given.
     """
 
     overlap_policy: OverlapPolicy = "auto"
@@ -171,8 +175,13 @@ class DuplexFields(msgspec.Struct):
     idle_timeout_s: float = 300.0
     temperature: float | None = None
     ref_audio: bytes | None = None
-    metadata: OwnData | None = None
-    extra_body: OwnData = msgspec.field(default_factory=lambda: {"auto_response": True})
+    metadata: msgspec.Raw = NULL
+    extra_body: msgspec.Raw = msgspec.Raw(b'{"auto_response":true}')
+
+    @property
+    def extra(self) -> ExtraFields:
+        """What of `extra_body` has an effect."""
+        return decode(self.extra_body, ExtraFields, "session.extra_body")
 
 
 class ShownCapabilities(msgspec.Struct):
@@ -242,8 +251,8 @@ class ShownSession(msgspec.Struct, kw_only=True):
     playback_commit_policy: str
     idle_timeout_s: float
     temperature: float | None
-    metadata: OwnData | None
-    extra_body: OwnData
+    metadata: msgspec.Raw
+    extra_body: msgspec.Raw
     epoch: int
     capabilities: ShownCapabilities
 
@@ -300,19 +309,19 @@ def apply_duplex(fields: DuplexFields, given: DuplexUpdateFields) -> DuplexField
     if (voice := given.ref_audio) is not None:
         data = voice.data if isinstance(voice, ReferenceAudio) else voice
         merged.ref_audio = audio_file(data, "session.ref_audio", MAX_REFERENCE_BYTES)
-    if given.metadata is not None:
-        merged.metadata = given.metadata
-    if given.extra_body is not None:
-        count = given.extra_body.get("force_listen_count")
+    if bytes(given.metadata) != b"null":
+        merged.metadata = json_object(bytes(given.metadata), "session.metadata", "session.metadata")
+    if bytes(given.extra_body) != b"null":
+        count = decode(given.extra_body, ExtraFields, "session.extra_body").force_listen_count
         if count is not None:
             number(count, "session.extra_body.force_listen_count", 0, 3600)
-        merged.extra_body = given.extra_body
+        merged.extra_body = given.extra_body.copy()
     return merged
 
 
 def duplex_config(fields: DuplexFields) -> DuplexConfig:
     """The session's configuration."""
-    first = fields.extra_body.get("force_listen_count")
+    first = fields.extra.force_listen_count
     return DuplexConfig(
         fields.overlap_policy,
         int(fields.overlap_short_ack_ms),

@@ -22,7 +22,7 @@ def write_turn_event(writer: EventWriter, event: TurnEvent, session_id: str, epo
         case TurnStateChanged(name, state, payload):
             more = {"payload": payload} if payload else {}
             writer.event("turn.event", session_id=session_id, epoch=epoch, event=name, turn_state=state, **more)
-        case OverlapReported(policy, action, reason, facts):
+        case OverlapReported(policy, action, reason):
             writer.event(
                 "overlap.decision",
                 session_id=session_id,
@@ -30,7 +30,7 @@ def write_turn_event(writer: EventWriter, event: TurnEvent, session_id: str, epo
                 policy=policy,
                 action=action,
                 reason=reason,
-                metadata=dict(facts),
+                metadata={},
             )
         case SpeakStepTaken(response_id):
             writer.event("response.speak", session_id=session_id, epoch=epoch, response_id=response_id, metadata={})

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.wire import ErrorBody, Frame, NewId, Payload
+from antiphon.protocols.wire import ErrorBody, Frame, NewId
 
 # Events that have another name in the beta, and those that it does not have.
 _BETA_EVENTS = {
@@ -50,11 +50,11 @@ class EventWriter:
             if kind in _BETA_SILENT:
                 return
             kind = _BETA_EVENTS.get(kind, kind)
-        self.add({"type": kind, "event_id": self._new_id("event_")} | fields)
+        self.add(Frame({"type": kind, "event_id": self._new_id("event_")} | fields))
 
-    def add(self, payload: Payload, epoch: int | None = None, *, numbered: bool = True) -> None:
-        """Write a message as it is. `epoch`, `numbered`: as in Frame."""
-        self._frames.append(Frame(payload, epoch, numbered))
+    def add(self, frame: Frame) -> None:
+        """Write a message as it is."""
+        self._frames.append(frame)
 
     def error(self, error: RemoteProtocolError, event_id: str | None, kind: str = "invalid_request_error") -> None:
         """Write an error. `event_id`: the client's name for the message at fault, if it had one."""
