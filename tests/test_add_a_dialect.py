@@ -18,6 +18,7 @@ PAGE = ROOT / "docs" / "add-a-dialect.md"
 TABLE = "src/antiphon/protocols/dialects.py"
 FOLDER = "src/antiphon/protocols/captions"
 SCENARIO = "tests/traces/scenarios/captions.py"
+SCENARIOS = "tests/traces/scenarios/__init__.py"
 BLOCK = re.compile(r"^```python\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -35,7 +36,7 @@ def run(folder: Path, *command: str) -> None:
 
 def test_the_example_is_one_folder_and_one_line_and_its_client_gets_captions(tmp_path: Path) -> None:
     files = dict(BLOCK.findall(PAGE.read_text(encoding="utf-8")))
-    line = files.pop(TABLE)
+    line, scenario_line = files.pop(TABLE), files.pop(SCENARIOS)
     assert {str(Path(path).parent) for path in files if path != SCENARIO} == {FOLDER}
     shutil.copytree(ROOT / "src" / "antiphon", tmp_path / "src" / "antiphon")
     shutil.copytree(ROOT / "tests" / "traces", tmp_path / "tests" / "traces")
@@ -47,8 +48,9 @@ def test_the_example_is_one_folder_and_one_line_and_its_client_gets_captions(tmp
     table = tmp_path / TABLE
     before = table.read_text(encoding="utf-8")
     table.write_text(before.replace('    "negotiation",\n', line + '    "negotiation",\n'), encoding="utf-8")
-    with (tmp_path / SCENARIO).with_name("__init__.py").open("a", encoding="utf-8") as scenarios:
-        scenarios.write("\nfrom tests.traces.scenarios import captions  # noqa: E402, F401\n")
+    scenarios = tmp_path / SCENARIOS
+    listed = scenarios.read_text(encoding="utf-8")
+    scenarios.write_text(listed.replace("_NAMES = (\n", "_NAMES = (\n" + scenario_line), encoding="utf-8")
     run(tmp_path, "ruff", "check", *files)
     run(tmp_path, "ruff", "format", "--check", *files)
     out = tmp_path / "played"

@@ -114,7 +114,7 @@ class ModelSettings:
 
     profile: str = option("default", "Set of models to load.", choices=("default", "light"))
     transcriber: str = option(
-        "", "Transcriber: a name from `antiphon pull --list`, or the folder of a Qwen3-ASR checkpoint."
+        "", "Transcriber: a name from `antiphon pull --list`, or the folder of a checkpoint (Qwen3-ASR)."
     )
     home: str = option("~/.cache/antiphon", "Where models are kept.")
     models_from: str = option("", "A local folder that is searched for model files first.")
@@ -177,7 +177,7 @@ class SpeechSettings:
     """The section `[speech]`: the synthesizer, its voices, and the timeouts of speech streams."""
 
     synthesizer: str = option(
-        "", "Speech synthesizer: a name from `antiphon pull --list`, the folder of a Qwen3-TTS checkpoint, or `none`."
+        "", "Speech synthesizer: a name from `antiphon pull --list`, a checkpoint's folder (Qwen3-TTS), or `none`."
     )
     voices: tuple[str, ...] = option(
         (),

@@ -144,7 +144,9 @@ class WireConnection(Protocol):
 
     @property
     def closing(self) -> bool:
-        """Whether the client has asked for the end of the session, which the server then carries out."""
+        """Whether the client has asked for the end of the session. The server then ends it at once: what is still to be
+        transcribed or spoken is not sent.
+        """
         ...
 
     @property

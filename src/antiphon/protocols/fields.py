@@ -27,7 +27,7 @@ EMPTY = msgspec.Raw(b"{}")
 _REASON = re.compile(r"(?s)(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?")
 _FIELD = re.compile(r"Object (?P<what>missing required|contains unknown) field `(?P<name>.*)`")
 _EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`(, got `.*`)?")
-_VALUE = re.compile(r"(?s)Invalid (enum )?value '(?P<value>.*)'")
+_VALUE = re.compile(r"(?s)Invalid (enum )?value '?(?P<value>.*?)'?")
 # What clients are told of types, which they know by Python's names.
 _TYPE_NAMES = {"object": "dict", "array": "list", "float": "int or float"}
 

@@ -1,5 +1,17 @@
 """What clients do, dialect by dialect: each sends frames, reads frames and asserts a little of what they mean."""
 
-from tests.traces.scenarios import bridges, conversation, duplex, native, rest, resume, speech, transcription, video
+from importlib import import_module
 
-ALL = (conversation, transcription, duplex, native, resume, speech, video, bridges, rest)
+# The modules of this folder, in the order in which they are played.
+_NAMES = (
+    "conversation",
+    "transcription",
+    "duplex",
+    "native",
+    "resume",
+    "speech",
+    "video",
+    "bridges",
+    "rest",
+)
+ALL = tuple(import_module(f"tests.traces.scenarios.{name}") for name in _NAMES)
