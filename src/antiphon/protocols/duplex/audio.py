@@ -12,13 +12,14 @@ from typing import TypedDict
 
 import numpy as np
 
-from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio import Pcm
 from antiphon.audio.encode import wav_header
 from antiphon.audio.g711 import from_alaw, from_ulaw, to_alaw, to_ulaw
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64
 from antiphon.events.words import Word
+from antiphon.protocols.realtime.audio_buffer import DecodeAudio
 from antiphon.protocols.realtime.input_fields import AudioFormat
 
 
@@ -35,50 +36,28 @@ _DECODERS: dict[str, tuple[Callable[[bytes], Pcm], int]] = {
 }
 
 
-class DuplexAudioBuffer:
-    """Decodes one client's audio, which is one stream: `feed` holds back a few samples that `flush` gives.
+def duplex_audio(max_bytes: int) -> DecodeAudio:
+    """What reads the formats of this dialect. `max_bytes`: the most of one append, after base64 is decoded.
 
-    `max_bytes`: the most audio of one append, after base64 is decoded. Samples are float32 [num_samples], 16 kHz.
+    It raises RemoteProtocolError (`bad_audio`), also for a sample that is not a finite number.
     """
 
-    def __init__(self, audio_format: AudioFormat, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self.set_format(audio_format)
-
-    def set_format(self, audio_format: AudioFormat) -> None:
-        """Read what follows in this format. Audio that is held back is dropped: `flush` comes first."""
-        self.format = audio_format
-        self._resampler = Resampler(audio_format.rate_hz, SAMPLE_RATE_HZ)
-
-    def feed(self, text: str) -> Pcm:
-        """The samples of one append. Raises RemoteProtocolError (`bad_audio`)."""
-        return self._resampler.feed(self._decode(text, "audio"))
-
-    def flush(self) -> Pcm:
-        """The samples that were held back."""
-        return self._resampler.flush()
-
-    def whole(self, text: str, param: str) -> Pcm:
-        """All samples of a recording of its own, which is no part of the stream. Raises RemoteProtocolError."""
-        resampler = Resampler(self.format.rate_hz, SAMPLE_RATE_HZ)
-        return np.concatenate((resampler.feed(self._decode(text, param)), resampler.flush()))
-
-    def _decode(self, text: str, param: str) -> Pcm:
-        decode, sample_bytes = _DECODERS[self.format.type]
+    def decode(text: str, audio_format: AudioFormat, param: str) -> Pcm:
+        from_bytes, sample_bytes = _DECODERS[audio_format.type]
         try:
             data = decode_base64(text)
         except ValueError:
             raise RemoteProtocolError("bad_audio", "Sound comes in base64.", param) from None
-        if len(data) > self._max_bytes or len(data) % sample_bytes:
+        if len(data) > max_bytes or len(data) % sample_bytes:
             raise RemoteProtocolError(
-                "bad_audio",
-                f"{len(data)} bytes are no whole number of samples, or over {self._max_bytes}.",
-                param,
+                "bad_audio", f"{len(data)} bytes are no whole number of samples, or over {max_bytes}.", param
             )
-        pcm = decode(data)
+        pcm = from_bytes(data)
         if not np.isfinite(pcm).all():
             raise RemoteProtocolError("bad_audio", "A sample is not a finite number.", param)
         return pcm
+
+    return decode
 
 
 class TextMark(TypedDict):

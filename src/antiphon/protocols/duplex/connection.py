@@ -42,7 +42,7 @@ from antiphon.events.duplex import (
 )
 from antiphon.events.transcription import AppendAudio, ClearAudio, CommitAudio, SessionEnding
 from antiphon.protocols.connection import Command, Context, Dialect, Event, Resume, WireSnapshot
-from antiphon.protocols.duplex.audio import AudioDelta, DeltaFacts, DuplexAudioBuffer, ResponseAudioTexts
+from antiphon.protocols.duplex.audio import AudioDelta, DeltaFacts, ResponseAudioTexts, duplex_audio
 from antiphon.protocols.duplex.commands import (
     DROP_ACTIONS,
     acknowledgement,
@@ -73,7 +73,7 @@ from antiphon.protocols.duplex.session_fields import DUPLEX_CODES, RETRYABLE, Du
 from antiphon.protocols.duplex.turn_events import write_turn_event
 from antiphon.protocols.fields import decode
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.realtime.audio_buffer import appended
+from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended
 from antiphon.protocols.realtime.commands import command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents
 from antiphon.protocols.realtime.input_fields import AudioFormat
@@ -105,7 +105,7 @@ class DuplexConnection:
         self._pending: list[Command] = []
         # Why the client has asked for the end of the session, once it has.
         self._close_reason: str | None = None
-        self._buffer = DuplexAudioBuffer(self._session.input_format, context.max_append_bytes)
+        self._buffer = AudioBuffer(self._session.input_format, duplex_audio(context.max_append_bytes))
         self._items = ItemContext(context.new_id, self._buffer.whole, self._session.loaded_voice)
         self._writer = EventWriter(context.new_id, DUPLEX_CODES, RETRYABLE)
         self._events = ConversationEvents(self._writer, TranscriptEvents(self._writer, context.new_id))

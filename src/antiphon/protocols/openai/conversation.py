@@ -21,10 +21,10 @@ from antiphon.events.transcription import ClearAudio, CommitAudio
 from antiphon.protocols.connection import Command, Context, Event
 from antiphon.protocols.fields import Reader
 from antiphon.protocols.openai.transcription import MIN_COMMIT_MS
-from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended
+from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.commands import command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio
-from antiphon.protocols.realtime.input_fields import CONVERSATION_VAD, AudioInput
+from antiphon.protocols.realtime.input_fields import CONVERSATION_VAD, PCM_24K, AudioInput
 from antiphon.protocols.realtime.items import ItemContext, VoiceId
 from antiphon.protocols.realtime.messages import (
     ConversationMessage,
@@ -113,7 +113,7 @@ class OpenAIConversation:
         self._fields = SessionFields(
             ["audio"] if voices else ["text"], output=SessionOutput(voice=voices[0] if voices else "")
         )
-        self._buffer = AudioBuffer(context.max_append_bytes)
+        self._buffer = AudioBuffer(PCM_24K, openai_audio(context.max_append_bytes))
         self._items = ItemContext(context.new_id, self._buffer.whole, self._loaded_voice)
         self._writer = EventWriter(context.new_id)
         self._writer.beta = beta

@@ -23,7 +23,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.protocols.connection import Command, Context
 from antiphon.protocols.fields import Reader, decode
-from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended
+from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.input_fields import (
     PCM_24K,
     SERVER_VAD,
@@ -159,7 +159,7 @@ class OpenAITranscription:
         self._writer = EventWriter(context.new_id)
         self._writer.beta = beta
         self._transcripts = TranscriptEvents(self._writer, context.new_id)
-        self._buffer = AudioBuffer(context.max_append_bytes)
+        self._buffer = AudioBuffer(PCM_24K, openai_audio(context.max_append_bytes))
         self._audio = AudioInput(PCM_24K, Transcription(model), None, SERVER_VAD)
         self._include: list[str] | None = None
 

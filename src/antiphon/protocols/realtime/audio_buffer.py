@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -10,21 +12,25 @@ from antiphon.audio.pcm import Resampler, from_pcm16
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64
 from antiphon.events.transcription import AppendAudio
-from antiphon.protocols.realtime.input_fields import PCM_24K, AudioFormat
+from antiphon.protocols.realtime.input_fields import AudioFormat
 
 _DECODERS = {"audio/pcm": from_pcm16, "audio/pcmu": from_ulaw, "audio/pcma": from_alaw}
+
+
+# From base64 audio in a format, and the path of its field, to float32 [num_samples] at the format's rate. Raises
+# RemoteProtocolError.
+DecodeAudio = Callable[[str, AudioFormat, str], Pcm]
 
 
 class AudioBuffer:
     """Decodes one client's audio, which is one stream: `feed` holds back a few samples that `flush` gives.
 
-    `max_bytes`: the most audio of one append, after base64 is decoded. Samples are float32 [num_samples], 16 kHz.
+    `decode`: reads the formats of a dialect. Samples are float32 [num_samples], 16 kHz.
     """
 
-    def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self.format = PCM_24K
-        self._resampler = Resampler(PCM_24K.rate_hz, SAMPLE_RATE_HZ)
+    def __init__(self, audio_format: AudioFormat, decode: DecodeAudio) -> None:
+        self._decode = decode
+        self.set_format(audio_format)
 
     def set_format(self, audio_format: AudioFormat) -> None:
         """Read what follows in this format. Audio that is held back is dropped: `flush` comes first."""
@@ -33,7 +39,7 @@ class AudioBuffer:
 
     def feed(self, text: str) -> Pcm:
         """The samples of one append. Raises RemoteProtocolError."""
-        return self._resampler.feed(self._decode(text, "audio"))
+        return self._resampler.feed(self._decode(text, self.format, "audio"))
 
     def flush(self) -> Pcm:
         """The samples that were held back."""
@@ -42,22 +48,28 @@ class AudioBuffer:
     def whole(self, text: str, param: str) -> Pcm:
         """All samples of a recording of its own, which is no part of the stream. Raises RemoteProtocolError."""
         resampler = Resampler(self.format.rate_hz, SAMPLE_RATE_HZ)
-        return np.concatenate((resampler.feed(self._decode(text, param)), resampler.flush()))
+        return np.concatenate((resampler.feed(self._decode(text, self.format, param)), resampler.flush()))
 
-    def _decode(self, text: str, param: str) -> Pcm:
+
+def openai_audio(max_bytes: int) -> DecodeAudio:
+    """What reads OpenAI's formats: PCM16 and G.711. `max_bytes`: the most of one append, after base64 is decoded."""
+
+    def decode(text: str, audio_format: AudioFormat, param: str) -> Pcm:
         try:
             data = decode_base64(text)
         except ValueError:
             raise RemoteProtocolError(
                 "invalid_value", "Invalid 'audio'. Expected base64-encoded audio bytes.", param
             ) from None
-        if len(data) > self._max_bytes:
+        if len(data) > max_bytes:
             raise RemoteProtocolError(
-                "invalid_value", f"Invalid 'audio': {len(data)} bytes are more than {self._max_bytes}.", param
+                "invalid_value", f"Invalid 'audio': {len(data)} bytes are more than {max_bytes}.", param
             )
-        if self.format.type == "audio/pcm" and len(data) % 2:
+        if audio_format.type == "audio/pcm" and len(data) % 2:
             raise RemoteProtocolError("invalid_value", "Invalid 'audio': an odd number of bytes is not PCM16.", param)
-        return _DECODERS[self.format.type](data)
+        return _DECODERS[audio_format.type](data)
+
+    return decode
 
 
 def appended(pcm: Pcm) -> list[AppendAudio]:
