@@ -60,15 +60,15 @@ SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime", "r
 PURE = {"audio", "contracts", "events", "protocols", "text", "turns", "vision"}
 PURE_FILES = (
     {"engine/api.py", "engine/generation.py", "engine/rows.py"}
-    | {f"engine/local/{name}.py" for name in ("kv_cache", "scheduler", "step")}
+    | {f"engine/local/{name}.py" for name in ("kv/cache", "scheduler", "step")}
     | {f"transports/{name}.py" for name in ("attachment_state", "lifecycle", "state_machine")}
 )
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
 # Where tensors may be known.
 TORCH = {"adapters", "modeling"}
-TORCH_FILES = {
-    f"engine/{f}{name}.py" for f in ("local/",) for name in ("attention", "runner", "sampling", "weights", "packed")
-} | {"engine/threads.py"}
+TORCH_FILES = {f"engine/local/{name}.py" for name in ("attention", "runner", "sampling", "weights", "packed")}
+TORCH_FILES |= {f"engine/local/kv/{name}.py" for name in ("page_pool", "parked", "session_tensors", "shape")}
+TORCH_FILES |= {"engine/threads.py"}
 
 MODULES = sorted(SRC.rglob("*.py"))
 

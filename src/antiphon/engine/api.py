@@ -56,6 +56,11 @@ class EngineSettings:
     `prefill_only_rows`: most pending rows of a step in which no session generates.
     `decode_rows`: most sessions that get a token in one step.
     `park_after_s`: seconds without work after which a session is parked.
+    `kv_layout`: `session` keeps a session's KV in a tensor of its own, which grows by being copied; `paged` keeps all
+    sessions' KV in one pool of pages, which takes `kv_bytes` from the start.
+    `decode_shapes`: `exact` computes just the rows there are; `bucketed` pads steps in which every session has one row
+    to one of a few sizes, and chooses tokens on the device; `captured` also replays such a step as one CUDA graph. The
+    last two need `paged`.
     """
 
     kv_bytes: int = 2 << 30
@@ -67,6 +72,12 @@ class EngineSettings:
     prefill_only_rows: int = 256
     decode_rows: int = 64
     park_after_s: float = 120.0
+    kv_layout: Literal["session", "paged"] = "session"
+    decode_shapes: Literal["exact", "bucketed", "captured"] = "exact"
+
+    def __post_init__(self) -> None:
+        if self.decode_shapes != "exact" and self.kv_layout != "paged":
+            raise ValueError(f"decode steps that are {self.decode_shapes} need a paged KV layout")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -103,12 +103,12 @@ def tiny_tokenizer() -> Tokenizer:
     return found
 
 
-def random_weights() -> EngineUnderTest:
+def random_weights(**options: Any) -> EngineUnderTest:
     reference, tokenizer = tiny.model("qwen3"), tiny_tokenizer()
 
     def make(context_rows: int) -> Engine:
         runner = Runner(tiny.model("qwen3"), rotate_half=True)
-        settings = EngineSettings(kv_bytes=4 << 20, reserve_rows=64, context_rows=context_rows)
+        settings = EngineSettings(kv_bytes=4 << 20, reserve_rows=64, context_rows=context_rows, **options)
         return LocalEngine(runner, settings, tokenizer=tokenizer)
 
     end = tiny.VOCABULARY - 1
@@ -137,5 +137,7 @@ ENGINES: list[Any] = [
     pytest.param(cache(resubmitting), id="resubmitting"),
     pytest.param(cache(scripted), id="local, scripted"),
     pytest.param(cache(random_weights), id="local, random weights"),
+    pytest.param(cache(partial(random_weights, kv_layout="paged")), id="local, paged"),
+    pytest.param(cache(partial(random_weights, kv_layout="paged", decode_shapes="bucketed")), id="local, bucketed"),
     pytest.param(cache(smollm2), id="local, SmolLM2", marks=pytest.mark.server),
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from antiphon.engine.api import Token
+from antiphon.engine.api import EngineSettings, Token
 from antiphon.engine.local.sampling import random_generator, sample
 from antiphon.engine.local.step import RunnerStats, StepChunk
 
@@ -20,11 +20,14 @@ class Memory:
 
     row_bytes = 1
 
-    def allocate(self, rows: int) -> list[Any]:
-        return [None] * rows
+    def extend(self, source: list[Any] | None, rows: int, valid: int, *, shared: bool) -> list[Any]:
+        return [*(source or [])[:valid], *[None] * (rows - valid)]
 
-    def copy(self, source: list[Any], target: list[Any], rows: int) -> None:
-        target[:rows] = source[:rows]
+    def own(self, handle: list[Any], first: int) -> None:
+        return
+
+    def free(self, handle: list[Any]) -> None:
+        return
 
     def evict(self, handle: list[Any], first: int, end: int, stop: int) -> bool:
         handle[first : first + stop - end] = handle[end:stop]
@@ -60,7 +63,7 @@ class ScriptedRunner:
     width: int = 1
     eos_tokens: frozenset[int] = frozenset((VOCABULARY - 1,))
 
-    def storage(self) -> Memory:
+    def storage(self, settings: EngineSettings) -> Memory:
         return self.memory
 
     def embeddings(self, rows: Any) -> Any:

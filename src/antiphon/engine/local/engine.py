@@ -33,7 +33,7 @@ from antiphon.engine.api import (
 from antiphon.engine.generation import Constraint, Generation
 from antiphon.engine.local import CAPABILITIES
 from antiphon.engine.local.grammar import GrammarCompiler
-from antiphon.engine.local.kv_cache import PAGE_ROWS, KvCache
+from antiphon.engine.local.kv.cache import PAGE_ROWS, KvCache
 from antiphon.engine.local.scheduler import Scheduler
 from antiphon.engine.local.step import MAX_UNREAD_TOKENS, ScheduledSession, StepLimits, StepRunner
 from antiphon.engine.model_thread import ModelThread
@@ -74,7 +74,7 @@ class LocalEngine:
         self._observe = observe
         self._clock = clock
         s = self.settings
-        cache = KvCache(runner.storage(), budget_bytes=s.kv_bytes, host_bytes=s.host_bytes, disk_bytes=s.disk_bytes)
+        cache = KvCache(runner.storage(s), budget_bytes=s.kv_bytes, host_bytes=s.host_bytes, disk_bytes=s.disk_bytes)
         context = min(s.context_rows or runner.context_rows, runner.context_rows)
         limits = StepLimits(context, s.decode_rows, s.prefill_rows, s.prefill_only_rows, s.park_after_s)
         self.scheduler = Scheduler(cache, limits)

@@ -18,8 +18,12 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from antiphon.engine.api import EMBEDDED, Token
-from antiphon.engine.local.attention import ATTENTION_NAME, AttentionSegment, KvTensors
+from antiphon.engine.api import EMBEDDED, EngineSettings, Token
+from antiphon.engine.local.attention import ATTENTION_NAME, SegmentedAttention
+from antiphon.engine.local.kv.cache import PAGE_ROWS
+from antiphon.engine.local.kv.page_pool import PagePool
+from antiphon.engine.local.kv.session_tensors import SessionTensors
+from antiphon.engine.local.kv.shape import KvShape
 from antiphon.engine.local.sampling import random_generator, sample
 from antiphon.engine.local.step import RunnerStats, StepChunk
 from antiphon.errors import AntiphonError, ModelError
@@ -27,6 +31,7 @@ from antiphon.errors import AntiphonError, ModelError
 log = logging.getLogger(__name__)
 
 Result = Token | Exception | None
+KvStorage = SessionTensors | PagePool
 
 
 @dataclass(slots=True)
@@ -53,6 +58,7 @@ class Runner:
     rotate_half: bool = False
     input_width: int = 0
     stats: RunnerStats = field(default_factory=RunnerStats)
+    _storage: KvStorage | None = None
     _embed: Any = None
     _hidden: torch.Tensor | None = None
 
@@ -87,17 +93,28 @@ class Runner:
         """How many positions the model was made for, by its configuration (`max_position_embeddings`)."""
         return int(self.config.max_position_embeddings)
 
-    def storage(self) -> KvTensors:
-        """Return memory for this decoder's keys and values, on its device, in `kv_dtype`; nothing is allocated yet."""
+    def storage(self, settings: EngineSettings) -> KvStorage:
+        """Return memory for this decoder's keys and values, on its device, in `kv_dtype`.
+
+        A pool of pages is allocated at once; else nothing is yet. Raises torch.OutOfMemoryError.
+        """
+        shape = self._kv_shape()
+        if settings.kv_layout == "paged":
+            pages = settings.kv_bytes // (shape.row_bytes * PAGE_ROWS)
+            self._storage = PagePool(shape, pages, self.kv_folder)
+        else:
+            self._storage = SessionTensors(shape, self.kv_folder)
+        return self._storage
+
+    def _kv_shape(self) -> KvShape:
         config = self.config
         heads = int(config.num_attention_heads)
-        return KvTensors(
+        return KvShape(
             layers=int(config.num_hidden_layers),
             kv_heads=int(getattr(config, "num_key_value_heads", None) or heads),
             head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
             dtype=self.kv_dtype,
             device=self.device,
-            folder=self.kv_folder,
             frequencies=self._frequencies(),
         )
 
@@ -139,9 +156,9 @@ class Runner:
         return results
 
     def _forward(self, chunks: Sequence[StepChunk]) -> list[Result]:
-        segments, sampled_rows, at = [], [], 0
+        assert self._storage is not None
+        sampled_rows, at = [], 0
         for chunk in chunks:
-            segments.append(AttentionSegment.of(chunk.handle, at, chunk.count, chunk.start))
             at += chunk.count
             if chunk.sampled:
                 sampled_rows.append(at - 1)
@@ -151,7 +168,7 @@ class Runner:
             position_ids=self._positions(chunks),
             use_cache=False,
             logits_to_keep=torch.tensor(sampled_rows, dtype=torch.long, device=self.device),
-            segments=segments,
+            step_attention=SegmentedAttention(chunks, self._storage.step(chunks)),
         )
         self.stats.forward_s += time.perf_counter() - started
         self._feed_sinks(chunks)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from antiphon.engine.api import Finish, Token
 from antiphon.engine.generation import Generation
-from antiphon.engine.local.kv_cache import PAGE_ROWS, Extent, KvCache
+from antiphon.engine.local.kv.cache import PAGE_ROWS, Extent, KvCache
 from antiphon.engine.local.step import KeptPrefix, ScheduledSession, SettledCallback, StepChunk, StepLimits
 from antiphon.engine.rows import Rows
 from antiphon.errors import EngineError, Refused

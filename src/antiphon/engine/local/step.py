@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from antiphon.engine.api import Position, Row, Token
+from antiphon.engine.api import EngineSettings, Position, Row, Token
 from antiphon.engine.generation import Generation
-from antiphon.engine.local.kv_cache import Extent, Lease, Storage
+from antiphon.engine.local.kv.cache import Extent, Lease, Storage
 from antiphon.engine.rows import Rows, SinkRange
 
 # Tokens that a generation may be ahead of its reader; it goes on when the reader has caught up.
@@ -156,8 +156,8 @@ class StepRunner(Protocol):
         """What has been computed so far; the object is live, and written in the model's thread."""
         ...
 
-    def storage(self) -> Storage:
-        """Return memory for this model's keys and values. Called once, when the engine is made."""
+    def storage(self, settings: EngineSettings) -> Storage:
+        """Return memory for this model's keys and values. Called once, when the engine is made, before any step."""
         ...
 
     def embeddings(self, rows: Any) -> Any:

@@ -31,12 +31,23 @@ class Storage(Protocol):
         """Bytes that one row takes over all layers, keys and values together."""
         ...
 
-    def allocate(self, rows: int) -> Any:
-        """Return a handle of memory for `rows` rows, with any content. It is freed with its last reference."""
+    def extend(self, source: Any | None, rows: int, valid: int, *, shared: bool) -> Any:
+        """Return a handle of memory for `rows` rows that begins with the first `valid` rows of `source`.
+
+        `shared`: others hold `source` too, and it stays as it is; else it is given up, and not used again. `rows` are
+        at least `valid`, and more than `source` has unless it is shared.
+        """
         ...
 
-    def copy(self, source: Any, target: Any, rows: int) -> None:
-        """Copy the first `rows` rows of the handle `source` into the handle `target`, which has room for them."""
+    def own(self, handle: Any, first: int) -> None:
+        """Make sure that no other handle sees what is written to this one's rows from `first` on.
+
+        Called before a step writes there. It takes no room beyond what the handle counts for.
+        """
+        ...
+
+    def free(self, handle: Any) -> None:
+        """Take a handle's memory back; it is not used again."""
         ...
 
     def evict(self, handle: Any, first: int, end: int, stop: int) -> bool:
@@ -166,13 +177,15 @@ class KvCache:
     def ensure(self, lease: Lease, rows: int, valid: int) -> bool:
         """Make the lease's extent its own, with room for `rows` rows; the first `valid` rows in it stay.
 
-        Copies these rows where the extent is shared or too small; a growing extent gets an eighth more than it needs.
+        The storage may have to copy these rows where the extent is shared or too small, so a growing one gets an eighth
+        more than it needs. To be called before rows from `valid` on are written.
         Returns False, with nothing changed, where there is no room. The lease must not be parked.
         """
         assert not lease.asleep
         pages = pages_of(rows)
         old = lease.extent
         if old and old.holders == 1 and old.pages >= pages:
+            self.storage.own(old.handle, valid)
             return True
         # Room to grow into, so that a conversation is not copied for every page it gains.
         wish = max(lease.reserve_pages, pages + pages // 8 if old else pages)
@@ -182,11 +195,11 @@ class KvCache:
         # Kept prefixes go first: _fits has counted only what leases hold and were promised.
         while self.kept and self.held_pages + size > self.total_pages:
             self.drop_kept(self.kept[0])
-        extent = Extent(self.storage.allocate(size * PAGE_ROWS), size)
-        if old and valid:
-            self.storage.copy(old.handle, extent.handle, valid)
-        self._release(lease)
-        lease.extent = extent
+        shared = old is not None and old.holders > 1
+        handle = self.storage.extend(old.handle if old else None, size * PAGE_ROWS, valid, shared=shared)
+        if old:
+            old.holders -= 1
+        lease.extent = Extent(handle, size)
         return True
 
     def evict(self, lease: Lease, first: int, end: int, stop: int) -> bool:
@@ -222,7 +235,7 @@ class KvCache:
     def drop_kept(self, extent: Extent) -> None:
         """Stop keeping an extent. Its memory is freed with the last lease that shares it; ValueError if not kept."""
         self.kept.remove(extent)
-        extent.holders -= 1
+        self._drop_holder(extent)
 
     def park(self, lease: Lease, rows: int) -> bool:
         """Move the lease's first `rows` rows out of the budget and give up its claim.
@@ -280,8 +293,13 @@ class KvCache:
 
     def _release(self, lease: Lease) -> None:
         if lease.extent:
-            lease.extent.holders -= 1
+            self._drop_holder(lease.extent)
             lease.extent = None
+
+    def _drop_holder(self, extent: Extent) -> None:
+        extent.holders -= 1
+        if not extent.holders:
+            self.storage.free(extent.handle)
 
     def _has_parking_room(self, pages: int) -> bool:
         used = sum(pages_of(p.rows) for p in self._parked)

@@ -1,0 +1,1 @@
+"""The memory that keys and values lie in, and who holds how much of it."""

@@ -1,0 +1,62 @@
+"""Copies of a session's KV outside the budget: in host memory, or in an unnamed file.
+
+A parked copy is one contiguous tensor [layers, 2, rows, kv_heads, head_dim], however the session's KV lies otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedFile:
+    """A parked tensor of `shape` and `dtype` in an unlinked file; `descriptor` is open until it is discarded."""
+
+    descriptor: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def read(self) -> torch.Tensor:
+        """Return the whole tensor, read into host memory. Raises OSError where the file is shorter than it was."""
+        tensor = torch.empty(self.shape, dtype=self.dtype)
+        into, at = _bytes(tensor), 0
+        while at < len(into):
+            count = os.preadv(self.descriptor, [into[at:]], at)
+            if not count:
+                raise OSError("a parked session's file is shorter than it was")
+            at += count
+        return tensor
+
+
+def write_parked(parked: torch.Tensor, folder: Path | None) -> ParkedFile:
+    """Write a parked copy to an unnamed file, which disappears with the process.
+
+    `folder`: where the file is made; None: the system's temporary folder. Raises OSError for a full disk.
+    """
+    with tempfile.TemporaryFile(dir=folder, prefix="antiphon-kv-") as file:
+        file.write(_bytes(parked))
+        file.flush()
+        return ParkedFile(os.dup(file.fileno()), tuple(parked.shape), parked.dtype)
+
+
+def read_parked(parked: torch.Tensor | ParkedFile) -> torch.Tensor:
+    """Return a parked copy as a tensor in host memory. Raises OSError where its file cannot be read."""
+    return parked.read() if isinstance(parked, ParkedFile) else parked
+
+
+def discard_parked(parked: torch.Tensor | ParkedFile) -> None:
+    """Free a parked copy: a file is closed, which deletes it; a tensor goes with its last reference."""
+    if isinstance(parked, ParkedFile):
+        os.close(parked.descriptor)
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    """A contiguous tensor's memory."""
+    flat: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
