@@ -170,6 +170,18 @@ class EngineOptions:
         low=16,
     )
     park_after_s: float = option(120.0, "Idle seconds after which a conversation's KV is parked.", low=0)
+    kv_layout: str = option(
+        "session",
+        "How the KV lies in memory: `session` keeps a conversation's in a tensor that grows by being copied, `paged` "
+        "all conversations' in one pool of pages, which takes `--kv-mb` from the start.",
+        choices=("session", "paged"),
+    )
+    decode_shapes: str = option(
+        "exact",
+        "Sizes of decode steps: `exact` computes just the rows there are, `bucketed` pads them to a few sizes, and "
+        "`captured` also replays each size as a CUDA graph. The last two need `--kv-layout paged`.",
+        choices=("exact", "bucketed", "captured"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +333,8 @@ def load(
     """The settings from all sources: defaults, then the TOML `file`, then `environment`, then `flags`.
 
     `flags` maps field names to values; None and an empty list are flags that were not given. Raises SettingsError,
-    which names the key, for a name that is no setting, a bad value, or a file that cannot be read.
+    which names the key, for a name that is no setting, a bad value, values that contradict each other, or a file that
+    cannot be read.
     """
     known = {o.name: o for o in options()}
     chosen: dict[str, Value] = {}
@@ -339,6 +352,8 @@ def load(
     for part in fields(Settings):
         values = {n: v for n, v in chosen.items() if known[n].section == part.name}
         tree = replace(tree, **{part.name: replace(getattr(tree, part.name), **values)})
+    if tree.engine.decode_shapes != "exact" and tree.engine.kv_layout != "paged":
+        raise SettingsError(f"--decode-shapes {tree.engine.decode_shapes} needs --kv-layout paged")
     return tree
 
 

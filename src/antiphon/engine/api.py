@@ -43,6 +43,11 @@ class Capabilities(Flag):
     PARK = auto()
 
 
+# How the KV lies in memory, and which sizes decode steps have; see EngineSettings.
+KvLayout = Literal["session", "paged"]
+DecodeShaping = Literal["exact", "bucketed", "captured"]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """How much memory an engine may use, and how many rows it computes in one step.
@@ -72,8 +77,8 @@ class EngineSettings:
     prefill_only_rows: int = 256
     decode_rows: int = 64
     park_after_s: float = 120.0
-    kv_layout: Literal["session", "paged"] = "session"
-    decode_shapes: Literal["exact", "bucketed", "captured"] = "exact"
+    kv_layout: KvLayout = "session"
+    decode_shapes: DecodeShaping = "exact"
 
     def __post_init__(self) -> None:
         if self.decode_shapes != "exact" and self.kv_layout != "paged":

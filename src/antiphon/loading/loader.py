@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from antiphon.adapters import SPECS
 from antiphon.adapters.spec import EngineModelOptions, LaneModelOptions
@@ -21,7 +21,7 @@ from antiphon.contracts import (
     VideoModel,
     VoiceActivityDetector,
 )
-from antiphon.engine.api import Capabilities, EngineSettings
+from antiphon.engine.api import Capabilities, DecodeShaping, EngineSettings, KvLayout
 from antiphon.engine.lane import Lane
 from antiphon.engine.local import CAPABILITIES
 from antiphon.errors import ModelError
@@ -204,6 +204,9 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         reserve_rows=engine.reserve_tokens,
         prefill_rows=engine.prefill_tokens,
         park_after_s=engine.park_after_s,
+        # The settings have checked which values there are.
+        kv_layout=cast(KvLayout, engine.kv_layout),
+        decode_shapes=cast(DecodeShaping, engine.decode_shapes),
     )
     return EngineModelOptions(
         settings=kv,

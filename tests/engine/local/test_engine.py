@@ -158,23 +158,35 @@ async def run(family: str, plan: list[tuple[str, int]], **options: Any) -> None:
         e.close()
 
 
+# How the KV lies, and how steps of one row a session are shaped.
+LAYOUTS: list[dict[str, Any]] = [
+    {},
+    {"kv_layout": "paged"},
+    {"kv_layout": "paged", "decode_shapes": "bucketed"},
+]
 PLANS = st.lists(st.tuples(st.sampled_from([*OPERATIONS, "generate"]), st.integers(0, 10_000)), max_size=25)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout.values()))
 @pytest.mark.parametrize("family", FAMILIES)
 @given(plan=PLANS)
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_any_interleaving_equals_a_full_forward(family: str, plan: list[tuple[str, int]]) -> None:
-    asyncio.run(run(family, plan))
+def test_any_interleaving_equals_a_full_forward(
+    family: str, layout: dict[str, Any], plan: list[tuple[str, int]]
+) -> None:
+    asyncio.run(run(family, plan, **layout))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout.values()))
 @given(plan=PLANS)
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-def test_any_interleaving_equals_a_full_forward_when_room_is_short(plan: list[tuple[str, int]]) -> None:
+def test_any_interleaving_equals_a_full_forward_when_room_is_short(
+    layout: dict[str, Any], plan: list[tuple[str, int]]
+) -> None:
     """With room for twelve pages and parking on disk, sessions push each other out all the time."""
     plan = [(n, s) for n, s in plan if n != "fork"]
     try:
-        asyncio.run(run("qwen2", plan, kv_bytes=12 * 64 * ROW_BYTES, host_bytes=0, disk_bytes=1 << 24))
+        asyncio.run(run("qwen2", plan, kv_bytes=12 * 64 * ROW_BYTES, host_bytes=0, disk_bytes=1 << 24, **layout))
     except Refused:
         # A refusal for want of room is a correct answer.
         return
@@ -265,12 +277,13 @@ def test_when_keys_cannot_be_moved_the_rows_behind_an_eviction_are_computed_anew
     asyncio.run(main())
 
 
-def test_when_one_session_fails_the_others_go_on_and_it_can_be_rolled_back() -> None:
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout.values()))
+def test_when_one_session_fails_the_others_go_on_and_it_can_be_rolled_back(layout: dict[str, Any]) -> None:
     def refuse(logits: torch.Tensor) -> int:
         raise RuntimeError("no")
 
     async def main() -> None:
-        e = engine("llama")
+        e = engine("llama", **layout)
         reference = tiny.model("llama")
         good, bad, worse = await e.open(), await e.open(), await e.open()
         rows: Shadow = [5, 6, 7]

@@ -19,7 +19,8 @@ import torch
 from transformers import GenerationConfig
 
 from antiphon.engine.api import EMBEDDED, EngineSettings, Token
-from antiphon.engine.local.attention import ATTENTION_NAME, SegmentedAttention
+from antiphon.engine.local.attention import ATTENTION_NAME, SegmentedAttention, StepAttention
+from antiphon.engine.local.decode import DecodeShapes
 from antiphon.engine.local.kv.cache import PAGE_ROWS
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.session_tensors import SessionTensors
@@ -59,6 +60,7 @@ class Runner:
     input_width: int = 0
     stats: RunnerStats = field(default_factory=RunnerStats)
     _storage: KvStorage | None = None
+    _shapes: DecodeShapes | None = None
     _embed: Any = None
     _hidden: torch.Tensor | None = None
 
@@ -96,12 +98,19 @@ class Runner:
     def storage(self, settings: EngineSettings) -> KvStorage:
         """Return memory for this decoder's keys and values, on its device, in `kv_dtype`.
 
-        A pool of pages is allocated at once; else nothing is yet. Raises torch.OutOfMemoryError.
+        A pool of pages is allocated at once; else nothing is yet. Raises torch.OutOfMemoryError, and ModelError for
+        captured steps without a CUDA device.
         """
+        captured = settings.decode_shapes == "captured"
+        if captured and self.device.type != "cuda":
+            raise ModelError("captured decode steps need a CUDA device")
         shape = self._kv_shape()
         if settings.kv_layout == "paged":
             pages = settings.kv_bytes // (shape.row_bytes * PAGE_ROWS)
-            self._storage = PagePool(shape, pages, self.kv_folder)
+            pool = PagePool(shape, pages, self.kv_folder)
+            if settings.decode_shapes != "exact":
+                self._shapes = DecodeShapes(self.decoder_pass, pool, self.position_axes, capture=captured)
+            self._storage = pool
         else:
             self._storage = SessionTensors(shape, self.kv_folder)
         return self._storage
@@ -155,7 +164,47 @@ class Runner:
         self.stats.step_s += time.perf_counter() - started
         return results
 
+    def decoder_pass(
+        self, inputs: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attention: StepAttention
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the decoder once, without a choice that depends on what a tensor holds: a DecoderPass.
+
+        `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows], `keep` int64 [n]. Returns the logits
+        [n, vocabulary] and the last hidden states [n, width] of the rows `keep`.
+        """
+        out = self.model(
+            inputs_embeds=inputs,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=keep,
+            step_attention=attention,
+        )
+        hidden, self._hidden = self._hidden, None
+        return out.logits[0], hidden
+
     def _forward(self, chunks: Sequence[StepChunk]) -> list[Result]:
+        results: dict[int, Result] = {}
+        padded = [c for c in chunks if c.count == 1 and not c.sinks] if self._shapes else []
+        packed = [c for c in chunks if c not in padded] if padded else chunks
+        if padded:
+            results |= self._decode(padded)
+        if packed:
+            results |= self._prefill(packed)
+        return [results[id(c)] for c in chunks]
+
+    def _decode(self, chunks: Sequence[StepChunk]) -> dict[int, Result]:
+        """Compute one row of each session, padded to a fixed size; results by the chunk's identity."""
+        assert self._shapes is not None
+        started = time.perf_counter()
+        logits, hidden = self._shapes.run(self._inputs(chunks), self._positions(chunks), chunks)
+        self.stats.forward_s += time.perf_counter() - started
+        sampled = [i for i, c in enumerate(chunks) if c.sampled]
+        if hidden is not None:
+            hidden = hidden[sampled]
+        return self._results(chunks, logits[sampled], hidden)
+
+    def _prefill(self, chunks: Sequence[StepChunk]) -> dict[int, Result]:
+        """Compute any rows of each session, packed side by side; results by the chunk's identity."""
         assert self._storage is not None
         sampled_rows, at = [], 0
         for chunk in chunks:
@@ -163,20 +212,21 @@ class Runner:
             if chunk.sampled:
                 sampled_rows.append(at - 1)
         started = time.perf_counter()
-        out = self.model(
-            inputs_embeds=self._inputs(chunks),
-            position_ids=self._positions(chunks),
-            use_cache=False,
-            logits_to_keep=torch.tensor(sampled_rows, dtype=torch.long, device=self.device),
-            step_attention=SegmentedAttention(chunks, self._storage.step(chunks)),
-        )
+        keep = torch.tensor(sampled_rows, dtype=torch.long, device=self.device)
+        attention = SegmentedAttention(chunks, self._storage.step(chunks))
+        logits, hidden = self.decoder_pass(self._inputs(chunks), self._positions(chunks), keep, attention)
         self.stats.forward_s += time.perf_counter() - started
         self._feed_sinks(chunks)
-        hidden, self._hidden = self._hidden, None
+        return self._results(chunks, logits, hidden)
+
+    def _results(
+        self, chunks: Sequence[StepChunk], logits: torch.Tensor, hidden: torch.Tensor | None
+    ) -> dict[int, Result]:
+        """Sample a token for each chunk that wants one. `logits`, `hidden`: a row for each of these, in order."""
         started = time.perf_counter()
-        logits = iter(out.logits[0].float().cpu())
+        numbers = iter(logits.float().cpu())
         rows = iter(hidden if hidden is not None else ())
-        results = [self._sampled(c, next(logits), next(rows, None)) if c.sampled else None for c in chunks]
+        results = {id(c): self._sampled(c, next(numbers), next(rows, None)) if c.sampled else None for c in chunks}
         self.stats.sample_s += time.perf_counter() - started
         return results
 

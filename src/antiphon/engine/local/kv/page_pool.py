@@ -45,9 +45,8 @@ class PagePool:
 
     def __init__(self, shape: KvShape, pages: int, folder: Path | None = None) -> None:
         self.shape, self._folder = shape, folder
-        self.rows = shape.empty((pages + 1) * PAGE_ROWS)
-        # What is in the scratch page meets no row that counts, but numbers that are none would spread.
-        self.rows[:, :, :PAGE_ROWS].zero_()
+        # Padded steps read rows that nobody has written, and weigh them with 0: a NaN there would spread.
+        self.rows = shape.zeros((pages + 1) * PAGE_ROWS)
         self._holders = np.zeros(pages + 1, np.int64)
         self._free = list(range(pages, SCRATCH_PAGE, -1))
 
@@ -128,6 +127,15 @@ class PagePool:
         """Free a parked copy, in host memory or in a file."""
         discard_parked(parked)
 
+    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Store keys and values [rows, kv_heads, head_dim] of a layer at the pool's rows `slots`, int64 [rows].
+
+        Infinities and NaN become 0. The session whose step made them fails by its logits, and those that read its
+        pages after it are not harmed.
+        """
+        for rows, new in zip(self.rows[layer], (keys, values), strict=True):
+            rows.index_copy_(0, slots, new.to(rows.dtype).nan_to_num(0.0, 0.0, 0.0))
+
     def step(self, ranges: Sequence[KvRange]) -> PagedRows:
         """Return where the keys and values of a step lie; its rows are packed in the order of `ranges`."""
         return PagedRows(self, ranges)
@@ -165,18 +173,17 @@ class PagedRows:
     """The KV of one step's sessions in a pool, gathered for each session and layer when it is read."""
 
     def __init__(self, pool: PagePool, ranges: Sequence[KvRange]) -> None:
-        self._rows, device = pool.rows, pool.rows.device
+        self._pool, device = pool, pool.rows.device
         self.dtype: torch.dtype = pool.rows.dtype
         fresh = np.concatenate([r.handle.rows(r.start, r.stop) for r in ranges])
-        self._fresh = torch.from_numpy(fresh).to(device)
+        self._slots = torch.from_numpy(fresh).to(device)
         self._whole = [torch.from_numpy(r.handle.rows(0, r.stop)).to(device) for r in ranges]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store the step's new keys and values, each [rows, kv_heads, head_dim], packed in the order of the ranges."""
-        self._rows[layer, 0].index_copy_(0, self._fresh, keys.to(self.dtype))
-        self._rows[layer, 1].index_copy_(0, self._fresh, values.to(self.dtype))
+        self._pool.write(layer, self._slots, keys, values)
 
     def read(self, layer: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a range's keys and values from its session's first row on, each [1, kv_heads, rows, head_dim]."""
-        rows = self._rows[layer].index_select(1, self._whole[number])
+        rows = self._pool.rows[layer].index_select(1, self._whole[number])
         return rows[0].transpose(0, 1)[None], rows[1].transpose(0, 1)[None]

@@ -52,13 +52,19 @@ class KvShape:
         """Bytes of one row's keys and values over all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
-    def empty(self, *rows: int) -> torch.Tensor:
-        """Return a tensor [layers, 2, *rows, kv_heads, head_dim], not initialized.
+    def empty(self, rows: int) -> torch.Tensor:
+        """Return a tensor [layers, 2, rows, kv_heads, head_dim], not initialized.
 
         Raises torch.OutOfMemoryError where the device is full.
         """
-        shape = (self.layers, 2, *rows, self.kv_heads, self.head_dim)
-        return torch.empty(shape, dtype=self.dtype, device=self.device)
+        return torch.empty(self._of(rows), dtype=self.dtype, device=self.device)
+
+    def zeros(self, rows: int) -> torch.Tensor:
+        """Return such a tensor of zeros. On a CPU it takes no memory before it is written to. Raises as `empty`."""
+        return torch.zeros(self._of(rows), dtype=self.dtype, device=self.device)
+
+    def _of(self, rows: int) -> tuple[int, ...]:
+        return (self.layers, 2, rows, self.kv_heads, self.head_dim)
 
     def moved_keys(self, keys: torch.Tensor, positions: int) -> torch.Tensor:
         """Return keys [rows, kv_heads, head_dim] turned by `positions`, which is negative for an earlier place.

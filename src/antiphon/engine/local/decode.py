@@ -1,0 +1,182 @@
+"""Decode steps of a few fixed sizes: every session has one row, and the same kernels run each time.
+
+A step of n sessions is padded to the next size. One call of the attention's kernel serves all of them, over pages that
+are gathered side by side, and nothing in the pass depends on what a tensor holds. So the host never waits for the
+device within a step, and a CUDA device can replay a step as one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from antiphon.engine.local.attention import Scoring, StepAttention, weighted_values
+from antiphon.engine.local.kv.cache import PAGE_ROWS, pages_of
+from antiphon.engine.local.kv.page_pool import PagePool
+from antiphon.engine.local.kv.shape import KvRange
+
+# One pass of the decoder. From input rows [1, n, width], positions [1, n] or [3, 1, n], the rows whose logits are
+# wanted, int64 [n], and the step's attention, to logits [n, vocabulary] and last hidden states [n, width] of these rows.
+DecoderPass = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, StepAttention], tuple[torch.Tensor, torch.Tensor | None]
+]
+
+
+class PaddedAttention:
+    """The attention of a decode step of `rows` sessions, of which each has at most `pages` pages.
+
+    `table` int64 [rows, pages]: each session's pages, the scratch page where it has fewer. `lengths` int64 [rows]: how
+    many rows each session has, the new one included. `slots` int64 [rows]: where in the pool the new rows lie.
+    """
+
+    def __init__(self, pool: PagePool, rows: int, pages: int) -> None:
+        device, layers = pool.rows.device, pool.rows.shape[0]
+        self._pool = pool
+        self._paged = pool.rows.view(layers, 2, -1, PAGE_ROWS, *pool.rows.shape[3:])
+        self.table = torch.zeros(rows, pages, dtype=torch.int64, device=device)
+        self.lengths = torch.ones(rows, dtype=torch.int64, device=device)
+        self.slots = torch.arange(rows, device=device) % PAGE_ROWS
+        self._masks: dict[int, torch.Tensor] = {}
+
+    def fill(self, ranges: Sequence[KvRange]) -> None:
+        """Set the tensors for the next step, of these sessions and padding."""
+        rows, pages = self.table.shape
+        table, lengths = np.zeros((rows, pages), np.int64), np.ones(rows, np.int64)
+        slots = np.arange(rows) % PAGE_ROWS
+        for i, place in enumerate(ranges):
+            count = pages_of(place.stop)
+            table[i, :count] = place.handle.pages[:count]
+            lengths[i], slots[i] = place.stop, place.handle.rows(place.start, place.stop)[0]
+        for tensor, numbers in ((self.table, table), (self.lengths, lengths), (self.slots, slots)):
+            tensor.copy_(torch.from_numpy(numbers), non_blocking=True)
+
+    def begin(self) -> None:
+        """Forget the masks of the step before. To be called before each pass."""
+        self._masks.clear()
+
+    def attend(
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
+        """Store the new keys and values, and attend every session's row to its own keys, all in one call."""
+        self._pool.write(layer, self.slots, keys, values)
+        rows, heads, width = query.shape
+        both = self._paged[layer].index_select(1, self.table.view(-1))
+        both = both.view(2, rows, -1, *keys.shape[1:]).transpose(2, 3)
+        # The heads of a group are rows of one query, so that a group's keys are read once.
+        q = query.to(both.dtype).view(rows, keys.shape[1], -1, width)
+        out = weighted_values(q, both[0], both[1], self._mask(scoring.window, q), scoring)
+        return out.reshape(rows, heads, -1).to(query.dtype)
+
+    def _mask(self, window: int, like: torch.Tensor) -> torch.Tensor:
+        """The additive mask [rows, 1, 1, pages * PAGE_ROWS]: a row sees its session's, and of these the last `window`."""
+        if window not in self._masks:
+            columns = torch.arange(self.table.shape[1] * PAGE_ROWS, device=like.device)[None]
+            seen = columns < self.lengths[:, None]
+            if window:
+                seen &= columns >= self.lengths[:, None] - window
+            mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
+            self._masks[window] = mask.masked_fill_(~seen, float("-inf"))[:, None, None]
+        return self._masks[window]
+
+
+class DecodeShape:
+    """Decode steps of at most `rows` sessions with at most `pages` pages each: their tensors, and the pass over them.
+
+    `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows]: filled before each step. `graph`: the captured
+    pass, which is replayed; None: the pass is run.
+    """
+
+    def __init__(
+        self, decoder: DecoderPass, pool: PagePool, inputs: torch.Tensor, axes: int, rows: int, pages: int
+    ) -> None:
+        self._decoder, self.attention = decoder, PaddedAttention(pool, rows, pages)
+        self.inputs = inputs.new_zeros(1, rows, inputs.shape[-1])
+        shape = (1, rows) if axes == 1 else (axes, 1, rows)
+        self.positions = torch.zeros(shape, dtype=torch.int64, device=inputs.device)
+        self._keep = torch.arange(rows, device=inputs.device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self._out: tuple[torch.Tensor, torch.Tensor | None] | None = None
+
+    def compute(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Run the pass over the tensors as they are, and return logits [rows, vocabulary] and last hidden states."""
+        self.attention.begin()
+        return self._decoder(self.inputs, self.positions, self._keep, self.attention)
+
+    def capture(self, memory: Any) -> None:
+        """Capture the pass as a CUDA graph, in the memory pool `memory` that all graphs share.
+
+        Takes about as long as a few passes, and writes to the scratch page only. Raises RuntimeError where the pass
+        waits for the device.
+        """
+        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            # Libraries allocate and choose kernels in their first calls, which must not be captured.
+            for _ in range(2):
+                self.compute()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        # Other engines of this process may use the device meanwhile.
+        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+            self._out = self.compute()
+        self.graph = graph
+
+    def run(
+        self, inputs: torch.Tensor, positions: torch.Tensor, ranges: Sequence[KvRange]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute one row of each session, and return logits [n, vocabulary] and last hidden states [n, width].
+
+        `inputs` [1, n, width], `positions` [1, n] or [3, 1, n]. The tensors returned hold until the next run.
+        """
+        count = len(ranges)
+        self.inputs[:, :count].copy_(inputs)
+        self.positions[..., :count].copy_(positions)
+        self.attention.fill(ranges)
+        if self.graph:
+            self.graph.replay()
+            assert self._out is not None
+            logits, hidden = self._out
+        else:
+            logits, hidden = self.compute()
+        return logits[:count], None if hidden is None else hidden[:count]
+
+
+class DecodeShapes:
+    """The shapes that decode steps were padded to so far, made when a step first needs one.
+
+    `axes`: of the positions, 1 or 3. `capture`: each shape is captured as a CUDA graph before its first step, which
+    takes as long as a few steps.
+    """
+
+    def __init__(self, decoder: DecoderPass, pool: PagePool, axes: int, *, capture: bool) -> None:
+        self._decoder, self._pool, self._axes, self._capture = decoder, pool, axes, capture
+        self._shapes: dict[tuple[int, int], DecodeShape] = {}
+        self._memory: Any = None
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """The rows and pages of each shape that there is."""
+        return list(self._shapes)
+
+    def run(
+        self, inputs: torch.Tensor, positions: torch.Tensor, ranges: Sequence[KvRange]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute one row of each session, padded to a power of two of rows and of pages; as DecodeShape.run."""
+        size = (_power_of_two(len(ranges)), _power_of_two(max(pages_of(r.stop) for r in ranges)))
+        if size not in self._shapes:
+            self._shapes[size] = self._new(inputs, *size)
+        return self._shapes[size].run(inputs, positions, ranges)
+
+    def _new(self, inputs: torch.Tensor, rows: int, pages: int) -> DecodeShape:
+        shape = DecodeShape(self._decoder, self._pool, inputs, self._axes, rows, pages)
+        if self._capture:
+            self._memory = self._memory or torch.cuda.graph_pool_handle()
+            shape.capture(self._memory)
+        return shape
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()

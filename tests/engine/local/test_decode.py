@@ -1,0 +1,111 @@
+"""Decode steps of fixed sizes: what they are padded to, and that nothing in them depends on what a tensor holds."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from antiphon.engine.api import EngineSettings, Sampling
+from antiphon.engine.local.decode import DecodeShape, DecodeShapes
+from antiphon.engine.local.engine import LocalEngine
+from antiphon.engine.local.kv.cache import PAGE_ROWS
+from antiphon.engine.local.kv.page_pool import PagePool, PageTable
+from antiphon.engine.local.runner import Runner
+from antiphon.engine.local.step import StepChunk
+from antiphon.errors import ModelError
+from tests.engine.local import tiny
+from tests.engine.local.tiny import FAMILIES, WIDTH
+
+torch.set_num_threads(1)
+PAGED = EngineSettings(kv_bytes=4 << 20, kv_layout="paged")
+
+
+def pool_of(runner: Runner) -> PagePool:
+    storage = runner.storage(PAGED)
+    assert isinstance(storage, PagePool)
+    return storage
+
+
+def chunk(table: PageTable, start: int) -> StepChunk:
+    """One row of a session that is of no interest here."""
+    nobody: Any = None
+    return StepChunk(nobody, table, start, (1,), None, (), 0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_a_pass_makes_no_choice_by_what_a_tensor_holds(family: str) -> None:
+    """Fake tensors have shapes and no numbers: whatever asks for one raises. So the host never waits for the device."""
+    runner = Runner(tiny.model(family))
+    shape = DecodeShape(runner.decoder_pass, pool_of(runner), torch.zeros(1, 4, WIDTH), 1, 4, 2)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        logits, hidden = shape.compute()
+    assert logits.shape == (4, tiny.VOCABULARY)
+    assert hidden is not None
+    assert hidden.shape == (4, WIDTH)
+
+
+@torch.inference_mode()
+def test_steps_are_padded_to_powers_of_two_of_sessions_and_pages() -> None:
+    runner = Runner(tiny.model("qwen3"))
+    pool = pool_of(runner)
+    shapes = DecodeShapes(runner.decoder_pass, pool, 1, capture=False)
+    tables = [pool.extend(None, 4 * PAGE_ROWS, 0, shared=False) for _ in range(5)]
+    for count, start in ((1, 3), (3, 3), (4, PAGE_ROWS), (5, 2 * PAGE_ROWS), (5, 3 * PAGE_ROWS + 1)):
+        chunks = [chunk(t, start) for t in tables[:count]]
+        logits, _ = shapes.run(torch.zeros(1, count, WIDTH), torch.full((1, count), start), chunks)
+        assert len(logits) == count
+    assert shapes.sizes == [(1, 1), (4, 1), (4, 2), (8, 4)]
+
+
+@torch.inference_mode()
+def test_padding_changes_no_bit_of_a_sessions_row() -> None:
+    """Neither what a padded row was in the step before, nor what lies in the scratch page."""
+    runner = Runner(tiny.model("qwen3"))
+    pool = pool_of(runner)
+    shapes = DecodeShapes(runner.decoder_pass, pool, 1, capture=False)
+    tables = [pool.extend(None, PAGE_ROWS, 0, shared=False) for _ in range(4)]
+    rows = torch.randn(1, 4, WIDTH, generator=torch.Generator().manual_seed(1))
+    positions = torch.zeros(1, 4, dtype=torch.long)
+    before = shapes.run(rows[:, :3], positions[:, :3], [chunk(t, 0) for t in tables[:3]])[0].clone()
+    shapes.run(rows * 9, positions, [chunk(t, 0) for t in tables])
+    after = shapes.run(rows[:, :3], positions[:, :3], [chunk(t, 0) for t in tables[:3]])[0]
+    assert torch.equal(before, after)
+
+
+def test_rows_that_are_not_numbers_harm_no_session_that_gets_their_page() -> None:
+    async def main() -> None:
+        room = EngineSettings(kv_bytes=3 * PAGE_ROWS * 3 * 2 * 2 * 16 * 4, kv_layout="paged", decode_shapes="bucketed")
+        e, reference = LocalEngine(Runner(tiny.model("qwen3")), room), tiny.model("qwen3")
+        bad = await e.open(PAGE_ROWS)
+        bad.append([1])
+        bad.append_embeddings(torch.full((40, WIDTH), float("nan")))
+        with pytest.raises(ModelError, match="not a number"):
+            _ = [t async for t in bad.generate(Sampling(max_tokens=3))]
+        bad.close()
+        good = [await e.open(PAGE_ROWS) for _ in range(3)]
+        for session in good:
+            session.append([5, 6])
+            found = [t.id async for t in session.generate(Sampling(max_tokens=4))]
+            expected = [5, 6]
+            for _ in range(4):
+                expected.append(int(tiny.logits(reference, expected)[-1].argmax()))
+            assert found == expected[2:]
+        e.close()
+
+    asyncio.run(main())
+
+
+def test_captured_steps_are_refused_without_a_cuda_device() -> None:
+    settings = EngineSettings(kv_bytes=4 << 20, kv_layout="paged", decode_shapes="captured")
+    with pytest.raises(ModelError, match="CUDA"):
+        LocalEngine(Runner(tiny.model("qwen3")), settings)
+
+
+def test_padded_steps_need_pages() -> None:
+    with pytest.raises(ValueError, match="paged"):
+        EngineSettings(decode_shapes="bucketed")
