@@ -432,6 +432,8 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--language-model", default="")
     parser.add_argument("--weights", default="auto")
+    parser.add_argument("--kv-layout", default="session", choices=("session", "paged"))
+    parser.add_argument("--decode-shapes", default="exact", choices=("exact", "bucketed", "captured"))
     args = parser.parse_args()
     sections = set(args.sections.split(","))
     settings = load_settings({"language_model": args.language_model, "weights": args.weights}, os.environ)
@@ -440,10 +442,17 @@ def main() -> None:
     folder = prepared(settings, store, source)
     document: dict[str, Any] = {"machine": machine(), "model": source.id, "weights": args.weights}
     began = time.perf_counter()
-    model = CausalLm(folder, source.id, EngineModelOptions())
+    kv = EngineSettings(kv_layout=args.kv_layout, decode_shapes=args.decode_shapes)
+    model = CausalLm(folder, source.id, EngineModelOptions(kv))
     document["load_s"] = time.perf_counter() - began
     print(f"{source.id} loaded in {document['load_s']:.1f} s (imports not counted)")
-    document |= asyncio.run(measure(model, sections, args.trials))
+    measured = asyncio.run(measure(model, sections, args.trials))
+    if kv != EngineSettings():
+        # Beside the figures of the defaults, and not in their place.
+        model.close()
+        print(f"\nwritten: {save('engine', {f'{kv.kv_layout}, {kv.decode_shapes}': measured})}")
+        return
+    document |= measured
     ids = prose(model.tokenizer, 2100)
     model.close()
     del model

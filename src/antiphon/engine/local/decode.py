@@ -7,6 +7,7 @@ device within a step, and a CUDA device can replay a step as one graph.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from antiphon.engine.local.attention import Scoring, StepAttention, weighted_val
 from antiphon.engine.local.kv.cache import PAGE_ROWS, pages_of
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.shape import KvRange
+
+log = logging.getLogger(__name__)
 
 # One pass of the decoder. From input rows [1, n, width], positions [1, n] or [3, 1, n], the rows whose logits are
 # wanted, int64 [n], and the step's attention, to logits [n, vocabulary] and last hidden states [n, width] of these rows.
@@ -148,7 +151,7 @@ class DecodeShapes:
     """The shapes that decode steps were padded to so far, made when a step first needs one.
 
     `axes`: of the positions, 1 or 3. `capture`: each shape is captured as a CUDA graph before its first step, which
-    takes as long as a few steps.
+    takes as long as a few steps. Where that fails, it is logged, and steps are run as they are.
     """
 
     def __init__(self, decoder: DecoderPass, pool: PagePool, axes: int, *, capture: bool) -> None:
@@ -174,7 +177,12 @@ class DecodeShapes:
         shape = DecodeShape(self._decoder, self._pool, inputs, self._axes, rows, pages)
         if self._capture:
             self._memory = self._memory or torch.cuda.graph_pool_handle()
-            shape.capture(self._memory)
+            try:
+                shape.capture(self._memory)
+            except RuntimeError as error:
+                # Sessions go on: the pass is the same, and slower.
+                log.warning("decode steps are not captured as CUDA graphs: %s", error)
+                self._capture = False
         return shape
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -183,52 +183,47 @@ class Runner:
         return out.logits[0], hidden
 
     def _forward(self, chunks: Sequence[StepChunk]) -> list[Result]:
-        results: dict[int, Result] = {}
         padded = [c for c in chunks if c.count == 1 and not c.sinks] if self._shapes else []
         packed = [c for c in chunks if c not in padded] if padded else chunks
-        if padded:
-            results |= self._decode(padded)
-        if packed:
-            results |= self._prefill(packed)
-        return [results[id(c)] for c in chunks]
-
-    def _decode(self, chunks: Sequence[StepChunk]) -> dict[int, Result]:
-        """Compute one row of each session, padded to a fixed size; results by the chunk's identity."""
-        assert self._shapes is not None
         started = time.perf_counter()
-        logits, hidden = self._shapes.run(self._inputs(chunks), self._positions(chunks), chunks)
+        # Both passes are under way on the device before the host waits for the tokens of either.
+        parts = [(part, *run(part)) for part, run in ((padded, self._decode), (packed, self._prefill)) if part]
         self.stats.forward_s += time.perf_counter() - started
-        sampled = [i for i, c in enumerate(chunks) if c.sampled]
-        if hidden is not None:
-            hidden = hidden[sampled]
-        return self._results(chunks, logits[sampled], hidden)
+        self._feed_sinks(packed)
+        started = time.perf_counter()
+        results = {id(c): r for part, logits, hidden in parts for c, r in self._results(part, logits, hidden)}
+        self.stats.sample_s += time.perf_counter() - started
+        return [results.get(id(c)) for c in chunks]
 
-    def _prefill(self, chunks: Sequence[StepChunk]) -> dict[int, Result]:
-        """Compute any rows of each session, packed side by side; results by the chunk's identity."""
+    def _decode(self, chunks: Sequence[StepChunk]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute one row of each session, padded to a fixed size; logits and hidden states of those that sample."""
+        assert self._shapes is not None
+        logits, hidden = self._shapes.run(self._inputs(chunks), self._positions(chunks), chunks)
+        if all(c.sampled for c in chunks):
+            return logits, hidden
+        sampled = self._on_device([i for i, c in enumerate(chunks) if c.sampled])
+        return logits[sampled], None if hidden is None else hidden[sampled]
+
+    def _prefill(self, chunks: Sequence[StepChunk]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute any rows of each session, packed side by side; logits and hidden states of those that sample."""
         assert self._storage is not None
         sampled_rows, at = [], 0
         for chunk in chunks:
             at += chunk.count
             if chunk.sampled:
                 sampled_rows.append(at - 1)
-        started = time.perf_counter()
-        keep = torch.tensor(sampled_rows, dtype=torch.long, device=self.device)
         attention = SegmentedAttention(chunks, self._storage.step(chunks))
-        logits, hidden = self.decoder_pass(self._inputs(chunks), self._positions(chunks), keep, attention)
-        self.stats.forward_s += time.perf_counter() - started
-        self._feed_sinks(chunks)
-        return self._results(chunks, logits, hidden)
+        keep = self._on_device(sampled_rows)
+        return self.decoder_pass(self._inputs(chunks), self._positions(chunks), keep, attention)
 
     def _results(
         self, chunks: Sequence[StepChunk], logits: torch.Tensor, hidden: torch.Tensor | None
-    ) -> dict[int, Result]:
-        """Sample a token for each chunk that wants one. `logits`, `hidden`: a row for each of these, in order."""
-        started = time.perf_counter()
-        numbers = iter(logits.float().cpu())
-        rows = iter(hidden if hidden is not None else ())
-        results = {id(c): self._sampled(c, next(numbers), next(rows, None)) if c.sampled else None for c in chunks}
-        self.stats.sample_s += time.perf_counter() - started
-        return results
+    ) -> Iterator[tuple[StepChunk, Result]]:
+        """Yield each chunk that samples, with its token. `logits`, `hidden`: a row for each of these, in order."""
+        sampled = [c for c in chunks if c.sampled]
+        states = hidden if hidden is not None else [None] * len(sampled)
+        for chunk, numbers, state in zip(sampled, logits.float().cpu(), states, strict=True):
+            yield chunk, self._sampled(chunk, numbers, state)
 
     def _sampled(self, chunk: StepChunk, logits: torch.Tensor, hidden: torch.Tensor | None) -> Result:
         generation = chunk.sampled
@@ -263,7 +258,7 @@ class Runner:
 
     def _inputs(self, chunks: Sequence[StepChunk]) -> torch.Tensor:
         ids = [0 if i is EMBEDDED else i for c in chunks for i in c.ids]
-        rows: torch.Tensor = self._embed(torch.tensor(ids, dtype=torch.long, device=self.device)).to(self.dtype)
+        rows: torch.Tensor = self._embed(self._on_device(ids)).to(self.dtype)
         at = 0
         for chunk in chunks:
             for first, given in chunk.embeddings:
@@ -275,9 +270,13 @@ class Runner:
     def _positions(self, chunks: Sequence[StepChunk]) -> torch.Tensor:
         if self.position_axes == 1:
             flat = [p for c in chunks for p in (_first_axis(c) if c.positions else range(c.start, c.stop))]
-            return torch.tensor([flat], dtype=torch.long, device=self.device)
+            return self._on_device(flat)[None]
         rows = [p for c in chunks for p in (c.positions or [(i,) * 3 for i in range(c.start, c.stop)])]
-        return torch.tensor(rows, dtype=torch.long, device=self.device).T[:, None]
+        return self._on_device(rows).T[:, None]
+
+    def _on_device(self, numbers: Sequence[Any]) -> torch.Tensor:
+        """The numbers as an int64 tensor on the device. A copy that blocks would wait for all work given before."""
+        return torch.tensor(numbers, dtype=torch.long).to(self.device, non_blocking=True)
 
     def _keep_hidden(self, _: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         self._hidden = inputs[0][0]
