@@ -1,6 +1,7 @@
 """What a session's KV is worth: time to first token, tokens a second, and what rollback, parking and memory cost.
 
     antiphon bench engine [--language-model NAME] [--sections first,decode,mixed,state,peers] [--trials N]
+        [--kv-layout session|paged] [--decode-shapes exact|bucketed|captured]
 
 The engine runs in this process, as the server runs it; greedy, no stop tokens. Peers, in the same run: plain
 `transformers.generate` on the same checkpoint in bfloat16, and llama.cpp (`make peers`) on the same GGUF file.

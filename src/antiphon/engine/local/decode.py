@@ -22,7 +22,7 @@ from antiphon.engine.local.kv.shape import KvRange
 log = logging.getLogger(__name__)
 
 # One pass of the decoder. From input rows [1, n, width], positions [1, n] or [3, 1, n], the rows whose logits are
-# wanted, int64 [n], and the step's attention, to logits [n, vocabulary] and last hidden states [n, width] of these rows.
+# wanted, int64 [n], and the step's attention, to these rows' logits [n, vocabulary] and last hidden states [n, width].
 DecoderPass = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, StepAttention], tuple[torch.Tensor, torch.Tensor | None]
 ]
@@ -74,7 +74,7 @@ class PaddedAttention:
         return out.reshape(rows, heads, -1).to(query.dtype)
 
     def _mask(self, window: int, like: torch.Tensor) -> torch.Tensor:
-        """The additive mask [rows, 1, 1, pages * PAGE_ROWS]: a row sees its session's, and of these the last `window`."""
+        """The additive mask [rows, 1, 1, pages * PAGE_ROWS]: a row sees its session's rows, the last `window` of them."""
         if window not in self._masks:
             columns = torch.arange(self.table.shape[1] * PAGE_ROWS, device=like.device)[None]
             seen = columns < self.lengths[:, None]
