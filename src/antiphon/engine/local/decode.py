@@ -74,7 +74,7 @@ class PaddedAttention:
         return out.reshape(rows, heads, -1).to(query.dtype)
 
     def _mask(self, window: int, like: torch.Tensor) -> torch.Tensor:
-        """The additive mask [rows, 1, 1, pages * PAGE_ROWS]: a row sees its session's rows, the last `window` of them."""
+        """The additive mask [rows, 1, 1, pages * PAGE_ROWS]: a row sees its session's rows, or the last `window`."""
         if window not in self._masks:
             columns = torch.arange(self.table.shape[1] * PAGE_ROWS, device=like.device)[None]
             seen = columns < self.lengths[:, None]
