@@ -67,7 +67,9 @@ IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websocke
 # Where tensors may be known.
 TORCH = {"adapters", "modeling"}
 TORCH_FILES = {
-    f"engine/{f}{name}.py" for f in ("local/",) for name in ("attention", "runner", "sampling", "weights", "packed")
+    f"engine/{f}{name}.py"
+    for f in ("local/",)
+    for name in ("attention", "device_sampling", "runner", "sampling", "weights", "packed")
 } | {"engine/threads.py"}
 
 MODULES = sorted(SRC.rglob("*.py"))
