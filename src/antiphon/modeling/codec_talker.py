@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -31,6 +31,8 @@ SPECIAL_CODES = 1024
 MAX_FRAMES = 2048
 # Frames of 80 ms in the successive chunks of audio: the first audio comes soon, then the vocoder runs fewer steps.
 CHUNK_FRAMES = (1, 2, 4, 8, 12)
+# The most rows of a text that are made at once, before the frames that take them.
+TEXT_ROWS_AHEAD = 16
 # The most frames that the vocoder is given at once: the sessions that share its thread wait for it.
 MAX_VOCODER_FRAMES = 25
 
@@ -236,18 +238,19 @@ class FirstCodeChooser:
     """
 
     def __init__(self, params: Sampling, end: int, size: int, min_frames: int) -> None:
-        self._min_frames = min_frames
-        self._params = replace(params, forbid=tuple(i for i in range(size - SPECIAL_CODES, size) if i != end))
-        self._end = end
+        self._params, self._min_frames = params, min_frames
+        control = torch.arange(size) >= size - SPECIAL_CODES
+        self._never = control & (torch.arange(size) != end)
+        self._not_yet = self._never | (torch.arange(size) == end)
         self._codes: list[int] = []
         self._random = random_generator(params)
 
     def __call__(self, logits: torch.Tensor) -> int:
         """Return the next code and remember it. Raises ModelError where no code may come next."""
-        params = self._params
-        if len(self._codes) < self._min_frames:
-            params = replace(params, forbid=(*params.forbid, self._end))
-        code, _ = sample(logits, params, self._codes, len(self._codes), self._random)
+        barred = self._not_yet if len(self._codes) < self._min_frames else self._never
+        # No penalty brings a logit back from minus infinity, so they may come first.
+        left = logits.masked_fill(barred, -torch.inf)
+        code, _ = sample(left, self._params, self._codes, len(self._codes), self._random)
         self._codes.append(code)
         return code
 
@@ -302,26 +305,35 @@ class TextRows:
         self._thread, self._rows, self._eos, self._pad = thread, rows, eos, pad
         self._ids, self._more = ids or [], more
         self._ended = ids is None
+        # Bound: TEXT_ROWS_AHEAD.
+        self._ready: deque[torch.Tensor] = deque()
         self._padding: torch.Tensor | None = None
 
     async def next(self) -> torch.Tensor:
         """Return the next row [width]. Waits for tokens that have not come, and for the model's thread.
 
-        Raises ModelError where `rows` fails, and whatever `more` raises.
+        That makes the rows of the next tokens at once, of those that have come. Raises ModelError where `rows` fails,
+        and whatever `more` raises.
         """
+        if not self._ready:
+            await self._wait_for_tokens()
+            if self._ids or not self._ended:
+                tokens, self._ids = self._ids[:TEXT_ROWS_AHEAD] or [self._eos], self._ids[TEXT_ROWS_AHEAD:]
+                self._ended = self._ended or self._eos in tokens
+                self._ready.extend(await self._thread.call_model(lambda: self._rows(tokens)))
+        if self._ready:
+            return self._ready.popleft()
+        if self._padding is None:
+            self._padding = (await self._thread.call_model(lambda: self._rows([self._pad])))[0]
+        return self._padding
+
+    async def _wait_for_tokens(self) -> None:
         while not self._ids and self._more is not None:
             tokens = await anext(self._more, None)
             if tokens is None:
                 self._more = None
             else:
                 self._ids += tokens
-        if self._ids or not self._ended:
-            token = self._ids.pop(0) if self._ids else self._eos
-            self._ended = self._ended or token == self._eos
-            return (await self._thread.call_model(lambda: self._rows([token])))[0]
-        if self._padding is None:
-            self._padding = (await self._thread.call_model(lambda: self._rows([self._pad])))[0]
-        return self._padding
 
 
 def chunk_sizes(first: int | None = None) -> Iterator[int]:
