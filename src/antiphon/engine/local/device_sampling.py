@@ -20,8 +20,9 @@ from antiphon.engine.api import Sampling
 
 # In place of a token, where logits are not numbers or leave none: those rows fail when the tokens are read.
 NO_TOKEN = -1
-# On a CPU, the likeliest tokens of a vocabulary larger than this are looked at before the whole is ranked: nearly always
-# they are enough, and finding them is a hundred times cheaper than sorting. An accelerator would have to be waited for.
+# On a CPU, only the likeliest tokens of a vocabulary larger than this are ranked at first: nearly always they are
+# enough, and finding them is much cheaper than sorting. On an accelerator, whether they are enough could not be known
+# without waiting for it.
 LARGE_VOCABULARY = 8192
 HEAD_TOKENS = 1024
 # So many tokens are looked for beyond those that are wanted, lest equal logits lie on both sides of the cut.
