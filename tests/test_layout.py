@@ -66,7 +66,10 @@ PURE_FILES = (
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
 # Where tensors may be known.
 TORCH = {"adapters", "modeling"}
-TORCH_FILES = {f"engine/local/{name}.py" for name in ("attention", "decode", "runner", "sampling", "weights", "packed")}
+TORCH_FILES = {
+    f"engine/local/{name}.py"
+    for name in ("attention", "decode", "device_sampling", "packed", "runner", "sampling", "weights")
+}
 TORCH_FILES |= {f"engine/local/kv/{name}.py" for name in ("page_pool", "parked", "session_tensors", "shape")}
 TORCH_FILES |= {"engine/threads.py"}
 

@@ -24,6 +24,8 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
 from antiphon.contracts import Urgency, VoiceOptions
+from antiphon.engine.api import Sampling
+from antiphon.engine.local.sampling import random_generator
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
 from antiphon.modeling.codec_vocoder import VocoderState
@@ -282,19 +284,24 @@ def test_when_a_long_first_chunk_is_asked_for_then_it_has_25_frames(folders: dic
     assert max(sizes) == 25
 
 
-def test_when_a_chooser_fails_then_only_its_own_text_fails(folders: dict[str, Path]) -> None:
+def test_when_logits_are_not_numbers_then_only_their_own_text_fails(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> None:
-        def wrong(_: torch.Tensor) -> int:
-            raise ModelError("no number")
+        params = Sampling(temperature=0.9, top_k=50, seed=5)
+
+        def predicted(thought: torch.Tensor) -> Any:
+            return model.code_predictors.codes(thought, 5, params, random_generator(params))
 
         thought = torch.zeros(64)
-        good = model.code_predictors.codes(thought, 5, lambda row: int(row.argmax()))
-        bad = model.code_predictors.codes(thought, 5, wrong)
-        alone, _ = await model.code_predictors.codes(thought, 5, lambda row: int(row.argmax()))
-        done = await asyncio.gather(good, bad, return_exceptions=True)
-        assert isinstance(done[0], tuple)
-        assert done[0][0] == alone
+        done = await asyncio.gather(
+            predicted(thought), predicted(torch.full((64,), torch.nan)), predicted(thought), return_exceptions=True
+        )
+        alone, row = await predicted(thought)
+        for good in (done[0], done[2]):
+            assert good[0] == alone
+            torch.testing.assert_close(good[1], row)
         assert isinstance(done[1], ModelError)
+        with pytest.raises(ValueError, match="no penalties"):
+            await model.code_predictors.codes(thought, 5, replace(params, forbid=(1,)), random_generator(params))
 
     run(folders["custom_voice"], act)
 

@@ -11,16 +11,16 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import silu
-from transformers import DynamicCache
 
 from antiphon.engine.api import Sampling, Session
+from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens, draw_uniforms, is_plain
 from antiphon.engine.local.sampling import random_generator, sample
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
@@ -31,6 +31,8 @@ SPECIAL_CODES = 1024
 MAX_FRAMES = 2048
 # Frames of 80 ms in the successive chunks of audio: the first audio comes soon, then the vocoder runs fewer steps.
 CHUNK_FRAMES = (1, 2, 4, 8, 12)
+# The most rows of a text that are made at once, before the frames that take them.
+TEXT_ROWS_AHEAD = 16
 # The most frames that the vocoder is given at once: the sessions that share its thread wait for it.
 MAX_VOCODER_FRAMES = 25
 
@@ -69,52 +71,89 @@ class TextProjection(nn.Module):
         return out
 
 
+class FrameKv:
+    """The keys and values of one frame of the code predictor, for all sessions; what its attention calls as a cache.
+
+    They lie in one tensor whose size the first frame of so many sessions sets, and attention reads its beginning: each
+    frame runs the same kernels on the same shapes, as a CUDA graph requires. A pass writes the positions of its rows.
+    """
+
+    def __init__(self, config: Any, sessions: int, positions: int, like: torch.Tensor) -> None:
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        shape = (int(config.num_hidden_layers), 2, sessions, int(config.num_key_value_heads), positions, head_dim)
+        self._held = like.new_empty(shape)
+        # The positions that the next pass writes.
+        self.rows = slice(0, 0)
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep a layer's keys and values [n, heads, rows, head_dim], and return all up to theirs."""
+        held_keys, held_values = self._held[layer]
+        held_keys[:, :, self.rows] = keys
+        held_values[:, :, self.rows] = values
+        return held_keys[:, :, : self.rows.stop], held_values[:, :, : self.rows.stop]
+
+
 class CodePredictor(nn.Module):
     """Samples the codes of a frame behind the first, one after another, by a small decoder of its own.
 
-    `model`: a Qwen3Model, or what is called as one. `tables`, `heads`: an embedding and a head for each of these codes.
-    `width`: of the talker's rows. Parameters have the checkpoint's names.
+    `model`: a Qwen3Model, or what is called as one; it is changed to use torch's attention. `tables`, `heads`: an
+    embedding and a head for each of these codes. `width`: of the talker's rows. Parameters have the checkpoint's names.
     """
 
     def __init__(self, model: Any, tables: nn.ModuleList, heads: nn.ModuleList, width: int) -> None:
         super().__init__()
         self.model, self.codec_embedding, self.lm_head = model, tables, heads
+        # Its rule for a pass without a mask is the one needed here: several rows are causal, one row sees all.
+        model.set_attn_implementation("sdpa")
         inner = int(model.config.hidden_size)
         # The larger talkers are wider than their predictor.
         self.small_to_mtp_projection = nn.Linear(width, inner) if inner != width else nn.Identity()
 
+    @property
+    def num_codes(self) -> int:
+        """How many codes it samples for a frame: all but the first."""
+        return len(self.lm_head)
+
     @torch.inference_mode()
     def forward(
-        self, thoughts: torch.Tensor, first: torch.Tensor, choose: Sequence[Callable[[torch.Tensor], int]]
-    ) -> tuple[list[list[int]], torch.Tensor]:
-        """Sample the other codes of one frame each for n sessions.
+        self, thoughts: torch.Tensor, first: torch.Tensor, choices: RowChoices, uniforms: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sample the other codes of one frame each for n sessions, without waiting for the device.
 
         `thoughts`: the hidden states [n, width] that the first codes were chosen from. `first`: the embeddings of the
-        first codes [n, width]. `choose`: one for each session, from logits, float32 [codes] on the CPU, to a code.
-        Returns the other codes of each session, and the sum of all its codes' embeddings [n, width]. Runs the model, so
-        it has to be called in the model's thread.
+        first codes [n, width]. `choices`: how the sessions' codes are chosen. `uniforms`: the random numbers they are
+        chosen with, float64 [n, num_codes]. All are on the model's device, and so are the results: the codes, int64
+        [n, num_codes], and the sum of all the frame's embeddings [n, width]. A code is NO_TOKEN where the logits are
+        not numbers; what follows it in its row means nothing. To be called in the model's thread.
         """
         dtype = self.model.norm.weight.dtype
-        rows, codes, summed = torch.stack((thoughts, first), 1).to(dtype), list[list[int]](), first.clone()
-        past = DynamicCache(config=self.model.config)
-        for number, head in enumerate(self.lm_head):
+        rows, codes, summed = torch.stack((thoughts, first), 1).to(dtype), list[torch.Tensor](), first.clone()
+        positions = torch.arange(self.num_codes + 1, device=first.device)[None]
+        past = FrameKv(self.model.config, len(first), self.num_codes + 1, rows)
+        for number, (head, table) in enumerate(zip(self.lm_head, self.codec_embedding, strict=True)):
+            past.rows = slice(number + 2 - rows.shape[1], number + 2)
             hidden = self.model(
-                inputs_embeds=self.small_to_mtp_projection(rows), past_key_values=past, use_cache=True
+                inputs_embeds=self.small_to_mtp_projection(rows),
+                position_ids=positions[:, past.rows],
+                # No mask, and none to be made: a frame is shorter than any window.
+                attention_mask=dict.fromkeys(("full_attention", "sliding_attention")),
+                past_key_values=past,
+                use_cache=True,
             ).last_hidden_state
-            logits = head(hidden[:, -1]).float().cpu()
-            codes.append([pick(row) for pick, row in zip(choose, logits, strict=True)])
-            table = self.codec_embedding[number]
-            embedded = table(torch.tensor(codes[-1], device=first.device))
+            codes.append(draw_tokens(head(hidden[:, -1]).float(), choices, uniforms[:, number]))
+            # A row that failed goes on with any code.
+            embedded = table(codes[-1].clamp(min=0))
             summed += embedded
             rows = embedded[:, None].to(dtype)
-        return [list(column) for column in zip(*codes, strict=True)], summed
+        return torch.stack(codes, 1), summed
 
 
 @dataclass(slots=True)
 class _PredictionRequest:
     thought: torch.Tensor
     code: int
-    choose: Callable[[torch.Tensor], int]
+    params: Sampling
+    random: torch.Generator
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[tuple[list[int], torch.Tensor]]
 
@@ -131,15 +170,19 @@ class CodePredictorBatch:
         self._requests: deque[_PredictionRequest] = deque()
 
     async def codes(
-        self, thought: torch.Tensor, code: int, choose: Callable[[torch.Tensor], int]
+        self, thought: torch.Tensor, code: int, params: Sampling, random: torch.Generator
     ) -> tuple[list[int], torch.Tensor]:
-        """Return the other codes of a frame, and the sum of all its codes' embeddings [width].
+        """Return the other codes of a frame, and the sum of all its codes' embeddings [width], on the model's device.
 
-        `thought`: the hidden state [width] that the first code, `code`, was chosen from. Waits for the model's thread.
-        Raises ModelError where the predictor or `choose` fails, Refused once the thread is closed.
+        `thought`: the hidden state [width] that the first code, `code`, was chosen from. `params`: how the codes are
+        chosen, a plain Sampling (`is_plain`); ValueError for another. `random`: of the utterance; one number is drawn
+        for each code. Waits for the model's thread. Raises ModelError where the predictor fails, or this session's
+        logits are not numbers, Refused once the thread is closed.
         """
+        if not is_plain(params):
+            raise ValueError("the code predictor has no penalties, biases or exclusions")
         loop = asyncio.get_running_loop()
-        request = _PredictionRequest(thought, code, choose, loop, loop.create_future())
+        request = _PredictionRequest(thought, code, params, random, loop, loop.create_future())
         self._requests.append(request)
         self._thread.post(self._predict)
         return await request.done
@@ -150,35 +193,30 @@ class CodePredictorBatch:
         if not batch:
             return
         try:
-            like: Any = self._first_codes.weight
-            thoughts = torch.stack([r.thought for r in batch]).to(like.device, like.dtype)
-            with torch.inference_mode():
-                first = self._first_codes(torch.tensor([r.code for r in batch], device=like.device))
-            choosers = [_GuardedChooser(r.choose) for r in batch]
-            codes, summed = self._predictor(thoughts, first, choosers)
+            codes, summed = self._frame(batch)
         except Exception as error:
             # The edge of the model: whatever it raises fails these requests, never the engine.
             failure = error if isinstance(error, ModelError) else ModelError(f"{type(error).__name__}: {error}")
             for request in batch:
                 self._thread.deliver(request.loop, partial(_resolve, request.done, failure))
             return
-        for request, chooser, frame, row in zip(batch, choosers, codes, summed, strict=True):
-            self._thread.deliver(request.loop, partial(_resolve, request.done, chooser.failure or (frame, row)))
+        for request, frame, row in zip(batch, codes, summed, strict=True):
+            failed = ModelError("the model's output is not a number") if NO_TOKEN in frame else None
+            self._thread.deliver(request.loop, partial(_resolve, request.done, failed or (frame, row)))
 
-
-class _GuardedChooser:
-    """Keeps a chooser's failure for its own session, and has the batch go on with code 0 for it."""
-
-    def __init__(self, choose: Callable[[torch.Tensor], int]) -> None:
-        self._choose = choose
-        self.failure: ModelError | None = None
-
-    def __call__(self, logits: torch.Tensor) -> int:
-        try:
-            return self._choose(logits)
-        except ModelError as error:
-            self.failure = error
-            return 0
+    def _frame(self, batch: Sequence[_PredictionRequest]) -> tuple[list[list[int]], torch.Tensor]:
+        """Return the codes of each request, read from the device once, and the sums of embeddings [n, width]."""
+        like: Any = self._first_codes.weight
+        first = torch.tensor([r.code for r in batch])
+        uniforms = torch.stack([draw_uniforms(r.params, r.random, self._predictor.num_codes) for r in batch])
+        choices = RowChoices.of([r.params for r in batch], like.device)
+        with torch.inference_mode():
+            thoughts = torch.stack([r.thought for r in batch]).to(like.device, like.dtype)
+            # A copy that blocks would also wait for all the work that the device was given before.
+            embedded = self._first_codes(first.to(like.device, non_blocking=True))
+            codes, summed = self._predictor(thoughts, embedded, choices, uniforms.to(like.device, non_blocking=True))
+        found: list[list[int]] = codes.tolist()
+        return found, summed
 
 
 def _resolve(
@@ -200,26 +238,21 @@ class FirstCodeChooser:
     """
 
     def __init__(self, params: Sampling, end: int, size: int, min_frames: int) -> None:
-        self._min_frames = min_frames
-        self._params = replace(params, forbid=tuple(i for i in range(size - SPECIAL_CODES, size) if i != end))
-        self._end = end
+        self._params, self._min_frames = params, min_frames
+        control = torch.arange(size) >= size - SPECIAL_CODES
+        self._never = control & (torch.arange(size) != end)
+        self._not_yet = self._never | (torch.arange(size) == end)
         self._codes: list[int] = []
         self._random = random_generator(params)
 
     def __call__(self, logits: torch.Tensor) -> int:
         """Return the next code and remember it. Raises ModelError where no code may come next."""
-        params = self._params
-        if len(self._codes) < self._min_frames:
-            params = replace(params, forbid=(*params.forbid, self._end))
-        code, _ = sample(logits, params, self._codes, len(self._codes), self._random)
+        barred = self._not_yet if len(self._codes) < self._min_frames else self._never
+        # No penalty brings a logit back from minus infinity, so they may come first.
+        left = logits.masked_fill(barred, -torch.inf)
+        code, _ = sample(left, self._params, self._codes, len(self._codes), self._random)
         self._codes.append(code)
         return code
-
-
-def predictor_chooser(params: Sampling) -> Callable[[torch.Tensor], int]:
-    """Return what chooses the other codes of one utterance, from logits, float32 [codes]; it looks back on none."""
-    random = random_generator(params)
-    return lambda logits: sample(logits, params, (), 0, random)[0]
 
 
 async def generate_frames(
@@ -238,7 +271,7 @@ async def generate_frames(
     frame. Raises ModelError, EngineError, Refused.
     """
     chooser = FirstCodeChooser(sampling.first, end, size, sampling.min_frames)
-    choose_rest = predictor_chooser(sampling.rest)
+    random = random_generator(sampling.rest)
     one_token = Sampling(max_tokens=1, hidden=True, chooser=chooser)
     for _ in range(min(max_frames or sampling.max_frames, sampling.max_frames)):
         async with aclosing(session.generate(one_token)) as tokens:
@@ -247,7 +280,7 @@ async def generate_frames(
             return
         # The row of the first code alone is replaced by that of the whole frame.
         session.rollback(session.length - 1)
-        codes, summed = await predictors.codes(token.hidden, token.id, choose_rest)
+        codes, summed = await predictors.codes(token.hidden, token.id, sampling.rest, random)
         yield [token.id, *codes]
         session.append_embeddings((summed + await next_text())[None])
 
@@ -272,26 +305,35 @@ class TextRows:
         self._thread, self._rows, self._eos, self._pad = thread, rows, eos, pad
         self._ids, self._more = ids or [], more
         self._ended = ids is None
+        # Bound: TEXT_ROWS_AHEAD.
+        self._ready: deque[torch.Tensor] = deque()
         self._padding: torch.Tensor | None = None
 
     async def next(self) -> torch.Tensor:
         """Return the next row [width]. Waits for tokens that have not come, and for the model's thread.
 
-        Raises ModelError where `rows` fails, and whatever `more` raises.
+        That makes the rows of the next tokens at once, of those that have come. Raises ModelError where `rows` fails,
+        and whatever `more` raises.
         """
+        if not self._ready:
+            await self._wait_for_tokens()
+            if self._ids or not self._ended:
+                tokens, self._ids = self._ids[:TEXT_ROWS_AHEAD] or [self._eos], self._ids[TEXT_ROWS_AHEAD:]
+                self._ended = self._ended or self._eos in tokens
+                self._ready.extend(await self._thread.call_model(lambda: self._rows(tokens)))
+        if self._ready:
+            return self._ready.popleft()
+        if self._padding is None:
+            self._padding = (await self._thread.call_model(lambda: self._rows([self._pad])))[0]
+        return self._padding
+
+    async def _wait_for_tokens(self) -> None:
         while not self._ids and self._more is not None:
             tokens = await anext(self._more, None)
             if tokens is None:
                 self._more = None
             else:
                 self._ids += tokens
-        if self._ids or not self._ended:
-            token = self._ids.pop(0) if self._ids else self._eos
-            self._ended = self._ended or token == self._eos
-            return (await self._thread.call_model(lambda: self._rows([token])))[0]
-        if self._padding is None:
-            self._padding = (await self._thread.call_model(lambda: self._rows([self._pad])))[0]
-        return self._padding
 
 
 def chunk_sizes(first: int | None = None) -> Iterator[int]:

@@ -1,12 +1,11 @@
 """From the logits of one row to one token, as `Sampling` says.
 
 Each generation draws from a random number generator of its own, so what others sample changes nothing for it. Runs on
-the CPU, for one row at a time; knows neither sessions nor steps.
+the CPU, for one row at a time, and draws the token as `device_sampling.py` does; knows neither sessions nor steps.
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,11 +14,8 @@ import torch
 
 from antiphon.engine.api import Row, Sampling
 from antiphon.engine.generation import Constraint
+from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens, draw_uniforms
 from antiphon.errors import ModelError
-
-# The likeliest tokens, which are looked at before the whole vocabulary is sorted: nearly always they are enough, and
-# finding them is a hundred times cheaper.
-HEAD_TOKENS = 1024
 
 
 def random_generator(params: Sampling) -> torch.Generator:
@@ -56,7 +52,7 @@ def sample(
         return token, _logprob(logits, token) if params.logprobs else None
     shaped = _shaped(logits, params, recent, produced, constraint)
     token = _choose(shaped, params, random)
-    if not math.isfinite(float(shaped[token])):
+    if token == NO_TOKEN:
         raise ModelError(
             "the model's output is not a number" if torch.isnan(logits).any() else "no token may come next"
         )
@@ -114,37 +110,5 @@ def _penalized(logits: torch.Tensor, params: Sampling, recent: Sequence[Row], pr
 
 
 def _choose(logits: torch.Tensor, params: Sampling, random: torch.Generator) -> int:
-    if params.temperature <= 0 or params.top_k == 1:
-        return int(logits.argmax())
-    scaled = logits / params.temperature
-    whole = params.top_p >= 1 and params.min_p <= 0
-    if whole and not params.top_k:
-        return _draw(torch.softmax(scaled, 0), random)
-    count = len(scaled)
-    size = min(count, params.top_k or HEAD_TOKENS)
-    values, tokens = torch.topk(scaled, size)
-    # Log-probabilities among what top_k leaves.
-    total = torch.logsumexp(values if params.top_k else scaled, 0)
-    if not params.top_k and size < count and not _enough(values - total, params):
-        values, tokens = torch.sort(scaled, descending=True)
-    probabilities = torch.exp(values - total)
-    keep = torch.ones_like(probabilities, dtype=torch.bool)
-    if params.top_p < 1:
-        keep &= torch.cumsum(probabilities, 0) - probabilities < params.top_p
-    if params.min_p > 0:
-        keep &= probabilities >= params.min_p * probabilities[0]
-    keep[0] = True
-    return int(tokens[_draw(torch.where(keep, probabilities, 0.0), random)])
-
-
-def _enough(logprobs: torch.Tensor, params: Sampling) -> bool:
-    """Whether the HEAD_TOKENS likeliest tokens hold all that top_p and min_p may leave in."""
-    if params.top_p < 1 and float(torch.exp(logprobs).sum()) >= params.top_p:
-        return True
-    return params.min_p > 0 and float(logprobs[-1] - logprobs[0]) < math.log(params.min_p)
-
-
-def _draw(weights: torch.Tensor, random: torch.Generator) -> int:
-    sums = torch.cumsum(weights.double(), 0)
-    point = torch.rand((), generator=random, dtype=torch.float64) * sums[-1]
-    return min(int(torch.searchsorted(sums, point, right=True)), len(weights) - 1)
+    choices = RowChoices.of((params,), logits.device)
+    return int(draw_tokens(logits[None], choices, draw_uniforms(params, random, 1)))

@@ -1,0 +1,252 @@
+"""From the logits of many rows to one token for each, on the device that the logits are on.
+
+Nothing here waits for an accelerator: the parameters are copied to the device once, the random numbers are drawn on the
+host beforehand, and the tokens stay on the device until the caller reads them. `sampling.py` chooses with the same
+functions, one row at a time, so a row gets the same token alone, in any batch and on any device, up to the rounding of
+the device's arithmetic. Knows temperature, top_k, top_p and min_p; all else that shapes logits is in `sampling.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+import torch
+
+from antiphon.engine.api import Sampling
+
+# In place of a token, where logits are not numbers or leave none: those rows fail when the tokens are read.
+NO_TOKEN = -1
+# On a CPU, only the likeliest tokens of a vocabulary larger than this are ranked at first: nearly always they are
+# enough, and finding them is much cheaper than sorting. On an accelerator, whether they are enough could not be known
+# without waiting for it.
+LARGE_VOCABULARY = 8192
+HEAD_TOKENS = 1024
+# So many tokens are looked for beyond those that are wanted, lest equal logits lie on both sides of the cut.
+SPARE_TOKENS = 64
+
+# The least probability mass that top_p keeps: it always keeps the likeliest token.
+_SMALLEST_TOP_P = 1e-300
+
+
+def is_plain(params: Sampling) -> bool:
+    """Return whether `draw_tokens` alone does all that `params` asks of one token.
+
+    False with penalties, biases, allowed or forbidden tokens, a grammar, a chooser or log-probabilities: such a row
+    needs `sampling.sample`. What ends a generation, and hidden states, are not asked of either.
+    """
+    repetition = params.repetition_penalty != 1.0 and params.repetition_window > 0
+    penalized = repetition or params.presence_penalty or params.frequency_penalty
+    restricted = params.bias or params.allow is not None or params.forbid or params.grammar is not None
+    return not (penalized or restricted or params.chooser is not None or params.logprobs)
+
+
+def draw_uniforms(params: Sampling, random: torch.Generator, count: int) -> torch.Tensor:
+    """Return the random numbers of a generation's next `count` tokens: float64 [count] in [0, 1), on the CPU.
+
+    They are the numbers that `count` draws of one would give. Where `params` takes the likeliest token, none is drawn,
+    and zeros are returned.
+    """
+    if _kind_of(*_row_of(params)) == "greedy":
+        return torch.zeros(count, dtype=torch.float64)
+    return torch.rand(count, generator=random, dtype=torch.float64)
+
+
+# Greedy rows take the likeliest token; whole ones draw among all, in the order of the vocabulary; the others draw among
+# the likeliest, those of "top_k" without the whole vocabulary being sorted.
+_Kind = Literal["greedy", "whole", "top_k", "sorted"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """The rows of a batch that the same kernels choose for, and their parameters, each [rows, 1] on the device.
+
+    `rows`: int64 [rows]; None where these are all rows of the batch. `size`: the largest top_k. `mixed`: whether top_k
+    differs. `limited`: whether top_p or min_p leaves tokens out.
+    """
+
+    kind: _Kind
+    rows: torch.Tensor | None
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    size: int
+    mixed: bool
+    limited: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowChoices:
+    """How the token of each row of a batch is chosen: the parameters of all rows, on the logits' device."""
+
+    groups: tuple[_Group, ...]
+
+    @staticmethod
+    def of(params: Sequence[Sampling], device: torch.device) -> RowChoices:
+        """Return the parameters of a batch whose rows are sampled as `params` says, in their order.
+
+        Only temperature, top_k, top_p and min_p are read; `is_plain` tells whether that is all. The same rows on the
+        same device give the same object, so a batch that goes on is copied to the device once. Waits for no device.
+        """
+        return _choices_of(tuple(_row_of(p) for p in params), device)
+
+
+def draw_tokens(logits: torch.Tensor, choices: RowChoices, uniforms: torch.Tensor) -> torch.Tensor:
+    """Choose one token for each row: int64 [n], on the logits' device.
+
+    `logits`: float32 [n, vocabulary], not changed. `uniforms`: float64 [n] in [0, 1), on the same device; not read for
+    rows that take the likeliest token. A row that has a NaN, or no finite maximum, gets NO_TOKEN. Of equal logits the
+    one with the lower token comes first. Returns without waiting for the device.
+    """
+    best = logits.amax(1, keepdim=True)
+    if len(choices.groups) == 1:
+        tokens = _drawn(logits, best, choices.groups[0], uniforms)
+    else:
+        tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+        for group in choices.groups:
+            assert group.rows is not None
+            own = [each.index_select(0, group.rows) for each in (logits, best, uniforms)]
+            tokens.index_copy_(0, group.rows, _drawn(own[0], own[1], group, own[2]))
+    # The maximum is a NaN where any logit is.
+    return tokens.where(best[:, 0].isfinite(), NO_TOKEN)
+
+
+_Row = tuple[float, int, float, float]
+
+
+def _row_of(params: Sampling) -> _Row:
+    return params.temperature, params.top_k, params.top_p, params.min_p
+
+
+# Bound: the batches of the last steps, some kilobytes each.
+@lru_cache(maxsize=256)
+def _choices_of(rows: tuple[_Row, ...], device: torch.device) -> RowChoices:
+    members: dict[_Kind, list[int]] = {}
+    for index, row in enumerate(rows):
+        members.setdefault(_kind_of(*row), []).append(index)
+    return RowChoices(
+        tuple(
+            _group(kind, [rows[i] for i in indices], indices if len(members) > 1 else None, device)
+            for kind, indices in members.items()
+        )
+    )
+
+
+def _kind_of(temperature: float, top_k: int, top_p: float, min_p: float) -> _Kind:
+    if temperature <= 0 or top_k == 1:
+        return "greedy"
+    if top_k:
+        return "top_k"
+    return "whole" if top_p >= 1 and min_p <= 0 else "sorted"
+
+
+def _group(kind: _Kind, rows: Sequence[_Row], indices: list[int] | None, device: torch.device) -> _Group:
+    def copied(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
+        # A copy that blocks would also wait for all the work that the device was given before.
+        return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+    temperature, top_k, top_p, min_p = zip(*rows, strict=True)
+    return _Group(
+        kind,
+        None if indices is None else copied(indices, torch.int64),
+        copied(temperature, torch.float32)[:, None],
+        copied(top_k, torch.int64)[:, None],
+        # 1 and more leave every token in, however the sums are rounded.
+        copied([math.inf if p >= 1 else max(p, _SMALLEST_TOP_P) for p in top_p], torch.float64)[:, None],
+        copied([min(p, 1.0) for p in min_p], torch.float64)[:, None],
+        size=max(top_k),
+        mixed=len(set(top_k)) > 1,
+        limited=min(top_p) < 1 or max(min_p) > 0,
+    )
+
+
+def _drawn(logits: torch.Tensor, best: torch.Tensor, group: _Group, uniforms: torch.Tensor) -> torch.Tensor:
+    if group.kind == "greedy":
+        return logits.argmax(1)
+    scaled, best = logits / group.temperature, best / group.temperature
+    if group.kind == "whole":
+        return _pick(torch.softmax(scaled, 1).double(), uniforms)
+    tokens, weights = (_top_k if group.kind == "top_k" else _sorted)(scaled, best, group)
+    return tokens.gather(1, _pick(weights, uniforms)[:, None])[:, 0]
+
+
+def _top_k(scaled: torch.Tensor, best: torch.Tensor, group: _Group) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `group.size` likeliest tokens of each row, and their weights; those that may not be drawn have none."""
+    size = min(group.size, scaled.shape[1])
+    tokens = _likeliest(scaled, size)
+    weights = _weights(scaled, tokens, best)
+    if group.mixed:
+        weights = weights.where(torch.arange(size, device=scaled.device) < group.top_k, 0.0)
+    return tokens, _kept(weights, weights.cumsum(1), None, group)
+
+
+def _sorted(scaled: torch.Tensor, best: torch.Tensor, group: _Group) -> tuple[torch.Tensor, torch.Tensor]:
+    """All tokens of each row, the likeliest first, or on a CPU as many as may be drawn; and their weights."""
+    total = torch.exp(scaled - best).sum(1, keepdim=True, dtype=torch.float64)
+    if _reads_head(scaled):
+        tokens = _likeliest(scaled, HEAD_TOKENS)
+        weights = _weights(scaled, tokens, best)
+        sums = weights.cumsum(1)
+        if ((sums[:, -1:] >= group.top_p * total) | (weights[:, -1:] < group.min_p)).all():
+            return tokens, _kept(weights, sums, total, group)
+    every = torch.arange(scaled.shape[1], device=scaled.device)
+    tokens = _ranks(scaled, every, len(every)).argsort(descending=True)
+    weights = _weights(scaled, tokens, best)
+    return tokens, _kept(weights, weights.cumsum(1), total, group)
+
+
+def _reads_head(scaled: torch.Tensor) -> bool:
+    return scaled.device.type == "cpu" and scaled.shape[1] > LARGE_VOCABULARY
+
+
+def _likeliest(scaled: torch.Tensor, size: int) -> torch.Tensor:
+    """The first `size` tokens of each row in the order of `_ranks`: int64 [n, size]."""
+    count = scaled.shape[1]
+    if _reads_head(scaled) and size + SPARE_TOKENS < count:
+        # Ranks cost more than the search. They are needed only among what it finds, where that has more than `size`
+        # tokens above the lowest of its values, of which it may have left some out.
+        values, tokens = scaled.topk(size + SPARE_TOKENS)
+        if (values[:, size - 1] > values[:, -1]).all():
+            return tokens.gather(1, _ranks(values, tokens, count).topk(size).indices)
+    return _ranks(scaled, torch.arange(count, device=scaled.device), count).topk(size).indices
+
+
+def _ranks(values: torch.Tensor, tokens: torch.Tensor, count: int) -> torch.Tensor:
+    """Numbers that are ordered as `values` is, no two of a row alike: of equal values the lower token has the higher.
+
+    Which of equal values a top-k keeps is left to its kernel, and differs by device and by k. `values`: float32 [n, m].
+    `tokens`: int64 [m] or [n, m], below `count`. Returns int64 [n, m].
+    """
+    # The bits of a float are ordered as its value is; those of negative ones the other way round. -0 becomes 0.
+    bits = (values + 0.0).view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return ordered.to(torch.int64).mul_(count).sub_(tokens)
+
+
+def _weights(scaled: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    # In double precision, so that devices whose functions are rounded differently still choose alike.
+    return (scaled.gather(1, tokens) - best).double().exp_()
+
+
+def _kept(weights: torch.Tensor, sums: torch.Tensor, total: torch.Tensor | None, group: _Group) -> torch.Tensor:
+    """The weights that top_p and min_p leave in.
+
+    `weights`: in descending order, 1 for the likeliest token. `sums`: their running sums. `total`: what top_p is a part
+    of; None: the last sum.
+    """
+    if not group.limited:
+        return weights
+    before = torch.nn.functional.pad(sums[:, :-1], (1, 0))
+    limit = group.top_p * (sums[:, -1:] if total is None else total)
+    return weights.where((before < limit) & (weights >= group.min_p), 0.0)
+
+
+def _pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """Return for each row the index in `weights`, float64 [n, m], that its random number falls on: int64 [n]."""
+    sums = weights.cumsum(1)
+    points = uniforms[:, None] * sums[:, -1:]
+    return torch.searchsorted(sums, points, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)

@@ -1,0 +1,157 @@
+"""Many rows at once: each gets the token that it gets alone, which is the one that the definition of sampling names."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from antiphon.engine.api import Sampling
+from antiphon.engine.local import device_sampling
+from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens, draw_uniforms, is_plain
+from antiphon.engine.local.sampling import random_generator, sample
+
+CPU = torch.device("cpu")
+TEMPERATURES = (0.0, 0.3, 0.9, 1.0, 1.7)
+TOP_KS = (0, 1, 2, 50, 1000, 20_000)
+TOP_PS = (1.0, 0.95, 0.5, 0.01, 0.0)
+MIN_PS = (0.0, 0.02, 0.5, 1.0)
+
+
+def some_params(chance: random.Random) -> Sampling:
+    return Sampling(
+        temperature=chance.choice(TEMPERATURES),
+        top_k=chance.choice(TOP_KS),
+        top_p=chance.choice(TOP_PS),
+        min_p=chance.choice(MIN_PS),
+        seed=chance.randrange(1000),
+    )
+
+
+def some_logits(chance: random.Random, rows: int, size: int) -> torch.Tensor:
+    logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(chance.randrange(10**6)))
+    logits *= chance.choice((0.01, 1.0, 6.0))
+    if chance.random() < 0.5:
+        # As a model in bfloat16 gives them: many are equal.
+        logits = logits.bfloat16().float()
+    return logits.round() if chance.random() < 0.2 else logits
+
+
+def named_token(logits: torch.Tensor, params: Sampling, uniform: float) -> int:
+    """The token by the definition, one number after another: likeliest first, of equal ones the lower token first."""
+    values = (logits / params.temperature if params.temperature > 0 else logits).tolist()
+    order = sorted(range(len(values)), key=lambda i: (-values[i], i))
+    if params.temperature <= 0 or params.top_k == 1:
+        return order[0]
+    if params.top_k:
+        order = order[: params.top_k]
+    elif params.top_p >= 1 and params.min_p <= 0:
+        order = list(range(len(values)))
+    best = max(values)
+    weights = [math.exp(values[i] - best) for i in order]
+    total, before, kept = sum(weights), 0.0, []
+    for token, weight in zip(order, weights, strict=True):
+        inside = before < params.top_p * total or params.top_p >= 1
+        kept.append((token, weight if not kept or (inside and weight >= params.min_p) else 0.0))
+        before += weight
+    point, reached = uniform * sum(w for _, w in kept), 0.0
+    for token, weight in kept:
+        reached += weight
+        if reached > point:
+            return token
+    raise AssertionError("beyond the last token")
+
+
+@pytest.mark.parametrize("large", [16, 8192])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_row_gets_the_same_token_alone_in_a_batch_and_by_the_definition(
+    seed: int, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    size, rows = chance.choice((2, 5, 60, 300)), chance.choice((1, 2, 7))
+    params, logits = [some_params(chance) for _ in range(rows)], some_logits(chance, rows, size)
+    # With a vocabulary that counts as large, a head of the ranking is looked at before the whole.
+    monkeypatch.setattr(device_sampling, "LARGE_VOCABULARY", large)
+    monkeypatch.setattr(device_sampling, "HEAD_TOKENS", 8)
+    monkeypatch.setattr(device_sampling, "SPARE_TOKENS", 2)
+    draws = 4
+    uniforms = torch.stack([draw_uniforms(p, random_generator(p), draws) for p in params])
+    randoms, before = [random_generator(p) for p in params], logits.clone()
+    for number in range(draws):
+        tokens = draw_tokens(logits, RowChoices.of(params, CPU), uniforms[:, number])
+        assert tokens.dtype == torch.int64
+        alone = [sample(row, p, (), 0, r)[0] for row, p, r in zip(logits, params, randoms, strict=True)]
+        assert tokens.tolist() == alone
+        assert alone == [
+            named_token(row, p, float(u)) for row, p, u in zip(logits, params, uniforms[:, number], strict=True)
+        ]
+    assert torch.equal(before, logits)
+
+
+@pytest.mark.parametrize("options", [{"top_k": 50}, {"top_p": 0.9}, {"min_p": 0.05}, {}])
+def test_in_a_large_vocabulary_the_head_of_the_ranking_gives_what_the_whole_gives(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(3)
+    params = [Sampling(temperature=t, seed=n, **options) for n, t in enumerate((0.2, 0.7, 1.0, 1.3))]
+    # Peaked, flat, and of many equal values at every cut.
+    for logits in (torch.randn(4, 20_000) * 5, torch.randn(4, 20_000) * 0.01, (torch.randn(4, 20_000) * 3).round()):
+        uniforms = torch.tensor([chance.random() for _ in params], dtype=torch.float64)
+        by_head = draw_tokens(logits, RowChoices.of(params, CPU), uniforms)
+        with monkeypatch.context() as patch:
+            patch.setattr(device_sampling, "LARGE_VOCABULARY", 10**6)
+            assert torch.equal(by_head, draw_tokens(logits, RowChoices.of(params, CPU), uniforms))
+
+
+def test_random_numbers_are_those_of_single_draws_and_greedy_rows_draw_none() -> None:
+    params = Sampling(temperature=1.0, seed=4)
+    at_once, one_by_one, greedy = (random_generator(params) for _ in range(3))
+    numbers = draw_uniforms(params, at_once, 15)
+    assert torch.equal(numbers, torch.cat([draw_uniforms(params, one_by_one, 1) for _ in range(15)]))
+    for likeliest in (replace(params, temperature=0.0), replace(params, top_k=1)):
+        assert draw_uniforms(likeliest, greedy, 3).tolist() == [0, 0, 0]
+    assert torch.equal(draw_uniforms(params, greedy, 15), numbers)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}])
+def test_a_row_without_a_finite_maximum_gets_no_token_and_the_others_theirs(options: dict[str, Any]) -> None:
+    params = Sampling(**{"temperature": 1.0} | options)
+    good = torch.tensor([-1.0, 3.0, -torch.inf, 0.5])
+    rows = [good, good.clone(), torch.full((4,), -torch.inf), torch.tensor([0.0, torch.inf, 1.0, 1.0]), good]
+    rows[1][2] = torch.nan
+    tokens = draw_tokens(torch.stack(rows), RowChoices.of([params] * 5, CPU), torch.full((5,), 0.4).double())
+    assert [t == NO_TOKEN for t in tokens.tolist()] == [False, True, True, True, False]
+    assert tokens[0] == tokens[4] == 1
+
+
+def test_nothing_is_read_from_the_device() -> None:
+    # Tensors of the meta device have no values: whatever would be read on the host raises.
+    device = torch.device("meta")
+    params = [Sampling(temperature=t, top_k=k, top_p=p) for t in (0, 1) for k in (0, 9) for p in (1, 0.5)]
+    tokens = draw_tokens(
+        torch.empty(8, 20_000, device=device), RowChoices.of(params, device), torch.empty(8, device=device).double()
+    )
+    assert (tokens.device, tokens.shape) == (device, (8,))
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"temperature": 0.9, "top_k": 50, "top_p": 0.9, "min_p": 0.1, "seed": 1, "stop": frozenset({3})}, True),
+        ({"repetition_penalty": 1.1, "repetition_window": 0, "hidden": True}, True),
+        ({"repetition_penalty": 1.1}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"frequency_penalty": -0.1}, False),
+        ({"bias": {1: 2.0}}, False),
+        ({"allow": ()}, False),
+        ({"forbid": (1,)}, False),
+        ({"logprobs": True}, False),
+        ({"chooser": lambda logits: 0}, False),
+    ],
+)
+def test_which_rows_are_plain(options: dict[str, Any], plain: bool) -> None:
+    assert is_plain(Sampling(**options)) is plain

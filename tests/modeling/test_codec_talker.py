@@ -1,0 +1,130 @@
+"""The code predictor's frame, and the rows of a text, against their plain forms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import torch
+from torch import nn
+from transformers import DynamicCache, Qwen3Config, Qwen3Model
+
+from antiphon.engine.api import Sampling
+from antiphon.engine.local.device_sampling import RowChoices, draw_uniforms
+from antiphon.engine.local.sampling import random_generator, sample
+from antiphon.engine.model_thread import ModelThread
+from antiphon.modeling.codec_talker import SPECIAL_CODES, CodePredictor, FirstCodeChooser, TextRows
+
+WIDTH, NUM_CODES = 48, 7
+PARAMS = (
+    Sampling(temperature=0.9, top_k=50, seed=1),
+    Sampling(temperature=1.0, top_k=5, top_p=0.8, seed=2),
+    Sampling(temperature=0.0),
+    Sampling(temperature=1.2, seed=3),
+)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def predictor(request: pytest.FixtureRequest) -> CodePredictor:
+    torch.manual_seed(0)
+    model = Qwen3Model(
+        Qwen3Config(
+            vocab_size=1,
+            pad_token_id=None,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+        )
+    )
+    tables = nn.ModuleList(nn.Embedding(200, WIDTH) for _ in range(NUM_CODES))
+    heads = nn.ModuleList(nn.Linear(32, 200, bias=False) for _ in range(NUM_CODES))
+    # Logits of a trained model's spread.
+    for head in heads:
+        nn.init.normal_(head.weight, std=0.5)
+    return CodePredictor(model, tables, heads, WIDTH).to(getattr(torch, request.param)).eval()
+
+
+@torch.inference_mode()
+def frame_by_growing_cache(
+    predictor: CodePredictor, thoughts: torch.Tensor, first: torch.Tensor, randoms: Sequence[torch.Generator]
+) -> tuple[list[list[int]], torch.Tensor]:
+    """A frame with keys and values that are concatenated, each code sampled by itself."""
+    past, rows, codes, summed = DynamicCache(config=predictor.model.config), [thoughts, first], [], first.clone()
+    for head, table in zip(predictor.lm_head, predictor.codec_embedding, strict=True):
+        given = predictor.small_to_mtp_projection(torch.stack(rows, 1))
+        hidden = predictor.model(inputs_embeds=given, past_key_values=past, use_cache=True).last_hidden_state
+        logits = head(hidden[:, -1]).float()
+        codes.append([sample(row, p, (), 0, r)[0] for row, p, r in zip(logits, PARAMS, randoms, strict=True)])
+        rows = [table(torch.tensor(codes[-1]))]
+        summed += rows[0]
+    return [list(frame) for frame in zip(*codes, strict=True)], summed
+
+
+def test_a_frame_in_fixed_memory_is_the_frame_of_a_growing_cache(predictor: CodePredictor) -> None:
+    dtype = predictor.model.norm.weight.dtype
+    ahead, one_by_one = ([random_generator(p) for p in PARAMS] for _ in range(2))
+    for _ in range(5):
+        thoughts, first = (torch.randn(len(PARAMS), WIDTH).to(dtype) for _ in range(2))
+        wanted, wanted_sum = frame_by_growing_cache(predictor, thoughts, first, one_by_one)
+        uniforms = torch.stack([draw_uniforms(p, r, NUM_CODES) for p, r in zip(PARAMS, ahead, strict=True)])
+        codes, summed = predictor(thoughts, first, RowChoices.of(PARAMS, thoughts.device), uniforms)
+        assert codes.tolist() == wanted
+        assert torch.equal(summed, wanted_sum)
+
+
+def test_no_value_of_a_frame_is_read_before_its_end(predictor: CodePredictor) -> None:
+    # Tensors of the meta device have no values: whatever would be read on the host raises.
+    device = torch.device("meta")
+    shapes = {name: p.to(device) for name, p in predictor.state_dict().items()}
+    given = torch.empty(2, WIDTH, device=device)
+    uniforms = torch.empty(2, NUM_CODES, device=device, dtype=torch.float64)
+    arguments = (given, given, RowChoices.of(PARAMS[:2], device), uniforms)
+    predictor.model.rotary_emb.to(device)
+    try:
+        codes, summed = torch.func.functional_call(predictor, shapes, arguments)
+    finally:
+        predictor.model.rotary_emb = type(predictor.model.rotary_emb)(predictor.model.config)
+    assert codes.shape == (2, NUM_CODES)
+    assert summed.shape == (2, WIDTH)
+
+
+def test_rows_of_a_text_are_made_for_all_tokens_that_have_come_then_its_end_then_padding() -> None:
+    asked: list[list[int]] = []
+
+    def rows(ids: Sequence[int]) -> torch.Tensor:
+        asked.append(list(ids))
+        return torch.tensor(ids)[:, None].float()
+
+    async def more() -> AsyncIterator[list[int]]:
+        for word in ([31, 32], [33], [34, 35, 36]):
+            yield word
+
+    async def act(ids: list[int] | None, later: AsyncIterator[list[int]] | None, count: int) -> list[int]:
+        thread = ModelThread("test")
+        text = TextRows(thread, rows, 1, 0, ids, later)
+        try:
+            return [int(await text.next()) for _ in range(count)]
+        finally:
+            thread.close()
+
+    assert asyncio.run(act(list(range(10, 28)), more(), 27)) == [*range(10, 28), *range(31, 37), 1, 0, 0]
+    # A word is read when a frame needs it, and not before.
+    assert asked == [list(range(10, 26)), [26, 27], [31, 32], [33], [34, 35, 36], [1], [0]]
+    # The end mark may be among the tokens, or in the session already.
+    assert asyncio.run(act([10, 1], None, 4)) == [10, 1, 0, 0]
+    assert asyncio.run(act(None, None, 2)) == [0, 0]
+
+
+def test_of_the_control_codes_only_the_end_is_chosen_and_not_before_its_time() -> None:
+    size = SPECIAL_CODES + 8
+    end = size - 5
+    logits = torch.arange(size).float()
+    logits[end] += 10
+    chooser = FirstCodeChooser(Sampling(repetition_penalty=9.0), end, size, min_frames=2)
+    # Each code that was chosen is penalized.
+    assert [chooser(logits) for _ in range(3)] == [7, 6, end]
+    assert logits[end] == end + 10
