@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,17 @@ import psutil
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
+PACKAGES = (
+    "antiphon",
+    "ctranslate2",
+    "hibari-tts",
+    "onnxruntime",
+    "torch",
+    "transformers",
+    "numpy",
+    "uvicorn",
+    "websockets",
+)
 
 
 def machine() -> dict[str, Any]:
@@ -37,22 +48,16 @@ def machine() -> dict[str, Any]:
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "python": platform.python_version(),
         "kernel": platform.release(),
-        "packages": {
-            p: version(p)
-            for p in (
-                "antiphon",
-                "ctranslate2",
-                "hibari-tts",
-                "onnxruntime",
-                "torch",
-                "transformers",
-                "numpy",
-                "uvicorn",
-                "websockets",
-            )
-        },
+        "packages": {name: found for name in PACKAGES if (found := _version(name))},
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def percentile(values: Sequence[float], q: float) -> float:

@@ -20,86 +20,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import psutil
 import torch
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench.models.minicpmo import Silent, native_model
 from common import RESULTS, machine, percentile, save, table
 from tests.adapters import tiny_minicpmo as tiny
-from tokenizers import Tokenizer
-from transformers import Qwen3Config
 
-from antiphon.adapters.minicpmo.checkpoint import DEFAULT_VISION, OTHER_PARTS, MiniCpmOConfig, build
 from antiphon.adapters.minicpmo.model import MiniCpmO
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import NativeOptions, Unit
 from antiphon.engine.api import EngineSettings
-from antiphon.modeling.tensors import own_config
-
-# openbmb/MiniCPM-o-4_5, config.json.
-RELEASED: dict[str, Any] = tiny.CONFIG | {
-    "vocab_size": 151748,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "query_num": 64,
-    "drop_vision_last_layer": False,
-    "vision_config": DEFAULT_VISION,
-    "audio_config": tiny.CONFIG["audio_config"]
-    | {
-        "d_model": 1024,
-        "encoder_layers": 24,
-        "encoder_attention_heads": 16,
-        "encoder_ffn_dim": 4096,
-        "max_source_positions": 1500,
-    },
-    "tts_config": tiny.CONFIG["tts_config"]
-    | {
-        "llm_dim": 4096,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 12,
-        "num_hidden_layers": 20,
-        "max_position_embeddings": 4096,
-        "num_audio_tokens": 6562,
-        "num_text_tokens": 152064,
-        "audio_bos_token_id": 151687,
-    },
-}
-
-
-class Silent:
-    """In the place of token2wav: its codes are made, its sound is not."""
-
-    lookahead = 3
-
-    def open(self, reference: Any) -> None:
-        return None
-
-    def decode(self, state: None, codes: Any, *, last: bool) -> tuple[Any, None]:
-        return np.zeros(960 * len(codes), np.float32), None
-
-
-def filled(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Random weights, in place."""
-    for name, parameter in list(module.named_parameters()):
-        owner, _, leaf = name.rpartition(".")
-        tensor = torch.empty(parameter.shape, device=device, dtype=dtype)
-        if tensor.dim() > 1:
-            tensor.normal_(std=0.02)
-        else:
-            tensor.fill_(1.0 if "norm" in name and leaf == "weight" else 0.0)
-        module.get_submodule(owner)._parameters[leaf] = nn.Parameter(tensor, requires_grad=False)
-    module.to(device).eval()
 
 
 async def hours(count: int) -> dict[str, Any]:
@@ -154,16 +87,8 @@ async def released(sessions: list[int], units: int = 30) -> dict[str, Any] | Non
     if not torch.cuda.is_available():
         print("\nreleased dimensions: no GPU here, not measured")
         return None
-    device, dtype = torch.device("cuda"), torch.bfloat16
-    with tempfile.TemporaryDirectory() as folder:
-        tiny.write(Path(folder))
-        tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    language = Qwen3Config(**own_config(RELEASED, *OTHER_PARTS))
-    parts = build(msgspec.convert(RELEASED, MiniCpmOConfig), language, tokenizer)
-    for module in (parts.decoder, parts.audio_encoder, parts.vision_encoder, parts.text_conditions, parts.code_decoder):
-        filled(module, device, dtype)
     options = EngineModelOptions(EngineSettings(kv_bytes=16 << 30), device="cuda", weights="bf16")
-    model = MiniCpmO(parts, "released", options, vocoder=Silent())
+    model = native_model("4.5", options)
     rows = []
     for count in sessions:
         talks = [await model.open(NativeOptions(tiny.PROMPT, listen_only_units=0, seed=i)) for i in range(count)]

@@ -1,4 +1,4 @@
-"""The Qwen3 voice family at its real dimensions with random weights: timing needs no training.
+"""The Qwen3 voice family at its real dimensions with random weights (bench/models/): timing needs no training.
 
     antiphon bench qwen3 [--sections asr,tts,omni] [--device cpu|cuda] [--weights auto|int8|bf16] [--streams 1,2,3,4]
 
@@ -9,7 +9,7 @@ streams at once, and tokens a second.
 `tts`: Qwen3-TTS-0.6B: first sound, and frames a second (12.5 are real time) of one and several texts at once; what the
 talker, the code predictor and the vocoder take of a frame.
 
-`omni`: Qwen3-Omni-30B-A3B (qwen3_omni.py): first text and first sound after a spoken question, tokens and frames a
+`omni`: Qwen3-Omni-30B-A3B : first text and first sound after a spoken question, tokens and frames a
 second, of one and several at once.
 """
 
@@ -18,144 +18,53 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import shutil
 import sys
-import tempfile
 import time
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench.models import qwen3_asr, qwen3_omni, qwen3_tts
 from common import RESULTS, machine, percentile, save, table
-from native import filled
-from qwen3_omni import omni_section
-from tests.adapters import tiny_qwen3_asr as tiny
-from tests.adapters import tiny_qwen3_tts as tiny_tts
 
-from antiphon.adapters.qwen3_asr.audio_encoder import WindowedAudioEncoder
-from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr
-from antiphon.adapters.qwen3_tts.checkpoint import Qwen3TtsConfig, SpeechTokenizerConfig, build
-from antiphon.adapters.qwen3_tts.synthesizer import Qwen3Tts
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.contracts import Urgency, VoiceOptions, Window
+from antiphon.contracts import (
+    AudioPart,
+    Message,
+    ReplyOptions,
+    ResponseAudio,
+    TextDelta,
+    Urgency,
+    VoiceOptions,
+    Window,
+)
 from antiphon.engine.api import Sampling
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import selected_models
-from antiphon.modeling.codec_talker import DEFAULT_CODEC_SAMPLING
 from antiphon.modeling.codec_vocoder import VocoderState
-from antiphon.modeling.text_decoder import TextDecoder
-from antiphon.modeling.vocabulary import Vocabulary
 from antiphon.settings import EngineOptions, Settings
 
-# Qwen/Qwen3-ASR-0.6B, config.json.
-ASR_06B = Qwen3ASRConfig(
-    audio_config={
-        "num_mel_bins": 128,
-        "encoder_layers": 18,
-        "encoder_attention_heads": 14,
-        "encoder_ffn_dim": 3584,
-        "d_model": 896,
-        "output_dim": 1024,
-    },
-    text_config={
-        "vocab_size": 152064,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 65536,
-        "tie_word_embeddings": True,
-    },
-)
-# Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice, config.json; the vocoder as the published package (qwen-tts 0.1.1) has it by
-# default.
-DECODER = {
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000,
-    "max_position_embeddings": 32768,
-}
-TTS_06B = tiny_tts.config("custom_voice") | {
-    "talker_config": tiny_tts.TALKER
-    | DECODER
-    | {
-        "vocab_size": 3072,
-        "num_code_groups": 16,
-        "text_hidden_size": 2048,
-        "text_vocab_size": 152064,
-        "codec_eos_token_id": 2150,
-        "codec_bos_id": 2149,
-        "codec_pad_id": 2148,
-        "codec_think_id": 2154,
-        "codec_nothink_id": 2155,
-        "codec_think_bos_id": 2156,
-        "codec_think_eos_id": 2157,
-        "code_predictor_config": DECODER | {"num_hidden_layers": 5, "vocab_size": 2048, "num_code_groups": 16},
-    },
-}
-VOCODER = {
-    "codebook_size": 2048,
-    "codebook_dim": 512,
-    "hidden_size": 1024,
-    "latent_dim": 1024,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 16,
-    "sliding_window": 72,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 8,
-    "num_quantizers": 16,
-    "upsample_rates": [8, 5, 4, 3],
-    "upsampling_ratios": [2, 2],
-    "decoder_dim": 1536,
-}
 TEXT = "Good morning, and welcome back: here is the news of the day, as far as we know it."
 TTS_FRAMES = 40
 TOKENS_A_S = 3.5
 ROLLED_BACK = 5
 STEPS = 12
+# Of Qwen3-Omni: seconds of the question, and tokens and frames of the answer.
+HEARD_S, OMNI_TOKENS, OMNI_FRAMES = 3, 24, 40
 
 
-def qwen_tokenizer() -> Path:
+def qwen_tokenizer() -> Tokenizer:
     """The default language model's tokenizer, which is of the same family."""
     settings = Settings(engine=EngineOptions(language_model="qwen2.5-coder-0.5b-instruct"))
-    return prepare(settings, store_of(settings.models), selected_models(settings, ("language",))[0]) / "tokenizer.json"
-
-
-def asr(device: str, weights: str) -> Qwen3Asr:
-    """The model of released dimensions."""
-    torch.manual_seed(0)
-    dtype = torch.float32 if weights == "fp32" else torch.bfloat16
-    torch.set_default_dtype(dtype)
-    whole: Any = Qwen3ASRForConditionalGeneration
-    model = whole(ASR_06B).to(device).eval()
-    torch.set_default_dtype(torch.float32)
-    with tempfile.TemporaryDirectory() as folder:
-        tiny.write(Path(folder))
-        shutil.copyfile(qwen_tokenizer(), f"{folder}/tokenizer.json")
-        words = Tokenizer.from_file(f"{folder}/tokenizer.json")
-        words.add_special_tokens(tiny.SPECIAL)
-        words.save(f"{folder}/tokenizer.json")
-        vocabulary = Vocabulary(Path(folder), END)
-    # Random weights say an end as seldom as anything else.
-    parts = Qwen3AsrParts(
-        vocabulary, WindowedAudioEncoder(model.model), TextDecoder(model.model.language_model, model.lm_head)
-    )
-    return Qwen3Asr(parts, "qwen3-asr-0.6b", EngineModelOptions(device=device, weights=weights))
+    folder = prepare(settings, store_of(settings.models), selected_models(settings, ("language",))[0])
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
 class Stream:
@@ -178,7 +87,8 @@ class Stream:
 
 async def asr_section(device: str, weights: str, streams: list[int]) -> dict[str, Any]:
     """See the module's docstring."""
-    model, sound = asr(device, weights), tiny.sound(24)
+    model = qwen3_asr.transcriber("0.6B", EngineModelOptions(device=device, weights=weights), qwen_tokenizer())
+    sound = qwen3_asr.sound(24)
     alone: dict[str, list[float]] = {"partial": [], "final": []}
     for _ in range(3):
         one = Stream(model, sound)
@@ -240,29 +150,9 @@ async def asr_section(device: str, weights: str, streams: list[int]) -> dict[str
     return found
 
 
-def tts(device: str, weights: str) -> Qwen3Tts:
-    """The model of released dimensions."""
-    torch.manual_seed(0)
-    where, dtype = torch.device(device), torch.float32 if weights == "fp32" else torch.bfloat16
-    with tempfile.TemporaryDirectory() as folder:
-        tiny_tts.write(Path(folder))
-        words = Tokenizer.from_file(str(qwen_tokenizer()))
-        words.add_special_tokens(tiny_tts.SPECIAL)
-        words.save(f"{folder}/tokenizer.json")
-        vocabulary = Vocabulary(Path(folder), END)
-    sound = {"decoder_config": VOCODER, "decode_upsample_rate": 1920, "output_sample_rate": 24000}
-    ids = {f"tts_{n}_token_id": 151671 + i for i, n in enumerate(("pad", "bos", "eos"))}
-    config, tokenizer = msgspec.convert(TTS_06B | ids, Qwen3TtsConfig), msgspec.convert(sound, SpeechTokenizerConfig)
-    parts = build(config, None, tokenizer, vocabulary, DEFAULT_CODEC_SAMPLING)
-    for module in (parts.decoder, parts.text_embedding, parts.text_projection, parts.code_predictor):
-        filled(module, where, dtype)
-    filled(parts.vocoder, where, torch.float32)
-    return Qwen3Tts(parts, "qwen3-tts-0.6b", EngineModelOptions(device=device, weights=weights))
-
-
 async def tts_section(device: str, weights: str, texts: list[int]) -> dict[str, Any]:
     """See the module's docstring."""
-    model = tts(device, weights)
+    model = qwen3_tts.synthesizer("0.6B", EngineModelOptions(device=device, weights=weights), qwen_tokenizer())
     options = VoiceOptions(model.profile.voices[0], seed=1, max_frames=TTS_FRAMES)
 
     async def say() -> tuple[float, float]:
@@ -308,6 +198,67 @@ async def tts_section(device: str, weights: str, texts: list[int]) -> dict[str, 
     return {"weights": weights, "device": device, "texts": together} | shares
 
 
+async def omni_section(device: str, weights: str, talks: list[int]) -> dict[str, Any]:
+    """See the module's docstring."""
+    model = qwen3_omni.conversation_model(
+        "30B-A3B", EngineModelOptions(device=device, weights=weights), qwen_tokenizer()
+    )
+    frame = qwen3_omni.FRAME_SAMPLES["30B-A3B"]
+    options = ReplyOptions(max_tokens=OMNI_TOKENS, temperature=0.0)
+
+    async def answer() -> tuple[float, float, float, float]:
+        talk, began = await model.open(), time.perf_counter()
+        text, sound, last, samples = 0.0, 0.0, 0.0, 0
+        asked = [Message("user", "", parts=(AudioPart(qwen3_asr.sound(HEARD_S)), "What was that?"))]
+        async with aclosing(talk.respond(asked, options, VoiceOptions(qwen3_omni.VOICE, seed=1))) as parts:
+            async for part in parts:
+                now = time.perf_counter() - began
+                if isinstance(part, TextDelta):
+                    text, last = text or now, now
+                elif isinstance(part, ResponseAudio):
+                    sound, samples = sound or now, samples + len(part.pcm)
+                    if samples > OMNI_FRAMES * frame:
+                        break
+        talk.close()
+        return (
+            text,
+            sound,
+            (OMNI_TOKENS - 1) / max(1e-9, last - text),
+            samples / frame / (time.perf_counter() - began - sound),
+        )
+
+    await answer()
+    together = []
+    for count in talks:
+        texts, sounds, tokens, frames = zip(*await asyncio.gather(*(answer() for _ in range(count))), strict=True)
+        together.append(
+            {
+                "talks": count,
+                "first_text_s": percentile(list(texts), 50),
+                "first_sound_s": percentile(list(sounds), 50),
+                "tokens_a_s": sum(tokens),
+                "frames_a_s": sum(frames),
+            }
+        )
+    model.close()
+    shared = ", layers sharing experts" if device == "cpu" else ""
+    table(
+        f"Qwen3-Omni-30B-A3B dimensions, random weights{shared}, {weights}, {device}",
+        ["talks at once", "first text", "first sound", "tokens a second", "frames a second (12.5 are real time)"],
+        [
+            [
+                t["talks"],
+                f"{t['first_text_s']:.2f} s",
+                f"{t['first_sound_s']:.2f} s",
+                f"{t['tokens_a_s']:.1f}",
+                f"{t['frames_a_s']:.1f}",
+            ]
+            for t in together
+        ],
+    )
+    return {"weights": weights, "device": device, "shared_experts": device == "cpu", "talks": together}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="antiphon bench qwen3", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--sections", default="asr,tts,omni")
@@ -327,9 +278,9 @@ def main() -> None:
         texts = [1, 4] if args.device == "cpu" else [1, 8, 32]
         document[f"tts-{args.device}"] = [asyncio.run(tts_section(args.device, kind, texts)) for kind in kinds]
     if "omni" in wanted:
-        talks, words = ([1] if args.device == "cpu" else [1, 8, 32]), qwen_tokenizer()
+        talks = [1] if args.device == "cpu" else [1, 8, 32]
         document[f"omni-{args.device}"] = [
-            asyncio.run(omni_section(args.device, kind, words, talks)) for kind in kinds if kind != "int8"
+            asyncio.run(omni_section(args.device, kind, talks)) for kind in kinds if kind != "int8"
         ]
     if args.device == "cpu":
         print("\nGPU figures: no GPU here, not measured")

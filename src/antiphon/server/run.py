@@ -69,7 +69,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
     state = ServerState(settings, Metrics(), started_s=int(time.time()))
     state.session_store = _session_store(settings)
     sock = bind(settings.server.host, settings.server.port)
-    http = _http_server(state)
+    http = http_server(state)
     models: LoadedModels | None = None
     failure: Exception | None = None
     try:
@@ -113,7 +113,8 @@ def _stop_on_signals() -> Iterator[anyio.Event]:
             loop.remove_signal_handler(number)
 
 
-def _http_server(state: ServerState) -> uvicorn.Server:
+def http_server(state: ServerState) -> uvicorn.Server:
+    """Return a server of the application over `state`, which installs no signal handlers. Its `serve` takes sockets."""
     config = uvicorn.Config(
         build(state),
         log_config=None,

@@ -1,0 +1,44 @@
+"""The command line of the suite: `bench/gpu.sh --help`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+from bench.common import RESULTS
+from bench.gpu.report import Report
+from bench.gpu.suite import SECTIONS, run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench/gpu.sh", description="Measure antiphon on one GPU.")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of gpu.json and gpu.txt")
+    parser.add_argument("--only", default="", help="sections to measure, comma separated, even if they were measured")
+    parser.add_argument("--minutes", type=float, default=9.0, help="for all sections together")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tiny models on the CPU: the code runs, figures are void"
+    )
+    parser.add_argument("--list", action="store_true", help="name the sections")
+    args = parser.parse_args()
+    if args.list:
+        for name, section in SECTIONS.items():
+            print(f"{name:<10} {section.help}")
+        return 0
+    names = args.only.split(",") if args.only else list(SECTIONS)
+    if unknown := [name for name in names if name not in SECTIONS]:
+        parser.error(f"there is no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    if not args.dry_run and not torch.cuda.is_available():
+        parser.error("there is no CUDA device: measure on a GPU, or give --dry-run")
+    try:
+        report = Report(args.out, dry=args.dry_run)
+    except ValueError as error:
+        parser.error(str(error))
+    if not args.only:
+        names = [name for name in names if not report.measured(name)]
+    return 0 if run(names, report, dry=args.dry_run, minutes=args.minutes, sections=SECTIONS) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

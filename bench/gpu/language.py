@@ -1,0 +1,196 @@
+"""A language model of Qwen3-8B's dimensions: on the engine, in each of its settings, and through vLLM.
+
+A turn is TURN_ROWS rows behind a long conversation that is in the KV already, as it is at a conversation's 150th turn:
+`first token` is the time from the turn's arrival to its first token, `tokens a second` what all sessions are then given
+together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.util
+import json
+import tempfile
+import time
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import torch
+from bench.common import percentile
+from bench.gpu.suite import Plan, Recorder
+from bench.models.qwen3 import SIZES, language_model
+
+from antiphon.engine.api import EngineSettings, Sampling, Session
+from antiphon.engine.local.engine import LocalEngine
+from antiphon.engine.local.runner import Runner
+
+TURN_ROWS = 64
+# Memory of the device that is left for activations and logits.
+SPARE_BYTES = 10 << 30
+# As its makers sample without thinking (generation_config.json).
+SAMPLING = Sampling(temperature=0.7, top_k=20, top_p=0.8, seed=1)
+
+
+def size_of(plan: Plan) -> str:
+    """Return the size of the model to measure."""
+    return "tiny" if plan.dry else "8B"
+
+
+def name(plan: Plan) -> str:
+    """Return the model's name in the figures."""
+    return f"Qwen3-{size_of(plan)}"
+
+
+def dtype_of(plan: Plan) -> torch.dtype:
+    """Return the type of its weights and its KV."""
+    return torch.float32 if plan.dry else torch.bfloat16
+
+
+def loads(plan: Plan) -> list[tuple[int, int, int]]:
+    """Return (rows, sessions, tokens for each) of what is measured, the most telling first."""
+    if plan.dry:
+        return [(192, 1, 4), (64, 2, 4)]
+    return [(45_000, 1, 64), (2000, 64, 128), (2000, 1, 128), (2000, 16, 128), (45_000, 16, 64)]
+
+
+def engine_settings(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Return the engine's settings to compare, by a name for the table: those that this engine has."""
+    known = {f.name for f in dataclasses.fields(EngineSettings)}
+    if "kv_layout" not in known:
+        return {"session KV": {}}
+    found: dict[str, dict[str, Any]] = {"session KV": {"kv_layout": "session"}, "paged KV": {"kv_layout": "paged"}}
+    if "decode_shapes" in known:
+        shapes = "bucketed" if plan.dry else "captured"
+        found[f"paged KV, {shapes}"] = {"kv_layout": "paged", "decode_shapes": shapes}
+    return found
+
+
+def engine(plan: Plan, recorder: Recorder) -> None:
+    """The section `lm`: each of the engine's settings under each load."""
+    for label, settings in engine_settings(plan).items():
+        with recorder.part(label):
+            asyncio.run(_measure_engine(plan, recorder, label, settings))
+
+
+def new_engine(plan: Plan, **settings: Any) -> LocalEngine:
+    """Return an engine with the model, and the KV memory that is left beside it."""
+    model, device = language_model(size_of(plan), plan.device, dtype_of(plan)), torch.device(plan.device)
+    room = 64 << 20 if plan.dry else torch.cuda.mem_get_info()[0] - SPARE_BYTES
+    runner = Runner(model, device, dtype_of(plan), dtype_of(plan), rotate_half=True)
+    return LocalEngine(runner, EngineSettings(kv_bytes=room, park_after_s=3600.0, **plan.steps, **settings))
+
+
+async def _measure_engine(plan: Plan, recorder: Recorder, label: str, settings: dict[str, Any]) -> None:
+    model = new_engine(plan, **settings)
+    try:
+        row_bytes = model.runner.storage().row_bytes
+        for rows, sessions, num_tokens in loads(plan):
+            # The conversation that the sessions are branched from holds its rows too.
+            room = model.settings.kv_bytes // ((rows + 2 * TURN_ROWS + num_tokens + 64) * row_bytes) - 1
+            count = min(sessions, room)
+            if count < 1 or (count < sessions and (rows, count) in {(r, s) for r, s, _ in loads(plan)}):
+                recorder.note(f"{label}: {sessions} sessions of {rows} rows have no room")
+                continue
+            load = f"{count} session{'s' if count > 1 else ''}, {short(rows)} rows, {label}"
+            await _measure_load(plan, model, recorder, (rows, count, num_tokens), load)
+    finally:
+        model.close()
+
+
+async def _measure_load(
+    plan: Plan, model: LocalEngine, recorder: Recorder, size: tuple[int, int, int], load: str
+) -> None:
+    rows, count, num_tokens = size
+    began = time.perf_counter()
+    base = await model.open()
+    base.append(tokens(model, rows, 0))
+    await base.settle()
+    prefill_s = time.perf_counter() - began
+    sessions = [await base.fork() for _ in range(count)]
+    base.close()
+    for number, session in enumerate(sessions):
+        # The first rows of its own give a session its own KV.
+        session.append(tokens(model, TURN_ROWS, 1 + number))
+    await asyncio.gather(*(session.settle() for session in sessions))
+    began = time.perf_counter()
+    times = await asyncio.gather(
+        *(turn(session, tokens(model, TURN_ROWS, 1000 + n), num_tokens) for n, session in enumerate(sessions))
+    )
+    for session in sessions:
+        session.close()
+    firsts, lasts = ([t[i] - began for t in times] for i in (0, 1))
+    first_ms = {p: percentile(firsts, p) * 1000 for p in (50, 95)}
+    recorder.figure(name(plan), "first token p50", load, first_ms[50], "ms", p95=first_ms[95], prefill_s=prefill_s)
+    rate = count * (num_tokens - 1) / (max(lasts) - min(firsts))
+    recorder.figure(name(plan), "tokens a second", load, rate, "tokens/s", tokens=count * num_tokens)
+
+
+async def turn(session: Session, ids: list[int], num_tokens: int) -> tuple[float, float]:
+    """Take a turn, and return when its first and its last token came."""
+    first = 0.0
+    session.append(ids)
+    async with aclosing(session.generate(dataclasses.replace(SAMPLING, max_tokens=num_tokens))) as made:
+        async for _ in made:
+            first = first or time.perf_counter()
+    return first, time.perf_counter()
+
+
+def tokens(model: LocalEngine, count: int, seed: int) -> list[int]:
+    """Return tokens that no other seed has: sessions that begin alike would share their KV."""
+    drawn = torch.randint(0, 250, (count,), generator=torch.Generator().manual_seed(seed))
+    return [int(i) % model.vocabulary_size for i in drawn]
+
+
+def short(rows: int) -> str:
+    """Return a number of rows as the loads of the table have it."""
+    return f"{rows // 1000}k" if rows >= 1000 else str(rows)
+
+
+def vllm(plan: Plan, recorder: Recorder) -> None:
+    """The section `vllm`: the same dimensions and loads through vLLM's offline interface, with its dummy weights.
+
+    Its first token is that of a request whose conversation is in vLLM's prefix cache.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        recorder.note("vLLM is not installed")
+        return
+    from vllm import LLM, SamplingParams
+
+    config = SIZES[size_of(plan)] | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(config))
+        served = LLM(
+            folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            max_model_len=max(rows for rows, *_ in loads(plan)) + 1024,
+            enable_prefix_caching=True,
+        )
+        for size in loads(plan):
+            _measure_vllm(plan, served, SamplingParams, recorder, size)
+
+
+def _measure_vllm(plan: Plan, served: Any, params: Any, recorder: Recorder, size: tuple[int, int, int]) -> None:
+    rows, count, num_tokens = size
+
+    def generate(prompts: list[list[int]], max_tokens: int) -> float:
+        began = time.perf_counter()
+        how = params(temperature=0.7, top_k=20, top_p=0.8, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        served.generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
+        return time.perf_counter() - began
+
+    def drawn(size: int, seed: int) -> list[int]:
+        return torch.randint(0, 250, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+    base = drawn(rows, 0)
+    generate([base], 1)
+    load = f"{count} session{'s' if count > 1 else ''}, {short(rows)} rows, vLLM"
+    first_s = generate([base + drawn(TURN_ROWS, 1000 + n) for n in range(count)], 1)
+    recorder.figure(name(plan), "first token p50", load, first_s * 1000, "ms")
+    whole_s = generate([base + drawn(TURN_ROWS, 2000 + n) for n in range(count)], num_tokens)
+    recorder.figure(
+        name(plan), "tokens a second", load, count * (num_tokens - 1) / max(1e-9, whole_s - first_s), "tokens/s"
+    )

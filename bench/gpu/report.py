@@ -1,0 +1,148 @@
+"""The results of the sections: gpu.json, which a later run resumes from, and the table gpu.txt."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from bench.common import machine
+
+Status = Literal["running", "measured", "failed", "out of time"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure. `model`: whose; `measure`: what; `load`: under which; `details`: what else was counted with it."""
+
+    model: str
+    measure: str
+    load: str
+    value: float
+    unit: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What others publish, and our goal, beside the figures whose model and measure begin so and whose load is this."""
+
+    model: str
+    measure: str
+    load: str
+    text: str
+
+
+PUBLISHED = (
+    Published("Qwen3-TTS", "first sound p50", "1 text", "97 ms claimed, 131 measured; VoxCPM2 67; goal < 67"),
+    Published("Qwen3-TTS", "first sound p50", "64 texts", "VoxCPM2 189 ms; goal < 189"),
+    Published("MiniCPM-o", "unit p50", "1 session", "vLLM-Omni 428 ms"),
+    Published("MiniCPM-o", "unit p50", "8 sessions", "vLLM-Omni 2951 ms"),
+    Published("MiniCPM-o", "missed units", "32 sessions", "goal 0"),
+    Published("Qwen3-ASR", "streams held", "p95 <= 1.5 s", "Nemotron 560 on an H100; goal >= 600"),
+    Published("Qwen3-8B", "first token p50", "1 session, 45k rows", "SGLang 184 ms at turn 150; goal <= 100"),
+)
+
+
+def beside(figure: Figure) -> str:
+    """Return what is published beside a figure, or "". A load may say more behind a comma."""
+    for known in PUBLISHED:
+        same = figure.model.startswith(known.model) and figure.measure == known.measure
+        if same and (figure.load == known.load or figure.load.startswith(known.load + ",")):
+            return known.text
+    return ""
+
+
+def row(figure: Figure) -> str:
+    """Return a figure as a line of the table."""
+    value = f"{figure.value:.0f}" if abs(figure.value) >= 100 else f"{figure.value:.3g}"
+    line = f"{figure.model:<24} {figure.measure:<32} {figure.load:<34} {value:>9} {figure.unit:<12}"
+    return f"{line} {beside(figure)}".rstrip()
+
+
+class Report:
+    """The results in a folder, which is made. Every figure is in both files as soon as it is added.
+
+    `dry`: of a dry run. Raises ValueError for a folder with another machine's figures, which would be mixed with these.
+    """
+
+    def __init__(self, folder: Path, *, dry: bool) -> None:
+        self._json, self._text = folder / "gpu.json", folder / "gpu.txt"
+        folder.mkdir(parents=True, exist_ok=True)
+        self._document: dict[str, Any] = {"dry_run": dry, "machine": machine() | accelerator(), "sections": {}}
+        if self._json.is_file():
+            before = json.loads(self._json.read_text(encoding="utf-8"))
+            for name in ("dry_run", "gpu"):
+                was, now = (d.get(name, d["machine"].get(name)) for d in (before, self._document))
+                if was != now:
+                    raise ValueError(
+                        f"{self._json} is of another machine ({name}: {was}, not {now}): give another --out"
+                    )
+            self._document["sections"] = before["sections"]
+
+    def measured(self, section: str) -> bool:
+        """Return whether a section was measured to its end, in this run or before."""
+        found: bool = self._document["sections"].get(section, {}).get("status") == "measured"
+        return found
+
+    def begin(self, section: str) -> None:
+        """Begin a section anew: its figures of an earlier run are dropped."""
+        self._document["sections"][section] = {"status": "running", "date": time.strftime("%Y-%m-%d %H:%M:%S")}
+        self._document["sections"][section]["figures"] = []
+        self.say(f"\n## {section}")
+        self._write()
+
+    def add(self, section: str, figure: Figure) -> None:
+        """Add a figure to the section. One that is not a finite number is written as null."""
+        kept = asdict(figure) | {"value": figure.value if math.isfinite(figure.value) else None}
+        if published := beside(figure):
+            kept["beside"] = published
+        self._document["sections"][section]["figures"].append(kept)
+        self.say(row(figure))
+        self._write()
+
+    def note(self, section: str, text: str) -> None:
+        """Add what a section says besides its figures, such as the reason why it has none."""
+        self._document["sections"][section].setdefault("notes", []).append(text)
+        self.say(text)
+        self._write()
+
+    def end(self, section: str, status: Status, took_s: float, error: str = "") -> None:
+        """End a section. `error`: why it was not measured to its end."""
+        self._document["sections"][section] |= {"status": status, "took_s": round(took_s, 1)}
+        if error:
+            self._document["sections"][section]["error"] = error
+        last = error.strip().splitlines()[-1] if error.strip() else ""
+        self.say(f"-- {section}: {status} in {took_s:.1f} s{': ' if last else ''}{last}")
+        self._write()
+
+    def say(self, line: str) -> None:
+        """Print a line, and append it to the table."""
+        print(line, flush=True)
+        with self._text.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def _write(self) -> None:
+        """Replace gpu.json as a whole, so that it can be read whenever the machine goes away."""
+        new = self._json.with_suffix(".json.new")
+        new.write_text(
+            json.dumps(self._document, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8"
+        )
+        os.replace(new, self._json)
+
+
+def accelerator() -> dict[str, Any]:
+    """Return the GPU's name, memory and driver; nothing is started on it. Without one, `gpu` is None."""
+    query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return {"gpu": None, "cuda": torch.version.cuda}
+    name, memory, driver = (part.strip() for part in found.splitlines()[0].split(","))
+    return {"gpu": name, "gpu_memory": memory, "driver": driver, "cuda": torch.version.cuda}

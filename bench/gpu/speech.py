@@ -1,0 +1,211 @@
+"""Speech: Qwen3-TTS over the server's WebSocket, and live streams of Qwen3-ASR."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import anyio
+import numpy as np
+import torch
+from bench.common import percentile
+from bench.gpu.suite import Plan, Recorder
+from bench.models import qwen3_asr, qwen3_tts
+
+from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr
+from antiphon.adapters.spec import EngineModelOptions
+from antiphon.contracts import Synthesizer, Window
+from antiphon.engine.api import EngineSettings
+from antiphon.errors import Refused
+from antiphon.loading.loaded import LoadedModels
+from antiphon.server.metrics import Metrics
+from antiphon.server.run import bind, http_server
+from antiphon.server.state import ServerState
+from antiphon.settings import Settings
+
+# Frames of codes of each text: 6.4 s of sound, about as long as the text takes to say.
+TTS_FRAMES = 80
+# A live stream is held where its partials come so soon after their sound.
+HELD_S = 1.5
+# As people speak, in Qwen's tokens; and how many the next partial says anew.
+TOKENS_A_S, ROLLED_BACK = 3.5, 5
+# A stream's window grows for so long, then another begins.
+WINDOW_S = 12
+
+
+def model_options(plan: Plan, **settings: int) -> EngineModelOptions:
+    """Return the options of a model on the plan's device; `settings` are fields of EngineSettings."""
+    steps = EngineSettings(**plan.steps | settings)
+    if plan.dry:
+        return EngineModelOptions(steps, weights="fp32", threads=1)
+    return EngineModelOptions(steps, device=plan.device, weights="bf16")
+
+
+def tts(plan: Plan, recorder: Recorder) -> None:
+    """The section `tts`: first sound, and how much faster than real time texts are spoken, by the texts at once.
+
+    The server is antiphon's own with nothing but the synthesizer loaded, on a socket; the client is another process.
+    """
+    for size in ["tiny"] if plan.dry else ["0.6B", "1.7B"]:
+        with recorder.part(size):
+            asyncio.run(_measure_tts(plan, recorder, size))
+
+
+async def _measure_tts(plan: Plan, recorder: Recorder, size: str) -> None:
+    room = 64 << 20 if plan.dry else 16 << 30
+    model = qwen3_tts.synthesizer(size, model_options(plan, kv_bytes=room))
+    name, frames = f"Qwen3-TTS {size}", 8 if plan.dry else TTS_FRAMES
+    try:
+        async with serving(model) as url:
+            for count in [2] if plan.dry else [1, 64, 8, 32]:
+                load = f"{count} text{'s' if count > 1 else ''}"
+                said = await _client(url, count, frames, 5 if count == 1 else 1)
+                first_ms = {p: percentile([s["first_s"] for s in said], p) * 1000 for p in (50, 95)}
+                recorder.figure(name, "first sound p50", load, first_ms[50], "ms", texts=len(said))
+                recorder.figure(name, "first sound p95", load, first_ms[95], "ms")
+                factors = [s["last_s"] / s["sound_s"] for s in said]
+                recorder.figure(name, "real-time factor p50", load, percentile(factors, 50), "")
+    finally:
+        model.close()
+
+
+@asynccontextmanager
+async def serving(synthesizer: Synthesizer) -> AsyncIterator[str]:
+    """Serve a synthesizer on a free port as `antiphon serve` does, and yield the server's ws:// URL."""
+    models = LoadedModels(
+        transcriber=None,
+        vad=None,
+        turn_detector=None,
+        language_model=None,
+        synthesizer=synthesizer,
+        image_reader=None,
+        partner=None,
+        watcher=None,
+        names=(synthesizer.profile.id,),
+        lanes=(),
+    )
+    await models.warm()
+    settings = Settings()
+    settings = replace(settings, server=replace(settings.server, sessions_per_key=settings.server.max_sessions))
+    state = ServerState(settings, Metrics(), models)
+    sock = bind("127.0.0.1", 0)
+    http = http_server(state)
+    async with anyio.create_task_group() as state.group:
+        state.group.start_soon(http.serve, [sock])
+        while not http.started:
+            await anyio.sleep(0.01)
+        yield f"ws://127.0.0.1:{sock.getsockname()[1]}"
+        http.should_exit = True
+    sock.close()
+
+
+async def _client(url: str, texts: int, frames: int, rounds: int) -> list[dict[str, float]]:
+    """Run the client of speech_client.py to its end, and return what it heard of each text."""
+    command = ["-m", "bench.gpu.speech_client", url, *map(str, (texts, frames, rounds))]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
+    out, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the client of {texts} texts ended with {process.returncode}")
+    found: list[dict[str, float]] = json.loads(out)
+    return found
+
+
+def asr(plan: Plan, recorder: Recorder) -> None:
+    """The section `asr`: how many streams are held that grow by a second of sound each second.
+
+    A stream's sound goes to the transcriber as a session's does, without the protocol and the voice activity detector.
+    """
+    sizes = ["tiny"] if plan.dry else ["0.6B", "1.7B"]
+    until = time.monotonic() + 0.9 * plan.seconds
+    for number, size in enumerate(sizes):
+        with recorder.part(size):
+            share_s = (until - time.monotonic()) / (len(sizes) - number)
+            room = 64 << 20 if plan.dry else torch.cuda.mem_get_info()[0] - (20 << 30)
+            model = qwen3_asr.transcriber(size, model_options(plan, kv_bytes=room))
+            try:
+                asyncio.run(_search(plan, recorder, f"Qwen3-ASR {size}", model, share_s))
+            finally:
+                model.close()
+
+
+async def _search(plan: Plan, recorder: Recorder, name: str, model: Qwen3Asr, seconds: float) -> None:
+    """Double the number of streams until it is not held, then halve the step, for as long as there is time."""
+    first, most = (2, 4) if plan.dry else (64, 2048)
+    trial = Trial(pace_s=0.05, steps=4, unmeasured=1) if plan.dry else Trial(pace_s=1.0, steps=8, unmeasured=2)
+    until, held, failed, count = time.monotonic() + seconds, 0, most + 1, first
+    while count <= most and count > held and time.monotonic() + 1.5 * trial.most_s < until:
+        p95_s = await trial.p95_s(model, count)
+        recorder.figure(name, "partial p95", f"{count} streams", p95_s * 1000, "ms")
+        held, failed = (count, failed) if p95_s <= HELD_S else (held, count)
+        recorder.figure(name, "streams held", f"p95 <= {HELD_S} s, {count} tried", held, "streams")
+        count = 2 * held if failed > most else (held + failed) // 2 if failed - held > held // 8 else held
+
+
+class Trial:
+    """One number of streams for `steps` steps of `pace_s` each, of which the first `unmeasured` do not count.
+
+    On a GPU a step is a second, as long as the sound that a stream grows by.
+    """
+
+    def __init__(self, *, pace_s: float, steps: int, unmeasured: int) -> None:
+        self._pace_s, self._steps, self._unmeasured = pace_s, steps, unmeasured
+        self._sound = qwen3_asr.sound(WINDOW_S)
+
+    @property
+    def most_s(self) -> float:
+        """The longest that it takes: streams that are so far behind are not held, and are not waited for."""
+        return self._pace_s * self._steps + 2 * HELD_S
+
+    async def p95_s(self, model: Qwen3Asr, count: int) -> float:
+        """Return the 95th percentile of the seconds from when sound was there to the partial with it.
+
+        Infinity where the streams do not come to their end in `most_s`, or the engine has no room for them.
+        """
+        took: list[float] = []
+        began = time.perf_counter()
+        try:
+            async with asyncio.timeout(self.most_s), asyncio.TaskGroup() as group:
+                for number in range(count):
+                    group.create_task(self._stream(model, number, count, began, took))
+        except TimeoutError:
+            return math.inf
+        except ExceptionGroup as failures:
+            if failures.split(Refused)[1]:
+                raise
+            return math.inf
+        return percentile(took, 95)
+
+    async def _stream(self, model: Qwen3Asr, number: int, count: int, began: float, took: list[float]) -> None:
+        """Hold one stream. A step that comes due while one is under way is decoded with the next, as sessions do."""
+        stream, drawn = model.open(), np.random.default_rng(number)
+        due, step, first = began + self._pace_s * number / count, 0, 1 + number % WINDOW_S
+        try:
+            while step < self._steps:
+                await asyncio.sleep(max(0.0, due - time.perf_counter()))
+                missed = min(int((time.perf_counter() - due) / self._pace_s), self._steps - 1 - step)
+                windows, second = divmod(first + step + missed, WINDOW_S)
+                await stream.decode(self._window(windows, second + 1, drawn))
+                if step >= self._unmeasured:
+                    took.append(time.perf_counter() - due)
+                step, due = step + 1 + missed, due + (1 + missed) * self._pace_s
+        finally:
+            stream.close()
+
+    def _window(self, number: int, seconds: int, drawn: np.random.Generator) -> Window:
+        """Return the stream's window of this number after so many seconds of it."""
+        fresh = ROLLED_BACK + int(TOKENS_A_S)
+        prefix = tuple(int(i) for i in drawn.integers(0, 250, max(0, int(seconds * TOKENS_A_S) - fresh)))
+        return Window(
+            self._sound[: seconds * 16_000],
+            prefix=prefix,
+            language="en",
+            final=seconds == WINDOW_S,
+            max_tokens=fresh + 1,
+            start_sample=number * WINDOW_S * 16_000,
+        )

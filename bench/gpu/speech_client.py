@@ -1,0 +1,64 @@
+"""A client of /v1/audio/speech/stream in a process of its own: several texts at once, each over its own connection.
+
+    python -m bench.gpu.speech_client URL TEXTS FRAMES ROUNDS
+
+Prints a line of JSON: for each text the seconds to its first sound and to its last, and the seconds of sound. It knows
+nothing of the server but its protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any
+
+import websockets
+
+TEXT = "Good morning, and welcome back: here is the news of the day, as far as we know it."
+CONFIG = {"type": "session.config", "response_format": "pcm", "stream_audio": True}
+RATE_HZ, SAMPLE_BYTES = 24_000, 2
+# Of the text that each connection says before it is measured.
+WARM_FRAMES = 4
+
+
+async def say(socket: Any, frames: int) -> dict[str, float]:
+    """Say one text, at most so many frames of codes of it, and wait for all of its sound.
+
+    Raises RuntimeError for an error of the server's.
+    """
+    await socket.send(json.dumps(CONFIG | {"max_new_tokens": frames}))
+    first_s, num_bytes, began = 0.0, 0, time.perf_counter()
+    await socket.send(json.dumps({"type": "input.text", "text": TEXT}))
+    await socket.send(json.dumps({"type": "input.done"}))
+    async for message in socket:
+        if isinstance(message, bytes):
+            first_s = first_s or time.perf_counter() - began
+            num_bytes += len(message)
+            continue
+        kind = json.loads(message)["type"]
+        if kind == "error":
+            raise RuntimeError(message)
+        if kind == "session.done":
+            sound_s = num_bytes / SAMPLE_BYTES / RATE_HZ
+            return {"first_s": first_s, "last_s": time.perf_counter() - began, "sound_s": sound_s}
+    raise RuntimeError("the server closed the connection")
+
+
+async def main(url: str, texts: int, frames: int, rounds: int) -> list[dict[str, float]]:
+    """Open the connections, warm each, and say all texts at the same moment, `rounds` times."""
+    open_one = (
+        websockets.connect(f"{url}/v1/audio/speech/stream", max_size=None, compression=None) for _ in range(texts)
+    )
+    sockets = await asyncio.gather(*open_one)
+    await asyncio.gather(*(say(socket, WARM_FRAMES) for socket in sockets))
+    found: list[dict[str, float]] = []
+    for _ in range(rounds):
+        found += await asyncio.gather(*(say(socket, frames) for socket in sockets))
+    await asyncio.gather(*(socket.close() for socket in sockets))
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))))

@@ -1,0 +1,260 @@
+"""One step of each model under torch.profiler, and what it has to move against the memory's bandwidth.
+
+A step is what the model is counted in: a token, a frame of codes, a partial transcript, a unit of audio, a picture, for
+all sessions at once. Its host time is what the wall clock says without the profiler. What it has to move is computed:
+the weights of its decoders as often as they run, and the KV of the language model; encoders, vocoders and shorter KV
+come on top of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from dataclasses import dataclass
+
+import torch
+from bench.gpu import language, media, speech_client
+from bench.gpu.speech import model_options
+from bench.gpu.suite import Plan, Recorder
+from bench.models import minicpmo, qwen3_asr, qwen3_omni, qwen3_tts, vision
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
+
+from antiphon.adapters.minicpmo.model import MiniCpmOStream
+from antiphon.adapters.minicpmo.sampling import MAX_UNIT_TOKENS
+from antiphon.adapters.minicpmo.speech_decoder import UNIT_CODES
+from antiphon.adapters.qwen3_asr.transcriber import Qwen3AsrStream
+from antiphon.contracts import Message, NativeOptions, ReplyOptions, Unit, Urgency, VoiceOptions, Window
+
+# Calls of the CUDA runtime that wait for the device.
+SYNCHRONISATIONS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
+# Of one direction of a copy: more than any cache holds.
+COPY_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """What is profiled of one model.
+
+    `run`: takes so many steps. `load`: with how many sessions and rows. `step`: the name of a step. `steps`: how many
+    are taken; the profiler needs 50 us for each operator in them. `moved_bytes`: what a step has to read.
+    """
+
+    model: str
+    load: str
+    step: str
+    steps: int
+    run: Callable[[int], Awaitable[None]]
+    moved_bytes: int
+
+
+def weight_bytes(module: torch.nn.Module) -> int:
+    """Return the bytes of a module's weights that one row needs.
+
+    That is without tables of embeddings, of which a row is read, and of experts only those that one row is sent to.
+    """
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, torch.nn.Embedding)}
+    config = getattr(module, "config", None)
+    used = getattr(config, "num_experts_per_tok", 1) / getattr(config, "num_experts", 1)
+    sizes = {name: p.numel() * p.element_size() for name, p in module.named_parameters() if id(p) not in tables}
+    return int(sum(size * (used if ".experts." in name else 1) for name, size in sizes.items()))
+
+
+def profile(plan: Plan, recorder: Recorder) -> None:
+    """The section `profile`: each model by itself, one after another."""
+    bandwidth = measured_bandwidth(plan)
+    recorder.figure("memory", "copy, read and written", f"{plan.device}", bandwidth / 1e9, "GB/s")
+    for name, opened in MODELS.items():
+        with recorder.part(name):
+            asyncio.run(_profile(plan, recorder, opened, bandwidth))
+
+
+def measured_bandwidth(plan: Plan) -> float:
+    """Return bytes a second of a copy within the device's memory, read and written: the median of five."""
+    size = 16 << 20 if plan.dry else COPY_BYTES
+    source = torch.zeros(size, dtype=torch.uint8, device=plan.device)
+    target, took = torch.empty_like(source), []
+    for _ in range(6):
+        _wait(plan)
+        began = time.perf_counter()
+        target.copy_(source)
+        _wait(plan)
+        took.append(time.perf_counter() - began)
+    return 2 * size / sorted(took[1:])[2]
+
+
+def _wait(plan: Plan) -> None:
+    if not plan.dry:
+        torch.cuda.synchronize()
+
+
+async def _profile(
+    plan: Plan, recorder: Recorder, opened: Callable[[Plan], AbstractAsyncContextManager[Profiled]], bandwidth: float
+) -> None:
+    async with opened(plan) as found:
+        steps = 1 if plan.dry else found.steps
+        await found.run(steps)
+        began = time.perf_counter()
+        await found.run(steps)
+        host_ms = (time.perf_counter() - began) / steps * 1000
+        counts = await counted(plan, found, steps)
+    load = f"{found.step}, {found.load}"
+    floor_ms = found.moved_bytes / bandwidth * 1000
+    recorder.figure(found.model, "host time", load, host_ms, "ms")
+    recorder.figure(found.model, "computed floor of memory traffic", load, floor_ms, "ms", bytes=found.moved_bytes)
+    recorder.figure(found.model, "of the memory's bandwidth", load, 100 * floor_ms / host_ms, "%")
+    for measure, (count, unit) in counts.items():
+        recorder.figure(found.model, measure, load, count / steps, unit)
+
+
+async def counted(plan: Plan, profiled: Profiled, steps: int) -> dict[str, tuple[float, str]]:
+    """Return what the profiler counts in so many steps, by measure, with its unit."""
+    activities = [ProfilerActivity.CPU] + ([] if plan.dry else [ProfilerActivity.CUDA])
+    # The engines' threads are others than this one.
+    all_threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with torch.profiler.profile(activities=activities, experimental_config=all_threads, acc_events=True) as found:
+        await profiled.run(steps)
+        _wait(plan)
+    events = found.key_averages()
+    host = [e for e in events if e.device_type == DeviceType.CPU]
+    counts = {
+        "operators": (float(sum(e.count for e in host if e.key.startswith("aten::"))), ""),
+        "numbers read on the host": (float(sum(e.count for e in host if e.key == "aten::_local_scalar_dense")), ""),
+    }
+    if plan.dry:
+        return counts
+    device = [e for e in events if e.device_type != DeviceType.CPU]
+    kernels = [e for e in device if not e.key.startswith(("Memcpy", "Memset"))]
+    copies = [e for e in device if "DtoH" in e.key]
+    return counts | {
+        "kernels": (float(sum(e.count for e in kernels)), ""),
+        "kernel time": (sum(e.self_device_time_total for e in kernels) / 1000, "ms"),
+        "synchronisations": (float(sum(e.count for e in host if e.key in SYNCHRONISATIONS)), ""),
+        "copies to the host": (float(sum(e.count for e in copies)), ""),
+        "launched graphs": (float(sum(e.count for e in host if e.key == "cudaGraphLaunch")), ""),
+    }
+
+
+@asynccontextmanager
+async def _language(plan: Plan) -> AsyncIterator[Profiled]:
+    rows, sessions = (64, 2) if plan.dry else (2000, 16)
+    with closing(language.new_engine(plan)) as model:
+        opened = [await model.open() for _ in range(sessions)]
+        for number, session in enumerate(opened):
+            session.append(language.tokens(model, rows, number))
+            await session.settle()
+
+        async def run(steps: int) -> None:
+            await asyncio.gather(*(language.turn(session, [number], steps) for number, session in enumerate(opened)))
+
+        kv_bytes = sessions * rows * model.runner.storage().row_bytes
+        load = f"{sessions} sessions, {language.short(rows)} rows"
+        yield Profiled(language.name(plan), load, "token", 16, run, weight_bytes(model.runner.model) + kv_bytes)
+
+
+@asynccontextmanager
+async def _tts(plan: Plan) -> AsyncIterator[Profiled]:
+    size, texts = "tiny" if plan.dry else "0.6B", 2 if plan.dry else 8
+    with closing(qwen3_tts.synthesizer(size, model_options(plan, kv_bytes=_room(plan)))) as model:
+
+        async def say(number: int, frames: int) -> None:
+            voice = VoiceOptions(model.profile.voices[0], seed=number, max_frames=frames)
+            async for _ in model.speak(speech_client.TEXT, voice, lambda: Urgency.FINAL):
+                pass
+
+        async def run(steps: int) -> None:
+            await asyncio.gather(*(say(number, steps) for number in range(texts)))
+
+        predictor = model.parts.code_predictor
+        # The predictor's decoder runs once for each code behind the first.
+        passes = len(predictor.lm_head)
+        moved = weight_bytes(model.parts.decoder) + passes * weight_bytes(predictor.model)
+        yield Profiled(f"Qwen3-TTS {size}", f"{texts} texts", "frame", 8, run, moved + weight_bytes(predictor.lm_head))
+
+
+@asynccontextmanager
+async def _asr(plan: Plan) -> AsyncIterator[Profiled]:
+    size, streams = "tiny" if plan.dry else "0.6B", 2 if plan.dry else 16
+    with closing(qwen3_asr.transcriber(size, model_options(plan, kv_bytes=_room(plan)))) as model:
+        opened, sound, tokens = [model.open() for _ in range(streams)], qwen3_asr.sound(8), 9
+
+        async def hear(stream: Qwen3AsrStream, steps: int) -> None:
+            for step in range(steps):
+                await stream.decode(Window(sound[: (4 + step % 4) * 16_000], language="en", max_tokens=tokens))
+
+        async def run(steps: int) -> None:
+            await asyncio.gather(*(hear(stream, steps) for stream in opened))
+
+        moved = tokens * weight_bytes(model.parts.decoder)
+        yield Profiled(f"Qwen3-ASR {size}", f"{streams} streams", "partial", 4, run, moved)
+
+
+@asynccontextmanager
+async def _native(plan: Plan) -> AsyncIterator[Profiled]:
+    size, sessions = ("tiny", 1) if plan.dry else ("4.5", 8)
+    with closing(minicpmo.native_model(size, model_options(plan, kv_bytes=_room(plan)))) as model:
+        options = (NativeOptions(minicpmo.PROMPT, listen_only_units=0, seed=n) for n in range(sessions))
+        opened = [await model.open(one) for one in options]
+
+        async def hold(stream: MiniCpmOStream, units: int) -> None:
+            for unit in range(units):
+                await stream.append(Unit(minicpmo.sound(unit)))
+                await stream.step()
+
+        async def run(steps: int) -> None:
+            await asyncio.gather(*(hold(stream, steps) for stream in opened))
+
+        parts = model.parts
+        moved = (MAX_UNIT_TOKENS + 1) * weight_bytes(parts.decoder) + UNIT_CODES * weight_bytes(parts.code_decoder)
+        yield Profiled(
+            f"MiniCPM-o {size}",
+            f"{sessions} session{'s' if sessions > 1 else ''}",
+            "unit",
+            2,
+            run,
+            moved + weight_bytes(parts.audio_encoder),
+        )
+
+
+@asynccontextmanager
+async def _omni(plan: Plan) -> AsyncIterator[Profiled]:
+    size = "tiny" if plan.dry else "30B-A3B"
+    with closing(qwen3_omni.conversation_model(size, model_options(plan, kv_bytes=_room(plan)))) as model:
+
+        async def run(steps: int) -> None:
+            talk = await model.open()
+            options = ReplyOptions(max_tokens=steps, temperature=0.0)
+            async for _ in talk.respond([Message("user", "What was that?")], options, None):
+                pass
+            talk.close()
+
+        moved = weight_bytes(model.thinker.engine.runner.model)
+        yield Profiled(f"Qwen3-Omni {size}", "1 talk, text alone", "token", 16, run, moved)
+
+
+@asynccontextmanager
+async def _video(plan: Plan) -> AsyncIterator[Profiled]:
+    size = vision.TINY_QWEN if plan.dry else vision.QWEN
+    with vision.vision_model(size, model_options(plan, kv_bytes=_room(plan))) as model:
+
+        async def run(steps: int) -> None:
+            await media.watch(model, 0, steps)
+
+        yield Profiled(size, "1 session", "picture", 4, run, weight_bytes(model.family.decoder))
+
+
+def _room(plan: Plan) -> int:
+    return 64 << 20 if plan.dry else 16 << 30
+
+
+# By a name for notes: what opens a model and yields what is profiled of it.
+MODELS: dict[str, Callable[[Plan], AbstractAsyncContextManager[Profiled]]] = {
+    "lm": _language,
+    "tts": _tts,
+    "minicpmo": _native,
+    "asr": _asr,
+    "omni": _omni,
+    "vision": _video,
+}

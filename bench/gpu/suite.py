@@ -1,0 +1,177 @@
+"""Runs the sections one after another, each in a process of its own, and gives each its share of the time.
+
+A section's process ends with all it holds on the GPU. One that fails, or is killed at the end of its time, leaves the
+figures that it had measured, and the next one begins.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from bench.gpu.report import Figure, Report
+
+# A section with less than this is not begun.
+LEAST_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One section. `run`: its function, as "module:function". `share`: of the suite's time. `help`: one line."""
+
+    run: str
+    share: float
+    help: str
+
+
+SECTIONS: dict[str, Section] = {
+    "tts": Section("bench.gpu.speech:tts", 90, "Qwen3-TTS over the socket: first sound, real-time factor"),
+    "minicpmo": Section("bench.gpu.media:native", 75, "MiniCPM-o 4.5: units paced one a second, missed ones counted"),
+    "asr": Section("bench.gpu.speech:asr", 100, "Qwen3-ASR: live streams held"),
+    "lm": Section("bench.gpu.language:engine", 110, "a Qwen3-8B on the engine: tokens a second, first token"),
+    "omni": Section("bench.gpu.media:omni", 45, "Qwen3-Omni: first text and first sound after speech"),
+    "vision": Section("bench.gpu.media:video", 45, "SmolVLM, Qwen2.5-VL: frames a second"),
+    "vllm": Section("bench.gpu.language:vllm", 60, "the same through vLLM, where it is installed"),
+    "profile": Section("bench.gpu.step_profile:profile", 60, "kernels, host time and synchronisations of a step"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a section is given. `dry`: tiny models, for which a figure says nothing. `seconds`: until it is killed."""
+
+    dry: bool
+    seconds: float
+
+    @property
+    def device(self) -> str:
+        """The device to measure on."""
+        return "cpu" if self.dry else "cuda"
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """The step sizes of every engine here, as keywords of EngineSettings: a GPU takes more rows than a CPU."""
+        return {} if self.dry else {"prefill_rows": 512, "prefill_only_rows": 4096, "decode_rows": 256}
+
+
+class Recorder:
+    """Sends what a section measures to the suite, as it is measured. `failures`: of its parts."""
+
+    def __init__(self, send: Callable[[Any], None]) -> None:
+        self._send = send
+        self.failures: list[str] = []
+
+    def figure(self, model: str, measure: str, load: str, value: float, unit: str, **details: Any) -> None:
+        """Record one figure; see Figure. `details` go into gpu.json only."""
+        self._send(Figure(model, measure, load, float(value), unit, details))
+
+    def note(self, text: str) -> None:
+        """Record what has to be said besides the figures."""
+        self._send(text)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Measure one part of a section: what it raises is noted, and fails the section when the others are done.
+
+        Afterwards the device's memory is free again for the next part.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.failures.append(f"{name}:\n{traceback.format_exc()}")
+            self.note(f"{name} failed: {type(error).__name__}: {error}")
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def run(names: list[str], report: Report, *, dry: bool, minutes: float, sections: Mapping[str, Section]) -> bool:
+    """Measure these sections, and return whether all were measured to their ends.
+
+    What is left of the time is divided among the sections that are left, by their shares: what one does not use, the
+    others have. Waits for all of them.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # Imported once, in the process that the sections' processes are forked from; what fails there fails in its section.
+    context.set_forkserver_preload(["torch", *{section.run.split(":")[0] for section in sections.values()}])
+    until, whole = time.monotonic() + minutes * 60, True
+    for number, name in enumerate(names):
+        left = until - time.monotonic()
+        seconds = left * sections[name].share / sum(sections[n].share for n in names[number:])
+        report.begin(name)
+        if seconds < LEAST_S:
+            report.end(name, "out of time", 0.0, "no time was left for it")
+            whole = False
+            continue
+        whole = _measure(name, sections[name], report, Plan(dry, seconds), context) and whole
+    return whole
+
+
+def _measure(name: str, section: Section, report: Report, plan: Plan, context: Any) -> bool:
+    """Run one section to its end or that of its time; False where it was not measured to its end."""
+    began = time.monotonic()
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(section.run, plan, theirs), name=name)
+    process.start()
+    theirs.close()
+    error: str | None = "it was not finished in its time"
+    try:
+        while (left := began + plan.seconds - time.monotonic()) > 0:
+            if not wait([ours], left):
+                break
+            try:
+                message = ours.recv()
+            except EOFError:
+                process.join()
+                error = f"its process ended with {process.exitcode}"
+                break
+            if isinstance(message, Figure):
+                report.add(name, message)
+            elif isinstance(message, str):
+                report.note(name, message)
+            else:
+                (error,) = message
+                break
+        late = time.monotonic() - began >= plan.seconds
+    finally:
+        _kill(process)
+        ours.close()
+    status = "measured" if error is None else "out of time" if late else "failed"
+    report.end(name, status, time.monotonic() - began, error or "")
+    return error is None
+
+
+def _kill(process: Any) -> None:
+    """End a section's process and those that it started."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        process.kill()
+    process.join()
+
+
+def _child(target: str, plan: Plan, connection: Connection) -> None:
+    """Run a section in its process: figures and notes go to the connection, and at last a tuple of the error or None.
+
+    The process leads a group of its own, so that a server that it starts is ended with it.
+    """
+    os.setsid()
+    module, function = target.split(":")
+    try:
+        recorder = Recorder(connection.send)
+        getattr(import_module(module), function)(plan, recorder)
+    except BaseException:
+        connection.send((traceback.format_exc(),))
+    else:
+        connection.send(("\n".join(recorder.failures) or None,))

@@ -1,0 +1,140 @@
+"""The GPU benchmark's dry run: every section on tiny models, and what a failure and a second run leave."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.gpu.report import Figure, Report, beside
+from bench.gpu.suite import SECTIONS, Plan, Recorder, Section, run
+
+pytestmark = pytest.mark.server
+ROOT = Path(__file__).parents[1]
+
+
+def measure(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run bench/gpu.sh as a user does, its results in a folder."""
+    command = [str(ROOT / "bench" / "gpu.sh"), "--dry-run", "--out", str(folder), *flags]
+    environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """The sections of gpu.json."""
+    found: dict[str, Any] = json.loads((folder / "gpu.json").read_text())["sections"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The results of one dry run of everything."""
+    folder = tmp_path_factory.mktemp("gpu")
+    done = measure(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_section_measures_finite_figures_above_zero(folder: Path, name: str) -> None:
+    section = results(folder)[name]
+    assert section["status"] == "measured", section
+    if name == "vllm" and not section["figures"]:
+        assert section["notes"] == ["vLLM is not installed"]
+        return
+    assert section["figures"]
+    counts = {"missed units", "numbers read on the host"}
+    for figure in section["figures"]:
+        assert figure["value"] is not None, figure
+        assert math.isfinite(figure["value"]), figure
+        assert figure["value"] > 0 or (figure["value"] == 0 and figure["measure"] in counts), figure
+
+
+def test_the_table_has_every_figure(folder: Path) -> None:
+    table = (folder / "gpu.txt").read_text()
+    for name, section in results(folder).items():
+        assert f"## {name}" in table
+        for figure in section["figures"]:
+            assert any(figure["model"] in line and figure["measure"] in line and figure["load"] in line
+                       for line in table.splitlines())  # fmt: skip
+
+
+def test_a_second_run_measures_only_what_is_named(folder: Path) -> None:
+    before = results(folder)
+    assert measure(folder).stdout == "", "all was measured: nothing is left"
+    assert results(folder) == before
+    done = measure(folder, "--only", "lm")
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = results(folder)
+    assert {name: after[name] for name in after if name != "lm"} == {n: before[n] for n in before if n != "lm"}
+    assert after["lm"]["figures"] != before["lm"]["figures"]
+    assert [f["load"] for f in after["lm"]["figures"]] == [f["load"] for f in before["lm"]["figures"]]
+
+
+def sound(plan: Plan, recorder: Recorder) -> None:
+    """A section that is measured."""
+    recorder.figure("model", "first token p50", "1 session", 7.0, "ms")
+
+
+def broken(plan: Plan, recorder: Recorder) -> None:
+    """A section that fails after a figure."""
+    recorder.figure("model", "first token p50", "1 session", 8.0, "ms")
+    raise MemoryError("no room")
+
+
+def half_broken(plan: Plan, recorder: Recorder) -> None:
+    """A section of whose parts one fails."""
+    with recorder.part("one"):
+        raise ValueError("no such shape")
+    with recorder.part("two"):
+        recorder.figure("model", "first token p50", "1 session", 9.0, "ms")
+
+
+def gone(plan: Plan, recorder: Recorder) -> None:
+    """A section whose process is ended from outside."""
+    recorder.figure("model", "first token p50", "1 session", 10.0, "ms")
+    os._exit(9)
+
+
+def endless(plan: Plan, recorder: Recorder) -> None:
+    """A section that is killed at the end of its time."""
+    recorder.figure("model", "first token p50", "1 session", 11.0, "ms")
+    threading.Event().wait()
+
+
+def test_a_section_that_fails_leaves_what_was_measured(tmp_path: Path) -> None:
+    names = ["sound", "broken", "half_broken", "gone", "endless"]
+    sections = {name: Section(f"{__name__}:{name}", 1.0, name) for name in names}
+    report = Report(tmp_path, dry=True)
+    assert not run(names[:-1], report, dry=True, minutes=2, sections=sections)
+    assert not run(names[-1:], report, dry=True, minutes=0.05, sections=sections)
+    found = results(tmp_path)
+    assert [(name, s["status"], [f["value"] for f in s["figures"]]) for name, s in found.items()] == [
+        ("sound", "measured", [7.0]),
+        ("broken", "failed", [8.0]),
+        ("half_broken", "failed", [9.0]),
+        ("gone", "failed", [10.0]),
+        ("endless", "out of time", [11.0]),
+    ]
+    assert "MemoryError: no room" in found["broken"]["error"]
+    assert found["half_broken"]["notes"] == ["one failed: ValueError: no such shape"]
+    assert [name for name in sections if Report(tmp_path, dry=True).measured(name)] == ["sound"]
+
+
+def test_figures_of_a_dry_run_are_not_mixed_with_others(tmp_path: Path) -> None:
+    Report(tmp_path, dry=True).begin("lm")
+    with pytest.raises(ValueError, match="dry_run"):
+        Report(tmp_path, dry=False)
+
+
+def test_what_others_publish_stands_beside_the_same_load() -> None:
+    assert "VoxCPM2 189" in beside(Figure("Qwen3-TTS 0.6B", "first sound p50", "64 texts", 150.0, "ms"))
+    assert "SGLang" in beside(Figure("Qwen3-8B", "first token p50", "1 session, 45k rows, paged KV", 90.0, "ms"))
+    assert beside(Figure("Qwen3-8B", "first token p50", "16 sessions, 45k rows, paged KV", 90.0, "ms")) == ""
+    assert beside(Figure("Qwen3-TTS 0.6B", "first sound p95", "64 texts", 150.0, "ms")) == ""
