@@ -23,8 +23,9 @@ CODECS: dict[str, tuple[str, str, str, int | None, int | None]] = {
 
 
 class FfmpegEncoder:
-    """Encodes one file of one of CODECS. What `feed` and `finish` return are the bytes that became complete, maybe none;
-    joined, they are the file. Not safe to share between threads.
+    """Encodes one file of a format in CODECS. Not safe to share between threads.
+
+    `feed` and `finish` return the bytes that became complete, maybe none; joined, they are the file.
     """
 
     def __init__(self, format: SpeechFormat, rate_hz: int) -> None:
