@@ -24,7 +24,7 @@ test: lint types docs unit  ## Everything CI runs
 quick: $(VENV)/dev.stamp  ## Lint, types and all tests without models or servers; for every save
 	@$(MAKE) --no-print-directory -j2 lint types pure
 
-unit: $(VENV)/dev.stamp
+unit: $(VENV)/dev.stamp build/oldest-transformers.stamp
 	$(BIN)/antiphon pull --profile default --language-model smollm2-135m-instruct
 	$(BIN)/python -m pytest
 
@@ -89,6 +89,12 @@ $(VENV)/run.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml
 $(VENV)/dev.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml
 	$(BIN)/python -m pip install -q -c requirements.lock -e '.[dev]'
 	touch $@ $(VENV)/run.stamp
+
+# Beside the environment, which has the newest.
+build/oldest-transformers.stamp: tests/engine/oldest-transformers.txt | $(VENV)/pip.stamp
+	rm -rf build/oldest-transformers
+	$(BIN)/python -m pip install -q --no-compile --no-deps --target build/oldest-transformers -r $<
+	touch $@
 
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) build dist

@@ -21,8 +21,8 @@ from antiphon.adapters.qwen3_tts.synthesizer import Qwen3Tts
 from antiphon.adapters.qwen3_tts.text_pieces import long_text_parts, tokens_of_words
 from antiphon.adapters.qwen3_tts.voice_cloning import ClonedVoice
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
+from antiphon.audio.wav import wav_header
 from antiphon.contracts import Urgency, VoiceOptions
 from antiphon.engine.api import Sampling
 from antiphon.engine.local.sampling import random_generator

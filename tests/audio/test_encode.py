@@ -11,9 +11,10 @@ import pytest
 
 from antiphon.audio import Pcm, SpeechFormat
 from antiphon.audio.containers import decode_all
-from antiphon.audio.encode import UNKNOWN_SIZE, Encoder, wav_header
+from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.stretch import Stretch
+from antiphon.audio.wav import UNKNOWN_SIZE, wav_header
 
 RATE_HZ = 24_000
 FORMATS: tuple[SpeechFormat, ...] = get_args(SpeechFormat)

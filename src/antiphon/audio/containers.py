@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import BinaryIO
 
-import av
-import av.error
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -21,6 +19,8 @@ def decode(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Iterator[Pcm]
     have the length of the codec's frames. Raises MediaError, at the latest when the iterator is exhausted, where the
     file cannot be decoded or has no audio or no samples.
     """
+    import av.error  # 60 ms and 18 MB, which a server of raw audio never needs
+
     has_samples = False
     try:
         with av.open(file, mode="r", metadata_errors="ignore") as container:

@@ -16,8 +16,9 @@ from typing import BinaryIO, cast, get_args
 import anyio.to_thread
 
 from antiphon.audio import SpeechFormat
-from antiphon.audio.encode import Encoder, wav_header
+from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
+from antiphon.audio.wav import wav_header
 from antiphon.contracts import Synthesizer
 from antiphon.errors import RemoteProtocolError, SettingsError
 from antiphon.events.speech import SpeechConfig

@@ -59,7 +59,9 @@ class QwenVisionEncoder:
         """
         patches, grid = (torch.from_numpy(part).to(self._model.device) for part in prepared)
         encoded = self._model.get_image_features(patches, grid)
-        features = getattr(encoded, "deepstack_features", None) or ()
-        rows = torch.cat([encoded.pooler_output[0], *(f[0] for f in features)], -1)
+        # Each layer's features are split by picture, or one tensor of all pictures' rows: `transformers` before 5.23.
+        layers = getattr(encoded, "deepstack_features", None) or ()
+        features = [layer if isinstance(layer, torch.Tensor) else layer[0] for layer in layers]
+        rows = torch.cat([encoded.pooler_output[0], *features], -1)
         height, width = (int(n) // self._merge for n in grid[0, 1:])
         return PictureRows(rows, tuple((0, h, w) for h in range(height) for w in range(width)))

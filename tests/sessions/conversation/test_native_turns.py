@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
+from antiphon.audio.wav import wav_header
 from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.errors import MediaError, ModelError, RemoteProtocolError
 from antiphon.events.conversation import (

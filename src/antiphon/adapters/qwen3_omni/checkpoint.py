@@ -102,7 +102,7 @@ def parts_of(whole: Any, words: Any) -> tuple[ThinkerParts, TalkerParts | None]:
     num_deepstack = len(config.thinker_config.vision_config.deepstack_visual_indexes or ())
     if tap > int(config.thinker_config.text_config.num_hidden_layers) - 1:
         raise ValueError(f"its talker wants layer {tap} of a thinker that has fewer")
-    decoder = TextDecoder(thinker.model.language_model, thinker.lm_head, num_deepstack, tap)
+    decoder = TextDecoder(thinker.get_decoder(), thinker.lm_head, num_deepstack, tap)
     parts = ThinkerParts(thinker, decoder, words)
     return parts, _talker(whole) if whole.has_talker else None
 

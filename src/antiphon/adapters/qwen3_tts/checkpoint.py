@@ -41,8 +41,14 @@ PREDICTOR_PREFIXES = {
     "codec_embedding.": "talker.code_predictor.model.codec_embedding.",
     "": "talker.code_predictor.",
 }
-# `transformers` 5 names the encoder's two halves apart; the checkpoint has both under one name.
-ENCODER_PREFIXES = {"encoder.encoder_seanet.": "encoder.encoder.", "encoder.": "encoder.", "": "encoder."}
+# The checkpoint has the names of `transformers` before 5.23, under one prefix. 5.23 holds the convolutions, the
+# transformer and the downsampling in `encoder`.
+ENCODER_PREFIXES = {
+    "encoder.encoder_seanet.": "encoder.encoder.",
+    "encoder.encoder_transformer.": "encoder.encoder_transformer.",
+    "encoder.downsample.": "encoder.downsample.",
+    "": "encoder.",
+}
 
 
 class TtsCheckpointType(CheckpointType, frozen=True, kw_only=True):
@@ -251,7 +257,11 @@ def _sample_encoder(tokenizer_config: SpeechTokenizerConfig) -> Any:
         return None
     mimi = MimiConfig(**own_config(tokenizer_config.encoder_config))
     mimi.decoder_config = None
-    return MimiModel(mimi)
+    model: Any = MimiModel(mimi)
+    if model.decoder is not None:
+        # `transformers` before 5.23 makes a decoder whatever the configuration says.
+        model.decoder = model.decoder_transformer = model.upsample = None
+    return model
 
 
 def _special_ids(config: Qwen3TtsConfig) -> TtsSpecialIds:

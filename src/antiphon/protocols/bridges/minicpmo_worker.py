@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import to_pcm16
+from antiphon.audio.wav import wav_header
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ContentPartDone,

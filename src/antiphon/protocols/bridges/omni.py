@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
-from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import from_pcm16, to_pcm16
+from antiphon.audio.wav import wav_header
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ContentPartDone,

@@ -13,8 +13,8 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from antiphon.audio.encode import wav_header
 from antiphon.audio.pcm import from_pcm16, to_pcm16
+from antiphon.audio.wav import wav_header
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64
 from antiphon.events.video import (

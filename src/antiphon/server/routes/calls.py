@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 import msgspec
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -27,7 +29,9 @@ from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import ServerState
 from antiphon.transports.transport import STALL_S
-from antiphon.transports.webrtc import WebRtcCall
+
+if TYPE_CHECKING:
+    from antiphon.transports.webrtc import WebRtcCall
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +57,7 @@ async def calls(request: Request) -> Response:
     first_frames = wire.open()
     with ExitStack() as stack:
         stack.enter_context(state.admit(caller))
-        call = WebRtcCall(state.settings.server.ice_servers)
+        call = (await anyio.to_thread.run_sync(_call_class))(state.settings.server.ice_servers)
         try:
             answer = await call.answer(offer)
         except RemoteProtocolError:
@@ -64,6 +68,13 @@ async def calls(request: Request) -> Response:
     state.spawn(lambda: _serve(LiveRealtime(state, caller, wire, call, first_frames=first_frames), call, place))
     headers = {"Location": f"/v1/realtime/calls/{wire.id}"}
     return Response(answer, 201, headers, media_type="application/sdp")
+
+
+def _call_class() -> type[WebRtcCall]:
+    """Import WebRTC, which takes 0.2 s the first time, so it is done in a thread. Most servers answer no call."""
+    from antiphon.transports.webrtc import WebRtcCall
+
+    return WebRtcCall
 
 
 async def _serve(live: LiveRealtime, call: WebRtcCall, place: ExitStack) -> None:

@@ -6,17 +6,20 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import cast
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import anyio.to_thread
 
 from antiphon.audio.encode import Encoder
-from antiphon.audio.stretch import Stretch
 from antiphon.contracts import LiveSynthesizer, Synthesizer, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
+
+if TYPE_CHECKING:
+    from antiphon.audio.stretch import Stretch
 
 # The longest audio of a text that is sent as one file, which is held in memory until it is complete.
 MAX_FILE_S = 1200.0
@@ -81,9 +84,10 @@ async def speak(
     listener = listener or ListenerBuffer()
     options = _voice_options(config, profile)
     tempo = config.speed / options.speed
-    stretch = Stretch(profile.sample_rate_hz, tempo) if tempo != 1.0 else None
-    encoder = Encoder(config.format, profile.sample_rate_hz, whole=not config.stream)
     is_cheap = config.format in ("wav", "pcm")
+    stretch = None if tempo == 1.0 else await anyio.to_thread.run_sync(_stretch, profile.sample_rate_hz, tempo)
+    new_encoder = partial(Encoder, config.format, profile.sample_rate_hz, whole=not config.stream)
+    encoder = new_encoder() if is_cheap else await anyio.to_thread.run_sync(new_encoder)
     at_s = 0.0
     if isinstance(text, str):
         generated = synthesizer.speak(text, options, listener.urgency)
@@ -104,6 +108,13 @@ async def speak(
     rest += encoder.finish() if is_cheap else await anyio.to_thread.run_sync(encoder.finish)
     if rest:
         yield EncodedSpeech(rest, at_s, at_s)
+
+
+def _stretch(rate_hz: int, tempo: float) -> Stretch:
+    """Make a Stretch, and import FFmpeg where nothing has yet."""
+    from antiphon.audio.stretch import Stretch
+
+    return Stretch(rate_hz, tempo)
 
 
 def _voice_options(config: SpeechConfig, profile: SynthesizerProfile) -> VoiceOptions:

@@ -1,0 +1,104 @@
+"""bench/gpu-requirements.txt and a PyTorch image are enough for the engine, the torch models and the server.
+
+All modules of the package are imported with the oldest `transformers`, as such an image has it, and without the
+dependencies that neither brings. Those that need one of these are named here: whatever imports them does so late.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OLDEST = ROOT / "build" / "oldest-transformers"
+# Of the dependencies, what an image with PyTorch, transformers and ONNX Runtime has.
+IMAGE = {
+    "accelerate",
+    "anyio",
+    "httpx",
+    "huggingface-hub",
+    "jinja2",
+    "numpy",
+    "onnx",
+    "onnxruntime",
+    "pillow",
+    "pip",
+    "prometheus-client",
+    "rich",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+}
+# The other dependencies, by the names they are imported by.
+MISSING = {
+    "aiortc": "aiortc",
+    "av": "av",
+    "ctranslate2": "ctranslate2",
+    "faster-whisper": "faster_whisper",
+    "gguf": "gguf",
+    "hibari-tts": "hibari",
+    "rapidocr": "rapidocr",
+}
+NEED_MORE = {
+    "antiphon.adapters.hibari.synthesizer",
+    "antiphon.adapters.smart_turn.turn_detector",
+    "antiphon.adapters.whisper.outputs",
+    "antiphon.adapters.whisper.transcriber",
+    "antiphon.audio.ffmpeg_encoder",
+    "antiphon.audio.stretch",
+    "antiphon.cli.doctor",
+    "antiphon.cli.watch",
+    "antiphon.transports.webrtc",
+}
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+
+for name in sys.argv[1:]:
+    sys.modules[name] = None  # the import system takes it for a module that is not there
+import antiphon
+
+for module in pkgutil.walk_packages(antiphon.__path__, "antiphon."):
+    if module.name != "antiphon.__main__":
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError:
+            print(module.name)
+"""
+
+
+def _names(lines: list[str]) -> set[str]:
+    """The distributions that requirement lines name."""
+    found = (re.match(r"[A-Za-z0-9-]+", line) for line in lines)
+    return {match[0] for match in found if match}
+
+
+def test_the_image_and_the_file_have_all_dependencies_but_these() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    carried = (ROOT / "bench" / "gpu-requirements.txt").read_text(encoding="utf-8").splitlines()
+    assert _names(project["dependencies"]) == IMAGE | set(MISSING) | _names(carried)
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    assert {line for line in carried if not line.startswith("#")} <= set(lock)
+
+
+@pytest.mark.server
+def test_the_package_imports_without_the_others() -> None:
+    if not OLDEST.is_dir():
+        pytest.fail("there is no build/oldest-transformers: make build/oldest-transformers.stamp")
+    path = os.pathsep.join([str(OLDEST), *filter(None, [os.environ.get("PYTHONPATH")])])
+    run = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, *MISSING.values()],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    assert set(run.stdout.split()) == NEED_MORE
