@@ -19,8 +19,10 @@ import torch
 from transformers import GenerationConfig
 
 from antiphon.engine.api import EMBEDDED, EngineSettings, Token
+from antiphon.engine.generation import Generation
 from antiphon.engine.local.attention import ATTENTION_NAME, SegmentedAttention, StepAttention
 from antiphon.engine.local.decode import DecodeShapes
+from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens, draw_uniforms, is_plain
 from antiphon.engine.local.kv.cache import PAGE_ROWS
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.session_tensors import SessionTensors
@@ -220,16 +222,38 @@ class Runner:
         self, chunks: Sequence[StepChunk], logits: torch.Tensor, hidden: torch.Tensor | None
     ) -> Iterator[tuple[StepChunk, Result]]:
         """Yield each chunk that samples, with its token. `logits`, `hidden`: a row for each of these, in order."""
-        sampled = [c for c in chunks if c.sampled]
-        states = hidden if hidden is not None else [None] * len(sampled)
-        for chunk, numbers, state in zip(sampled, logits.float().cpu(), states, strict=True):
-            yield chunk, self._sampled(chunk, numbers, state)
+        generations = [(c, c.sampled) for c in chunks if c.sampled]
+        for _, generation in generations:
+            generation.sampler = generation.sampler or random_generator(generation.params)
+        states = hidden if hidden is not None else [None] * len(generations)
+        logits = logits.float()
+        # Where steps are padded, plain rows are chosen on the device, and only their tokens are copied to the host.
+        plain = [i for i, (_, g) in enumerate(generations) if is_plain(g.params)] if self._shapes else []
+        tokens = self._drawn(logits, [generations[i][1] for i in plain], plain)
+        others = [i for i in range(len(generations)) if i not in tokens]
+        if plain and others:
+            logits = logits[self._on_device(others)]
+        rows = dict(zip(others, logits.cpu(), strict=True)) if others else {}
+        for i, (chunk, generation) in enumerate(generations):
+            if i in tokens:
+                result = _token_or_error(tokens[i], generation, states[i])
+            else:
+                result = self._sampled(chunk, generation, rows[i], states[i])
+            yield chunk, result
 
-    def _sampled(self, chunk: StepChunk, logits: torch.Tensor, hidden: torch.Tensor | None) -> Result:
-        generation = chunk.sampled
-        assert generation is not None
-        if generation.sampler is None:
-            generation.sampler = random_generator(generation.params)
+    def _drawn(self, logits: torch.Tensor, generations: Sequence[Generation], plain: Sequence[int]) -> dict[int, int]:
+        """The tokens of the rows `plain`, by their number, drawn on the device; waits for it once."""
+        if not plain:
+            return {}
+        uniforms = torch.cat([draw_uniforms(g.params, g.sampler, 1) for g in generations])
+        choices = RowChoices.of([g.params for g in generations], self.device)
+        given = logits if len(plain) == len(logits) else logits[self._on_device(plain)]
+        tokens = draw_tokens(given, choices, uniforms.to(self.device, non_blocking=True))
+        return dict(zip(plain, tokens.tolist(), strict=True))
+
+    def _sampled(
+        self, chunk: StepChunk, generation: Generation, logits: torch.Tensor, hidden: torch.Tensor | None
+    ) -> Result:
         try:
             token, logprob = sample(
                 logits,
@@ -242,8 +266,7 @@ class Runner:
         except Exception as error:
             # A chooser is an adapter's code: what it raises fails its own session.
             return _wrapped(error)
-        wanted = generation.params.hidden and hidden is not None
-        return Token(token, logprob, hidden.clone() if wanted and hidden is not None else None)
+        return Token(token, logprob, _kept_state(generation, hidden))
 
     def _feed_sinks(self, chunks: Sequence[StepChunk]) -> None:
         """Hand what the tapped layer made of embedding rows to the sinks they were given with."""
@@ -285,6 +308,17 @@ class Runner:
 def _first_axis(chunk: StepChunk) -> list[int]:
     assert chunk.positions is not None
     return [p[0] for p in chunk.positions]
+
+
+def _token_or_error(token: int, generation: Generation, hidden: torch.Tensor | None) -> Result:
+    if token == NO_TOKEN:
+        return ModelError("the model's output is not a number")
+    return Token(token, None, _kept_state(generation, hidden))
+
+
+def _kept_state(generation: Generation, hidden: torch.Tensor | None) -> torch.Tensor | None:
+    # A step's tensors hold until the next step.
+    return hidden.clone() if generation.params.hidden and hidden is not None else None
 
 
 def _wrapped(error: Exception) -> Exception:
