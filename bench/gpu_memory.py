@@ -1,0 +1,121 @@
+"""The GPU memory that the released models need, computed from their shapes: the tables of docs/gpu.md.
+
+    python bench/gpu_memory.py
+
+Weights are counted in two bytes each, but for vocoders, which are kept in four. KV is in bfloat16. What a step works in
+and what CUDA itself takes is not in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Open sessions for which the second table has a column.
+SESSIONS = (1, 8, 32, 64)
+# NVIDIA's figure for the H200; a step of one row a session is bound by it.
+BYTES_A_SECOND = 4.8e12
+# Qwen3-8B's table of embeddings, of which a step reads a row for each session.
+UNREAD = 2 * 151_936 * 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedModel:
+    """A released model's shape.
+
+    `parameters`: weights in bfloat16. `float32_parameters`: those of a vocoder. `layers`, `kv_heads`, `head_dim`: of
+    the decoder that an engine steps, one tuple for each such decoder. `load`: what a session of the second table holds,
+    and in `rows` the rows of each decoder then.
+    """
+
+    name: str
+    parameters: int
+    decoders: tuple[tuple[int, int, int], ...]
+    load: str
+    rows: tuple[int, ...]
+    float32_parameters: int = 0
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights on the device."""
+        return 2 * self.parameters + 4 * self.float32_parameters
+
+    @property
+    def row_bytes(self) -> tuple[int, ...]:
+        """Bytes of one row's keys and values over all layers, for each decoder."""
+        return tuple(2 * 2 * layers * heads * width for layers, heads, width in self.decoders)
+
+    @property
+    def session_bytes(self) -> int:
+        """Bytes of the KV of one session of the second table."""
+        return sum(count * size for count, size in zip(self.rows, self.row_bytes, strict=True))
+
+
+# Parameters are counted on modules that are built from the released config.json, heads that share a table of
+# embeddings once. Speech heard is 13 rows a second and speech made 12.5, but 25 in MiniCPM-o's decoder of codes; text
+# in the same KV is left out.
+MODELS = (
+    ReleasedModel("Qwen3-8B", 8_190_735_360, ((36, 8, 128),), "2,000 rows of text", (2_000,)),
+    ReleasedModel("Qwen3-8B", 8_190_735_360, ((36, 8, 128),), "45,000 rows of text", (45_000,)),
+    ReleasedModel("Qwen3-ASR 0.6B", 782_557_184, ((28, 8, 128),), "30 s heard", (390,)),
+    ReleasedModel("Qwen3-ASR 1.7B", 2_038_314_624, ((28, 8, 128),), "30 s heard", (390,)),
+    ReleasedModel("Qwen3-TTS 0.6B", 906_051_840, ((28, 8, 128),), "a minute spoken", (750,), 194_818_753),
+    ReleasedModel("Qwen3-TTS 1.7B", 1_916_939_520, ((28, 8, 128),), "a minute spoken", (750,), 194_818_753),
+    ReleasedModel(
+        "Qwen3-Omni 30B-A3B",
+        35_043_801_968,
+        ((48, 4, 128), (20, 2, 128)),
+        "five minutes heard, one spoken",
+        (3_900, 750),
+        216_016_577,
+    ),
+    ReleasedModel(
+        "MiniCPM-o 4.5",
+        9_343_468_016,
+        ((36, 8, 128), (20, 12, 64)),
+        "a full window, a turn of a minute",
+        (8_000, 1_500),
+    ),
+    ReleasedModel("Qwen2.5-VL 7B", 8_292_166_656, ((28, 4, 128),), "40 frames of 768 rows", (30_720,)),
+    ReleasedModel("SmolVLM 256M", 256_484_928, ((30, 3, 64),), "100 frames of 64 rows", (6_400,)),
+)
+
+
+def gb(size: float) -> str:
+    """Return bytes as GB (10^9 bytes), with one digit behind the point, or two below 10 GB."""
+    number = size / 1e9
+    return f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"
+
+
+def rows_table() -> str:
+    """Return the table of weights and of the KV of one row, in Markdown."""
+    lines = ["| model | parameters | weights, GB | KV a row, KB |", "|---|---|---|---|"]
+    seen = {model.name: model for model in MODELS}
+    for model in seen.values():
+        billions = (model.parameters + model.float32_parameters) / 1e9
+        rows = " + ".join(f"{size / 1e3:.1f}" for size in model.row_bytes)
+        lines.append(f"| {model.name} | {billions:.2f} billion | {gb(model.weight_bytes)} | {rows} |")
+    return "\n".join(lines)
+
+
+def sessions_table() -> str:
+    """Return the table of weights and KV together, in GB by the number of sessions, in Markdown."""
+    head = " | ".join(str(count) for count in SESSIONS)
+    lines = [f"| model | each session holds | MB a session | {head} |", "|---" * (3 + len(SESSIONS)) + "|"]
+    for model in MODELS:
+        totals = " | ".join(gb(model.weight_bytes + count * model.session_bytes) for count in SESSIONS)
+        lines.append(f"| {model.name} | {model.load} | {model.session_bytes / 1e6:.0f} | {totals} |")
+    return "\n".join(lines)
+
+
+def steps_table() -> str:
+    """Return the table of the least time that a decode step of Qwen3-8B takes, in Markdown; it reads all once."""
+    lines = ["| sessions | rows in each | read a step, GB | least ms a step |", "|---|---|---|---|"]
+    model = MODELS[0]
+    for sessions, rows in ((1, 2_000), (16, 2_000), (64, 2_000), (1, 45_000), (16, 45_000)):
+        read = model.weight_bytes - UNREAD + sessions * rows * model.row_bytes[0]
+        lines.append(f"| {sessions} | {rows:,} | {gb(read)} | {read / BYTES_A_SECOND * 1e3:.1f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(rows_table(), sessions_table(), steps_table(), sep="\n\n")
