@@ -85,7 +85,7 @@ def new_engine(plan: Plan, **settings: Any) -> LocalEngine:
 async def _measure_engine(plan: Plan, recorder: Recorder, label: str, settings: dict[str, Any]) -> None:
     model = new_engine(plan, **settings)
     try:
-        row_bytes = model.runner.storage().row_bytes
+        row_bytes = model.runner.row_bytes
         for rows, sessions, num_tokens in loads(plan):
             # The conversation that the sessions are branched from holds its rows too.
             room = model.settings.kv_bytes // ((rows + 2 * TURN_ROWS + num_tokens + 64) * row_bytes) - 1

@@ -149,7 +149,7 @@ async def _language(plan: Plan) -> AsyncIterator[Profiled]:
         async def run(steps: int) -> None:
             await asyncio.gather(*(language.turn(session, [number], steps) for number, session in enumerate(opened)))
 
-        kv_bytes = sessions * rows * model.runner.storage().row_bytes
+        kv_bytes = sessions * rows * model.runner.row_bytes
         load = f"{sessions} sessions, {language.short(rows)} rows"
         yield Profiled(language.name(plan), load, "token", 16, run, weight_bytes(model.runner.model) + kv_bytes)
 
