@@ -114,17 +114,18 @@ class DecodeShape:
         Takes about as long as a few passes, and writes to the scratch page only. Raises RuntimeError where the pass
         waits for the device.
         """
-        side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            # Libraries allocate and choose kernels in their first calls, which must not be captured.
-            for _ in range(2):
-                self.compute()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # Other engines of this process may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-            self._out = self.compute()
+        with torch.cuda.device(self.inputs.device):
+            side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                # Libraries allocate and choose kernels in their first calls, which must not be captured.
+                for _ in range(2):
+                    self.compute()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            # Other engines of this process may use the device meanwhile.
+            with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+                self._out = self.compute()
         self.graph = graph
 
     def run(
