@@ -41,7 +41,7 @@ WINDOW_S = 12
 
 def model_options(plan: Plan, **settings: int) -> EngineModelOptions:
     """Return the options of a model on the plan's device; `settings` are fields of EngineSettings."""
-    steps = EngineSettings(**plan.steps | settings)
+    steps = EngineSettings(**settings | plan.engine)
     if plan.dry:
         return EngineModelOptions(steps, weights="fp32", threads=1)
     return EngineModelOptions(steps, device=plan.device, weights="bf16")
