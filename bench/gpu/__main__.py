@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 import sys
 from pathlib import Path
 
@@ -41,6 +42,8 @@ def main() -> int:
         report = Report(args.out, dry=args.dry_run, engine=({} if args.dry_run else GPU_STEPS) | args.engine)
     except ValueError as error:
         parser.error(str(error))
+    # Ends the section under way, with all its processes, before this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not args.only:
         names = [name for name in names if not report.measured(name)]
     return 0 if run(names, report, minutes=args.minutes, sections=SECTIONS) else 1

@@ -52,7 +52,7 @@ def loads(plan: Plan) -> list[tuple[int, int, int]]:
     """Return (rows, sessions, tokens for each) of what is measured, the most telling first."""
     if plan.dry:
         return [(192, 1, 4), (64, 2, 4)]
-    return [(45_000, 1, 64), (2000, 64, 128), (2000, 1, 128), (2000, 16, 128), (45_000, 16, 64)]
+    return [(45_000, 1, 64), (2000, 64, 64), (2000, 1, 64), (2000, 16, 64), (45_000, 16, 64)]
 
 
 def engine_settings(plan: Plan) -> dict[str, dict[str, Any]]:

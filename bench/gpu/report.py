@@ -75,6 +75,7 @@ class Report:
 
     def __init__(self, folder: Path, *, dry: bool, engine: dict[str, Any]) -> None:
         self.dry, self.engine = dry, engine
+        self._headed = False
         self._json, self._text = folder / "gpu.json", folder / "gpu.txt"
         folder.mkdir(parents=True, exist_ok=True)
         self._document: dict[str, Any] = {"dry_run": dry, "engine": engine, "machine": machine() | accelerator()}
@@ -96,8 +97,16 @@ class Report:
         """Begin a section anew: its figures of an earlier run are dropped."""
         self._document["sections"][section] = {"status": "running", "date": time.strftime("%Y-%m-%d %H:%M:%S")}
         self._document["sections"][section]["figures"] = []
+        if not self._headed:
+            self._headed = True
+            self.say(self._head())
         self.say(f"\n## {section}")
         self._write()
+
+    def _head(self) -> str:
+        machine = self._document["machine"]
+        where = f"{machine['gpu'] or machine['cpu']}, " + ", ".join(f"{k} {v}" for k, v in machine["packages"].items())
+        return f"# {where}{'; a dry run: its figures say nothing' if self.dry else ''}"
 
     def add(self, section: str, figure: Figure) -> None:
         """Add a figure to the section. One that is not a finite number is written as null."""

@@ -42,7 +42,7 @@ SECTIONS: dict[str, Section] = {
     "lm": Section("bench.gpu.language:engine", 110, "a Qwen3-8B on the engine: tokens a second, first token"),
     "omni": Section("bench.gpu.media:omni", 45, "Qwen3-Omni: first text and first sound after speech"),
     "vision": Section("bench.gpu.media:video", 45, "SmolVLM, Qwen2.5-VL: frames a second"),
-    "vllm": Section("bench.gpu.language:vllm", 60, "the same through vLLM, where it is installed"),
+    "vllm": Section("bench.gpu.language:vllm", 50, "the same through vLLM, where it is installed"),
     "profile": Section("bench.gpu.step_profile:profile", 60, "kernels, host time and synchronisations of a step"),
 }
 
