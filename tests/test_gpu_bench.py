@@ -111,9 +111,9 @@ def endless(plan: Plan, recorder: Recorder) -> None:
 def test_a_section_that_fails_leaves_what_was_measured(tmp_path: Path) -> None:
     names = ["sound", "broken", "half_broken", "gone", "endless"]
     sections = {name: Section(f"{__name__}:{name}", 1.0, name) for name in names}
-    report = Report(tmp_path, dry=True)
-    assert not run(names[:-1], report, dry=True, minutes=2, sections=sections)
-    assert not run(names[-1:], report, dry=True, minutes=0.05, sections=sections)
+    report = Report(tmp_path, dry=True, engine={})
+    assert not run(names[:-1], report, minutes=2, sections=sections)
+    assert not run(names[-1:], report, minutes=0.05, sections=sections)
     found = results(tmp_path)
     assert [(name, s["status"], [f["value"] for f in s["figures"]]) for name, s in found.items()] == [
         ("sound", "measured", [7.0]),
@@ -124,13 +124,15 @@ def test_a_section_that_fails_leaves_what_was_measured(tmp_path: Path) -> None:
     ]
     assert "MemoryError: no room" in found["broken"]["error"]
     assert found["half_broken"]["notes"] == ["one failed: ValueError: no such shape"]
-    assert [name for name in sections if Report(tmp_path, dry=True).measured(name)] == ["sound"]
+    assert [name for name in sections if Report(tmp_path, dry=True, engine={}).measured(name)] == ["sound"]
 
 
-def test_figures_of_a_dry_run_are_not_mixed_with_others(tmp_path: Path) -> None:
-    Report(tmp_path, dry=True).begin("lm")
+def test_figures_of_other_settings_are_not_mixed(tmp_path: Path) -> None:
+    Report(tmp_path, dry=True, engine={}).begin("lm")
     with pytest.raises(ValueError, match="dry_run"):
-        Report(tmp_path, dry=False)
+        Report(tmp_path, dry=False, engine={})
+    with pytest.raises(ValueError, match="engine"):
+        Report(tmp_path, dry=True, engine={"prefill_rows": 7})
 
 
 def test_what_others_publish_stands_beside_the_same_load() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import signal
 import sys
 from pathlib import Path
 
 import torch
 from bench.common import RESULTS
 from bench.gpu.report import Report
-from bench.gpu.suite import SECTIONS, run
+from bench.gpu.suite import GPU_STEPS, SECTIONS, run
+
+from antiphon.engine.api import EngineSettings
 
 
 def main() -> int:
@@ -19,6 +23,9 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=9.0, help="for all sections together")
     parser.add_argument(
         "--dry-run", action="store_true", help="tiny models on the CPU: the code runs, figures are void"
+    )
+    parser.add_argument(
+        "--engine", type=_fields, default={}, metavar="NAME=VALUE,...", help="fields of EngineSettings for all engines"
     )
     parser.add_argument("--list", action="store_true", help="name the sections")
     args = parser.parse_args()
@@ -32,12 +39,25 @@ def main() -> int:
     if not args.dry_run and not torch.cuda.is_available():
         parser.error("there is no CUDA device: measure on a GPU, or give --dry-run")
     try:
-        report = Report(args.out, dry=args.dry_run)
+        report = Report(args.out, dry=args.dry_run, engine=({} if args.dry_run else GPU_STEPS) | args.engine)
     except ValueError as error:
         parser.error(str(error))
+    # Ends the section under way, with all its processes, before this one.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if not args.only:
         names = [name for name in names if not report.measured(name)]
-    return 0 if run(names, report, dry=args.dry_run, minutes=args.minutes, sections=SECTIONS) else 1
+    return 0 if run(names, report, minutes=args.minutes, sections=SECTIONS) else 1
+
+
+def _fields(text: str) -> dict[str, int | str]:
+    """Read fields of EngineSettings, as `kv_layout=paged,prefill_rows=512`. Raises ArgumentTypeError for others."""
+    found: dict[str, int | str] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in {field.name for field in dataclasses.fields(EngineSettings)}:
+            raise argparse.ArgumentTypeError(f"{name!r} is no field of EngineSettings")
+        found[name] = int(value) if value.isdigit() else value
+    return found
 
 
 if __name__ == "__main__":

@@ -52,14 +52,15 @@ def loads(plan: Plan) -> list[tuple[int, int, int]]:
     """Return (rows, sessions, tokens for each) of what is measured, the most telling first."""
     if plan.dry:
         return [(192, 1, 4), (64, 2, 4)]
-    return [(45_000, 1, 64), (2000, 64, 128), (2000, 1, 128), (2000, 16, 128), (45_000, 16, 64)]
+    return [(45_000, 1, 64), (2000, 64, 64), (2000, 1, 64), (2000, 16, 64), (45_000, 16, 64)]
 
 
 def engine_settings(plan: Plan) -> dict[str, dict[str, Any]]:
-    """Return the engine's settings to compare, by a name for the table: those that this engine has."""
+    """Return the engine's settings to compare, by a name for the table: those that it has, or the plan's alone."""
     known = {f.name for f in dataclasses.fields(EngineSettings)}
-    if "kv_layout" not in known:
-        return {"session KV": {}}
+    if "kv_layout" not in known or "kv_layout" in plan.engine:
+        shapes = plan.engine.get("decode_shapes", "")
+        return {f"{plan.engine.get('kv_layout', 'session')} KV{', ' if shapes else ''}{shapes}": {}}
     found: dict[str, dict[str, Any]] = {"session KV": {"kv_layout": "session"}, "paged KV": {"kv_layout": "paged"}}
     if "decode_shapes" in known:
         shapes = "bucketed" if plan.dry else "captured"
@@ -79,13 +80,13 @@ def new_engine(plan: Plan, **settings: Any) -> LocalEngine:
     model, device = language_model(size_of(plan), plan.device, dtype_of(plan)), torch.device(plan.device)
     room = 64 << 20 if plan.dry else torch.cuda.mem_get_info()[0] - SPARE_BYTES
     runner = Runner(model, device, dtype_of(plan), dtype_of(plan), rotate_half=True)
-    return LocalEngine(runner, EngineSettings(kv_bytes=room, park_after_s=3600.0, **plan.steps, **settings))
+    return LocalEngine(runner, EngineSettings(**{"kv_bytes": room, "park_after_s": 3600.0} | plan.engine | settings))
 
 
 async def _measure_engine(plan: Plan, recorder: Recorder, label: str, settings: dict[str, Any]) -> None:
     model = new_engine(plan, **settings)
     try:
-        row_bytes = model.runner.row_bytes
+        row_bytes = model.scheduler.cache.storage.row_bytes
         for rows, sessions, num_tokens in loads(plan):
             # The conversation that the sessions are branched from holds its rows too.
             room = model.settings.kv_bytes // ((rows + 2 * TURN_ROWS + num_tokens + 64) * row_bytes) - 1

@@ -62,28 +62,30 @@ def beside(figure: Figure) -> str:
 def row(figure: Figure) -> str:
     """Return a figure as a line of the table."""
     value = f"{figure.value:.0f}" if abs(figure.value) >= 100 else f"{figure.value:.3g}"
-    line = f"{figure.model:<24} {figure.measure:<32} {figure.load:<34} {value:>9} {figure.unit:<12}"
+    line = f"{figure.model:<24} {figure.measure:<32} {figure.load:<42} {value:>9} {figure.unit:<12}"
     return f"{line} {beside(figure)}".rstrip()
 
 
 class Report:
     """The results in a folder, which is made. Every figure is in both files as soon as it is added.
 
-    `dry`: of a dry run. Raises ValueError for a folder with another machine's figures, which would be mixed with these.
+    `dry`: of a dry run. `engine`: the fields of EngineSettings that the figures were measured with. Raises ValueError
+    for a folder with figures of another machine or other settings, which would be mixed with these.
     """
 
-    def __init__(self, folder: Path, *, dry: bool) -> None:
+    def __init__(self, folder: Path, *, dry: bool, engine: dict[str, Any]) -> None:
+        self.dry, self.engine = dry, engine
+        self._headed = False
         self._json, self._text = folder / "gpu.json", folder / "gpu.txt"
         folder.mkdir(parents=True, exist_ok=True)
-        self._document: dict[str, Any] = {"dry_run": dry, "machine": machine() | accelerator(), "sections": {}}
+        self._document: dict[str, Any] = {"dry_run": dry, "engine": engine, "machine": machine() | accelerator()}
+        self._document["sections"] = {}
         if self._json.is_file():
             before = json.loads(self._json.read_text(encoding="utf-8"))
-            for name in ("dry_run", "gpu"):
+            for name in ("dry_run", "engine", "gpu"):
                 was, now = (d.get(name, d["machine"].get(name)) for d in (before, self._document))
                 if was != now:
-                    raise ValueError(
-                        f"{self._json} is of another machine ({name}: {was}, not {now}): give another --out"
-                    )
+                    raise ValueError(f"{self._json} has other figures ({name}: {was}, not {now}): give another --out")
             self._document["sections"] = before["sections"]
 
     def measured(self, section: str) -> bool:
@@ -95,8 +97,16 @@ class Report:
         """Begin a section anew: its figures of an earlier run are dropped."""
         self._document["sections"][section] = {"status": "running", "date": time.strftime("%Y-%m-%d %H:%M:%S")}
         self._document["sections"][section]["figures"] = []
+        if not self._headed:
+            self._headed = True
+            self.say(self._head())
         self.say(f"\n## {section}")
         self._write()
+
+    def _head(self) -> str:
+        machine = self._document["machine"]
+        where = f"{machine['gpu'] or machine['cpu']}, " + ", ".join(f"{k} {v}" for k, v in machine["packages"].items())
+        return f"# {where}{'; a dry run: its figures say nothing' if self.dry else ''}"
 
     def add(self, section: str, figure: Figure) -> None:
         """Add a figure to the section. One that is not a finite number is written as null."""

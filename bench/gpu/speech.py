@@ -29,8 +29,8 @@ from antiphon.server.run import bind, http_server
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 
-# Frames of codes of each text: 6.4 s of sound, about as long as the text takes to say.
-TTS_FRAMES = 80
+# Frames of codes of each text, 4 s of sound; and of those that only their first sound is wanted of.
+TTS_FRAMES, FIRST_FRAMES = 50, 8
 # A live stream is held where its partials come so soon after their sound.
 HELD_S = 1.5
 # As people speak, in Qwen's tokens; and how many the next partial says anew.
@@ -41,7 +41,7 @@ WINDOW_S = 12
 
 def model_options(plan: Plan, **settings: int) -> EngineModelOptions:
     """Return the options of a model on the plan's device; `settings` are fields of EngineSettings."""
-    steps = EngineSettings(**plan.steps | settings)
+    steps = EngineSettings(**settings | plan.engine)
     if plan.dry:
         return EngineModelOptions(steps, weights="fp32", threads=1)
     return EngineModelOptions(steps, device=plan.device, weights="bf16")
@@ -60,16 +60,16 @@ def tts(plan: Plan, recorder: Recorder) -> None:
 async def _measure_tts(plan: Plan, recorder: Recorder, size: str) -> None:
     room = 64 << 20 if plan.dry else 16 << 30
     model = qwen3_tts.synthesizer(size, model_options(plan, kv_bytes=room))
-    name, frames = f"Qwen3-TTS {size}", 8 if plan.dry else TTS_FRAMES
+    name, whole = f"Qwen3-TTS {size}", 8 if plan.dry else TTS_FRAMES
     try:
         async with serving(model) as url:
             for count in [2] if plan.dry else [1, 64, 8, 32]:
                 load = f"{count} text{'s' if count > 1 else ''}"
-                said = await _client(url, count, frames, 5 if count == 1 else 1)
+                said = await _client(url, count, *[FIRST_FRAMES] * (8 if count == 1 else 0), whole)
                 first_ms = {p: percentile([s["first_s"] for s in said], p) * 1000 for p in (50, 95)}
                 recorder.figure(name, "first sound p50", load, first_ms[50], "ms", texts=len(said))
                 recorder.figure(name, "first sound p95", load, first_ms[95], "ms")
-                factors = [s["last_s"] / s["sound_s"] for s in said]
+                factors = [s["last_s"] / s["sound_s"] for s in said[-count:]]
                 recorder.figure(name, "real-time factor p50", load, percentile(factors, 50), "")
     finally:
         model.close()
@@ -105,9 +105,9 @@ async def serving(synthesizer: Synthesizer) -> AsyncIterator[str]:
     sock.close()
 
 
-async def _client(url: str, texts: int, frames: int, rounds: int) -> list[dict[str, float]]:
+async def _client(url: str, texts: int, *rounds: int) -> list[dict[str, float]]:
     """Run the client of speech_client.py to its end, and return what it heard of each text."""
-    command = ["-m", "bench.gpu.speech_client", url, *map(str, (texts, frames, rounds))]
+    command = ["-m", "bench.gpu.speech_client", url, *map(str, (texts, *rounds))]
     process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=asyncio.subprocess.PIPE)
     out, _ = await process.communicate()
     if process.returncode:
@@ -136,8 +136,8 @@ def asr(plan: Plan, recorder: Recorder) -> None:
 
 async def _search(plan: Plan, recorder: Recorder, name: str, model: Qwen3Asr, seconds: float) -> None:
     """Double the number of streams until it is not held, then halve the step, for as long as there is time."""
-    first, most = (2, 4) if plan.dry else (64, 2048)
-    trial = Trial(pace_s=0.05, steps=4, unmeasured=1) if plan.dry else Trial(pace_s=1.0, steps=8, unmeasured=2)
+    first, most = (2, 4) if plan.dry else (128, 2048)
+    trial = Trial(pace_s=0.05, steps=4, unmeasured=1) if plan.dry else Trial(pace_s=1.0, steps=6, unmeasured=2)
     until, held, failed, count = time.monotonic() + seconds, 0, most + 1, first
     while count <= most and count > held and time.monotonic() + 1.5 * trial.most_s < until:
         p95_s = await trial.p95_s(model, count)

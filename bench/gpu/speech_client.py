@@ -1,9 +1,10 @@
 """A client of /v1/audio/speech/stream in a process of its own: several texts at once, each over its own connection.
 
-    python -m bench.gpu.speech_client URL TEXTS FRAMES ROUNDS
+    python -m bench.gpu.speech_client URL TEXTS FRAMES...
 
-Prints a line of JSON: for each text the seconds to its first sound and to its last, and the seconds of sound. It knows
-nothing of the server but its protocol.
+Says the texts once for each FRAMES, the most frames of codes that a text then has. Prints a line of JSON: for each text
+and time the seconds to its first sound and to its last, and the seconds of sound. It knows nothing of the server but
+its protocol.
 """
 
 from __future__ import annotations
@@ -46,15 +47,15 @@ async def say(socket: Any, frames: int) -> dict[str, float]:
     raise RuntimeError("the server closed the connection")
 
 
-async def main(url: str, texts: int, frames: int, rounds: int) -> list[dict[str, float]]:
-    """Open the connections, warm each, and say all texts at the same moment, `rounds` times."""
+async def main(url: str, texts: int, *rounds: int) -> list[dict[str, float]]:
+    """Open the connections, warm each, and say all texts at the same moment, once for each of `rounds`."""
     open_one = (
         websockets.connect(f"{url}/v1/audio/speech/stream", max_size=None, compression=None) for _ in range(texts)
     )
     sockets = await asyncio.gather(*open_one)
     await asyncio.gather(*(say(socket, WARM_FRAMES) for socket in sockets))
     found: list[dict[str, float]] = []
-    for _ in range(rounds):
+    for frames in rounds:
         found += await asyncio.gather(*(say(socket, frames) for socket in sockets))
     await asyncio.gather(*(socket.close() for socket in sockets))
     return found

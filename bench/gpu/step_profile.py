@@ -13,6 +13,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from bench.gpu import language, media, speech_client
@@ -66,7 +68,9 @@ def profile(plan: Plan, recorder: Recorder) -> None:
     """The section `profile`: each model by itself, one after another."""
     bandwidth = measured_bandwidth(plan)
     recorder.figure("memory", "copy, read and written", f"{plan.device}", bandwidth / 1e9, "GB/s")
-    for name, opened in MODELS.items():
+    settings = language.engine_settings(plan).items()
+    languages = {f"lm, {label}": partial(_language, label=label, settings=given) for label, given in settings}
+    for name, opened in (languages | MODELS).items():
         with recorder.part(name):
             asyncio.run(_profile(plan, recorder, opened, bandwidth))
 
@@ -138,9 +142,9 @@ async def counted(plan: Plan, profiled: Profiled, steps: int) -> dict[str, tuple
 
 
 @asynccontextmanager
-async def _language(plan: Plan) -> AsyncIterator[Profiled]:
+async def _language(plan: Plan, label: str, settings: dict[str, Any]) -> AsyncIterator[Profiled]:
     rows, sessions = (64, 2) if plan.dry else (2000, 16)
-    with closing(language.new_engine(plan)) as model:
+    with closing(language.new_engine(plan, **settings)) as model:
         opened = [await model.open() for _ in range(sessions)]
         for number, session in enumerate(opened):
             session.append(language.tokens(model, rows, number))
@@ -149,8 +153,8 @@ async def _language(plan: Plan) -> AsyncIterator[Profiled]:
         async def run(steps: int) -> None:
             await asyncio.gather(*(language.turn(session, [number], steps) for number, session in enumerate(opened)))
 
-        kv_bytes = sessions * rows * model.runner.row_bytes
-        load = f"{sessions} sessions, {language.short(rows)} rows"
+        kv_bytes = sessions * rows * model.scheduler.cache.storage.row_bytes
+        load = f"{sessions} sessions, {language.short(rows)} rows, {label}"
         yield Profiled(language.name(plan), load, "token", 16, run, weight_bytes(model.runner.model) + kv_bytes)
 
 
@@ -251,7 +255,6 @@ def _room(plan: Plan) -> int:
 
 # By a name for notes: what opens a model and yields what is profiled of it.
 MODELS: dict[str, Callable[[Plan], AbstractAsyncContextManager[Profiled]]] = {
-    "lm": _language,
     "tts": _tts,
     "minicpmo": _native,
     "asr": _asr,

@@ -42,27 +42,31 @@ SECTIONS: dict[str, Section] = {
     "lm": Section("bench.gpu.language:engine", 110, "a Qwen3-8B on the engine: tokens a second, first token"),
     "omni": Section("bench.gpu.media:omni", 45, "Qwen3-Omni: first text and first sound after speech"),
     "vision": Section("bench.gpu.media:video", 45, "SmolVLM, Qwen2.5-VL: frames a second"),
-    "vllm": Section("bench.gpu.language:vllm", 60, "the same through vLLM, where it is installed"),
+    "vllm": Section("bench.gpu.language:vllm", 50, "the same through vLLM, where it is installed"),
     "profile": Section("bench.gpu.step_profile:profile", 60, "kernels, host time and synchronisations of a step"),
 }
 
 
+# The step sizes of every engine here: a GPU takes more rows than a CPU.
+GPU_STEPS = {"prefill_rows": 512, "prefill_only_rows": 4096, "decode_rows": 256}
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a section is given. `dry`: tiny models, for which a figure says nothing. `seconds`: until it is killed."""
+    """What a section is given.
+
+    `dry`: tiny models, for which a figure says nothing. `seconds`: until it is killed. `engine`: keywords of
+    EngineSettings for all engines.
+    """
 
     dry: bool
     seconds: float
+    engine: dict[str, Any]
 
     @property
     def device(self) -> str:
         """The device to measure on."""
         return "cpu" if self.dry else "cuda"
-
-    @property
-    def steps(self) -> dict[str, int]:
-        """The step sizes of every engine here, as keywords of EngineSettings: a GPU takes more rows than a CPU."""
-        return {} if self.dry else {"prefill_rows": 512, "prefill_only_rows": 4096, "decode_rows": 256}
 
 
 class Recorder:
@@ -96,7 +100,7 @@ class Recorder:
             torch.cuda.empty_cache()
 
 
-def run(names: list[str], report: Report, *, dry: bool, minutes: float, sections: Mapping[str, Section]) -> bool:
+def run(names: list[str], report: Report, *, minutes: float, sections: Mapping[str, Section]) -> bool:
     """Measure these sections, and return whether all were measured to their ends.
 
     What is left of the time is divided among the sections that are left, by their shares: what one does not use, the
@@ -114,7 +118,7 @@ def run(names: list[str], report: Report, *, dry: bool, minutes: float, sections
             report.end(name, "out of time", 0.0, "no time was left for it")
             whole = False
             continue
-        whole = _measure(name, sections[name], report, Plan(dry, seconds), context) and whole
+        whole = _measure(name, sections[name], report, Plan(report.dry, seconds, report.engine), context) and whole
     return whole
 
 

@@ -108,7 +108,7 @@ def conversation_model(size: str, options: EngineModelOptions, words: Tokenizer 
     with init_empty_weights(include_buffers=False):
         whole: Any = Qwen3OmniMoeForConditionalGeneration(config)
     if options.device == "cpu":
-        for layers in (whole.thinker.model.language_model.layers, whole.talker.model.layers):
+        for layers in (whole.thinker.get_decoder().layers, whole.talker.model.layers):
             share_experts(list(layers), where, dtype)
     filled(whole, where, dtype)
     with torch.no_grad():

@@ -97,11 +97,6 @@ class Runner:
         """How many positions the model was made for, by its configuration (`max_position_embeddings`)."""
         return int(self.config.max_position_embeddings)
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row's keys and values over all layers."""
-        return self._kv_shape().row_bytes
-
     def storage(self, settings: EngineSettings) -> KvStorage:
         """Return memory for this decoder's keys and values, on its device, in `kv_dtype`.
 
