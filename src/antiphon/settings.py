@@ -169,6 +169,10 @@ class EngineOptions:
         "Most prompt tokens in one step while other sessions generate; bounds how much a long prompt delays them.",
         low=16,
     )
+    prefill_only_tokens: int = option(
+        256, "Most prompt tokens in one step while no session generates; a GPU takes thousands as easily.", low=16
+    )
+    decode_sessions: int = option(64, "Most conversations that get a token in one step.", low=1)
     park_after_s: float = option(120.0, "Idle seconds after which a conversation's KV is parked.", low=0)
     kv_layout: str = option(
         "session",

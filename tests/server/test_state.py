@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+import urllib.request
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import websockets
 
+from antiphon.store.sessions import FILE
 from tests.conftest import SMALL, Serve
 
 LIMIT_S = 90
@@ -108,3 +112,69 @@ def test_when_a_server_is_killed_or_stopped_then_the_next_one_restores_its_conve
     history = sum(len(text.split()) for text in said)
     assert response["usage"]["input_tokens"] > 30 + history
     assert response["usage"]["input_token_details"]["cached_tokens"] < response["usage"]["input_tokens"] / 2
+
+
+def is_ready(url: str) -> bool:
+    return bool(urllib.request.urlopen(f"{url}/ready", timeout=10).status == 200)
+
+
+def degraded_metric(url: str) -> float:
+    text = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
+    return next(float(line.split()[1]) for line in text.splitlines() if line.startswith("antiphon_state_degraded "))
+
+
+def test_when_what_is_said_cannot_be_stored_then_the_client_is_told_before_it_is_acknowledged(
+    serve: Serve, tmp_path: Path
+) -> None:
+    """Another process holds the file: the conversation goes on, and in the end all of it is stored."""
+    flags = ("--language-model", SMALL, "--state", str(tmp_path))
+
+    async def types_until(socket: Any, kind: str) -> list[str]:
+        """The types of the messages up to one of this type, and whether a session is said to be degraded."""
+        found: list[str] = []
+        while not found or found[-1] != kind:
+            event = json.loads(await socket.recv())
+            shown = event["type"]
+            found.append(f"{shown} {event['degraded']}" if shown == "session.state_degraded" else shown)
+        return found
+
+    async def say(socket: Any, text: str) -> list[str]:
+        item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+        await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
+        return await types_until(socket, "conversation.item.done")
+
+    async def talk(url: str, http: str) -> tuple[str, str, int]:
+        async with websockets.connect(f"{url}/v1/realtime?resume=1") as socket:
+            created = json.loads(await socket.recv())
+            session = {"type": "realtime", "output_modalities": ["text"]}
+            await socket.send(json.dumps({"type": "session.update", "session": session}))
+            await until(socket, "session.updated")
+            assert "session.state_degraded True" not in await say(socket, "My name is Bruno.")
+            with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
+                other.execute("begin immediate")
+                told = await say(socket, "I live by the sea.")
+                assert told.index("session.state_degraded True") < told.index("conversation.item.done")
+                assert degraded_metric(http) == 1
+                assert is_ready(http)
+                # It is told once.
+                assert "session.state_degraded True" not in await say(socket, "I have a dog.")
+                other.execute("rollback")
+            said = 3
+            while "session.state_degraded False" not in await say(socket, "Are you there?"):
+                said += 1
+                await asyncio.sleep(0.05)
+            assert degraded_metric(http) == 0
+            server.popen.kill()
+            await asyncio.to_thread(server.popen.wait)
+            return created["session"]["id"], created["resume_token"], said + 1
+
+    async def items_of(url: str, session_id: str, token: str) -> int:
+        async with websockets.connect(f"{url}/v1/realtime?resume={session_id}") as socket:
+            await socket.send(resume(session_id, token))
+            return int(json.loads(await socket.recv())["num_items"])
+
+    server = serve(*flags, clean=False)
+    session_id, token, said = asyncio.run(asyncio.wait_for(talk(server.ws, server.url), LIMIT_S))
+    server.popen.stdout.close()  # type: ignore[union-attr]
+    following = serve(*flags)
+    assert asyncio.run(asyncio.wait_for(items_of(following.ws, session_id, token), LIMIT_S)) == said

@@ -203,6 +203,8 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         context_rows=0 if role in ("transcriber", "synthesizer") else engine.context_tokens,
         reserve_rows=engine.reserve_tokens,
         prefill_rows=engine.prefill_tokens,
+        prefill_only_rows=engine.prefill_only_tokens,
+        decode_rows=engine.decode_sessions,
         park_after_s=engine.park_after_s,
         # The settings have checked which values there are.
         kv_layout=cast(KvLayout, engine.kv_layout),

@@ -54,6 +54,9 @@ class Metrics:
             registry=self.registry,
         )
         self.drained = Gauge("antiphon_draining", "1 while the server drains.", registry=self.registry)
+        self.state_degraded = Gauge(
+            "antiphon_state_degraded", "1 while conversations cannot be stored (`--state`).", registry=self.registry
+        )
 
     def watch(
         self, lanes: Sequence[Lane[Any, Any]], backlog_s: Callable[[], float], language: LanguageModel | None = None

@@ -67,7 +67,9 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
     check_exposure(settings)
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != FALSE_ALARM)
     state = ServerState(settings, Metrics(), started_s=int(time.time()))
-    state.session_store = _session_store(settings)
+    state.session_store = sessions = _session_store(settings)
+    if sessions:
+        state.metrics.state_degraded.set_function(lambda: float(sessions.degraded is not None))
     sock = bind(settings.server.host, settings.server.port)
     http = http_server(state)
     models: LoadedModels | None = None

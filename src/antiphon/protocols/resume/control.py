@@ -101,6 +101,11 @@ def replaced_frame(new_id: NewId, session_id: str) -> Frame:
     return Frame(fields, numbered=False)
 
 
+def state_degraded_frame(new_id: NewId, session_id: str, *, degraded: bool) -> Frame:
+    """What the client is told when its conversation cannot be stored any more, and when it is stored again."""
+    return message(type="session.state_degraded", event_id=new_id("event_"), session_id=session_id, degraded=degraded)
+
+
 def resync_frame(new_id: NewId, session_id: str, reason: str) -> Frame:
     """The answer to a resume that came too late, with the `reason` of a JournalGap: the client has to begin anew."""
     return message(type="session.resync_required", event_id=new_id("event_"), session_id=session_id, reason=reason)

@@ -13,7 +13,7 @@ import anyio.to_thread
 from msgspec import UNSET
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.errors import Refused, RemoteProtocolError, StoreError
 from antiphon.protocols.connection import Dialect
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import (
@@ -159,7 +159,11 @@ async def _restore(state: ServerState, caller: str, request: ResumeRequest, tran
         return False
     state.restoring_ids.add(request.session_id)
     try:
-        row = await anyio.to_thread.run_sync(state.session_store.get, request.session_id)
+        try:
+            row = await anyio.to_thread.run_sync(state.session_store.get, request.session_id)
+        except StoreError as error:
+            log.error("a session could not be read: %s", error)
+            raise Refused("the stored conversations cannot be read now", 5.0) from None
         if row is None or row.key_hash != caller_hash(caller) or request.session_id in state.resumable:
             return False
         await _serve_restored(state, caller, request, transport, row)

@@ -44,7 +44,7 @@ from antiphon.events.transcription import (
     TranscriptDone,
 )
 from antiphon.protocols.connection import Command, Event, WireConnection
-from antiphon.protocols.resume.control import Control
+from antiphon.protocols.resume.control import Control, state_degraded_frame
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame
 from antiphon.recording.recorder import Recorder
@@ -145,6 +145,8 @@ class LiveRealtime:
         # Frames of events whose effect is being stored, before those that were written after them.
         self._unsent = list(first_frames)
         self._is_stored = False
+        # Whether the client was told that its conversation cannot be stored.
+        self._is_degraded = False
         self._transport = transport
         self._playback = transport.playback
         settings = state.settings
@@ -386,9 +388,22 @@ class LiveRealtime:
         self._live.finish()
 
     async def store(self) -> None:
-        """Store the conversation as it is now, and wait until it is written. Does nothing where it is not stored."""
-        if written := self._store():
+        """Store the conversation as it is now, and wait until it is written. Does nothing where it is not stored.
+
+        Where that fails, and when it works again, the client is told before it gets any other frame.
+        """
+        written = self._store()
+        if written is None:
+            return
+        try:
             await asyncio.wrap_future(written)
+            degraded = False
+        except StoreError:
+            degraded = True
+        if degraded != self._is_degraded:
+            self._is_degraded = degraded
+            told = state_degraded_frame(self.wire.context.new_id, self.wire.id, degraded=degraded)
+            self._unsent.insert(0, told)
 
     def _store(self) -> Future[None] | None:
         """Store the conversation if its client may resume it; the future is done when it is written."""
@@ -425,9 +440,9 @@ class LiveRealtime:
         if self._recorder and isinstance(event, ResponseAudioDelta):
             self._recorder.audio_out(event.at.item_id, event.pcm, event.rate_hz)
         self._unsent += self.wire.send(event)
-        if isinstance(event, STORED_AFTER) and (written := self._store()):
+        if isinstance(event, STORED_AFTER):
             # What the client is told of is stored before it is told, so that it is there after the server was killed.
-            await asyncio.wrap_future(written)
+            await self.store()
         if isinstance(event, EpochRaised):
             self._outbox.raise_epoch(event.epoch)
         await self._flush()
