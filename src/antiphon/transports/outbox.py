@@ -14,6 +14,10 @@ from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
 
 
+# The most bytes of frames that wait for a client before its session waits, besides one frame of any size.
+MAX_WAITING_BYTES = 4 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class CloseFrame:
     """The last entry of an outbox: the transport is closed with this WebSocket code and reason."""
@@ -25,9 +29,9 @@ class CloseFrame:
 class Outbox:
     """The frames of one live session that wait for its transport. Used from one event loop.
 
-    Bounds: while a transport is attached, `max_waiting` frames, and the session waits in `wait_for_room` beyond; while
-    none is, the journal's `max_bytes`, and beyond `on_overflow` is called. With `waits_detached` the session waits at
-    `max_waiting` while no transport is attached, too.
+    Bounds: while a transport is attached, `max_waiting` frames and MAX_WAITING_BYTES, and the session waits in
+    `wait_for_room` beyond; while none is, the journal's `max_bytes`, and beyond `on_overflow` is called. With
+    `waits_detached` the session waits while no transport is attached, too.
     """
 
     def __init__(
@@ -57,14 +61,18 @@ class Outbox:
         self._changed.notify()
 
     async def wait_for_room(self) -> None:
-        """Wait until at most `max_waiting` frames wait, while a transport is attached that could take them.
+        """Wait until few enough frames and bytes wait, while a transport is attached that could take them.
 
         Returns at once after `end`. Calls `on_overflow` where no transport is attached and too many bytes wait.
         """
-        while self.num_waiting > self._max_waiting and self._may_wait:
+        while self._is_full and self._may_wait:
             await self._changed.wait()
         if not self._attached and self._end is None and self._journal.is_overfull:
             self._on_overflow()
+
+    @property
+    def _is_full(self) -> bool:
+        return self.num_waiting > self._max_waiting or self._journal.waiting_bytes > MAX_WAITING_BYTES
 
     @property
     def _may_wait(self) -> bool:

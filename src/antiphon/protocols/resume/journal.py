@@ -31,10 +31,14 @@ class JournalGap(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A frame that was not sent yet. `size`: of its encoding without a number; 0 where nothing is kept."""
+    """A frame that was not sent yet. `data`: its encoding without a number."""
 
     frame: Frame
-    size: int
+    data: str | bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Journal:
 
         It has no number yet.
         """
-        waiting = _Waiting(frame, len(frame.encode()) if self.numbered else 0)
+        waiting = _Waiting(frame, frame.encode())
         self._waiting_bytes += waiting.size
         if first:
             self._waiting.appendleft(waiting)
@@ -116,7 +120,7 @@ class Journal:
             return waiting.data
         frame = waiting.frame
         if not self.numbered or not frame.numbered:
-            return frame.encode()
+            return waiting.data
         self._seq += 1
         sent = _Sent(self._seq, frame.encode(self._seq), frame.epoch, self.now_s())
         self._keep(sent)
@@ -162,6 +166,11 @@ class Journal:
         self._sent_bytes = 0
         self._waiting = deque([*(m for m in missed if not self._stale(m)), *fresh])
         self._waiting_bytes = sum(w.size for w in self._waiting)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """The size of the frames that wait to be sent."""
+        return self._waiting_bytes
 
     @property
     def is_overfull(self) -> bool:

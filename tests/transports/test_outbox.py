@@ -1,0 +1,46 @@
+"""What waits in an outbox for a client that does not read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from antiphon.protocols.resume.journal import Journal
+from antiphon.protocols.wire import message
+from antiphon.transports.outbox import MAX_WAITING_BYTES, Outbox
+
+LARGE = 1 << 20
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_when_large_frames_are_not_read_then_their_session_waits_after_a_few(resumes: bool) -> None:
+    """A short message may be answered with a large one; few frames are then many bytes."""
+
+    async def main() -> tuple[int, int]:
+        outbox = Outbox(Journal(time.monotonic, resumes), 256)
+        outbox.set_attached(True)
+        said = 0
+
+        async def talk() -> None:
+            nonlocal said
+            while True:
+                outbox.put(message(text="x" * LARGE))
+                said += 1
+                await outbox.wait_for_room()
+
+        talking = asyncio.create_task(talk())
+        # Nobody reads: it goes as far as it can in one turn of the loop.
+        await asyncio.sleep(0)
+        unread = said
+        await outbox.get()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        talking.cancel()
+        return unread, said
+
+    unread, after = asyncio.run(main())
+    assert unread == MAX_WAITING_BYTES // LARGE
+    # One was read, so that there is room for one.
+    assert after == unread + 1
