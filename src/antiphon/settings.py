@@ -56,7 +56,15 @@ class ServerSettings:
     sessions_per_key: int = option(64, "Live sessions one API key (or all keyless clients together) may hold.", low=1)
     max_sessions: int = option(256, "Live sessions the server holds at once.", low=1)
     cors_origins: tuple[str, ...] = option(
-        (), "Origin browsers may call from, or `*`; several times for several.", flag="cors-origin"
+        (),
+        "Origin whose pages may use the server, beside its own page, or `*`; several times for several.",
+        flag="cors-origin",
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Name by which clients reach the server, or `*`, beside its addresses, `localhost` and `--host`; several times "
+        "for several. Requests to other names are refused on loopback and where no API key is set.",
+        flag="allowed-host",
     )
     ice_servers: tuple[str, ...] = option(
         (),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import signal
 import socket
@@ -21,6 +20,7 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
+from antiphon.server.origin import is_loopback
 from antiphon.server.state import ServerState
 from antiphon.settings import ServerSettings, Settings
 from antiphon.store.sessions import SessionStore
@@ -47,11 +47,7 @@ class _Server(uvicorn.Server):
 def check_exposure(settings: Settings) -> None:
     """Raise SettingsError for an address beyond loopback without an API key, unless that was asked for."""
     host = settings.server.host
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback and not settings.server.api_keys and not settings.server.allow_anonymous:
+    if not is_loopback(host) and not settings.server.api_keys and not settings.server.allow_anonymous:
         raise SettingsError(
             f"--host {host} is open to others and no API key is set: "
             "give --api-key KEY, or --allow-anonymous if that is meant"

@@ -1,0 +1,68 @@
+"""Doors: which web pages may use a server, and what an empty key or a client secret opens."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.attack.doors import upgrade
+from tests.conftest import Process, Serve
+
+SOCKETS = ("/v1/realtime", "/v1/realtime?duplex=1", "/v1/duplex", "/v1/omni", "/v1/audio/speech/stream")
+EVIL = "https://evil.example"
+
+
+@pytest.mark.parametrize("path", SOCKETS)
+def test_when_a_page_of_another_site_opens_a_socket_then_it_is_refused(server: Process, path: str) -> None:
+    assert upgrade(server, path, Origin=EVIL) == 403
+    assert upgrade(server, path, Origin="null") == 403
+    # A page that has its own name resolve to this machine.
+    assert upgrade(server, path, Host="rebind.evil.example") == 403
+    assert upgrade(server, path, Host="rebind.evil.example", Origin="http://rebind.evil.example") == 403
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "multipart/form-data; boundary=B"])
+@pytest.mark.parametrize("path", ["/v1/audio/transcriptions", "/v1/audio/voices", "/v1/chat/completions"])
+def test_when_a_page_of_another_site_posts_without_a_preflight_then_nothing_is_done(
+    server: Process, path: str, media_type: str
+) -> None:
+    answer = httpx.post(f"{server.url}{path}", headers={"Origin": EVIL, "Content-Type": media_type}, content=b"{}")
+    assert answer.status_code == 403
+    assert answer.json()["error"]["code"] == "origin_not_allowed"
+
+
+@pytest.mark.parametrize("host", ["rebind.evil.example", "rebind.evil.example:8000", "localhost.evil.example", "[::1"])
+def test_when_a_name_of_another_site_resolves_to_this_machine_then_nothing_is_told(server: Process, host: str) -> None:
+    for path in ("/v1/models", "/v1/audio/voices", "/health", "/"):
+        answer = httpx.get(f"{server.url}{path}", headers={"Host": host})
+        assert answer.status_code == 403
+        assert answer.json()["error"]["code"] == "host_not_allowed"
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "LOCALHOST", "[::1]"])
+def test_when_the_servers_own_page_calls_then_it_is_served_under_each_name_of_the_machine(
+    server: Process, name: str
+) -> None:
+    host = f"{name}:{urlsplit(server.url).port}"
+    own = {"Host": host, "Origin": f"http://{host.lower()}"}
+    assert httpx.get(f"{server.url}/v1/models", headers=own).status_code == 200
+    assert upgrade(server, "/v1/realtime", **own) == 101
+    # Another server of this machine is another site.
+    assert upgrade(server, "/v1/realtime", Host=host, Origin="http://localhost:3000") == 403
+
+
+def test_when_a_client_is_no_browser_then_it_needs_no_origin(server: Process) -> None:
+    assert httpx.get(f"{server.url}/v1/models").status_code == 200
+    assert upgrade(server, "/v1/realtime") == 101
+
+
+def test_when_origins_and_hosts_are_allowed_then_they_are_served_and_no_others(serve: Serve) -> None:
+    server = serve("--cors-origin", "https://app.example", "--allowed-host", "speech.example")
+    assert upgrade(server, "/v1/realtime", Origin="https://app.example") == 101
+    assert upgrade(server, "/v1/realtime", Host="speech.example", Origin="https://speech.example") == 101
+    assert upgrade(server, "/v1/realtime", Host="speech.example", Origin=EVIL) == 403
+    assert upgrade(server, "/v1/realtime", Host="other.example") == 403
+    answer = httpx.get(f"{server.url}/v1/models", headers={"Origin": "https://app.example"})
+    assert answer.headers["access-control-allow-origin"] == "https://app.example"
