@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from urllib.parse import urlsplit
 
 import httpx
@@ -66,3 +69,17 @@ def test_when_origins_and_hosts_are_allowed_then_they_are_served_and_no_others(s
     assert upgrade(server, "/v1/realtime", Host="other.example") == 403
     answer = httpx.get(f"{server.url}/v1/models", headers={"Origin": "https://app.example"})
     assert answer.headers["access-control-allow-origin"] == "https://app.example"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("given", [("--api-key", ""), ("--api-key", "key", "--api-key", " "), ()])
+def test_when_a_key_is_empty_then_the_server_does_not_start_open(given: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "antiphon", "serve", "--port", "0", *given]
+    environment = os.environ if given else os.environ | {"ANTIPHON_API_KEYS": ""}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "a value is empty" in ended.stderr
+
+
+def test_when_no_key_is_set_then_the_log_says_who_may_use_the_server(server: Process) -> None:
+    assert "no API key is set: every program on this machine may use this server" in server.log.read_text()

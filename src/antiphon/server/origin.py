@@ -63,7 +63,7 @@ class OriginCheck:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host name or address, without a port, is the machine's own: `localhost` or a loopback address."""
+    """Return whether a host, without a port, is this machine: `localhost` or a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

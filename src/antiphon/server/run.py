@@ -82,6 +82,8 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
                 else:
                     state.models = models
                     state.metrics.watch(models.lanes, state.backlog_s, models.language_model)
+                    if not settings.server.api_keys:
+                        log.warning("no API key is set: %s may use this server", _reaching(settings.server.host))
                     on_ready(_base_url(settings.server, sock))
                     await stop.wait()
                     await drain(state, settings.server.drain_s)
@@ -123,6 +125,10 @@ def http_server(state: ServerState) -> uvicorn.Server:
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
     return _Server(config)
+
+
+def _reaching(host: str) -> str:
+    return "every program on this machine" if is_loopback(host) else f"everyone who reaches {host}"
 
 
 async def _serve_http(http: uvicorn.Server, sock: socket.socket, scope: anyio.CancelScope) -> None:
