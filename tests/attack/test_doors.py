@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import subprocess
 import sys
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
-from tests.attack.doors import upgrade
+from tests.attack.doors import as_key, upgrade
 from tests.conftest import Process, Serve
+from tests.server.clients import connect
 
 SOCKETS = ("/v1/realtime", "/v1/realtime?duplex=1", "/v1/duplex", "/v1/omni", "/v1/audio/speech/stream")
 EVIL = "https://evil.example"
@@ -83,3 +87,68 @@ def test_when_a_key_is_empty_then_the_server_does_not_start_open(given: tuple[st
 
 def test_when_no_key_is_set_then_the_log_says_who_may_use_the_server(server: Process) -> None:
     assert "no API key is set: every program on this machine may use this server" in server.log.read_text()
+
+
+def secret_for(server: Process, session: dict[str, Any], key: str = "alice") -> str:
+    made = httpx.post(
+        f"{server.url}/v1/realtime/client_secrets", json={"session": session}, headers=as_key(key), timeout=30
+    )
+    return str(made.json()["value"])
+
+
+TALKING = ("/v1/realtime", "/v1/duplex")
+HEARING = ("/v1/realtime", "/v1/realtime?intent=transcription")
+ALL_SOCKETS = (
+    *("/v1/realtime", "/v1/realtime?intent=transcription", "/v1/realtime?dialect=vllm", "/v1/realtime?duplex=1"),
+    *("/v1/realtime?mode=audio", "/v1/duplex", "/v1/omni", "/ws/duplex"),
+    *("/v1/audio/speech/stream", "/v1/video/chat/stream"),
+)
+
+
+@pytest.mark.parametrize(
+    ("session", "doors"),
+    [({"type": "realtime"}, {*TALKING, "/v1/realtime?duplex=1"}), ({"type": "transcription"}, {*HEARING})],
+)
+def test_when_a_client_secret_is_for_one_kind_of_session_then_every_other_door_answers_401(
+    two_keys: Process, session: dict[str, Any], doors: set[str]
+) -> None:
+    secret = as_key(secret_for(two_keys, session))
+    assert {path: upgrade(two_keys, path, **secret) for path in ALL_SOCKETS} == {
+        path: 101 if path in doors else 401 for path in ALL_SOCKETS
+    }
+    for path in ("/v1/models", "/v1/audio/voices"):
+        assert httpx.get(f"{two_keys.url}{path}", headers=secret).status_code == 401
+    for path in ("/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/realtime/client_secrets"):
+        assert httpx.post(f"{two_keys.url}{path}", headers=secret, json={}).status_code == 401
+
+
+def test_when_a_secret_for_captions_offers_a_call_with_a_conversation_then_it_answers_401(two_keys: Process) -> None:
+    secret = as_key(secret_for(two_keys, {"type": "transcription"}))
+    form = {"sdp": (None, "v=0"), "session": (None, '{"type": "realtime"}')}
+    answer = httpx.post(f"{two_keys.url}/v1/realtime/calls", headers=secret, files=form)
+    assert answer.status_code == 401
+
+
+def test_when_a_secret_resumes_a_session_that_the_key_opened_then_there_is_no_such_session(two_keys: Process) -> None:
+    secret = secret_for(two_keys, {"type": "realtime"})
+
+    async def resumed(key: str, session: dict[str, Any]) -> dict[str, Any]:
+        ask = {"type": "session.resume", "session_id": session["id"], "resume_token": session["resume_token"]}
+        query = f"?resume={session['id']}"
+        async with connect(two_keys.ws, query, additional_headers=as_key(key)) as wire:
+            await wire.socket.send(json.dumps(ask))
+            return await wire.read()
+
+    async def main() -> None:
+        async with connect(two_keys.ws, "?resume=1", additional_headers=as_key("alice")) as wire:
+            mine = await wire.read()
+        for key in ("bob", secret):
+            refused = await resumed(key, mine)
+            assert refused["error"]["code"] == "unknown_session"
+        async with connect(two_keys.ws, "?resume=1", additional_headers=as_key(secret)) as wire:
+            granted = await wire.read()
+        # A browser that comes back has a new secret for the same session.
+        again = secret_for(two_keys, {"type": "realtime"})
+        assert (await resumed(again, granted))["type"] == "session.resumed"
+
+    asyncio.run(main())

@@ -18,11 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from antiphon.errors import RemoteProtocolError
+from antiphon.errors import RemoteProtocolError, Unauthorized
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.fields import EMPTY, json_object
 from antiphon.protocols.opening import Opening
-from antiphon.server.auth import bearer, identify
+from antiphon.server.auth import identify
 from antiphon.server.body import limited
 from antiphon.server.errors import error_response
 from antiphon.server.live.open_wire import context_of
@@ -47,10 +47,12 @@ async def calls(request: Request) -> Response:
     state: ServerState = request.app.state.antiphon
     caller = identify(request, short=True)
     offer, session = await _parse(limited(request, MAX_BODY_BYTES))
-    secret = state.secret(bearer(request.headers))
+    granted = Opening(session=caller.session)
+    if granted.has_session and session and Opening(session=session).is_transcription != granted.is_transcription:
+        raise Unauthorized("the client secret was made for another session")
     opening = Opening(
         model=request.query_params.get("model", ""),
-        session=session or (secret.session if secret else EMPTY),
+        session=session or caller.granted or EMPTY,
         plays=True,
     )
     wire = dialect_of(opening).connect(opening, context_of(state))
@@ -119,7 +121,7 @@ async def hang_up(request: Request) -> Response:
     """
     state: ServerState = request.app.state.antiphon
     for live in list(state.live):
-        if live.id == request.path_params["id"] and identify(request) == live.caller:
+        if live.id == request.path_params["id"] and identify(request).key == live.caller.key:
             live.drain()
             return JSONResponse({})
     return error_response(404, "There is no such call.", code="call_not_found")

@@ -30,7 +30,7 @@ from antiphon.server.body import json_response, limited
 from antiphon.server.disconnect import unless_disconnected
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.live.speech_catalog import speech_catalog
-from antiphon.server.state import ServerState
+from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.speech.render import EncodedSpeech, speak
 from antiphon.store.voices import StoredVoice
 
@@ -98,7 +98,7 @@ async def _speech(request: Request, state: ServerState) -> Response:
 
 
 async def _synthesized(
-    state: ServerState, caller: str, synthesizer: Synthesizer, asked: SpeechRequest
+    state: ServerState, caller: Caller, synthesizer: Synthesizer, asked: SpeechRequest
 ) -> AsyncGenerator[EncodedSpeech, None]:
     with state.admit(caller):
         started_s, begun = time.monotonic(), False
