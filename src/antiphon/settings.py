@@ -215,6 +215,11 @@ class SpeechSettings:
         "Voice to load beside the default one (`emma`, `fenrir`, `fable`, `kore`); several times for several.",
         flag="voice",
     )
+    voices_per_key: int = option(
+        100,
+        "Uploaded voices one API key (or all keyless clients together) may have, of at most 10 MB each.",
+        low=0,
+    )
     config_timeout_s: float = option(10.0, "Seconds a speech stream may take to send its session.config.", low=0.1)
     idle_timeout_s: float = option(30.0, "Seconds of silence on both sides after which a speech stream ends.", low=0.1)
 

@@ -121,10 +121,12 @@ class ServerState:
     _logged_aliases: set[str] = field(default_factory=set)
     _secrets: dict[str, ClientSecret] = field(default_factory=dict)
 
-    @property
-    def uploaded_voices(self) -> VoiceStore:
-        """The store of uploaded voices, beside the models. Its methods read and write files: call them in a thread."""
-        return VoiceStore(store_of(self.settings.models).home)
+    def uploaded_voices(self, caller: Caller) -> VoiceStore:
+        """Return the voices that the caller's key has uploaded, which are kept beside the models.
+
+        Its methods read and write files: call them in a thread.
+        """
+        return VoiceStore(store_of(self.settings.models).home, caller.key, self.settings.speech.voices_per_key)
 
     @property
     def transcriber_names(self) -> ModelNames:

@@ -42,7 +42,7 @@ class LiveSpeech:
         self._stream = LiveStream(
             self, socket, state, caller, token, LABEL, MAX_WAITING_FRAMES, waits_detached=True, stall_s=STALL_S
         )
-        self._wire = SpeechDialect(speech_catalog(state))
+        self._wire = SpeechDialect(speech_catalog(state, caller))
         self._session = SpeechSession(
             state.loaded().required_synthesizer, state.metrics.measure, state.loaded().transcriber
         )
