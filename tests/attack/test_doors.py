@@ -96,6 +96,20 @@ def secret_for(server: Process, session: dict[str, Any], key: str = "alice") -> 
     return str(made.json()["value"])
 
 
+def test_when_a_session_is_no_call_then_nobody_learns_its_id_or_hangs_it_up(server: Process) -> None:
+    async def main() -> None:
+        async with connect(server.ws) as wire, httpx.AsyncClient(base_url=server.url) as other:
+            mine = (await wire.read())["session"]["id"]
+            for path in ("/health", "/ready", "/metrics"):
+                assert mine not in (await other.get(path)).text
+            hung_up = await other.post(f"/v1/realtime/calls/{mine}/hangup")
+            assert (hung_up.status_code, hung_up.json()["error"]["code"]) == (404, "call_not_found")
+            await wire.say("nonsense")
+            assert (await wire.read())["type"] == "error"
+
+    asyncio.run(main())
+
+
 TALKING = ("/v1/realtime", "/v1/duplex")
 HEARING = ("/v1/realtime", "/v1/realtime?intent=transcription")
 ALL_SOCKETS = (

@@ -61,6 +61,14 @@ class LiveEntry(Protocol):
         ...
 
 
+class LiveCall(LiveEntry, Protocol):
+    """A live session over WebRTC, which its caller's key may hang up."""
+
+    def hang_up(self) -> None:
+        """Have it finish what was heard, and close. Returns at once."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
     """What a request shows of who sent it.
@@ -104,6 +112,8 @@ class ServerState:
     live: set[LiveEntry] = field(default_factory=set)
     # Those of them that can be resumed, by their id.
     resumable: dict[str, LiveEntry] = field(default_factory=dict)
+    # Calls that are connected, by their id.
+    calls: dict[str, LiveCall] = field(default_factory=dict)
     # Set once, on the first signal to stop: no session is admitted any more.
     draining: bool = False
     # Sessions admitted since the start.

@@ -50,7 +50,7 @@ from antiphon.protocols.wire import Frame
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.tape import SessionFacts
 from antiphon.server.live.persistence import stored_session
-from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_INTERNAL, CLOSE_POLICY, LiveSession
+from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY, LiveSession
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.session import ConversationSession
@@ -216,6 +216,10 @@ class LiveRealtime:
     def drain(self) -> None:
         """End the session since the server stops: what was heard is still transcribed and sent. Does not wait."""
         self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
+
+    def hang_up(self) -> None:
+        """End a call normally: what was heard is still transcribed and sent. Does not wait."""
+        self._live.end(CLOSE_NORMAL, "hung_up")
 
     # --- AttachedSession ----------------------------------------------------------------------------------------------
 
