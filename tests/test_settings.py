@@ -36,6 +36,11 @@ def test_when_sources_disagree_then_the_later_one_wins(tmp_path: Path) -> None:
         ({}, {}, "[sevrer]\nport = 1\n", "port"),
         ({}, {}, "port = 1\n", "port"),
         ({}, {}, "[server]\nport = true\n", "port"),
+        ({"api_keys": [""]}, {}, "", "--api-key: a value is empty"),
+        ({"api_keys": ["key", " "]}, {}, "", "--api-key: a value is empty"),
+        ({}, {"ANTIPHON_API_KEYS": ""}, "", "ANTIPHON_API_KEYS: a value is empty"),
+        ({}, {"ANTIPHON_API_KEYS": "key,"}, "", "ANTIPHON_API_KEYS: a value is empty"),
+        ({}, {}, '[server]\napi_keys = [""]\n', "api_keys: a value is empty"),
     ],
 )
 def test_when_a_value_is_wrong_then_the_error_names_its_key(

@@ -22,13 +22,17 @@ Value = str | int | float | bool | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A setting's limits, inclusive, and its flag and variable where those names differ from the field's, else ""."""
+    """A setting's limits, inclusive, and its flag and variable where those names differ from the field's, else "".
+
+    `no_blanks`: an empty value is an error, where other settings take it for one that was not given.
+    """
 
     low: float | None = None
     high: float | None = None
     choices: tuple[str, ...] = ()
     flag: str = ""
     variable: str = ""
+    no_blanks: bool = False
 
 
 def option(
@@ -40,9 +44,11 @@ def option(
     choices: tuple[str, ...] = (),
     flag: str = "",
     variable: str = "",
+    no_blanks: bool = False,
 ) -> Any:
     """Return a field of the settings with its default, its help, and its checks, which are those of `Check`."""
-    return field(default=default, metadata={"help": help, "check": Check(low, high, choices, flag, variable)})
+    check = Check(low, high, choices, flag, variable, no_blanks)
+    return field(default=default, metadata={"help": help, "check": check})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +57,25 @@ class ServerSettings:
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on; 0 lets the system choose.", low=0, high=65535)
-    api_keys: tuple[str, ...] = option((), "Accepted API key; give it several times for several keys.", flag="api-key")
+    api_keys: tuple[str, ...] = option(
+        (),
+        "Accepted API key; give it several times for several keys. An empty one stops the start.",
+        flag="api-key",
+        no_blanks=True,
+    )
     allow_anonymous: bool = option(False, "Listen beyond loopback although no API key is set.")
     sessions_per_key: int = option(64, "Live sessions one API key (or all keyless clients together) may hold.", low=1)
     max_sessions: int = option(256, "Live sessions the server holds at once.", low=1)
     cors_origins: tuple[str, ...] = option(
-        (), "Origin browsers may call from, or `*`; several times for several.", flag="cors-origin"
+        (),
+        "Origin whose pages may use the server, beside its own page, or `*`; several times for several.",
+        flag="cors-origin",
+    )
+    allowed_hosts: tuple[str, ...] = option(
+        (),
+        "Name by which clients reach the server, or `*`, beside its addresses, `localhost` and `--host`; several times "
+        "for several. Requests to other names are refused on loopback and where no API key is set.",
+        flag="allowed-host",
     )
     ice_servers: tuple[str, ...] = option(
         (),
@@ -200,6 +219,11 @@ class SpeechSettings:
         "Voice to load beside the default one (`emma`, `fenrir`, `fable`, `kore`); several times for several.",
         flag="voice",
     )
+    voices_per_key: int = option(
+        100,
+        "Uploaded voices one API key (or all keyless clients together) may have, of at most 10 MB each.",
+        low=0,
+    )
     config_timeout_s: float = option(10.0, "Seconds a speech stream may take to send its session.config.", low=0.1)
     idle_timeout_s: float = option(30.0, "Seconds of silence on both sides after which a speech stream ends.", low=0.1)
 
@@ -284,6 +308,8 @@ def parse(opt: Option, value: Any, where: str) -> Any:
     """Convert `value` to the option's type and check it. It is a string from the environment or a flag, or a TOML
     value. Raises SettingsError, beginning with `where`, which names the flag, variable or key.
     """
+    if opt.check.no_blanks and _has_blank(value):
+        raise SettingsError(f"{where}: a value is empty; set it, or leave it out altogether")
     try:
         result = _convert(opt.type, value)
     except (TypeError, ValueError):
@@ -296,6 +322,11 @@ def parse(opt: Option, value: Any, where: str) -> Any:
     if choices and result not in choices:
         raise SettingsError(f"{where}: {result!r} is not one of {', '.join(choices)}")
     return result
+
+
+def _has_blank(value: Any) -> bool:
+    values = value.split(",") if isinstance(value, str) else value
+    return isinstance(values, list | tuple) and any(isinstance(v, str) and not v.strip() for v in values)
 
 
 def _convert(kind: Any, value: Any) -> Any:
@@ -345,8 +376,9 @@ def load(
     if file is not None:
         chosen |= _from_toml(file, known)
     for o in known.values():
-        if environment and environment.get(o.variable):
-            chosen[o.name] = parse(o, environment[o.variable], o.variable)
+        given = environment.get(o.variable) if environment else None
+        if given or (given is not None and o.check.no_blanks):
+            chosen[o.name] = parse(o, given, o.variable)
     for name, value in (flags or {}).items():
         if name not in known:
             raise SettingsError(f"{name}: no such setting")

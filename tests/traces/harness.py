@@ -337,7 +337,7 @@ class Stage:
 
     def _scope(self, kind: str, url: str, headers: Mapping[str, str]) -> Frame:
         path, query = urlsplit(url).path, urlsplit(url).query
-        given = [(b"host", b"test"), *((k.lower().encode(), v.encode()) for k, v in headers.items())]
+        given = [(b"host", b"localhost"), *((k.lower().encode(), v.encode()) for k, v in headers.items())]
         return {
             "type": kind,
             "asgi": {"version": "3.0"},

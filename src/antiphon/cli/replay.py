@@ -26,7 +26,7 @@ from antiphon.recording.tape import RecordedAudio, RecordedEvent, RecordedTurn, 
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.metrics import Metrics
-from antiphon.server.state import ServerState
+from antiphon.server.state import Caller, ServerState
 from antiphon.settings import Settings
 
 # Seconds that the session may go on after the recording's last entry, for what the client has asked for.
@@ -114,7 +114,7 @@ async def replay(settings: Settings, folder: Path) -> int:
         frames = wire.open()
         client = _RecordedClient(tape)
         print(f"playing {tape.duration_s:.1f} s of {folder.name} …", file=sys.stderr)
-        await LiveRealtime(state, "", wire, client, first_frames=frames).run()
+        await LiveRealtime(state, Caller(), wire, client, first_frames=frames).run()
     finally:
         models.close()
     return compare(tape.outputs(), client.out)

@@ -99,7 +99,8 @@ class Dialect:
     `name`: in stored sessions, and where the table is listed. `matches`: whether an opening asks for this dialect; the
     first row that matches is taken. `connect`: makes the wire side of a connection. `paths`: URLs of its own, beside
     /v1/realtime. `client_first`: the server waits for a first message, which may resume a session instead.
-    `subprotocol`: the WebSocket subprotocol that is accepted where a client offers it.
+    `subprotocol`: the WebSocket subprotocol that is accepted where a client offers it. `opens_secret`: whether it is
+    the dialect of the session that the client secret in an opening was made for; without it, no secret opens it.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Dialect:
     resume: Resume = Resume.NEVER
     client_first: bool = False
     subprotocol: str | None = None
+    opens_secret: Callable[[Opening], bool] = lambda _: False
 
 
 class WireConnection(Protocol):

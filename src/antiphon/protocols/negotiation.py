@@ -293,6 +293,10 @@ def _is_transcription(session: msgspec.Raw) -> bool:
         return False
 
 
+def _opens_secret(opening: Opening) -> bool:
+    return opening.dialect != "vllm" and (opening.intent != "transcription" or opening.is_transcription)
+
+
 DIALECT = Dialect(
     name="realtime",
     matches=lambda _: True,
@@ -300,4 +304,5 @@ DIALECT = Dialect(
     paths=("/v1/realtime", "/realtime"),
     resume=Resume.ON_REQUEST,
     subprotocol="realtime",
+    opens_secret=_opens_secret,
 )

@@ -32,6 +32,22 @@ class Opening(msgspec.Struct, frozen=True):
     mode: str = ""
 
     @property
+    def is_transcription(self) -> bool:
+        """Whether the session of a client secret or a call is a transcription; else it is a conversation."""
+        return self.has_session and _session_type(self.session) == "transcription"
+
+    @property
     def has_session(self) -> bool:
         """Whether a client secret or a call says what the session is."""
         return bytes(self.session) != b"null"
+
+
+class _Typed(msgspec.Struct):
+    type: object = None
+
+
+def _session_type(session: msgspec.Raw) -> object:
+    try:
+        return msgspec.json.decode(session, type=_Typed).type
+    except msgspec.DecodeError:
+        return None

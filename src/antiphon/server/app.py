@@ -1,4 +1,4 @@
-"""Builds the ASGI application: routes, API keys, CORS, error handlers. It loads nothing (`server/run.py` does)."""
+"""Builds the ASGI application: routes, origins, API keys, CORS, errors. It loads nothing (`server/run.py` does)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from antiphon.errors import Unauthorized
 from antiphon.server.auth import identify
 from antiphon.server.errors import HANDLERS, response_to
+from antiphon.server.origin import OriginCheck
 from antiphon.server.routes.calls import calls, hang_up
 from antiphon.server.routes.chat import chat_completions
 from antiphon.server.routes.client_secrets import client_secrets, sessions
@@ -58,9 +59,10 @@ def build(state: ServerState) -> Starlette:
 
     It can be built before the models are loaded: requests that need them are refused with 503 until then.
     """
-    middleware = []
-    if state.settings.server.cors_origins:
-        origins = list(state.settings.server.cors_origins)
+    server = state.settings.server
+    middleware = [Middleware(OriginCheck, server)]
+    if server.cors_origins:
+        origins = list(server.cors_origins)
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
     middleware.append(Middleware(_Keys))
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=HANDLERS)

@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from antiphon.errors import Unauthorized
-from antiphon.server.state import ServerState
+from antiphon.server.state import Caller, ServerState
 
 # A browser cannot set headers on a WebSocket; OpenAI's clients offer a subprotocol that begins so and ends in the key.
 BROWSER_KEY = "openai-insecure-api-key."
@@ -27,11 +27,11 @@ def bearer(headers: Headers) -> str | None:
     return None
 
 
-def identify(connection: HTTPConnection, *, short: bool = False) -> str:
-    """Return the caller of a request or upgrade: its API key, or "" where the server asks for none.
+def identify(connection: HTTPConnection, *, short: bool = False) -> Caller:
+    """Return the caller of a request or upgrade, by its key.
 
-    With `short`, a short-lived key is accepted too, and stands for the key it was made with. Raises Unauthorized for a
-    key that is missing, unknown or expired.
+    With `short`, a short-lived key is accepted too; the route has to check that it opens what is asked for. Raises
+    Unauthorized for a key that is missing, unknown or expired.
     """
     state: ServerState = connection.app.state.antiphon
     caller = state.caller(bearer(connection.headers), short=short)

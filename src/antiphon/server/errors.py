@@ -43,6 +43,14 @@ class BodyTooLarge(HTTPException):
         self.param = param
 
 
+class Forbidden(HTTPException):
+    """A request that the server takes from nobody at this address: status 403. `code` is that of the error."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(403, message)
+        self.code = code
+
+
 def error_response(
     status: int, message: str, *, code: str | None = None, param: str | None = None, retry_after_s: float = 0.0
 ) -> JSONResponse:
@@ -81,6 +89,9 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
             return error_response(500, f"The model failed{subject}.", code="processing_error")
         case StoreError():
             return error_response(507, str(error), code="storage_error")
+        case Forbidden():
+            metrics.refused.labels("forbidden").inc()
+            return error_response(403, error.detail, code=error.code)
         case BodyTooLarge():
             return error_response(413, error.detail, code=error.code, param=error.param)
         case HTTPException():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import signal
 import socket
@@ -21,6 +20,7 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
+from antiphon.server.origin import is_loopback
 from antiphon.server.state import ServerState
 from antiphon.settings import ServerSettings, Settings
 from antiphon.store.sessions import SessionStore
@@ -47,11 +47,7 @@ class _Server(uvicorn.Server):
 def check_exposure(settings: Settings) -> None:
     """Raise SettingsError for an address beyond loopback without an API key, unless that was asked for."""
     host = settings.server.host
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback and not settings.server.api_keys and not settings.server.allow_anonymous:
+    if not is_loopback(host) and not settings.server.api_keys and not settings.server.allow_anonymous:
         raise SettingsError(
             f"--host {host} is open to others and no API key is set: "
             "give --api-key KEY, or --allow-anonymous if that is meant"
@@ -88,6 +84,8 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
                 else:
                     state.models = models
                     state.metrics.watch(models.lanes, state.backlog_s, models.language_model)
+                    if not settings.server.api_keys:
+                        log.warning("no API key is set: %s may use this server", _reaching(settings.server.host))
                     on_ready(_base_url(settings.server, sock))
                     await stop.wait()
                     await drain(state, settings.server.drain_s)
@@ -129,6 +127,10 @@ def http_server(state: ServerState) -> uvicorn.Server:
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
     return _Server(config)
+
+
+def _reaching(host: str) -> str:
+    return "every program on this machine" if is_loopback(host) else f"everyone who reaches {host}"
 
 
 async def _serve_http(http: uvicorn.Server, sock: socket.socket, scope: anyio.CancelScope) -> None:

@@ -18,6 +18,7 @@ from antiphon.errors import Refused
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import store_of
 from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.opening import NULL
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
 from antiphon.signals import Signal
@@ -35,10 +36,10 @@ MAX_ALIAS_CHARS = 80
 class LiveEntry(Protocol):
     """One live session, as a drain, a hang-up, a client that resumes and /metrics see it.
 
-    `caller`: the API key that opened it, or "": only the same caller may resume it.
+    `caller`: what opened it: only an equal caller may resume it.
     """
 
-    caller: str
+    caller: Caller
 
     @property
     def id(self) -> str:
@@ -60,13 +61,38 @@ class LiveEntry(Protocol):
         ...
 
 
+class LiveCall(LiveEntry, Protocol):
+    """A live session over WebRTC, which its caller's key may hang up."""
+
+    def hang_up(self) -> None:
+        """Have it finish what was heard, and close. Returns at once."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
-class ClientSecret:
-    """A short-lived key: the caller that made it, its expiry in monotonic seconds, and the session that it opens,
-    as JSON.
+class Caller:
+    """What a request shows of who sent it.
+
+    `key`: an API key, or the one that a client secret was made with; "" where the server asks for none. `granted`: the
+    session that the client secret opens, as JSON; None for an API key, which may open anything.
     """
 
-    caller: str
+    key: str = ""
+    granted: msgspec.Raw | None = None
+
+    @property
+    def session(self) -> msgspec.Raw:
+        """The session of the client secret, for an Opening; null for an API key."""
+        return NULL if self.granted is None else self.granted
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSecret:
+    """A short-lived key: the API key that it was made with, its expiry in monotonic seconds, and the session that it
+    opens, as JSON.
+    """
+
+    key: str
     until_s: float
     session: msgspec.Raw
 
@@ -86,6 +112,8 @@ class ServerState:
     live: set[LiveEntry] = field(default_factory=set)
     # Those of them that can be resumed, by their id.
     resumable: dict[str, LiveEntry] = field(default_factory=dict)
+    # Calls that are connected, by their id.
+    calls: dict[str, LiveCall] = field(default_factory=dict)
     # Set once, on the first signal to stop: no session is admitted any more.
     draining: bool = False
     # Sessions admitted since the start.
@@ -99,14 +127,16 @@ class ServerState:
     # Ids of sessions that are being restored from the store, so that no second connection restores them.
     restoring_ids: set[str] = field(default_factory=set)
     _left: Signal = field(default_factory=Signal)
-    _by_caller: Counter[str] = field(default_factory=Counter)
+    _by_key: Counter[str] = field(default_factory=Counter)
     _logged_aliases: set[str] = field(default_factory=set)
     _secrets: dict[str, ClientSecret] = field(default_factory=dict)
 
-    @property
-    def uploaded_voices(self) -> VoiceStore:
-        """The store of uploaded voices, beside the models. Its methods read and write files: call them in a thread."""
-        return VoiceStore(store_of(self.settings.models).home)
+    def uploaded_voices(self, caller: Caller) -> VoiceStore:
+        """Return the voices that the caller's key has uploaded, which are kept beside the models.
+
+        Its methods read and write files: call them in a thread.
+        """
+        return VoiceStore(store_of(self.settings.models).home, caller.key, self.settings.speech.voices_per_key)
 
     @property
     def transcriber_names(self) -> ModelNames:
@@ -146,41 +176,41 @@ class ServerState:
         found = self._secrets.get(key or "")
         return found if found and found.until_s > time.monotonic() else None
 
-    def caller(self, key: str | None, *, short: bool = False) -> str | None:
-        """Return the caller that an API key stands for: the key itself, "" where the server asks for none, else None.
+    def caller(self, key: str | None, *, short: bool = False) -> Caller | None:
+        """Return the caller that an API key stands for; None for a key that is missing or unknown.
 
-        With `short`, a short-lived key is accepted too, and stands for the key that it was made with. Keys are compared
-        in constant time.
+        With `short`, a short-lived key is accepted too. A client secret is nothing else than that: without `short` it
+        stands for nobody, even where the server asks for no key. Keys are compared in constant time.
         """
-        if short and (secret := self.secret(key)):
-            return secret.caller
+        if secret := self.secret(key):
+            return Caller(secret.key, secret.session) if short else None
         keys = self.settings.server.api_keys
         if not keys:
-            return ""
+            return Caller()
         given = (key or "").encode()
-        return next((k for k in keys if hmac.compare_digest(k.encode(), given)), None)
+        return next((Caller(k) for k in keys if hmac.compare_digest(k.encode(), given)), None)
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def admit(self, caller: str) -> Iterator[None]:
-        """Hold a place for one session of `caller` while the block runs.
+    def admit(self, caller: Caller) -> Iterator[None]:
+        """Hold a place for one session of the caller's API key while the block runs.
 
         Raises Refused where the server, or this caller, has no place left (`--max-sessions`, `--sessions-per-key`).
         """
         server = self.settings.server
-        if self._by_caller.total() >= server.max_sessions:
+        if self._by_key.total() >= server.max_sessions:
             raise Refused(f"the server holds {server.max_sessions} sessions", 10.0)
-        if self._by_caller[caller] >= server.sessions_per_key:
+        if self._by_key[caller.key] >= server.sessions_per_key:
             raise Refused(f"this key holds {server.sessions_per_key} sessions", 10.0)
-        self._by_caller[caller] += 1
+        self._by_key[caller.key] += 1
         self.num_admitted += 1
         try:
             yield
         finally:
-            self._by_caller[caller] -= 1
-            if not self._by_caller[caller]:
-                del self._by_caller[caller]
+            self._by_key[caller.key] -= 1
+            if not self._by_key[caller.key]:
+                del self._by_key[caller.key]
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run what outlives its request. `work` must not raise: an exception would end the server."""
@@ -208,7 +238,7 @@ class ServerState:
     @property
     def num_sessions(self) -> int:
         """Places taken: live sessions, handshakes, and REST requests that hold a place."""
-        return self._by_caller.total()
+        return self._by_key.total()
 
     def backlog_s(self) -> float:
         """Return the seconds of audio that wait in the session that is furthest behind; 0 where none is live."""

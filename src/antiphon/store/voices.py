@@ -1,9 +1,10 @@
-"""Uploaded voices: samples and their speakers' consent, in one folder for each.
+"""Uploaded voices: samples and their speakers' consent, in one folder for each. They belong to who uploaded them.
 
-    <home>/voices/<id>/     voice.json: the fields of StoredVoice; sample: the file as it was uploaded
+    <home>/voices/<id>/             voice.json: the fields of StoredVoice; sample: the file as it was uploaded
+    <home>/voices/key-<id>/<id>/    the same, of one API key; those above are of clients without one
 
-The folder's name is a digest of the voice's name, so no name can lead out of it. Names are compared without regard to
-case.
+The folders' names are digests of the voice's name and of the key, so no name can lead out of them, and no key is
+written. Names are compared without regard to case. Only the server's user can read the folders (mode 0700).
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from pathlib import Path
 
 from antiphon.errors import StoreError
 
-# Voices that one home may have, so that uploads cannot fill a disk with folders.
-MAX_VOICES = 1000
+# How the folder of an API key's voices begins. No digest does.
+_OF_KEY = "key-"
+_PRIVATE = 0o700
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,16 @@ class StoredVoice:
 
 
 class VoiceStore:
-    """The uploaded voices under a home. Several processes may share it: a voice is complete as soon as it is seen, and
-    each call reads the disk anew.
+    """The voices under a home that one API key has uploaded; those of all others are as if they were not there.
+
+    `key`: the API key, or "" for clients without one, who share theirs. `max_voices`: how many it may have. Several
+    processes may share a home: a voice is complete as soon as it is seen, and each call reads the disk anew.
     """
 
-    def __init__(self, home: Path) -> None:
-        self._folder = home / "voices"
+    def __init__(self, home: Path, key: str, max_voices: int) -> None:
+        self._root = home / "voices"
+        self._folder = self._root / f"{_OF_KEY}{_digest(key)}" if key else self._root
+        self._max_voices = max_voices
 
     def list(self) -> list[StoredVoice]:
         """All voices, sorted by name without regard to case. A folder that cannot be read is left out."""
@@ -69,15 +75,17 @@ class VoiceStore:
         return path if path.is_file() else None
 
     def add(self, voice: StoredVoice, sample: bytes | None) -> None:
-        """Store a voice, in the place of one with the same name. Raises StoreError when there are MAX_VOICES, or where
-        it cannot be written.
+        """Store a voice, in the place of one with the same name. Raises StoreError when there are `max_voices`, or
+        where it cannot be written.
         """
         target = self._voice_folder(voice.name)
-        if not target.exists() and len(self._voice_folders()) >= MAX_VOICES:
-            raise StoreError(f"there are {MAX_VOICES} voices: delete some")
+        if not target.exists() and len(self._voice_folders()) >= self._max_voices:
+            raise StoreError(f"{self._max_voices} voices are uploaded, and no more may be: delete some")
         unfinished = self._folder
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._root.chmod(_PRIVATE)
+            self._folder.mkdir(mode=_PRIVATE, exist_ok=True)
             unfinished = Path(tempfile.mkdtemp(prefix=".new-", dir=self._folder))
             (unfinished / "voice.json").write_text(json.dumps(asdict(voice)), encoding="utf-8")
             if sample is not None:
@@ -97,13 +105,13 @@ class VoiceStore:
         return existed
 
     def _voice_folders(self) -> Sequence[Path]:
-        """The folders of complete voices; the name of one that is being written begins with a dot."""
+        """The folders of this key's complete voices; the name of one that is being written begins with a dot."""
         if not self._folder.is_dir():
             return []
-        return [p for p in self._folder.iterdir() if not p.name.startswith(".")]
+        return [p for p in self._folder.iterdir() if not p.name.startswith((".", _OF_KEY))]
 
     def _voice_folder(self, name: str) -> Path:
-        return self._folder / hashlib.sha256(name.casefold().encode()).hexdigest()[:32]
+        return self._folder / _digest(name.casefold())
 
     @staticmethod
     def _read(path: Path) -> StoredVoice | None:
@@ -113,3 +121,7 @@ class VoiceStore:
             return StoredVoice(**fields, embedding=tuple(embedding))
         except (OSError, ValueError, TypeError, KeyError):
             return None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

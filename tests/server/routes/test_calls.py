@@ -126,6 +126,18 @@ async def call(server: Process, pcm: Pcm, session: dict[str, Any] | None = None)
         await caller.peer.close()
 
 
+def test_when_a_call_is_hung_up_then_it_closes_without_an_error(partner: Process) -> None:
+    async def main() -> Caller:
+        async with call(partner, np.zeros(1600, np.float32)) as caller, httpx.AsyncClient(base_url=partner.url) as http:
+            path = f"/v1/realtime/calls/{caller.seen[0]['session']['id']}/hangup"
+            assert (await http.post(path)).status_code == 200
+            await until_idle(partner)
+            assert (await http.post(path)).status_code == 404
+        return caller
+
+    assert "error" not in asyncio.run(main()).kinds
+
+
 def test_when_a_question_is_spoken_then_the_answer_is_played_and_no_event_has_audio(
     partner: Process, recordings: dict[str, Recording]
 ) -> None:

@@ -438,4 +438,5 @@ DIALECT = Dialect(
     resume=Resume.ALWAYS,
     client_first=True,
     subprotocol="realtime",
+    opens_secret=lambda opening: not opening.is_transcription,
 )

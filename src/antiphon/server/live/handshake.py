@@ -30,7 +30,7 @@ from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.persistence import caller_hash, restored
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
-from antiphon.server.state import ServerState
+from antiphon.server.state import Caller, ServerState
 from antiphon.store.sessions import StoredSession
 from antiphon.transports.websocket import WebSocketTransport
 
@@ -55,7 +55,7 @@ def wants_token(websocket: WebSocket) -> bool:
     return bool(websocket.query_params.get("resume", ""))
 
 
-async def serve_resumed(state: ServerState, caller: str, websocket: WebSocket) -> None:
+async def serve_resumed(state: ServerState, caller: Caller, websocket: WebSocket) -> None:
     """Accept a WebSocket whose first frame has to be a `session.resume`, and serve the session until it detaches.
 
     Any other first frame, or none within FIRST_FRAME_S, is refused.
@@ -65,7 +65,7 @@ async def serve_resumed(state: ServerState, caller: str, websocket: WebSocket) -
 
 async def serve_by_first_frame(
     state: ServerState,
-    caller: str,
+    caller: Caller,
     websocket: WebSocket,
     dialect: Dialect | None = None,
     opening: Opening | None = None,
@@ -105,7 +105,7 @@ async def serve_by_first_frame(
 
 async def _serve_new(
     state: ServerState,
-    caller: str,
+    caller: Caller,
     websocket: WebSocket,
     dialect: Dialect,
     opening: Opening,
@@ -126,7 +126,7 @@ async def _serve_new(
         await refuse(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
 
 
-async def _resume(state: ServerState, caller: str, websocket: WebSocket, message: SessionResume) -> None:
+async def _resume(state: ServerState, caller: Caller, websocket: WebSocket, message: SessionResume) -> None:
     """Resume the session that a `session.resume` names: a live one, or else a stored one."""
     try:
         request = resume_from(message)
@@ -150,7 +150,7 @@ async def _resume(state: ServerState, caller: str, websocket: WebSocket, message
         await _send_last(websocket, frame, error.code)
 
 
-async def _restore(state: ServerState, caller: str, request: ResumeRequest, transport: WebSocketTransport) -> bool:
+async def _restore(state: ServerState, caller: Caller, request: ResumeRequest, transport: WebSocketTransport) -> bool:
     """Restore a conversation of an earlier process and serve it; False: none is stored that `caller` may resume.
 
     Raises RemoteProtocolError for a wrong token, Refused.
@@ -173,7 +173,7 @@ async def _restore(state: ServerState, caller: str, request: ResumeRequest, tran
 
 
 async def _serve_restored(
-    state: ServerState, caller: str, request: ResumeRequest, transport: WebSocketTransport, row: StoredSession
+    state: ServerState, caller: Caller, request: ResumeRequest, transport: WebSocketTransport, row: StoredSession
 ) -> None:
     token = ResumeToken.stored(row.token)
     if not token.matches(request.token):

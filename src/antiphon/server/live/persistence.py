@@ -17,7 +17,7 @@ from antiphon.protocols.dialects import dialect_named
 from antiphon.protocols.opening import NULL, Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.live.open_wire import context_of
-from antiphon.server.state import ServerState
+from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.store.sessions import StoredSession
 
@@ -30,13 +30,17 @@ class _Snapshot(msgspec.Struct):
     items: list[Item]
 
 
-def caller_hash(caller: str) -> str:
-    """Return the SHA-256 of a caller's API key, in hex: what is stored of it, to know who may resume a session."""
-    return hashlib.sha256(caller.encode()).hexdigest()
+def caller_hash(caller: Caller) -> str:
+    """Return the SHA-256 of a caller in hex: what is stored of it, to know who may resume a session.
+
+    It is that of the API key, and for a client secret that of the key and of the session that the secret opens.
+    """
+    granted = b"" if caller.granted is None else b"\0" + bytes(caller.granted)
+    return hashlib.sha256(caller.key.encode() + granted).hexdigest()
 
 
 def stored_session(
-    caller: str, wire: WireConnection, token: ResumeToken, items: Sequence[Item]
+    caller: Caller, wire: WireConnection, token: ResumeToken, items: Sequence[Item]
 ) -> StoredSession | None:
     """Return a conversation as it is stored now; None for a wire that holds no conversation, or no snapshot of it.
 

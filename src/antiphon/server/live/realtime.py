@@ -50,8 +50,8 @@ from antiphon.protocols.wire import Frame
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.tape import SessionFacts
 from antiphon.server.live.persistence import stored_session
-from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_INTERNAL, CLOSE_POLICY, LiveSession
-from antiphon.server.state import ServerState
+from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY, LiveSession
+from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
@@ -122,7 +122,7 @@ class RealtimeConversation(RealtimeSession, Protocol):
 class LiveRealtime:
     """Serves one connection, and what is resumed of it: `run` it once, with an open `wire` and its first transport.
 
-    `first_frames`: what opening the wire gave. `caller`: the API key that opened it, or "". `token`: what resumes it;
+    `first_frames`: what opening the wire gave. `caller`: what opened it. `token`: what resumes it;
     None: it ends with its transport. `items`: the history of a conversation that was restored from the store. The
     transport is released by its own route.
     """
@@ -130,7 +130,7 @@ class LiveRealtime:
     def __init__(
         self,
         state: ServerState,
-        caller: str,
+        caller: Caller,
         wire: WireConnection,
         transport: Transport,
         *,
@@ -218,6 +218,10 @@ class LiveRealtime:
     def drain(self) -> None:
         """End the session since the server stops: what was heard is still transcribed and sent. Does not wait."""
         self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
+
+    def hang_up(self) -> None:
+        """End a call normally: what was heard is still transcribed and sent. Does not wait."""
+        self._live.end(CLOSE_NORMAL, "hung_up")
 
     # --- AttachedSession ----------------------------------------------------------------------------------------------
 

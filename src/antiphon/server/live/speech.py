@@ -15,7 +15,7 @@ from antiphon.protocols.speech.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, Speec
 from antiphon.server.live.session import CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY
 from antiphon.server.live.speech_catalog import speech_catalog
 from antiphon.server.live.stream import LiveStream
-from antiphon.server.state import ServerState
+from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.speech.session import SpeechSession
 from antiphon.transports.websocket import WebSocketTransport
 
@@ -35,12 +35,14 @@ class LiveSpeech:
     Raises Refused while models load, LookupError where no synthesizer is loaded.
     """
 
-    def __init__(self, socket: WebSocketTransport, state: ServerState, caller: str, token: ResumeToken | None) -> None:
+    def __init__(
+        self, socket: WebSocketTransport, state: ServerState, caller: Caller, token: ResumeToken | None
+    ) -> None:
         self._state = state
         self._stream = LiveStream(
             self, socket, state, caller, token, LABEL, MAX_WAITING_FRAMES, waits_detached=True, stall_s=STALL_S
         )
-        self._wire = SpeechDialect(speech_catalog(state))
+        self._wire = SpeechDialect(speech_catalog(state, caller))
         self._session = SpeechSession(
             state.loaded().required_synthesizer, state.metrics.measure, state.loaded().transcriber
         )

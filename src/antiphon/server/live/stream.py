@@ -14,7 +14,7 @@ from antiphon.protocols.resume.control import Control, control, refused_frame, r
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_NORMAL, LiveSession
-from antiphon.server.state import ServerState
+from antiphon.server.state import Caller, ServerState
 from antiphon.transports.attachment import Attachment, ClientData
 from antiphon.transports.lifecycle import Lifecycle
 from antiphon.transports.transport import STALL_S
@@ -57,7 +57,7 @@ class StreamedSession(Protocol):
 class LiveStream:
     """Carries one streamed session over a WebSocket, and over those that resume: `serve` it once.
 
-    `caller`: the API key that opened it, or "". `token`: what resumes it; None: it ends with its WebSocket. `label`:
+    `caller`: what opened it. `token`: what resumes it; None: it ends with its WebSocket. `label`:
     its `dialect` in the metrics. `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment.
     """
 
@@ -66,7 +66,7 @@ class LiveStream:
         session: StreamedSession,
         socket: WebSocketTransport,
         state: ServerState,
-        caller: str,
+        caller: Caller,
         token: ResumeToken | None,
         label: str,
         max_waiting: int,

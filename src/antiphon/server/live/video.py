@@ -14,7 +14,7 @@ from antiphon.protocols.video.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, VideoD
 from antiphon.protocols.wire import random_id
 from antiphon.server.live.session import CLOSE_INTERNAL
 from antiphon.server.live.stream import LiveStream
-from antiphon.server.state import ServerState
+from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.video.session import VideoSession
 from antiphon.transports.websocket import WebSocketTransport
 
@@ -34,7 +34,7 @@ class LiveVideo:
         self,
         socket: WebSocketTransport,
         state: ServerState,
-        caller: str,
+        caller: Caller,
         model: VideoModel,
         token: ResumeToken | None,
         *,

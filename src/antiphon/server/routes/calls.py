@@ -18,11 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from antiphon.errors import RemoteProtocolError
+from antiphon.errors import RemoteProtocolError, Unauthorized
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.fields import EMPTY, json_object
 from antiphon.protocols.opening import Opening
-from antiphon.server.auth import bearer, identify
+from antiphon.server.auth import identify
 from antiphon.server.body import limited
 from antiphon.server.errors import error_response
 from antiphon.server.live.open_wire import context_of
@@ -47,10 +47,12 @@ async def calls(request: Request) -> Response:
     state: ServerState = request.app.state.antiphon
     caller = identify(request, short=True)
     offer, session = await _parse(limited(request, MAX_BODY_BYTES))
-    secret = state.secret(bearer(request.headers))
+    granted = Opening(session=caller.session)
+    if granted.has_session and session and Opening(session=session).is_transcription != granted.is_transcription:
+        raise Unauthorized("the client secret was made for another session")
     opening = Opening(
         model=request.query_params.get("model", ""),
-        session=session or (secret.session if secret else EMPTY),
+        session=session or caller.granted or EMPTY,
         plays=True,
     )
     wire = dialect_of(opening).connect(opening, context_of(state))
@@ -65,7 +67,8 @@ async def calls(request: Request) -> Response:
             raise
         # From here on the call holds the place, not the request.
         place = stack.pop_all()
-    state.spawn(lambda: _serve(LiveRealtime(state, caller, wire, call, first_frames=first_frames), call, place))
+    live = LiveRealtime(state, caller, wire, call, first_frames=first_frames)
+    state.spawn(lambda: _serve(state, live, call, place))
     headers = {"Location": f"/v1/realtime/calls/{wire.id}"}
     return Response(answer, 201, headers, media_type="application/sdp")
 
@@ -77,11 +80,12 @@ def _call_class() -> type[WebRtcCall]:
     return WebRtcCall
 
 
-async def _serve(live: LiveRealtime, call: WebRtcCall, place: ExitStack) -> None:
+async def _serve(state: ServerState, live: LiveRealtime, call: WebRtcCall, place: ExitStack) -> None:
     """Run a call that was answered until it ends; then give its place back. Raises nothing."""
     try:
         with anyio.fail_after(STALL_S):
             await call.opened.wait()
+        state.calls[live.id] = live
         await live.run()
     except TimeoutError:
         log.info("call %s: nobody came", live.id)
@@ -89,6 +93,7 @@ async def _serve(live: LiveRealtime, call: WebRtcCall, place: ExitStack) -> None
         # The call's edge: whatever failed in it ends this call alone.
         log.exception("call %s failed", live.id)
     finally:
+        state.calls.pop(live.id, None)
         place.close()
         await call.hang_up()
 
@@ -113,13 +118,13 @@ async def _parse(request: Request) -> tuple[str, msgspec.Raw | None]:
 
 
 async def hang_up(request: Request) -> Response:
-    """POST /v1/realtime/calls/{id}/hangup: end a call of the same caller. Returns before it has ended.
+    """POST /v1/realtime/calls/{id}/hangup: end a call of the same API key. Returns before it has ended.
 
-    404 (`call_not_found`) for an id that is not live, or that another caller opened.
+    404 (`call_not_found`) for an id that is no connected call, or one of another key.
     """
     state: ServerState = request.app.state.antiphon
-    for live in list(state.live):
-        if live.id == request.path_params["id"] and identify(request) == live.caller:
-            live.drain()
-            return JSONResponse({})
-    return error_response(404, "There is no such call.", code="call_not_found")
+    live = state.calls.get(request.path_params["id"])
+    if live is None or live.caller.key != identify(request).key:
+        return error_response(404, "There is no such call.", code="call_not_found")
+    live.hang_up()
+    return JSONResponse({})

@@ -22,7 +22,7 @@ from antiphon.server.auth import identify
 from antiphon.server.body import limited
 from antiphon.server.disconnect import unless_disconnected
 from antiphon.server.errors import BodyTooLarge
-from antiphon.server.state import ServerState
+from antiphon.server.state import Caller, ServerState
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
@@ -61,7 +61,7 @@ def _language_model(state: ServerState) -> LanguageModel:
 
 
 async def _replies(
-    state: ServerState, caller: str, model: LanguageModel, asked: ChatRequest
+    state: ServerState, caller: Caller, model: LanguageModel, asked: ChatRequest
 ) -> AsyncGenerator[Reply, None]:
     with state.admit(caller):
         started_s = time.monotonic()

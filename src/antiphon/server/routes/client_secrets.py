@@ -58,7 +58,7 @@ async def _respond(request: Request, *, beta: bool) -> Response:
     connection.open()
     session = msgspec.json.decode(msgspec.json.encode(connection.session()))
     value, expires_at = f"ek_{secrets.token_hex(24)}", int(time.time() + seconds)
-    state.add_secret(value, ClientSecret(identify(request), time.monotonic() + seconds, config))
+    state.add_secret(value, ClientSecret(identify(request).key, time.monotonic() + seconds, config))
     if beta:
         return JSONResponse(session | {"client_secret": {"value": value, "expires_at": expires_at}})
     return JSONResponse({"value": value, "expires_at": expires_at, "session": session})

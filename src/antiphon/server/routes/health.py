@@ -17,14 +17,14 @@ from antiphon.server.state import ServerState
 class Health(msgspec.Struct):
     """The body of /health: that the process serves, and what the MiniCPM-o demo's front end asks a worker for.
 
-    `avg_inference_time_ms` is the mean of all lanes' jobs since the start. `current_session_id` is None where the
-    server has API keys, since /health is open.
+    `avg_inference_time_ms` is the mean of all lanes' jobs since the start. `current_session_id` is always None: /health
+    is open to everybody.
     """
 
     status: Literal["ok"]
     version: str
     worker_status: Literal["loading", "duplex_active", "idle"]
-    current_session_id: str | None
+    current_session_id: None
     total_requests: int
     avg_inference_time_ms: float
 
@@ -65,7 +65,7 @@ def _health(state: ServerState) -> Health:
         status="ok",
         version=__version__,
         worker_status="loading" if state.models is None else "duplex_active" if state.live else "idle",
-        current_session_id=next((live.id for live in state.live if not state.settings.server.api_keys), None),
+        current_session_id=None,
         total_requests=state.num_admitted,
         avg_inference_time_ms=round(busy_s / num_jobs * 1000, 2) if num_jobs else 0.0,
     )

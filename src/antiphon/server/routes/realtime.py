@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from starlette.websockets import WebSocket
 
-from antiphon.errors import RemoteProtocolError
+from antiphon.errors import RemoteProtocolError, Unauthorized
 from antiphon.protocols.connection import Resume
 from antiphon.protocols.dialects import DIALECTS, dialect_of
-from antiphon.protocols.opening import NULL, Opening
+from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.server.auth import bearer, identify
+from antiphon.server.auth import identify
 from antiphon.server.live.handshake import (
     TRUE_VALUES,
     accept,
@@ -20,7 +20,7 @@ from antiphon.server.live.handshake import (
 )
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.realtime import LiveRealtime
-from antiphon.server.state import ServerState
+from antiphon.server.state import Caller, ServerState
 from antiphon.transports.websocket import WebSocketTransport
 
 PATHS = tuple(path for dialect in DIALECTS for path in dialect.paths)
@@ -29,13 +29,16 @@ PATHS = tuple(path for dialect in DIALECTS for path in dialect.paths)
 async def realtime(websocket: WebSocket) -> None:
     """Serve one WebSocket of a realtime session, in the dialect that its URL asks for, until it is closed.
 
-    Without an admissible key, or while models load, the upgrade is refused over HTTP (`server/errors.py`).
+    Without an admissible key, with a client secret for another session, or while models load, the upgrade is refused
+    over HTTP (`server/errors.py`).
     """
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket, short=True)
     state.loaded()
-    opening = _opening(state, websocket)
+    opening = _opening(caller, websocket)
     dialect = dialect_of(opening)
+    if caller.granted is not None and not dialect.opens_secret(opening):
+        raise Unauthorized("the client secret was made for another session")
     if dialect.client_first or (dialect.resume is not Resume.NEVER and names_session(websocket)):
         await serve_by_first_frame(state, caller, websocket, dialect, opening)
         return
@@ -52,14 +55,14 @@ async def realtime(websocket: WebSocket) -> None:
         await LiveRealtime(state, caller, wire, transport, first_frames=first_frames, token=token).run()
 
 
-def _opening(state: ServerState, websocket: WebSocket) -> Opening:
-    query, secret = websocket.query_params, state.secret(bearer(websocket.headers))
+def _opening(caller: Caller, websocket: WebSocket) -> Opening:
+    query = websocket.query_params
     return Opening(
         model=query.get("model", ""),
         dialect=query.get("dialect", ""),
         intent=query.get("intent", ""),
         beta="realtime=v1" in websocket.headers.get("openai-beta", ""),
-        session=secret.session if secret else NULL,
+        session=caller.session,
         duplex=query.get("duplex") in TRUE_VALUES,
         path=websocket.url.path,
         mode=query.get("mode", ""),

@@ -30,7 +30,7 @@ from antiphon.server.body import json_response, limited
 from antiphon.server.disconnect import unless_disconnected
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.live.speech_catalog import speech_catalog
-from antiphon.server.state import ServerState
+from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.speech.render import EncodedSpeech, speak
 from antiphon.store.voices import StoredVoice
 
@@ -58,13 +58,15 @@ async def batch(request: Request) -> Response:
 
 
 async def voices(request: Request) -> Response:
-    """GET: list the synthesizer's voices and the uploaded ones. POST: upload a voice, as a sample or an embedding."""
+    """GET: list the synthesizer's voices and those that the caller has uploaded. POST: upload a voice, as a sample or
+    an embedding.
+    """
     handler = _upload if request.method == "POST" else _list
     return await handler(request, request.app.state.antiphon)
 
 
 async def voice(request: Request) -> Response:
-    """DELETE: remove an uploaded voice and its files. 404 (`voice_not_found`) for any other name."""
+    """DELETE: remove a voice that the caller has uploaded, with its files. 404 (`voice_not_found`) for others."""
     return await _delete(request, request.app.state.antiphon)
 
 
@@ -80,8 +82,9 @@ def _synthesizer(state: ServerState) -> Synthesizer:
 
 async def _speech(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
-    asked = openai_speech.parse(await limited(request, MAX_BODY_BYTES).body(), speech_catalog(state))
-    chunks = _synthesized(state, identify(request), synthesizer, asked)
+    caller = identify(request)
+    asked = openai_speech.parse(await limited(request, MAX_BODY_BYTES).body(), speech_catalog(state, caller))
+    chunks = _synthesized(state, caller, synthesizer, asked)
     media_type = MEDIA_TYPES[asked.config.format]
     if asked.whole:
 
@@ -98,7 +101,7 @@ async def _speech(request: Request, state: ServerState) -> Response:
 
 
 async def _synthesized(
-    state: ServerState, caller: str, synthesizer: Synthesizer, asked: SpeechRequest
+    state: ServerState, caller: Caller, synthesizer: Synthesizer, asked: SpeechRequest
 ) -> AsyncGenerator[EncodedSpeech, None]:
     with state.admit(caller):
         started_s, begun = time.monotonic(), False
@@ -151,8 +154,8 @@ class _AudioBudget:
 
 async def _batch(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
-    asked = openai_speech.parse_batch(await limited(request, MAX_BODY_BYTES).body(), speech_catalog(state))
     caller = identify(request)
+    asked = openai_speech.parse_batch(await limited(request, MAX_BODY_BYTES).body(), speech_catalog(state, caller))
     results: dict[int, BatchItem] = {}
     # The batch holds one place, synthesizes a few items at a time, and shares one limit on its audio.
     limiter, budget = anyio.CapacityLimiter(MAX_CONCURRENT_ITEMS), _AudioBudget(MAX_BATCH_S)
@@ -229,7 +232,7 @@ class UploadedVoice(msgspec.Struct):
 
 
 class VoiceList(msgspec.Struct):
-    """The names of the synthesizer's own voices, and the voices that were uploaded."""
+    """The names of the synthesizer's own voices, and the voices that the caller has uploaded."""
 
     voices: list[str]
     uploaded_voices: list[UploadedVoice]
@@ -250,8 +253,8 @@ class VoiceDeleted(msgspec.Struct):
     deleted: Literal[True]
 
 
-async def _list(_: Request, state: ServerState) -> Response:
-    uploaded = await anyio.to_thread.run_sync(state.uploaded_voices.list)
+async def _list(request: Request, state: ServerState) -> Response:
+    uploaded = await anyio.to_thread.run_sync(state.uploaded_voices(identify(request)).list)
     return json_response(
         VoiceList(list(_synthesizer(state).profile.voices), [UploadedVoice.of(voice) for voice in uploaded])
     )
@@ -285,7 +288,7 @@ async def _upload(request: Request, state: ServerState) -> Response:
         size=len(sample or b""),
         embedding=asked.embedding or (),
     )
-    await anyio.to_thread.run_sync(state.uploaded_voices.add, stored, sample)
+    await anyio.to_thread.run_sync(state.uploaded_voices(identify(request)).add, stored, sample)
     return json_response(VoiceUploaded(True, UploadedVoice.of(stored)))
 
 
@@ -301,6 +304,6 @@ def _check_sample(sample: bytes) -> None:
 
 async def _delete(request: Request, state: ServerState) -> Response:
     name = request.path_params["name"]
-    if not await anyio.to_thread.run_sync(state.uploaded_voices.delete, name):
+    if not await anyio.to_thread.run_sync(state.uploaded_voices(identify(request)).delete, name):
         raise RemoteProtocolError("voice_not_found", f"No voice `{name[:MAX_NAME_CHARS]}` was uploaded.", "name")
     return json_response(VoiceDeleted(True, name, True))

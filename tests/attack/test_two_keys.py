@@ -1,0 +1,58 @@
+"""Two keys: what one of them has, the other neither sees nor changes nor learns."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import httpx
+
+from tests.attack.doors import as_key
+from tests.conftest import Process
+
+ALICE, BOB = as_key("alice"), as_key("bob")
+
+
+def upload(server: Process, key: dict[str, str], name: str, consent: str) -> httpx.Response:
+    form = {"name": name, "consent": consent, "ref_text": f"{consent} text", "speaker_embedding": "[0.1, 0.2]"}
+    return httpx.post(f"{server.url}/v1/audio/voices", data=form, headers=key, timeout=30)
+
+
+def listed(server: Process, key: dict[str, str]) -> list[tuple[str, str]]:
+    voices = httpx.get(f"{server.url}/v1/audio/voices", headers=key).json()["uploaded_voices"]
+    return [(v["name"], v["consent"]) for v in voices]
+
+
+def spoken_with(server: Process, key: dict[str, str], voice: str) -> str:
+    """The error of speech with an uploaded voice: the loaded model has none of its own vectors."""
+    body = {"input": "Hi", "voice": voice}
+    return str(httpx.post(f"{server.url}/v1/audio/speech", json=body, headers=key).json()["error"]["code"])
+
+
+def test_when_another_key_uses_the_name_of_a_voice_then_it_has_a_voice_of_its_own(
+    two_keys: Process, home: Path
+) -> None:
+    assert upload(two_keys, ALICE, "Grandmother", "alice").status_code == 200
+    assert listed(two_keys, BOB) == []
+    assert spoken_with(two_keys, ALICE, "grandmother") == "voice_not_supported"
+    assert spoken_with(two_keys, BOB, "grandmother") == spoken_with(two_keys, BOB, "nobody") == "voice_not_found"
+    url = f"{two_keys.url}/v1/audio/voices/Grandmother"
+    assert httpx.delete(url, headers=BOB).status_code == 404
+    assert upload(two_keys, BOB, "grandmother", "bob").status_code == 200
+    assert (listed(two_keys, ALICE), listed(two_keys, BOB)) == (
+        [("Grandmother", "alice")],
+        [("grandmother", "bob")],
+    )
+    assert httpx.delete(url, headers=BOB).status_code == 200
+    assert listed(two_keys, ALICE) == [("Grandmother", "alice")]
+    # Neither other users of the machine nor a reader of the folders' names learn of them.
+    assert stat.S_IMODE((home / "voices").stat().st_mode) == 0o700
+    assert not [p for p in (home / "voices").rglob("*") if "alice" in p.name or "grandmother" in p.name.lower()]
+
+
+def test_when_a_key_has_all_the_voices_it_may_have_then_other_keys_have_theirs(two_keys: Process) -> None:
+    for name, _ in listed(two_keys, ALICE):
+        httpx.delete(f"{two_keys.url}/v1/audio/voices/{name}", headers=ALICE)
+    assert [upload(two_keys, ALICE, f"voice {k}", "yes").status_code for k in range(4)] == [200, 200, 200, 507]
+    assert upload(two_keys, ALICE, "voice 0", "again").status_code == 200
+    assert upload(two_keys, BOB, "voice 0", "yes").status_code == 200
