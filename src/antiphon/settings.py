@@ -64,6 +64,9 @@ class ServerSettings:
         flag="ice-server",
     )
     record: str = option("", "Folder in which each session of `/v1/realtime` is recorded, in a folder of its own.")
+    body_timeout_s: float = option(
+        30.0, "Seconds in which a request's body has to arrive, and one more for each 4 KiB of it.", low=0.1
+    )
     drain_s: float = option(20.0, "Seconds that live sessions get to finish after SIGTERM.", low=0)
     session_s: float = option(3600.0, "Seconds after which a session expires; 0 for never.", low=0)
     strict_models: bool = option(False, "Answer model_not_found for a client's default model name instead of serving.")

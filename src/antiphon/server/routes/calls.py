@@ -23,7 +23,7 @@ from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.fields import EMPTY, json_object
 from antiphon.protocols.opening import Opening
 from antiphon.server.auth import bearer, identify
-from antiphon.server.body import limited
+from antiphon.server.body import limited, limited_form
 from antiphon.server.errors import error_response
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.realtime import LiveRealtime
@@ -46,7 +46,7 @@ async def calls(request: Request) -> Response:
     """
     state: ServerState = request.app.state.antiphon
     caller = identify(request, short=True)
-    offer, session = await _parse(limited(request, MAX_BODY_BYTES))
+    offer, session = await _parse(request)
     secret = state.secret(bearer(request.headers))
     opening = Opening(
         model=request.query_params.get("model", ""),
@@ -97,10 +97,10 @@ async def _parse(request: Request) -> tuple[str, msgspec.Raw | None]:
     """Return the offer (SDP), and the session it asks for. Raises RemoteProtocolError, HTTPException."""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip()
     if content_type == "application/sdp":
-        return (await request.body()).decode(errors="replace"), None
+        return (await limited(request, MAX_BODY_BYTES).body()).decode(errors="replace"), None
     if content_type != "multipart/form-data":
         raise HTTPException(415, "Send application/sdp, or multipart/form-data with sdp and session.")
-    async with request.form(max_files=2, max_fields=4) as form:
+    async with limited_form(request, MAX_BODY_BYTES, max_fields=4, max_files=2) as form:
         fields = {
             k: (await v.read()).decode(errors="replace") if isinstance(v, UploadFile) else v for k, v in form.items()
         }

@@ -18,13 +18,11 @@ from antiphon.contracts import FileInfo, FileOptions, Transcriber, Transcription
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import transcriptions as openai_rest
 from antiphon.protocols.rest.transcriptions import FileRequest
-from antiphon.server.body import limited
+from antiphon.server.body import FORM_BYTES, limited_form
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 
 MAX_FIELDS = 40
-# What a form may hold besides its file, in bytes.
-FORM_BYTES = 1 << 20
 
 
 async def transcriptions(request: Request) -> Response:
@@ -55,7 +53,7 @@ async def _read(request: Request, state: ServerState, transcriber: Transcriber) 
     """
     max_bytes = state.settings.audio.max_file_bytes
     too_large = BodyTooLarge(f"The file is larger than {max_bytes} bytes.", "file_too_large", "file")
-    async with limited(request, max_bytes + FORM_BYTES, too_large).form(max_files=1, max_fields=MAX_FIELDS) as form:
+    async with limited_form(request, max_bytes + FORM_BYTES, max_fields=MAX_FIELDS, error=too_large) as form:
         fields: dict[str, list[str]] = {}
         for key, value in form.multi_items():
             if isinstance(value, str):
