@@ -93,6 +93,7 @@ class AudioSettings:
     max_frame_bytes: int = option(20 << 20, "Largest WebSocket frame accepted, in bytes.", low=1024)
     max_append_bytes: int = option(15 << 20, "Most audio one append may carry, in bytes.", low=1024)
     max_file_bytes: int = option(200 << 20, "Largest file accepted by the REST endpoints, in bytes.", low=1024)
+    max_file_s: float = option(4 * 3600.0, "Longest sound file accepted by them, in seconds of audio.", low=1)
     max_backlog_s: float = option(
         30.0, "Seconds of received audio a session may be behind before its overflow policy acts.", low=1
     )
