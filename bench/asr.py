@@ -36,7 +36,7 @@ from common import HERE, Server, machine, percentile, save, server, table
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import to_pcm16
-from antiphon.contracts import FileInfo, FileOptions
+from antiphon.contracts import FileInfo, FileOptions, one_slab
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import TRANSCRIPTION_ROLES
@@ -229,7 +229,7 @@ async def decode_offline(models: LoadedModels, clips: Sequence[Clip]) -> dict[st
     for clip in clips:
         text, words = "", []
         async for part in models.required_transcriber.transcribe(
-            clip.pcm, FileOptions(language=clip.language, word_times=True)
+            one_slab(clip.pcm), FileOptions(language=clip.language, word_times=True)
         ):
             if not isinstance(part, FileInfo):
                 text += part.text

@@ -34,7 +34,7 @@ from words import score
 from antiphon.audio.containers import decode_all
 from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
-from antiphon.contracts import FileOptions, TranscriptSegment, Urgency, VoiceOptions
+from antiphon.contracts import FileOptions, TranscriptSegment, Urgency, VoiceOptions, one_slab
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import SPEECH_ROLES, TRANSCRIPTION_ROLES
 from antiphon.settings import load as load_settings
@@ -300,7 +300,7 @@ async def transcripts(paths: list[np.ndarray]) -> list[str]:
     models = load(settings, store_of(settings.models), roles=TRANSCRIPTION_ROLES)
     out = []
     for pcm in paths:
-        parts = [s async for s in models.required_transcriber.transcribe(pcm, FileOptions("en"))]
+        parts = [s async for s in models.required_transcriber.transcribe(one_slab(pcm), FileOptions("en"))]
         out.append(" ".join(s.text.strip() for s in parts if isinstance(s, TranscriptSegment)))
     models.close()
     return out

@@ -6,7 +6,7 @@ silence: what is transcribed is what was in the window, so lost, doubled or misp
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import replace
 
 import anyio
@@ -100,14 +100,17 @@ class ScriptedTranscriber:
         )
         return Hypothesis(pieces, "en", 1.0, True, 4, len(pieces), words)
 
-    async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        yield FileInfo("en", len(pcm) / SAMPLE_RATE_HZ)
+    async def transcribe(
+        self, slabs: AsyncIterable[Pcm], options: FileOptions
+    ) -> AsyncIterator[FileInfo | TranscriptSegment]:
+        pcm = np.concatenate([slab async for slab in slabs])
         spans = heard(pcm)
         if self.fail in [n for n, *_ in spans]:
             raise ModelError("scripted failure")
         text = "".join(f" w{n}" for n, *_ in spans)
         end_s = len(pcm) / SAMPLE_RATE_HZ
         yield TranscriptSegment(0, 0, 0.0, end_s, text, tuple(n for n, *_ in spans), 0.0, 0.0, 1.0, 0.0, ())
+        yield FileInfo("en", end_s)
 
 
 class ScriptedStream:

@@ -83,6 +83,9 @@ class ServerSettings:
         flag="ice-server",
     )
     record: str = option("", "Folder in which each session of `/v1/realtime` is recorded, in a folder of its own.")
+    body_timeout_s: float = option(
+        30.0, "Seconds in which a request's body has to arrive, and one more for each 4 KiB of it.", low=0.1
+    )
     drain_s: float = option(20.0, "Seconds that live sessions get to finish after SIGTERM.", low=0)
     session_s: float = option(3600.0, "Seconds after which a session expires; 0 for never.", low=0)
     strict_models: bool = option(False, "Answer model_not_found for a client's default model name instead of serving.")
@@ -109,6 +112,7 @@ class AudioSettings:
     max_frame_bytes: int = option(20 << 20, "Largest WebSocket frame accepted, in bytes.", low=1024)
     max_append_bytes: int = option(15 << 20, "Most audio one append may carry, in bytes.", low=1024)
     max_file_bytes: int = option(200 << 20, "Largest file accepted by the REST endpoints, in bytes.", low=1024)
+    max_file_s: float = option(4 * 3600.0, "Longest sound file accepted by them, in seconds of audio.", low=1)
     max_backlog_s: float = option(
         30.0, "Seconds of received audio a session may be behind before its overflow policy acts.", low=1
     )

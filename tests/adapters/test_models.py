@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +15,7 @@ from antiphon.adapters.spec import LaneModelOptions
 from antiphon.adapters.whisper.outputs import is_loop
 from antiphon.adapters.whisper.transcriber import PART_S, PART_SLACK_S, WhisperTranscriber
 from antiphon.audio.quiet import split_at_quiet
-from antiphon.contracts import FileInfo, FileOptions, TranscriptSegment, Window
+from antiphon.contracts import FileInfo, FileOptions, TranscriptSegment, Window, one_slab
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import TRANSCRIPTION_ROLES
@@ -107,7 +107,18 @@ def test_when_a_window_is_noise_then_it_is_no_speech(whisper: WhisperTranscriber
 def test_parts_cover_a_long_file_once() -> None:
     pcm = np.random.default_rng(0).normal(0, 0.1, 500 * 16000).astype(np.float32)
     pcm[110 * 16000 : 110 * 16000 + 3200] = 0
-    parts = list(split_at_quiet(pcm, PART_S, PART_SLACK_S))
+
+    async def split(slab_s: int) -> list[slice]:
+        async def slabs() -> AsyncIterator[np.ndarray]:
+            for at in range(0, len(pcm), slab_s * 16000):
+                yield pcm[at : at + slab_s * 16000]
+
+        found = [(a, part) async for a, part in split_at_quiet(slabs(), PART_S, PART_SLACK_S)]
+        assert np.array_equal(np.concatenate([part for _, part in found]), pcm)
+        return [slice(a, a + len(part)) for a, part in found]
+
+    parts = asyncio.run(split(7))
+    assert parts == asyncio.run(split(500))
     assert parts[0].start == 0
     assert abs(parts[0].stop - 110.05 * 16000) < 3200
     assert all(a.stop == b.start for a, b in pairwise(parts))
@@ -123,9 +134,9 @@ def test_a_long_file_has_rising_times_and_all_its_words(
     pcm = np.tile(np.concatenate([x for n in names for x in (recordings[n].pcm, pause)]), 4)
 
     async def main() -> tuple[FileInfo, list[TranscriptSegment]]:
-        parts = [p async for p in whisper.transcribe(pcm, FileOptions(language="en"))]
-        assert isinstance(parts[0], FileInfo)
-        return parts[0], [p for p in parts if isinstance(p, TranscriptSegment)]
+        parts = [p async for p in whisper.transcribe(one_slab(pcm), FileOptions(language="en"))]
+        assert isinstance(parts[-1], FileInfo)
+        return parts[-1], [p for p in parts if isinstance(p, TranscriptSegment)]
 
     info, segments = asyncio.run(main())
     assert info.duration_s == pytest.approx(len(pcm) / 16000)

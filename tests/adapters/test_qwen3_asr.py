@@ -23,7 +23,7 @@ from antiphon.adapters.qwen3_asr import transcriber
 from antiphon.adapters.qwen3_asr.checkpoint import KEY_MAPPING, ThinkerConfig, released_config
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr, Qwen3AsrStream
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.contracts import FileInfo, FileOptions, Hypothesis, TranscriptSegment, Window
+from antiphon.contracts import FileInfo, FileOptions, Hypothesis, TranscriptSegment, Window, one_slab
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.step import StepLimits
 from antiphon.errors import EngineError, ModelError
@@ -352,9 +352,9 @@ def test_a_hint_is_read_within_bounds(folder: Path) -> None:
 def test_a_file_is_transcribed_in_parts(folder: Path) -> None:
     async def act(model: Qwen3Asr) -> list[Any]:
         sound = np.concatenate((AUDIO, np.zeros(16000, np.float32), AUDIO))
-        return [part async for part in model.transcribe(sound, FileOptions(language="en", word_times=True))]
+        return [part async for part in model.transcribe(one_slab(sound), FileOptions(language="en", word_times=True))]
 
-    info, *segments = run(folder, act)
+    *segments, info = run(folder, act)
     assert info == FileInfo("en", 55.0)
     assert all(isinstance(s, TranscriptSegment) for s in segments)
     assert [s.id for s in segments] == list(range(len(segments)))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+from antiphon.audio import Pcm
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError, Refused
 
@@ -42,6 +45,27 @@ def test_jobs_run_by_priority_and_equal_keys_share_a_batch() -> None:
     assert asyncio.run(submit_while_held(lane, gate, jobs)) == [0, 10, 20, 30, 40, 50]
     assert gate.batches == [[0], [4], [1, 3], [2], [5]]
     assert (lane.stats.jobs, lane.depth, lane.running) == (6, 0, 0)
+    lane.close()
+
+
+def test_when_jobs_are_arrays_then_those_of_another_key_stay_behind_in_the_queue() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def work(jobs: Sequence[Pcm]) -> list[int]:
+        entered.set()
+        assert release.wait(10)
+        return [len(jobs)] * len(jobs)
+
+    async def scenario(lane: Lane[Pcm, int]) -> list[int]:
+        pcm = np.zeros(2, np.float32)
+        first = lane.submit(pcm)
+        await asyncio.to_thread(entered.wait, 10)
+        rest = [lane.submit(pcm, 0, key) for key in ("a", "b", "a")]
+        release.set()
+        return [job.result(10) for job in (first, *rest)]
+
+    lane: Lane[Pcm, int] = Lane("t", work, max_batch=2)
+    assert asyncio.run(scenario(lane)) == [1, 2, 1, 2]
     lane.close()
 
 

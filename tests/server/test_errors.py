@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
@@ -44,6 +44,9 @@ RESPONSES: list[tuple[Exception, int, str, str | None, str | None]] = [
     (EngineError("it failed"), 500, "server_error", "processing_error", None),
     (StoreError("the disk is full"), 507, "server_error", "storage_error", None),
     (BodyTooLarge("Too long.", "file_too_large", "file"), 413, "invalid_request_error", "file_too_large", "file"),
+    (BodyTooLarge("Too long."), 413, "invalid_request_error", "request_too_large", None),
+    (HTTPException(408, "Too slow."), 408, "invalid_request_error", "request_timeout", None),
+    (ClientDisconnect(), 499, "invalid_request_error", "invalid_value", None),
     (HTTPException(415, "Send SDP."), 415, "invalid_request_error", "invalid_value", None),
     (HTTPException(404, "Not Found"), 404, "invalid_request_error", "not_found", None),
     (HTTPException(405, "Method Not Allowed"), 405, "invalid_request_error", None, None),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
 
 import numpy as np
 
@@ -129,8 +129,10 @@ class Ears:
         each = len(pcm) / HEARD_HZ / max(1, len(words))
         return tuple(Word(w, round(i * each, 3), round((i + 1) * each, 3), 1.0) for i, w in enumerate(words))
 
-    async def transcribe(self, pcm: np.ndarray, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        yield FileInfo(options.language or "en", len(pcm) / HEARD_HZ)
+    async def transcribe(
+        self, slabs: AsyncIterable[np.ndarray], options: FileOptions
+    ) -> AsyncIterator[FileInfo | TranscriptSegment]:
+        pcm = np.concatenate([slab async for slab in slabs])
         words = heard(pcm)
         if "fail" in [w for w, *_ in words]:
             raise ModelError("scripted failure")
@@ -141,6 +143,7 @@ class Ears:
             text = "".join(f" {w}" for w, *_ in part)
             tokens = tuple(VOCABULARY.index(w) for w, *_ in part)
             yield TranscriptSegment(number, 0, part[0][1], part[-1][2], text, tokens, 0.0, -0.25, 1.0, 0.125, places)
+        yield FileInfo(options.language or "en", len(pcm) / HEARD_HZ)
 
 
 class Detector:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import closing
+from fractions import Fraction
 from typing import BinaryIO
 
 import numpy as np
@@ -10,8 +12,11 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.errors import MediaError
 
+# Audio of a lower rate is refused: its frames would become hours of samples each when they are resampled.
+MIN_RATE_HZ = 1000
 
-def decode(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Iterator[Pcm]:
+
+def decode(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Generator[Pcm, None, None]:
     """Decode the first audio stream of a file, lazily and in order, to float32 [num_samples] chunks, mono, at
     `rate_hz`.
 
@@ -28,6 +33,8 @@ def decode(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Iterator[Pcm]
                 raise MediaError("the file has no sound")
             resampler = av.AudioResampler(format="flt", layout="mono", rate=rate_hz)
             for frame in container.decode(container.streams.audio[0]):
+                if frame.sample_rate < MIN_RATE_HZ:
+                    raise MediaError(f"the file has {frame.sample_rate} samples a second, under {MIN_RATE_HZ}")
                 frame.pts = None
                 for out in resampler.resample(frame):
                     has_samples = has_samples or out.samples > 0
@@ -39,6 +46,48 @@ def decode(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Iterator[Pcm]
         raise MediaError(f"the file cannot be decoded: {error}") from error
     if not has_samples:
         raise MediaError("the file holds no sound")
+
+
+def decode_in_slabs(file: BinaryIO, slab_s: float) -> Generator[Pcm, None, None]:
+    """Decode a file to slabs of `slab_s` seconds, or a codec's frame more: float32 [num_samples], mono, 16 kHz.
+
+    The last slab may be shorter. Holds one slab, however long the file is. Blocks; raises MediaError as `decode` does.
+    """
+    chunks, num_samples = list[Pcm](), 0
+    for chunk in decode(file):
+        chunks.append(chunk)
+        num_samples += len(chunk)
+        if num_samples >= slab_s * SAMPLE_RATE_HZ:
+            yield np.concatenate(chunks)
+            chunks, num_samples = [], 0
+    if chunks:
+        yield np.concatenate(chunks)
+
+
+def measure_s(file: BinaryIO, max_s: float) -> float:
+    """Return how many seconds of audio a file holds, by the packets in it and not by what its header says.
+
+    Decodes nothing but the beginning, which shows whether the file can be decoded, and stops counting beyond `max_s`.
+    Packets of some formats do not tell how long they are: the audio is then longer than what is returned. Blocks while
+    it reads the file, and leaves it at its start. Raises MediaError as `decode` does.
+    """
+    import av
+
+    with closing(decode(file)) as chunks:
+        next(chunks, None)
+    file.seek(0)
+    seconds = Fraction(0)
+    try:
+        with av.open(file, mode="r", metadata_errors="ignore") as container:
+            for packet in container.demux(container.streams.audio[0]):
+                seconds += (packet.duration or 0) * packet.time_base
+                if seconds > max_s:
+                    break
+    except av.error.FFmpegError:
+        # Broken behind its beginning: what is before that is decoded, and says what is wrong.
+        pass
+    file.seek(0)
+    return float(seconds)
 
 
 def decode_all(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Pcm:

@@ -59,6 +59,7 @@ from antiphon.contracts.transcription import (
     TranscriptionTask,
     TranscriptSegment,
     Window,
+    one_slab,
 )
 from antiphon.contracts.turns import TurnDetector, VadStream, VoiceActivityDetector
 from antiphon.contracts.video import VideoFrame, VideoModel, VideoProfile, VideoQuestion, VideoStream
@@ -118,4 +119,5 @@ __all__ = [
     "VoiceActivityDetector",
     "VoiceOptions",
     "Window",
+    "one_slab",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -154,10 +154,15 @@ class FileOptions:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What is known of a file once its first window is decoded: its language (ISO-639-1) and its length in seconds."""
+    """What is known of a file once all of it is decoded: its language (ISO-639-1) and its length in seconds."""
 
     language: str
     duration_s: float
+
+
+async def one_slab(pcm: Pcm) -> AsyncIterator[Pcm]:
+    """Give audio that is held whole to `Transcriber.transcribe`, as its only slab."""
+    yield pcm
 
 
 class TranscriptionStream(Protocol):
@@ -205,10 +210,13 @@ class Transcriber(Protocol):
         """
         ...
 
-    def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        """Transcribe a whole file of any length: yields one FileInfo, then its segments in order.
+    def transcribe(
+        self, slabs: AsyncIterable[Pcm], options: FileOptions
+    ) -> AsyncIterator[FileInfo | TranscriptSegment]:
+        """Transcribe a file of any length: yields its segments in order, then one FileInfo.
 
-        pcm: float32 [num_samples], mono, 16 kHz. Its windows wait in the model's lane behind those of live sessions.
-        Raises Refused, ModelError.
+        slabs: float32 [num_samples] of any length, mono, 16 kHz, read as they are needed, so that a long file is never
+        held whole. The file's windows wait in the model's lane behind those of live sessions. Raises Refused,
+        ModelError, and what reading `slabs` raises.
         """
         ...

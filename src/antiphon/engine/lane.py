@@ -41,7 +41,8 @@ class LaneStats:
     waited_s: float = 0.0
 
 
-@dataclass(slots=True)
+# Compared by identity: jobs may hold arrays, whose comparison is no truth value.
+@dataclass(slots=True, eq=False)
 class _QueuedJob(Generic[Job, Result]):
     job: Job
     key: Hashable

@@ -34,6 +34,7 @@ from antiphon.contracts import (
     VideoProfile,
     VideoQuestion,
     VoiceOptions,
+    one_slab,
 )
 from antiphon.errors import EngineError, MediaError, ModelError, Refused
 from antiphon.pipelines.frame_notes import (
@@ -324,7 +325,7 @@ async def words_of(question: VideoQuestion, transcriber: Transcriber | None) -> 
         return ""
     words = []
     try:
-        async for part in transcriber.transcribe(question.pcm, FileOptions()):
+        async for part in transcriber.transcribe(one_slab(question.pcm), FileOptions()):
             if isinstance(part, TranscriptSegment):
                 words.append(part.text.strip())
     except (ModelError, Refused) as error:

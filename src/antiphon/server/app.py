@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon.errors import Unauthorized
 from antiphon.server.auth import identify
+from antiphon.server.body import CloseUnread
 from antiphon.server.errors import HANDLERS, response_to
 from antiphon.server.origin import OriginCheck
 from antiphon.server.routes.calls import calls, hang_up
@@ -60,7 +61,7 @@ def build(state: ServerState) -> Starlette:
     It can be built before the models are loaded: requests that need them are refused with 503 until then.
     """
     server = state.settings.server
-    middleware = [Middleware(OriginCheck, server)]
+    middleware = [Middleware(CloseUnread), Middleware(OriginCheck, server)]
     if server.cors_origins:
         origins = list(server.cors_origins)
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))

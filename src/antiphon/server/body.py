@@ -1,13 +1,28 @@
-"""Bodies: those of requests are of bounded size, those of responses are Structs as JSON."""
+"""Bodies: those of requests are bounded in bytes and in time, those of responses are Structs as JSON."""
 
 from __future__ import annotations
 
+import time
+from contextlib import AbstractAsyncContextManager
+
+import anyio
 import msgspec
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import FormData, Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from antiphon.server.errors import BodyTooLarge
+
+# Every byte that arrives gives its body more time: at this rate and above, a body may take as long as its size asks.
+MIN_BYTES_PER_S = 4096
+# What the text fields of a form may hold together, and each of them, in bytes.
+FORM_BYTES, FIELD_BYTES = 1 << 20, 256 << 10
+# The charsets in which fields may be sent, by any of their common names. Python knows codecs that take quadratic time
+# (punycode) or yield lone surrogates (unicode_escape), and a form's charset is the client's to choose.
+CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
 
 _encoder = msgspec.json.Encoder()
 
@@ -21,20 +36,76 @@ def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None)
     """Return the same request with a body of at most `max_bytes` bytes, whatever its headers say.
 
     A Content-Length beyond the limit raises `error` at once. A body that turns out longer raises it while it is read,
-    so that no more than the limit and one chunk is ever held. Read the body or form of what is returned, not of
-    `request`. Without `error`, a BodyTooLarge that names the limit is raised.
+    so that no more than the limit and one chunk is ever held. A body that takes longer than `--body-timeout-s`, and a
+    second more for each MIN_BYTES_PER_S that have arrived, raises HTTPException 408. Read the body or form of what is
+    returned, not of `request`. Without `error`, a BodyTooLarge that names the limit is raised.
     """
     error = error or BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
     if int(request.headers.get("content-length", "0") or 0) > max_bytes:
         raise error
-    num_bytes = 0
+    timeout_s: float = request.app.state.antiphon.settings.server.body_timeout_s
+    num_bytes, started_s = 0, time.monotonic()
 
     async def receive() -> Message:
         nonlocal num_bytes
-        message = await request.receive()
+        left_s = started_s + timeout_s + num_bytes / MIN_BYTES_PER_S - time.monotonic()
+        try:
+            with anyio.fail_after(max(0.0, left_s)):
+                message = await request.receive()
+        except TimeoutError:
+            raise HTTPException(408, "The body came too slowly.") from None
         num_bytes += len(message.get("body", b""))
         if num_bytes > max_bytes:
             raise error
         return message
 
     return Request(request.scope, receive)
+
+
+def limited_form(
+    request: Request, max_bytes: int, *, max_fields: int, max_files: int = 1, error: BodyTooLarge | None = None
+) -> AbstractAsyncContextManager[FormData]:
+    """Read a form of at most `max_bytes` bytes, for an `async with` that closes its files at the end.
+
+    A field has at most FIELD_BYTES (400), and a form without files at most FORM_BYTES. Raises as `limited` does, and
+    HTTPException 415 for a charset that is not in CHARSETS, before anything is decoded.
+    """
+    # Parsed as Starlette parses it, so that the charset checked here is the one used there.
+    content_type, parameters = parse_options_header(request.headers.get("content-type"))
+    charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
+    if charset.lower() not in CHARSETS:
+        raise HTTPException(415, f"A form's charset is utf-8, us-ascii or iso-8859-1, not '{charset[:40]}'.")
+    if content_type != b"multipart/form-data":
+        max_bytes = min(max_bytes, FORM_BYTES)
+    bounded = limited(request, max_bytes, error)
+    return bounded.form(max_files=max_files, max_fields=max_fields, max_part_size=FIELD_BYTES)
+
+
+class CloseUnread:
+    """ASGI middleware: closes the connection of an HTTP request that is answered before its body has arrived.
+
+    HTTP/1.1 would have the server receive the rest, which may be endless, before the next request of the connection.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+
+        async def watched_receive() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and message.get("more_body", False)
+            return message
+
+        async def closing_send(message: Message) -> None:
+            if unread and message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+            await send(message)
+
+        await self._app(scope, watched_receive, closing_send)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket, WebSocketState
 
@@ -25,10 +25,13 @@ from antiphon.errors import (
     StoreError,
     Unauthorized,
 )
+from antiphon.server.disconnect import CLIENT_CLOSED_REQUEST
 
 log = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
+# Of statuses that routes and the router raise; the code of others is `invalid_value`.
+_CODES: Mapping[int, str | None] = {404: "not_found", 405: None, 408: "request_timeout"}
 _NOT_FOUND = frozenset({"model_not_found", "voice_not_found"})
 # What a model was given when it failed, by the beginning of the request's path.
 _FAILED_ON = {"/v1/audio/speech": " on this text", "/v1/audio/tran": " on this file"}
@@ -37,7 +40,7 @@ _FAILED_ON = {"/v1/audio/speech": " on this text", "/v1/audio/tran": " on this f
 class BodyTooLarge(HTTPException):
     """A request's body is over its limit: status 413. `code` and `param` are those of the error in the response."""
 
-    def __init__(self, message: str, code: str = "invalid_value", param: str | None = None) -> None:
+    def __init__(self, message: str, code: str = "request_too_large", param: str | None = None) -> None:
         super().__init__(413, message)
         self.code = code
         self.param = param
@@ -96,8 +99,12 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
             return error_response(413, error.detail, code=error.code, param=error.param)
         case HTTPException():
             # The router itself raises 404 and 405; routes raise a status for a value that they do not accept.
-            code = {404: "not_found", 405: None}.get(error.status_code, "invalid_value")
+            code = _CODES.get(error.status_code, "invalid_value")
             return error_response(error.status_code, error.detail, code=code)
+        case ClientDisconnect():
+            return error_response(
+                CLIENT_CLOSED_REQUEST, "The client left before its request had arrived.", code="invalid_value"
+            )
         case _:
             raise AssertionError(f"no status for {type(error).__name__}") from error
 
@@ -127,6 +134,7 @@ HANDLERS: Mapping[Any, Any] = dict.fromkeys(
         EngineError,
         StoreError,
         HTTPException,
+        ClientDisconnect,
     ),
     _handle,
 )

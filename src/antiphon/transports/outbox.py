@@ -13,7 +13,6 @@ from antiphon.protocols.resume.journal import Journal
 from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
 
-
 # The most bytes of frames that wait for a client before its session waits, besides one frame of any size.
 MAX_WAITING_BYTES = 4 << 20
 

@@ -186,6 +186,7 @@ class WebRtcCall:
         self._channel: RTCDataChannel | None = None
         self._arrived: asyncio.Queue[str | bytes | AppendAudio | None] = asyncio.Queue(MAX_ARRIVED_ITEMS)
         self._audio_task: asyncio.Task[None] | None = None
+        self._hung_up = False
         self.peer.on("datachannel", self._on_data_channel)
         self.peer.on("track", self._on_track)
         self.peer.on("connectionstatechange", self._on_state_change)
@@ -242,10 +243,19 @@ class WebRtcCall:
         await self.hang_up()
 
     async def hang_up(self) -> None:
-        """Close the peer connection, in whatever state it is. A second call does nothing."""
+        """Close the peer connection, in whatever state it is. A second call does nothing. Raises nothing."""
+        if self._hung_up:
+            return
+        self._hung_up = True
         if self._audio_task:
             self._audio_task.cancel()
-        await self.peer.close()
+        try:
+            await self.peer.close()
+        except Exception as error:
+            # aiortc stops transports that a connection has not got yet when its offer was refused half-way. Whatever
+            # has sockets was made after that.
+            log.info("a peer connection did not close cleanly: %r", error)
+            self.peer.remove_all_listeners()
 
     def _on_data_channel(self, channel: RTCDataChannel) -> None:
         if self._channel is None:

@@ -9,7 +9,7 @@ result.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -119,30 +119,31 @@ class Qwen3Asr:
         """Return (): this model does not know where words lie, as its profile says."""
         return ()
 
-    async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        """Yield one FileInfo, then a segment for each part of the file, of at most 24 s, in which speech was heard.
+    async def transcribe(
+        self, slabs: AsyncIterable[Pcm], options: FileOptions
+    ) -> AsyncIterator[FileInfo | TranscriptSegment]:
+        """Yield a segment for each part of the file, of at most 24 s, in which speech was heard, then one FileInfo.
 
         The language that the first part is found to be in holds for the rest. Closing it ends the decode within a step.
         Raises Refused where the engine has no room, ModelError.
         """
-        stream, language, begun = self.open(), options.language, False
+        stream, language, number, num_samples = self.open(), options.language, 0, 0
         try:
-            for number, part in enumerate(split_at_quiet(pcm, PART_S, PART_SLACK_S)):
+            async for start, part in split_at_quiet(slabs, PART_S, PART_SLACK_S):
                 window = Window(
-                    pcm[part],
+                    part,
                     prompt=options.prompt,
                     language=language,
                     final=True,
                     word_times=options.word_times,
-                    start_sample=part.start,
+                    start_sample=start,
                 )
                 found = await stream.decode(window, options.temperature)
                 language = language or found.language or None
-                if not begun:
-                    begun = True
-                    yield FileInfo(found.language, len(pcm) / SAMPLE_RATE_HZ)
                 if found.is_speech:
-                    yield _segment(number, part.start, len(pcm[part]), found, options.temperature)
+                    yield _segment(number, start, len(part), found, options.temperature)
+                number, num_samples = number + 1, start + len(part)
+            yield FileInfo(language or "", num_samples / SAMPLE_RATE_HZ)
         finally:
             stream.close()
 

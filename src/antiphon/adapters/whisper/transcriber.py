@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -175,23 +175,23 @@ class WhisperTranscriber:
         )
         return found
 
-    async def transcribe(self, pcm: Pcm, options: FileOptions) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        """Yield one FileInfo, then the segments of a file, which is decoded in parts of about two minutes.
+    async def transcribe(
+        self, slabs: AsyncIterable[Pcm], options: FileOptions
+    ) -> AsyncIterator[FileInfo | TranscriptSegment]:
+        """Yield the segments of a file, which is decoded in parts of about two minutes, then one FileInfo.
 
         The language found in the first part holds for the rest. Each window of 30 s is one job of the lane, behind all
         live ones. A `temperature` of 0 means OpenAI's own fallback: higher ones where the decode fails. Raises Refused,
         ModelError.
         """
-        language, number, begun = options.language, 0, False
-        for part in split_at_quiet(pcm, PART_S, PART_SLACK_S):
-            segments, info = await self.lane.run(self._opener(pcm[part], options, language), Urgency.BULK)
-            language = info.language
-            if not begun:
-                begun = True
-                yield FileInfo(info.language, len(pcm) / SAMPLE_RATE_HZ)
+        language, number, num_samples = options.language, 0, 0
+        async for start, part in split_at_quiet(slabs, PART_S, PART_SLACK_S):
+            segments, info = await self.lane.run(self._opener(part, options, language), Urgency.BULK)
+            language, num_samples = info.language, start + len(part)
             while (raw := await self.lane.run(partial(next, segments, None), Urgency.BULK)) is not None:
-                yield file_segment(number, raw, part.start)
+                yield file_segment(number, raw, start)
                 number += 1
+        yield FileInfo(language or "en", num_samples / SAMPLE_RATE_HZ)
 
     def _opener(self, pcm: Pcm, options: FileOptions, language: str | None) -> Callable[[], tuple[Iterator[Any], Any]]:
         def begin() -> tuple[Iterator[Any], Any]:

@@ -23,8 +23,8 @@ from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.fields import EMPTY, json_object
 from antiphon.protocols.opening import Opening
 from antiphon.server.auth import identify
-from antiphon.server.body import limited
-from antiphon.server.errors import error_response
+from antiphon.server.body import limited, limited_form
+from antiphon.server.errors import BodyTooLarge, error_response
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import ServerState
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 20
+# An offer is parsed on the event loop, where 8,000 candidates took 6 s. Browsers send a few kB with under 20 of them.
+MAX_SDP_BYTES, MAX_CANDIDATES = 64 << 10, 64
 
 
 async def calls(request: Request) -> Response:
@@ -46,7 +48,7 @@ async def calls(request: Request) -> Response:
     """
     state: ServerState = request.app.state.antiphon
     caller = identify(request, short=True)
-    offer, session = await _parse(limited(request, MAX_BODY_BYTES))
+    offer, session = await _parse(request)
     granted = Opening(session=caller.session)
     if granted.has_session and session and Opening(session=session).is_transcription != granted.is_transcription:
         raise Unauthorized("the client secret was made for another session")
@@ -99,22 +101,35 @@ async def _serve(state: ServerState, live: LiveRealtime, call: WebRtcCall, place
 
 
 async def _parse(request: Request) -> tuple[str, msgspec.Raw | None]:
-    """Return the offer (SDP), and the session it asks for. Raises RemoteProtocolError, HTTPException."""
+    """Return the offer (SDP), and the session it asks for.
+
+    Raises RemoteProtocolError, BodyTooLarge, HTTPException.
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip()
     if content_type == "application/sdp":
-        return (await request.body()).decode(errors="replace"), None
+        return _bounded((await limited(request, MAX_SDP_BYTES).body()).decode(errors="replace")), None
     if content_type != "multipart/form-data":
         raise HTTPException(415, "Send application/sdp, or multipart/form-data with sdp and session.")
-    async with request.form(max_files=2, max_fields=4) as form:
+    async with limited_form(request, MAX_BODY_BYTES, max_fields=4, max_files=2) as form:
         fields = {
             k: (await v.read()).decode(errors="replace") if isinstance(v, UploadFile) else v for k, v in form.items()
         }
     if not fields.get("sdp"):
         raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'sdp'.", "sdp")
+    offer = _bounded(fields["sdp"])
     if not fields.get("session"):
-        return fields["sdp"], None
+        return offer, None
     session = json_object(fields["session"], "session", "session")
-    return fields["sdp"], None if bytes(session) == b"{}" else session
+    return offer, None if bytes(session) == b"{}" else session
+
+
+def _bounded(offer: str) -> str:
+    """Return the offer if parsing it is quick. Raises BodyTooLarge, RemoteProtocolError (`invalid_offer`)."""
+    if len(offer) > MAX_SDP_BYTES:
+        raise BodyTooLarge(f"An offer may have {MAX_SDP_BYTES} bytes.", param="sdp")
+    if offer.count("a=candidate:") > MAX_CANDIDATES:
+        raise RemoteProtocolError("invalid_offer", f"An offer may have {MAX_CANDIDATES} candidates.", "sdp")
+    return offer
 
 
 async def hang_up(request: Request) -> Response:

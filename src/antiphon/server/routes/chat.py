@@ -21,7 +21,6 @@ from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
 from antiphon.server.disconnect import unless_disconnected
-from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import Caller, ServerState
 
 log = logging.getLogger(__name__)
@@ -36,8 +35,7 @@ async def chat_completions(request: Request) -> Response:
     """
     state: ServerState = request.app.state.antiphon
     model = _language_model(state)
-    too_large = BodyTooLarge(f"The body is larger than {MAX_BODY_BYTES} bytes.", "request_too_large")
-    asked = openai_chat.parse(await limited(request, MAX_BODY_BYTES, too_large).body())
+    asked = openai_chat.parse(await limited(request, MAX_BODY_BYTES).body())
     if asked.model not in (model.profile.id, "default"):
         if state.settings.server.strict_models:
             raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")

@@ -26,7 +26,7 @@ from antiphon.protocols.speech import rest as openai_speech
 from antiphon.protocols.speech.fields import HOSTED_VOICES
 from antiphon.protocols.speech.rest import BatchItem, BatchResults, SpeechRequest
 from antiphon.server.auth import identify
-from antiphon.server.body import json_response, limited
+from antiphon.server.body import FORM_BYTES, json_response, limited, limited_form
 from antiphon.server.disconnect import unless_disconnected
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.live.speech_catalog import speech_catalog
@@ -261,11 +261,12 @@ async def _list(request: Request, state: ServerState) -> Response:
 
 
 async def _upload(request: Request, state: ServerState) -> Response:
-    async with limited(request, MAX_SAMPLE_BYTES + (1 << 20)).form(max_files=1, max_fields=20) as form:
+    too_large = BodyTooLarge(f"A sample may have {MAX_SAMPLE_BYTES} bytes.", "file_too_large", "audio_sample")
+    async with limited_form(request, MAX_SAMPLE_BYTES + FORM_BYTES, max_fields=20, error=too_large) as form:
         fields = {key: value for key, value in form.items() if isinstance(value, str)}
         file = form.get("audio_sample")
         if isinstance(file, UploadFile) and (file.size or 0) > MAX_SAMPLE_BYTES:
-            raise BodyTooLarge(f"A sample may have {MAX_SAMPLE_BYTES} bytes.")
+            raise too_large
         sample = await file.read() if isinstance(file, UploadFile) else None
         mime_type = (file.content_type if isinstance(file, UploadFile) else "") or ""
     asked = openai_speech.parse_voice(fields, has_sample=sample is not None)

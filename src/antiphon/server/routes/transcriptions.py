@@ -1,34 +1,45 @@
-"""POST /v1/audio/transcriptions and /v1/audio/translations: a file to text, whole or streamed."""
+"""POST /v1/audio/transcriptions and /v1/audio/translations: a file to text, whole or streamed.
+
+A file may hold hours of audio in a few kilobytes, so it is decoded in slabs as the transcriber needs them.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, closing
 from typing import BinaryIO
 
+import anyio
 import anyio.to_thread
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.containers import decode_all
+from antiphon.audio.containers import decode_in_slabs, measure_s
 from antiphon.contracts import FileInfo, FileOptions, Transcriber, TranscriptionTask, TranscriptSegment
-from antiphon.errors import ModelError, Refused, RemoteProtocolError
+from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import transcriptions as openai_rest
 from antiphon.protocols.rest.transcriptions import FileRequest
-from antiphon.server.body import limited
+from antiphon.server.auth import identify
+from antiphon.server.body import FORM_BYTES, limited_form
+from antiphon.server.disconnect import HeldStream, unless_disconnected
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 
 MAX_FIELDS = 40
-# What a form may hold besides its file, in bytes.
-FORM_BYTES = 1 << 20
+# What is decoded at once: 2 MB, in some 50 ms.
+SLAB_S = 30.0
+# Files that are decoded at the same time: the other threads are needed for codecs.
+_DECODE_LIMITER = anyio.CapacityLimiter(2)
 
 
 async def transcriptions(request: Request) -> Response:
-    """Transcribe a file in its own language, or in the `language` that the request names."""
+    """Transcribe a file in its own language, or in the `language` that the request names.
+
+    The request holds one of its caller's places from before its body is read until its response ends.
+    """
     return await _respond(request, "transcribe")
 
 
@@ -40,72 +51,100 @@ async def translations(request: Request) -> Response:
 async def _respond(request: Request, task: TranscriptionTask) -> Response:
     state: ServerState = request.app.state.antiphon
     transcriber = state.loaded().required_transcriber
-    asked, pcm = await _read(request, state, transcriber)
-    if task == "translate" and (not transcriber.profile.translates or transcriber.profile.languages == ("en",)):
-        raise RemoteProtocolError("invalid_value", "The loaded model does not translate.", "model")
-    state.metrics.audio_s.labels("file").inc(len(pcm) / SAMPLE_RATE_HZ)
-    options = FileOptions(asked.language, asked.prompt, asked.temperature, task, asked.words)
-    return await _run(state, transcriber, pcm, asked, options)
+    async with AsyncExitStack() as stack:
+        stack.enter_context(state.admit(identify(request)))
+        asked, file = await _read(request, state, transcriber, stack)
+        if task == "translate" and (not transcriber.profile.translates or transcriber.profile.languages == ("en",)):
+            raise RemoteProtocolError("invalid_value", "The loaded model does not translate.", "model")
+        options = FileOptions(asked.language, asked.prompt, asked.temperature, task, asked.words)
+        max_s = state.settings.audio.max_file_s
+        if await anyio.to_thread.run_sync(measure_s, file, max_s, limiter=_DECODE_LIMITER) > max_s:
+            raise _too_long(max_s)
+        slabs = await stack.enter_async_context(aclosing(_slabs(state, file)))
+        parts = transcriber.transcribe(slabs, options)
+        await stack.enter_async_context(aclosing(parts))  # type: ignore[type-var]
+        if asked.stream:
+            return HeldStream(_events(parts, options), stack.pop_all())
+        return await unless_disconnected(request, lambda: _whole(state, parts, asked, options))
 
 
-async def _read(request: Request, state: ServerState, transcriber: Transcriber) -> tuple[FileRequest, Pcm]:
-    """Return the form's fields, and its file decoded to 16 kHz.
-
-    Raises RemoteProtocolError, BodyTooLarge, MediaError.
-    """
+async def _read(
+    request: Request, state: ServerState, transcriber: Transcriber, stack: AsyncExitStack
+) -> tuple[FileRequest, BinaryIO]:
+    """Return the form's fields, and its file, which `stack` closes. Raises RemoteProtocolError, BodyTooLarge."""
     max_bytes = state.settings.audio.max_file_bytes
     too_large = BodyTooLarge(f"The file is larger than {max_bytes} bytes.", "file_too_large", "file")
-    async with limited(request, max_bytes + FORM_BYTES, too_large).form(max_files=1, max_fields=MAX_FIELDS) as form:
-        fields: dict[str, list[str]] = {}
-        for key, value in form.multi_items():
-            if isinstance(value, str):
-                fields.setdefault(key, []).append(value)
-        asked = openai_rest.parse_form(fields, transcriber.profile.languages)
-        if state.transcriber_names.lenient(asked.model) is None:
-            raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
-        if state.transcriber_names.exact(asked.model) is None:
-            state.log_alias(asked.model)
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'file'.", "file")
-        if (file.size or 0) > max_bytes:
-            raise too_large
-        source: BinaryIO = file.file
-        return asked, await anyio.to_thread.run_sync(decode_all, source)
+    form = await stack.enter_async_context(
+        limited_form(request, max_bytes + FORM_BYTES, max_fields=MAX_FIELDS, error=too_large)
+    )
+    fields: dict[str, list[str]] = {}
+    for key, value in form.multi_items():
+        if isinstance(value, str):
+            fields.setdefault(key, []).append(value)
+    asked = openai_rest.parse_form(fields, transcriber.profile.languages)
+    if state.transcriber_names.lenient(asked.model) is None:
+        raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
+    if state.transcriber_names.exact(asked.model) is None:
+        state.log_alias(asked.model)
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'file'.", "file")
+    if (file.size or 0) > max_bytes:
+        raise too_large
+    return asked, file.file
 
 
-async def _run(
-    state: ServerState, transcriber: Transcriber, pcm: Pcm, asked: FileRequest, options: FileOptions
+async def _slabs(state: ServerState, file: BinaryIO) -> AsyncGenerator[Pcm, None]:
+    """Decode a file as its slabs are asked for, in a thread. Raises MediaError, and BodyTooLarge past the limit."""
+    max_s, seconds = state.settings.audio.max_file_s, 0.0
+    with closing(decode_in_slabs(file, SLAB_S)) as slabs:
+        while (slab := await anyio.to_thread.run_sync(next, slabs, None, limiter=_DECODE_LIMITER)) is not None:
+            seconds += len(slab) / SAMPLE_RATE_HZ
+            if seconds > max_s + SLAB_S:
+                # What the packets did not tell.
+                raise _too_long(max_s)
+            state.metrics.audio_s.labels("file").inc(len(slab) / SAMPLE_RATE_HZ)
+            yield slab
+
+
+def _too_long(max_s: float) -> BodyTooLarge:
+    return BodyTooLarge(f"The file holds more than {max_s:.0f} s of audio.", "file_too_long", "file")
+
+
+async def _whole(
+    state: ServerState,
+    parts: AsyncIterator[FileInfo | TranscriptSegment],
+    asked: FileRequest,
+    options: FileOptions,
 ) -> Response:
-    if asked.stream:
-        return StreamingResponse(_events(transcriber, pcm, options), media_type="text/event-stream")
     started_s = time.monotonic()
     info, segments = FileInfo(options.language or "en", 0.0), list[TranscriptSegment]()
-    async with aclosing(transcriber.transcribe(pcm, options)) as parts:  # type: ignore[type-var]
-        async for part in parts:
-            if isinstance(part, TranscriptSegment):
-                segments.append(part)
-            else:
-                info = part
+    async for part in parts:
+        if isinstance(part, TranscriptSegment):
+            segments.append(part)
+        else:
+            info = part
     state.metrics.measure("file", time.monotonic() - started_s)
     media_type, text = openai_rest.body(asked, options.task, info, segments)
     return Response(text, media_type=media_type)
 
 
-async def _events(transcriber: Transcriber, pcm: Pcm, options: FileOptions) -> AsyncIterator[str]:
+async def _events(parts: AsyncIterator[FileInfo | TranscriptSegment], options: FileOptions) -> AsyncIterator[str]:
     info, sent, num_tokens = FileInfo(options.language or "en", 0.0), "", 0
     try:
-        async with aclosing(transcriber.transcribe(pcm, options)) as parts:  # type: ignore[type-var]
-            async for part in parts:
-                if not isinstance(part, TranscriptSegment):
-                    info = part
-                    continue
-                text = part.text if sent else part.text.lstrip()
-                num_tokens += len(part.tokens)
-                if text:
-                    sent += text
-                    yield openai_rest.delta_event(text)
-    except (ModelError, Refused) as error:
+        async for part in parts:
+            if not isinstance(part, TranscriptSegment):
+                info = part
+                continue
+            text = part.text if sent else part.text.lstrip()
+            num_tokens += len(part.tokens)
+            if text:
+                sent += text
+                yield openai_rest.delta_event(text)
+    except (ModelError, Refused, MediaError) as error:
         yield openai_rest.error_event(str(error))
+        return
+    except BodyTooLarge as error:
+        yield openai_rest.error_event(error.detail)
         return
     yield openai_rest.done_event(sent, info, num_tokens)

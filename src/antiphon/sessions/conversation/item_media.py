@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import anyio.abc
 import anyio.to_thread
 
-from antiphon.contracts import FileOptions, ImagePart, ImageReader, Transcriber, TranscriptSegment
+from antiphon.contracts import FileOptions, ImagePart, ImageReader, Transcriber, TranscriptSegment, one_slab
 from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events.conversation import CommandRejected, ContentPart, Item
 from antiphon.events.data_uri import decode_image_uri
@@ -112,5 +112,5 @@ class ItemMediaResolver:
 
     async def _transcribe(self, part: ContentPart, language: str | None) -> None:
         audio, part.media = part.media, None
-        segments = self._transcriber.transcribe(audio.pcm, FileOptions(language))
+        segments = self._transcriber.transcribe(one_slab(audio.pcm), FileOptions(language))
         part.text = "".join([s.text async for s in segments if isinstance(s, TranscriptSegment)]).strip()
