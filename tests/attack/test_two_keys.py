@@ -56,3 +56,17 @@ def test_when_a_key_has_all_the_voices_it_may_have_then_other_keys_have_theirs(t
     assert [upload(two_keys, ALICE, f"voice {k}", "yes").status_code for k in range(4)] == [200, 200, 200, 507]
     assert upload(two_keys, ALICE, "voice 0", "again").status_code == 200
     assert upload(two_keys, BOB, "voice 0", "yes").status_code == 200
+
+
+def cached(server: Process, key: dict[str, str], code: str) -> int:
+    """How many tokens of a prompt were in the KV: a guess of a code that somebody else's prompt has."""
+    prompt = f"The vault code of the branch in Zurich, which nobody must ever be told by anybody, is {code}."
+    body = {"model": "default", "messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
+    usage = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=key, timeout=60).json()["usage"]
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_when_a_key_guesses_another_keys_prompt_then_cached_tokens_tell_nothing(two_keys: Process) -> None:
+    assert cached(two_keys, ALICE, "7 3 9 1") == 0
+    assert cached(two_keys, BOB, "7 3 9 1") == 0
+    assert cached(two_keys, ALICE, "7 3 9 1") > 20

@@ -40,7 +40,7 @@ class Partner:
         self.says = "It is level 10."
         self.held, self.num_ended = held, 0
 
-    async def open(self) -> Partner:
+    async def open(self, owner: object = None) -> Partner:
         return self
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:

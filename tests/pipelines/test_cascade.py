@@ -45,7 +45,7 @@ class Writer:
         self.log: list[str] = []
         self.seen: list[tuple[Message, ...]] = []
 
-    async def open(self) -> Writer:
+    async def open(self, owner: object = None) -> Writer:
         return self
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:

@@ -51,7 +51,7 @@ class Echo:
         self.profile = ConversationProfile("echo", RATE_HZ, ("one",))
         self.asked: list[tuple[str, ...]] = []
 
-    async def open(self) -> Echo:
+    async def open(self, owner: object = None) -> Echo:
         return self
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:

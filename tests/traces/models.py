@@ -185,7 +185,7 @@ class Writer:
     def __init__(self) -> None:
         self.profile = LanguageProfile("writer", 4096)
 
-    async def open(self) -> Dialogue:
+    async def open(self, owner: object = None) -> Dialogue:
         return Dialogue()
 
     def load(self) -> LanguageLoad:

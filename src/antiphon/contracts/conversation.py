@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,6 +85,6 @@ class ConversationModel(Protocol):
         """
         ...
 
-    async def open(self) -> ConversationStream:
-        """Open a conversation. Raises Refused where there is no room for its KV."""
+    async def open(self, owner: Hashable | None = None) -> ConversationStream:
+        """Open a conversation, which may share KV with those of an equal `owner`; None: with no other. Raises Refused where there is no room for its KV."""
         ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -179,8 +179,9 @@ class LanguageModel(Protocol):
         """The model's facts, which do not change while it is loaded."""
         ...
 
-    async def open(self) -> LanguageStream:
-        """Open a conversation. Raises Refused where there is no room for its KV."""
+    async def open(self, owner: Hashable | None = None) -> LanguageStream:
+        """Open a conversation. Those of an equal `owner` that begin alike share the KV of it, and tell so by
+        `ReplyDone.cached_tokens`; None: it shares with no other. Raises Refused where there is no room for its KV."""
         ...
 
     def load(self) -> LanguageLoad:

@@ -4,7 +4,7 @@ can be read on them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Hashable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -113,8 +113,9 @@ class VideoModel(Protocol):
         """The model's facts, which do not change while it is loaded."""
         ...
 
-    async def open(self, instructions: str) -> VideoStream:
-        """Open a session with `instructions`, which are what the model is told first. Raises Refused where there is no
+    async def open(self, instructions: str, owner: Hashable | None = None) -> VideoStream:
+        """Open a session with `instructions`, which are what the model is told first. It may share KV with those of an
+        equal `owner`; None: with no other. Raises Refused where there is no
         room.
         """
         ...

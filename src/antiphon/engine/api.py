@@ -7,7 +7,7 @@ that runs the model says what they are (`engine/local/` takes and gives torch te
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
 from typing import Any, Literal, Protocol
@@ -361,9 +361,11 @@ class Engine(Protocol):
         """Return how full the engine is now. Waits for the step under way. Raises Refused after `close`."""
         ...
 
-    async def open(self, reserve_rows: int | None = None) -> Session:
+    async def open(self, reserve_rows: int | None = None, *, owner: Hashable | None = None) -> Session:
         """Return a session without rows, with room promised for `reserve_rows` (None: as the settings say).
 
+        `owner`: whose rows they are, by any value. Sessions that begin alike share their KV only where their owners are
+        equal, so that neither `Session.cached` nor the time of a step tells what others have said; None: with nobody.
         The caller closes it. Waits for the step under way. A caller that is cancelled meanwhile leaves no session
         behind. Raises Refused where there is no room, or after `close`.
         """

@@ -7,7 +7,7 @@ it knows neither where the KV lies nor when it is computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,6 +56,7 @@ class Rows:
     computed when rows that are evicted now were still visible. None: the KV of all rows is exact.
     `epoch`: raised whenever rows are taken back, so that the results of a step that was under way can be discarded.
     `compute_newest`: the newest row is to be computed too, without a generation that asks for it.
+    `owner`: whose they are. Only rows of the same owner may share KV; None: they share with no others.
     `generation`: the generation under way. `last_used_s`: when a step last worked on these rows, on the engine's clock.
     """
 
@@ -69,6 +70,7 @@ class Rows:
     turn_starts: list[int] = field(default_factory=list)
     epoch: int = 0
     compute_newest: bool = False
+    owner: Hashable | None = None
     generation: Generation | None = None
     last_used_s: float = 0.0
 
@@ -191,8 +193,11 @@ class Rows:
     def common_prefix(self, other: Rows, limit: int) -> int:
         """Return how many rows at the head are the same tokens at the same positions as in `other`.
 
-        Only the first `limit` rows of `other` and those whose KV is exact are compared. Embeddings never compare equal.
+        Only the first `limit` rows of `other` and those whose KV is exact are compared. Embeddings never compare equal,
+        and neither do rows of different owners.
         """
+        if self.owner is None or self.owner != other.owner:
+            return 0
         limit = min(len(self.ids), limit, limit if other.exact_rows is None else other.exact_rows)
         for i in range(limit):
             if self.ids[i] is EMBEDDED or self.ids[i] != other.ids[i]:

@@ -15,7 +15,7 @@ import asyncio
 import itertools
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,9 +102,9 @@ class ChatModel:
         self.profile = LanguageProfile(model_id, engine.context_rows)
         self.stop_tokens = self.template.stop_tokens | engine.eos_tokens
 
-    async def open(self) -> ChatStream:
+    async def open(self, owner: Hashable | None = None) -> ChatStream:
         """Return a new conversation, which the caller closes. Raises Refused where there is no room for its KV."""
-        return ChatStream(self, await self.engine.open())
+        return ChatStream(self, await self.engine.open(owner=owner))
 
     def load(self) -> LanguageLoad:
         """Return how full the engine was after its last step; does not wait."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from typing import cast
@@ -80,12 +80,12 @@ class Cascade:
             language.profile.id, voice.sample_rate_hz if voice else DEFAULT_RATE_HZ, voice.voices if voice else ()
         )
 
-    async def open(self) -> ConversationStream:
+    async def open(self, owner: Hashable | None = None) -> ConversationStream:
         """Open a conversation with the language model; the synthesizer keeps no state of one.
 
         Raises Refused where there is no room for its KV.
         """
-        return _CascadeStream(await self._language.open(), self.synthesizer, self._clock)
+        return _CascadeStream(await self._language.open(owner), self.synthesizer, self._clock)
 
 
 def spoken(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 
 from antiphon.contracts import ConversationProfile, Message, NativeModel, ReplyOptions, ResponseChunk, VoiceOptions
 from antiphon.errors import RemoteProtocolError
@@ -24,7 +24,7 @@ class NativeConversationModel:
         facts = native.profile
         self.profile = ConversationProfile(facts.id, facts.sample_rate_hz or DEFAULT_RATE_HZ, facts.voices)
 
-    async def open(self) -> NativePlaceholderStream:
+    async def open(self, owner: Hashable | None = None) -> NativePlaceholderStream:
         """Return a stream that refuses to respond. The session opens one of `native` itself."""
         return NativePlaceholderStream()
 

@@ -8,7 +8,7 @@ to. A question about a time gets what was seen then put before it.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Hashable
 from contextlib import aclosing
 
 import anyio
@@ -89,9 +89,9 @@ class Observer:
         facts = partner.profile
         self.profile = VideoProfile(facts.id, "text", facts.sample_rate_hz, facts.voices)
 
-    async def open(self, instructions: str) -> ObserverStream:
+    async def open(self, instructions: str, owner: Hashable | None = None) -> ObserverStream:
         """Open a conversation of its own for a session; `instructions` follow the observer's. Raises Refused."""
-        conversation = await self._partner.open()
+        conversation = await self._partner.open(owner)
         return ObserverStream(conversation, self._reader, self._transcriber, self._synthesizer, instructions)
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ costs only what is new.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -63,9 +63,9 @@ class ConversationVideoModel:
         facts = partner.profile
         self.profile = VideoProfile(facts.id, "pictures", facts.sample_rate_hz, facts.voices)
 
-    async def open(self, instructions: str) -> ConversationVideoStream:
+    async def open(self, instructions: str, owner: Hashable | None = None) -> ConversationVideoStream:
         """Open a conversation of its own for a session; `instructions` follow this module's. Raises Refused."""
-        return ConversationVideoStream(await self._partner.open(), instructions, eager=self._eager)
+        return ConversationVideoStream(await self._partner.open(owner), instructions, eager=self._eager)
 
     def close(self) -> None:
         """Do nothing: the conversation model stays open, and is closed by the caller that made it."""

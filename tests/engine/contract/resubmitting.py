@@ -39,7 +39,7 @@ class ResubmittingEngine:
         self.check_open()
         return self.last_state
 
-    async def open(self, reserve_rows: int | None = None) -> ResubmittingSession:
+    async def open(self, reserve_rows: int | None = None, *, owner: object = None) -> ResubmittingSession:
         self.check_open()
         await asyncio.sleep(0)
         session = ResubmittingSession(self)

@@ -164,7 +164,7 @@ def test_equal_prefixes_are_computed_once() -> None:
         runner = ScriptedRunner()
         e = engine(runner)
         system = list(range(100, 200))
-        sessions = [await e.open() for _ in range(4)]
+        sessions = [await e.open(owner="one") for _ in range(4)]
         for i, session in enumerate(sessions):
             session.append([*system, 300 + i, 400 + i])
         await asyncio.gather(*(s.settle() for s in sessions))
@@ -175,6 +175,36 @@ def test_equal_prefixes_are_computed_once() -> None:
             assert await tokens(session, 1) == [401 + i]
             handle = session.scheduled.lease.extent.handle  # type: ignore[union-attr]
             assert handle[:102] == [*system, 300 + i, 400 + i]
+        await e.thread.call(e.scheduler.check_integrity)
+        e.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("owner", ["other", None])
+def test_when_sessions_have_other_owners_then_neither_live_nor_kept_prefixes_are_shared(owner: str | None) -> None:
+    async def main() -> None:
+        runner = ScriptedRunner()
+        e = engine(runner)
+        rows = list(range(100, 200))
+        live, closed = await e.open(owner="one"), await e.open(owner="one")
+        live.append(rows)
+        closed.append([*range(300, 400)])
+        await asyncio.gather(live.settle(), closed.settle())
+        closed.close(keep=True)
+        before = runner.rows
+        for given in (rows, [*range(300, 400)]):
+            session, again = await e.open(owner=owner), await e.open(owner=None)
+            session.append(given)
+            again.append(given)
+            await asyncio.gather(session.settle(), again.settle())
+            assert (session.cached, again.cached) == (0, 0)
+        # All of it is computed, and none of it waits for the session that computes the same.
+        assert runner.rows - before == 4 * 99
+        own = await e.open(owner="one")
+        own.append(rows)
+        await own.settle()
+        assert own.cached == 99
         await e.thread.call(e.scheduler.check_integrity)
         e.close()
 
@@ -207,11 +237,11 @@ def test_when_a_session_was_closed_with_keep_a_later_one_continues_its_prefix() 
     async def main() -> None:
         runner = ScriptedRunner()
         e = engine(runner)
-        first = await e.open()
+        first = await e.open(owner="one")
         first.append(list(range(100, 150)))
         out = await tokens(first, 3)
         first.close(keep=True)
-        second = await e.open()
+        second = await e.open(owner="one")
         second.append([*range(100, 150), *out, 700, 701])
         before = runner.rows
         await tokens(second, 1)
@@ -327,7 +357,7 @@ def test_when_a_session_was_closed_with_keep_only_tokens_before_its_first_embedd
     async def main() -> None:
         runner = ScriptedRunner()
         e = engine(runner)
-        first = await e.open()
+        first = await e.open(owner="one")
         first.append(range(100))
         first.append_embeddings([[0.0]] * 5)
         first.append([7])
@@ -335,13 +365,13 @@ def test_when_a_session_was_closed_with_keep_only_tokens_before_its_first_embedd
         first.close(keep=True)
         (kept,) = await e.thread.call(lambda: list(e.scheduler.kept_prefixes))
         assert (len(kept.rows.ids), kept.rows.spans) == (100, [])
-        second = await e.open()
+        second = await e.open(owner="one")
         second.append([*range(100), 5, 6])
         assert await tokens(second, 1) == [7]
         assert second.cached > 60
         # Nothing is kept of a session that begins with an embedding.
         known = await e.thread.call(lambda: list(e.scheduler.kept_prefixes))
-        third = await e.open()
+        third = await e.open(owner="one")
         third.append_embeddings([[0.0]] * 5)
         await third.settle(include_newest=True)
         third.close(keep=True)

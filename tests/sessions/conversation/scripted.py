@@ -74,7 +74,7 @@ class ScriptedModel:
         self.fails = fails
         self.left = 0
 
-    async def open(self) -> ScriptedModel:
+    async def open(self, owner: object = None) -> ScriptedModel:
         return self
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:

@@ -69,7 +69,7 @@ class ScriptedModel:
         self.instructions = ""
         self.num_ended = self.num_closed = self.num_running = 0
 
-    async def open(self, instructions: str) -> ScriptedModel:
+    async def open(self, instructions: str, owner: object = None) -> ScriptedModel:
         self.instructions = instructions
         return self
 
@@ -411,7 +411,7 @@ def test_when_an_answer_fails_then_it_is_an_error_and_the_session_goes_on(error:
 
 def test_when_the_video_model_has_no_room_then_the_session_ends() -> None:
     class Full(ScriptedModel):
-        async def open(self, instructions: str) -> ScriptedModel:
+        async def open(self, instructions: str, owner: object = None) -> ScriptedModel:
             raise Refused("no room", 1.0)
 
     async def main() -> None:

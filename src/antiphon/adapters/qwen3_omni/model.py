@@ -6,7 +6,7 @@ thinker's tokens while they are written (`spoken_tokens.py`) and speaks them (`t
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -93,12 +93,12 @@ class Qwen3Omni:
         self.profile = ConversationProfile(model_id, RATE_HZ, voices, accepts_media=True)
         self.call_opening = thinker.tokenizer.convert_tokens_to_ids(CALL_OPENING)
 
-    async def open(self) -> OmniStream:
+    async def open(self, owner: Hashable | None = None) -> OmniStream:
         """Return a new conversation. The talker's session is opened with the first response that is spoken.
 
         Raises Refused where the thinker's engine has no room for the conversation's KV.
         """
-        return OmniStream(self, await self.thinker.open())
+        return OmniStream(self, await self.thinker.open(owner))
 
     def close(self) -> None:
         """Stop both engines' threads. Conversations that are still open fail."""

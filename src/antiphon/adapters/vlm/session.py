@@ -12,7 +12,7 @@ What is in the KV when a question is answered is the same either way.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -124,13 +124,13 @@ class VisionLanguageModel:
         prepared = await anyio.to_thread.run_sync(lambda: self.family.prepare(image.pixels(MAX_SIDE)))
         return await self.engine.thread.call_model(lambda: self.family.encode(prepared))
 
-    async def open(self, instructions: str) -> VisionLanguageStream:
+    async def open(self, instructions: str, owner: Hashable | None = None) -> VisionLanguageStream:
         """Open a session, and append the system turn: this module's instructions and then the caller's.
 
         Only the session's rows are reserved; the system turn is computed with the first frames or question. Raises
         Refused where the engine has no room.
         """
-        return VisionLanguageStream(self, await self.engine.open(), instructions)
+        return VisionLanguageStream(self, await self.engine.open(owner=owner), instructions)
 
     def close(self) -> None:
         """Stop the model's thread. Sessions that are still open fail; the synthesizer and transcriber stay open."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -107,13 +107,14 @@ class LocalEngine:
         """The tokens that end a text by the model's configuration (`eos_token_id`)."""
         return self.runner.eos_tokens
 
-    async def open(self, reserve_rows: int | None = None) -> LocalSession:
+    async def open(self, reserve_rows: int | None = None, *, owner: Hashable | None = None) -> LocalSession:
         """Return a session without rows, with room promised for `reserve_rows` (None: as the settings say).
 
+        It shares KV with sessions of an equal `owner` that begin alike; None: with no other session.
         The caller closes it. Waits for the step under way. Raises Refused where there is no room, or after `close`.
         """
         rows = max(PAGE_ROWS, self.settings.reserve_rows if reserve_rows is None else reserve_rows)
-        return LocalSession(self, await self._admit(lambda: self.scheduler.open(rows, self._clock())))
+        return LocalSession(self, await self._admit(lambda: self.scheduler.open(rows, self._clock(), owner)))
 
     async def fork(self, session: LocalSession) -> LocalSession:
         """Return a new session with the same rows; see LocalSession.fork, which checks that it may be forked now."""

@@ -9,7 +9,7 @@ Pure: no tensors, no clock, no threads. Times are arguments, and the forward pas
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from antiphon.engine.api import Finish, Token
@@ -42,7 +42,7 @@ class Scheduler:
 
     # What sessions ask for.
 
-    def open(self, reserve_rows: int, now_s: float) -> ScheduledSession:
+    def open(self, reserve_rows: int, now_s: float, owner: Hashable | None = None) -> ScheduledSession:
         """Return a new session that is promised room for `reserve_rows`, or for a whole context where that is less.
 
         Parks idle sessions where that makes room. Raises Refused where all the room is claimed by busy ones.
@@ -52,7 +52,7 @@ class Scheduler:
             if not self._park_longest_idle(exclude=None):
                 busy = sum(1 for s in self.sessions if not s.lease.asleep)
                 raise Refused(f"no room for another session's KV: {busy} are at work", 2.0)
-        session = ScheduledSession(Rows(last_used_s=now_s), lease)
+        session = ScheduledSession(Rows(owner=owner, last_used_s=now_s), lease)
         self.sessions.append(session)
         return session
 
@@ -68,6 +68,7 @@ class Scheduler:
             exact_rows=old.exact_rows,
             pinned=old.pinned,
             turn_starts=list(old.turn_starts),
+            owner=old.owner,
             last_used_s=now_s,
         )
         # A parked session's KV stays where it is: the twin computes its own, or finds an equal prefix.
@@ -322,7 +323,7 @@ class Scheduler:
         return True
 
     def _share_prefix(self, session: ScheduledSession, earlier: list[ScheduledSession]) -> bool:
-        """Take over the KV of the longest equal prefix. False while an earlier session is computing a longer one."""
+        """Take over the KV of the owner's longest equal prefix. False while an earlier session is computing a longer one."""
         rows = session.rows
         best, extent, source = MIN_SHARE_ROWS - 1, None, None
         for kept in self.kept_prefixes:

@@ -372,6 +372,7 @@ class LiveRealtime:
             measure=self._state.metrics.measure,
             turn_detector=models.turn_detector,
             image_reader=models.image_reader,
+            owner=self.caller.key,
         )
         session: ConversationSession | DuplexSession
         if first.config.duplex:

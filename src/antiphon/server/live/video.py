@@ -88,7 +88,12 @@ class LiveVideo:
         for command in received.commands:
             if isinstance(command, VideoConfig):
                 self._session = VideoSession(
-                    command, self._model, self._emit, new_id=random_id, measure=self._state.metrics.measure
+                    command,
+                    self._model,
+                    self._emit,
+                    new_id=random_id,
+                    measure=self._state.metrics.measure,
+                    owner=self._stream.caller.key,
                 )
                 self._stream.start(partial(self._run_session, self._session))
             elif self._session:

@@ -63,7 +63,7 @@ async def _replies(
 ) -> AsyncGenerator[Reply, None]:
     with state.admit(caller):
         started_s = time.monotonic()
-        stream: LanguageStream = await model.open()
+        stream: LanguageStream = await model.open(caller.key)
         try:
             begun = False
             async with aclosing(stream.reply(asked.messages, asked.options)) as replies:

@@ -7,7 +7,7 @@ are closed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 
 import anyio
 import anyio.abc
@@ -59,6 +59,7 @@ class Responder:
     - `playback`: what plays the responses in place of the client, None where nobody reports what was heard.
     - `now`: the number of samples at 16 kHz that the microphone has given.
     - `on_ended`: is awaited with each response task that has ended, after its items are closed and truncated.
+    - `owner`: as `ConversationModel.open` has it.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Responder:
         playback: PlaybackTracker | None,
         now: Callable[[], int],
         on_ended: Callable[[ResponseTask], Awaitable[None]],
+        owner: Hashable | None,
     ) -> None:
         self.config = config
         self._model = model
@@ -85,6 +87,7 @@ class Responder:
         self._playback = playback
         self._now = now
         self._on_ended = on_ended
+        self._owner = owner
         self._stream: ConversationStream | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self.active: ResponseTask | None = None
@@ -97,7 +100,7 @@ class Responder:
         """Open the model's stream for the conversation; responses run as tasks of `group`. Raises Refused where the
         model has no room for another conversation.
         """
-        self._stream = await self._model.open()
+        self._stream = await self._model.open(self._owner)
         self._group = group
 
     async def close(self) -> None:
@@ -210,7 +213,7 @@ class Responder:
         assert self._group
         assert self._stream
         if not response.stored:
-            generation = ResponseGeneration(await self._model.open(), *request)
+            generation = ResponseGeneration(await self._model.open(self._owner), *request)
             self._group.start_soon(self._generate_out_of_band, generation)
             return generation
         if preemptive := await self.preemptive.claim(request):

@@ -2,14 +2,13 @@
 
 The listener is a transcription session with tasks of its own. Its events come to `handle_transcription`, and the
 client's other commands to `handle`, in their order among the audio; only a cancel overtakes them, on the reader's task.
-A response is one task: cancelling it is barge-in, and whatever ends it, its open content part and item are closed in
-order and `ResponseDone` is last.
+A response is one task, which barge-in cancels; whatever ends it, its part and item close, and `ResponseDone` is last.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 
 import anyio
 import anyio.abc
@@ -80,12 +79,12 @@ class ConversationSession:
     - `model`: answers; a native model takes turns by itself instead. `transcriber`, `detector`, `turn_detector` and
       `image_reader` serve the listener and items with media. All models belong to the caller.
     - `emit`: is awaited with every event, in order, and may hold the session back.
-    - `new_id`: returns a fresh id that begins with the given prefix.
+    - `new_id`: returns a fresh id that begins with the given prefix. `clock`: returns monotonic seconds.
     - `min_commit_ms`, `measure`: as TranscriptionSession has them; responses are measured too.
     - `playback`: knows how much of a response was heard; None: the client truncates items itself.
     - `handle_other`: gets the commands that come out of the inbox in place of `handle`, which it has to call.
     - `left_s`: returns the seconds of sent audio still to be played, where that is known better than by the clock.
-    - `clock`: returns monotonic seconds.
+    - `owner`: whose conversation it is, as `ConversationModel.open` has it.
 
     `config` is the present configuration and `conversation` the history. All of it runs in one event loop.
     """
@@ -107,6 +106,7 @@ class ConversationSession:
         playback: PlaybackTracker | None = None,
         handle_other: Callable[[ConversationCommand], Awaitable[None]] | None = None,
         left_s: Callable[[], float] | None = None,
+        owner: Hashable | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -124,10 +124,9 @@ class ConversationSession:
         self._new_id = new_id
         echo_guard = EchoGuard()
         self._playout = Playout(echo_guard, clock)
-        native = model.native
         self._native_turns = (
             NativeTurns(native, lambda turn: self._responder.begin_unasked(turn, lambda: turn.is_cut), emit, clock)
-            if native
+            if (native := model.native)
             else None
         )
         audio_keeper = self._native_turns or self._turn_audio
@@ -156,6 +155,7 @@ class ConversationSession:
             playback=playback,
             now=lambda: self._listener.now,
             on_ended=self._response_ended,
+            owner=owner,
         )
         self._group: anyio.abc.TaskGroup | None = None
         # The items of turns without a transcript, and responses that were asked for meanwhile.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
@@ -82,7 +82,8 @@ class VideoSession:
 
     `video_model` belongs to the caller. `emit` is awaited with every event, in order, and may hold the session back.
     `new_id` makes an id with a prefix; `measure` is called with "first_video_text" and the seconds from a question to
-    its first text; `clock` returns monotonic seconds. All of it runs in one event loop.
+    its first text; `owner` is whose session it is, as `VideoModel.open` has it; `clock` returns monotonic seconds. All
+    of it runs in one event loop.
 
     `num_frames` and `num_kept` count the frames that were handled, and those of them that were kept.
     """
@@ -95,6 +96,7 @@ class VideoSession:
         *,
         new_id: Callable[[str], str],
         measure: Callable[[str, float], None] = lambda kind, seconds: None,
+        owner: Hashable | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
@@ -102,6 +104,7 @@ class VideoSession:
         self._emit = emit
         self._new_id = new_id
         self._measure = measure
+        self._owner = owner
         self._clock = clock
         self._send, self._receive = anyio.create_memory_object_stream[VideoCommand](MAX_WAITING)
         self._stream: VideoStream | None = None
@@ -171,7 +174,7 @@ class VideoSession:
             self._handled.notify()
 
     async def _run(self) -> None:
-        self._stream = await self._video_model.open(self._config.instructions)
+        self._stream = await self._video_model.open(self._config.instructions, self._owner)
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._stream.run)
