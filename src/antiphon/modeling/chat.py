@@ -189,7 +189,8 @@ class ChatStream:
 
         Closing the generator ends the reply within a step; the session keeps what was sampled, for the case that the
         conversation goes on with it. Raises RemoteProtocolError for messages or schemas that cannot be, or where the
-        conversation does not fit and may not be truncated, or where a bias is of no token; ModelError, EngineError where the engine fails.
+        conversation does not fit and may not be truncated, or where a bias is of no token; ModelError, EngineError
+        where the engine fails.
         """
         model, session = self._model, self._session
         tools = _offered_tools(options)
