@@ -55,8 +55,9 @@ class EncodedImage:
     takes a quarter of the time at 1280 x 720 and is all that a frame costs that the filter drops; `pixels` then decodes
     it anew, as it does for pictures over MAX_HELD_SIDE and after `release`.
 
-    `data` is the file as it was received; one of more than `max_pixels` is refused. Both methods that decode take 2 to 100 ms of CPU and belong in a thread; they
-    may be called from several threads.
+    `data` is the file as it was received; one of more than `max_pixels` is refused. Both methods that decode take 2 to
+    100 ms of CPU, wait while MAX_CONCURRENT_DECODES others are decoded, and belong in a thread; they may be called from
+    several threads.
     """
 
     __slots__ = ("_held", "_max_pixels", "_overview", "data")
