@@ -57,10 +57,9 @@ def test_when_jobs_are_arrays_then_those_of_another_key_stay_behind_in_the_queue
         return [len(jobs)] * len(jobs)
 
     async def scenario(lane: Lane[Pcm, int]) -> list[int]:
-        pcm = np.zeros(2, np.float32)
-        first = lane.submit(pcm)
+        first = lane.submit(np.zeros(2, np.float32))
         await asyncio.to_thread(entered.wait, 10)
-        rest = [lane.submit(pcm, 0, key) for key in ("a", "b", "a")]
+        rest = [lane.submit(np.zeros(2, np.float32), 0, key) for key in ("a", "b", "a")]
         release.set()
         return [job.result(10) for job in (first, *rest)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,15 @@ import pytest
 from PIL import Image
 
 from antiphon.errors import MediaError
-from antiphon.vision.images import MAX_HELD_SIDE, MAX_PIXELS, OVERVIEW_SIDE, EncodedImage, decode
+from antiphon.vision.images import (
+    MAX_CONCURRENT_DECODES,
+    MAX_FRAME_PIXELS,
+    MAX_HELD_SIDE,
+    MAX_PIXELS,
+    OVERVIEW_SIDE,
+    EncodedImage,
+    decode,
+)
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
@@ -64,6 +73,40 @@ def test_when_an_image_is_too_large_then_it_is_refused_by_its_header() -> None:
         decode(encoded(Image.new("1", (10_000, MAX_PIXELS // 10_000 + 1000))))
     with pytest.raises(MediaError, match="pixels"):
         decode(encoded(Image.new("1", (20_000, 20_000))))
+
+
+def test_when_a_frame_of_video_is_larger_than_4k_then_it_is_refused_by_its_header() -> None:
+    data = encoded(Image.new("1", (4000, MAX_FRAME_PIXELS // 4000 + 1)))
+    assert len(decode(data, 100)) > 0
+    for read in (EncodedImage(data, MAX_FRAME_PIXELS).overview, lambda: decode(data, 100, MAX_FRAME_PIXELS)):
+        with pytest.raises(MediaError, match=r"over 8\.3 million"):
+            read()
+    with pytest.raises(MediaError, match=r"over 8\.3 million"):
+        EncodedImage(data, MAX_FRAME_PIXELS).pixels(100)
+    assert EncodedImage(encoded(Image.new("1", (3840, 2160))), MAX_FRAME_PIXELS).overview().shape == (144, 256, 3)
+
+
+def test_when_many_images_come_at_once_then_two_are_decoded_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, release, real, data = threading.Semaphore(0), threading.Event(), Image.open, encoded(RED)
+
+    def held(*args: Any, **options: Any) -> Any:
+        entered.release()
+        assert release.wait(10)
+        return real(*args, **options)
+
+    monkeypatch.setattr(Image, "open", held)
+    shapes: list[tuple[int, ...]] = []
+    reads = (lambda: decode(data), EncodedImage(data).overview, lambda: EncodedImage(data).pixels(1600))
+    threads = [threading.Thread(target=lambda read=read: shapes.append(read().shape)) for read in (*reads, *reads)]
+    for thread in threads:
+        thread.start()
+    for _ in range(MAX_CONCURRENT_DECODES):
+        assert entered.acquire(timeout=10)
+    assert not entered.acquire(timeout=0.2)
+    release.set()
+    for thread in threads:
+        thread.join(10)
+    assert shapes == [(20, 40, 3)] * 6
 
 
 @pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP"])

@@ -189,7 +189,8 @@ class ChatStream:
 
         Closing the generator ends the reply within a step; the session keeps what was sampled, for the case that the
         conversation goes on with it. Raises RemoteProtocolError for messages or schemas that cannot be, or where the
-        conversation does not fit and may not be truncated; ModelError, EngineError where the engine fails.
+        conversation does not fit and may not be truncated, or where a bias is of no token; ModelError, EngineError
+        where the engine fails.
         """
         model, session = self._model, self._session
         tools = _offered_tools(options)
@@ -246,6 +247,9 @@ class ChatStream:
 
     def _sampling(self, options: ReplyOptions, prompt: int, grammar: Grammar | None) -> Sampling:
         model, defaults = self._model, self._model.defaults
+        if any(not 0 <= token < model.engine.vocabulary_size for token in options.bias):
+            size = model.engine.vocabulary_size
+            raise RemoteProtocolError("invalid_value", f"The model has {size} tokens, from 0 on.", "logit_bias")
         room = model.profile.context_tokens - prompt
         wanted = options.max_tokens or max(room, model.profile.context_tokens // 4)
         return Sampling(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,12 @@ from antiphon.errors import MediaError
 Pixels = npt.NDArray[np.uint8]
 # A picture of more is refused before it is decoded: 40 million pixels are 120 MB.
 MAX_PIXELS = 40_000_000
+# The same for a frame of video, of which many arrive: 3840 x 2160 is one.
+MAX_FRAME_PIXELS = 8_300_000
+# Pictures that are decoded at the same time in the whole process. A picture takes several times its size meanwhile, and
+# its file may be a thousand times smaller than that, so it is this that bounds the memory.
+MAX_CONCURRENT_DECODES = 2
+_decode_slots = threading.BoundedSemaphore(MAX_CONCURRENT_DECODES)
 # The longer side, in pixels, of the small picture that frame filters and scene facts are computed from.
 OVERVIEW_SIDE = 256
 # A picture decoded at full size is held for its next reader where its longer side has at most this: 10 MB.
@@ -23,16 +30,17 @@ MAX_HELD_SIDE = 1600
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 
-def decode(data: bytes, max_side: int | None = None) -> Pixels:
+def decode(data: bytes, max_side: int | None = None, max_pixels: int = MAX_PIXELS) -> Pixels:
     """Decode an image to its pixels: uint8 [height, width, 3], RGB, turned upright by its EXIF orientation.
 
     Of an animation the first picture is taken. Transparent parts become white; images of more than 8 bits a channel are
     scaled to 8. With `max_side`, a larger image is scaled down so that its longer side fits, and a JPEG is decoded at a
-    fraction of its size, which is much faster. Blocks for as long as the decoding takes. Raises MediaError for what is
-    no image of a known format, is cut off, or has more than MAX_PIXELS.
+    fraction of its size, which is much faster. Blocks for as long as the decoding takes, and while
+    MAX_CONCURRENT_DECODES others are decoded. Raises MediaError for what is no image of a known format, is cut off, or
+    has more than `max_pixels` by its header, before it is decoded.
     """
-    with _media_errors():
-        upright, _ = _decoded(data, max_side)
+    with _decode_slots, _media_errors():
+        upright, _ = _decoded(data, max_side, max_pixels)
         if max_side:
             upright.thumbnail((max_side, max_side))
         return _rgb(upright)
@@ -47,14 +55,16 @@ class EncodedImage:
     takes a quarter of the time at 1280 x 720 and is all that a frame costs that the filter drops; `pixels` then decodes
     it anew, as it does for pictures over MAX_HELD_SIDE and after `release`.
 
-    `data` is the file as it was received. Both methods that decode take 2 to 100 ms of CPU and belong in a thread; they
-    may be called from several threads.
+    `data` is the file as it was received; one of more than `max_pixels` is refused. Both methods that decode take 2 to
+    100 ms of CPU, wait while MAX_CONCURRENT_DECODES others are decoded, and belong in a thread; they may be called from
+    several threads.
     """
 
-    __slots__ = ("_held", "_overview", "data")
+    __slots__ = ("_held", "_max_pixels", "_overview", "data")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, max_pixels: int = MAX_PIXELS) -> None:
         self.data = data
+        self._max_pixels = max_pixels
         self._overview: Pixels | None = None
         self._held: Image.Image | None = None
 
@@ -66,8 +76,8 @@ class EncodedImage:
         """
         found = self._overview
         if found is None:
-            with _media_errors():
-                picture, is_full_size = _decoded(self.data, OVERVIEW_SIDE)
+            with _decode_slots, _media_errors():
+                picture, is_full_size = _decoded(self.data, OVERVIEW_SIDE, self._max_pixels)
                 if is_full_size and max(picture.size) <= MAX_HELD_SIDE:
                     self._held, picture = picture, picture.copy()
                 picture.thumbnail((OVERVIEW_SIDE, OVERVIEW_SIDE))
@@ -82,7 +92,7 @@ class EncodedImage:
         """
         held, self._held = self._held, None
         if held is None or max(held.size) > max_side:
-            return decode(self.data, max_side)
+            return decode(self.data, max_side, self._max_pixels)
         return _rgb(held)
 
     def release(self) -> None:
@@ -90,7 +100,7 @@ class EncodedImage:
         self._overview = self._held = None
 
 
-def _decoded(data: bytes, max_side: int | None) -> tuple[Image.Image, bool]:
+def _decoded(data: bytes, max_side: int | None, max_pixels: int) -> tuple[Image.Image, bool]:
     """Decode a file and turn it upright. Returns the picture, and whether it has its full size.
 
     A JPEG comes as small as its codec can make it for nothing, and no smaller than `max_side`.
@@ -100,12 +110,16 @@ def _decoded(data: bytes, max_side: int | None) -> tuple[Image.Image, bool]:
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     width, height = image.size
-    if width * height > MAX_PIXELS:
-        raise MediaError(f"the image has {width} x {height} pixels, over {MAX_PIXELS // 1_000_000} million")
+    if width * height > max_pixels:
+        raise MediaError(f"the image has {width} x {height} pixels, over {max_pixels / 1_000_000:g} million")
     if max_side and image.format == "JPEG":
         image.draft("RGB", (max_side, max_side))
     is_full_size = image.size == (width, height)
-    return ImageOps.exif_transpose(image), is_full_size
+    # Decoded first, as a file that is still open would be decoded at another size later; in place, as a copy of a large
+    # picture is another 160 MB.
+    image.load()
+    ImageOps.exif_transpose(image, in_place=True)
+    return image, is_full_size
 
 
 @contextmanager

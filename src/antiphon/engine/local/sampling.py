@@ -75,8 +75,7 @@ def _shaped(
     out = _penalized(logits, params, recent, produced)
     if params.bias:
         out = out.clone()
-        for token, bias in params.bias.items():
-            out[token] += bias
+        out[torch.tensor(list(params.bias))] += torch.tensor(list(params.bias.values()), dtype=out.dtype)
     if params.allow is not None:
         allowed_only = torch.full_like(out, -torch.inf)
         ids = torch.tensor(params.allow, dtype=torch.long)

@@ -29,6 +29,8 @@ from antiphon.protocols.wire import JSON_ERRORS
 
 Number = TypeVar("Number", int, float)
 MAX_STOPS = 16
+# Of `logit_bias`: its tokens, which are looked up for each token that is sampled, and the size of its numbers.
+MAX_BIASES, MAX_BIAS = 1024, 100
 ROLES: Mapping[str, MessageRole] = {
     "system": "system",
     "developer": "system",
@@ -212,10 +214,15 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _bias(bias: Mapping[str, float] | None) -> dict[int, float]:
-    try:
-        return {int(k): v for k, v in (bias or {}).items()}
-    except ValueError:
-        raise RemoteProtocolError("invalid_value", "'logit_bias' maps token ids to numbers.", "logit_bias") from None
+    """Check biases but for whether the model has such tokens, which it checks itself."""
+    bias = bias or {}
+    if len(bias) > MAX_BIASES:
+        raise RemoteProtocolError("invalid_value", f"'logit_bias' has at most {MAX_BIASES} tokens.", "logit_bias")
+    for token, value in bias.items():
+        if not (token.isascii() and token.isdecimal() and len(token) < 10 and -MAX_BIAS <= value <= MAX_BIAS):
+            expected = f"token ids with numbers of -{MAX_BIAS} to {MAX_BIAS}"
+            raise RemoteProtocolError("invalid_value", f"'logit_bias' maps {expected}.", "logit_bias")
+    return {int(token): value for token, value in bias.items()}
 
 
 def _tool_choice(choice: str | _Choice | None, tools: Sequence[Tool]) -> str:

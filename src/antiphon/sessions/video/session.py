@@ -51,7 +51,7 @@ from antiphon.events.video import (
 )
 from antiphon.signals import Signal
 from antiphon.vision.frame_filters import BlockFilter, EvsFilter, FrameFilter, sample_frames
-from antiphon.vision.images import EncodedImage
+from antiphon.vision.images import MAX_FRAME_PIXELS, EncodedImage
 
 log = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ class VideoSession:
     async def _append_frame(self, file: bytes, info: FrameInfo) -> None:
         """Keep a frame, unless the filter drops it or it is no image, and report which."""
         assert self._stream
-        image = EncodedImage(file)
+        image = EncodedImage(file, MAX_FRAME_PIXELS)
         self.num_frames += 1
         at_s = self._frame_time(info)
         self._forget()
