@@ -8,6 +8,7 @@ AntiphonError
 ├── LocalProtocolError     our fault: an event that the wire dialect has no frame for, or a state no transition for
 ├── MediaError             a file or container that cannot be decoded
 ├── ModelError             one model step failed; fails the response or session, never the server
+│   └── ModelLost          the model's threads have ended or hang: every call of it fails until the server restarts
 ├── EngineError            the engine was asked for what it cannot do (a row that left the context, a closed session)
 │   ├── CapabilityError    this kind of engine can never do it; names the capability
 │   └── GrammarError       a grammar that the engine does not accept
@@ -63,6 +64,12 @@ class MediaError(AntiphonError):
 
 class ModelError(AntiphonError):
     """A model's step failed, or a model does not load. It fails the response or the session, never the server."""
+
+
+class ModelLost(ModelError):
+    """A model computes nothing any more: one of its threads ended, or hangs in a step. Every call of it fails with this
+    error until the server is started anew. The message names the model's lane or thread, and why it is lost.
+    """
 
 
 class EngineError(AntiphonError):

@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.audio import Pcm
 from antiphon.engine.lane import Lane
-from antiphon.errors import ModelError, Refused
+from antiphon.errors import ModelError, ModelLost, Refused
 
 
 class Gate:
@@ -145,3 +145,67 @@ def test_when_a_lane_is_closed_waiting_jobs_are_cancelled_and_its_threads_end() 
 
     asyncio.run(scenario())
     assert not [t for t in threading.enumerate() if t.name == "lane-t-0"]
+
+
+def run_and_wait(lane: Lane[int, int], *jobs: int) -> list[int | BaseException]:
+    async def main() -> list[int | BaseException]:
+        return await asyncio.wait_for(asyncio.gather(*map(lane.run, jobs), return_exceptions=True), 10)
+
+    return asyncio.run(main())
+
+
+def test_when_a_worker_ends_then_its_job_and_those_that_wait_fail_by_name_and_later_ones_at_once() -> None:
+    def work(jobs: list[int]) -> list[int]:
+        raise SystemExit("the library gave up")
+
+    lane: Lane[int, int] = Lane("ears", work, workers=2)
+    failed = run_and_wait(lane, 1, 2, 3)
+    assert {type(error) for error in failed} == {ModelLost}
+    assert str(failed[0]) == (
+        "the model in the lane ears is lost: its worker ended with SystemExit: the library gave up"
+    )
+    with pytest.raises(ModelLost, match="ears"):
+        lane.submit(4)
+    assert lane.lost is not None
+    lane.close()
+    assert (lane.depth, lane.running) == (0, 0)
+
+
+def test_when_work_hangs_then_its_age_is_known_and_declaring_the_lane_lost_frees_all_callers() -> None:
+    gate = Gate()
+    lane: Lane[int, int] = Lane("ears", gate)
+    assert lane.busy_s() == 0
+
+    async def main() -> None:
+        calls = [asyncio.ensure_future(lane.run(job)) for job in (1, 2)]
+        await asyncio.to_thread(gate.entered.wait, 10)
+        assert lane.busy_s() > 0
+        lane.fail("a step has run for 60 s")
+        failed = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+        assert [str(e) for e in failed] == ["the model in the lane ears is lost: a step has run for 60 s"] * 2
+        # Its worker still hangs, and is not waited for.
+        lane.close(timeout_s=60)
+        assert not gate.open.is_set()
+
+    asyncio.run(main())
+    gate.open.set()
+
+
+@pytest.mark.parametrize("results", [0, 2])
+def test_when_work_returns_another_number_of_results_then_the_job_fails_and_the_worker_goes_on(results: int) -> None:
+    lane: Lane[int, int] = Lane("t", lambda jobs: [9] * (results if jobs == [1] else 1))
+    wrong, right = run_and_wait(lane, 1, 2)
+    assert isinstance(wrong, ModelError)
+    assert str(wrong) == f"t: {results} results for 1 jobs"
+    assert (right, lane.lost) == (9, None)
+    lane.close()
+
+
+def test_when_the_observer_fails_then_the_job_has_its_result_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    def observe(priority: int, waited_s: float, took_s: float) -> None:
+        raise KeyError("no such label")
+
+    lane: Lane[int, int] = Lane("t", lambda jobs: jobs, observe=observe)
+    assert run_and_wait(lane, 1, 2) == [1, 2]
+    assert "the observer of the lane t failed" in caplog.text
+    lane.close()

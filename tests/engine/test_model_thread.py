@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from antiphon.engine.model_thread import ModelThread
-from antiphon.errors import EngineError, ModelError, Refused
+from antiphon.errors import EngineError, ModelError, ModelLost, Refused
 
 
 @pytest.fixture
@@ -152,3 +152,53 @@ def test_when_it_is_closed_what_was_posted_still_runs_and_later_calls_are_refuse
     gate.set()
     closing.join(10)
     assert ran == ["posted"]
+
+
+def test_when_the_thread_ends_then_calls_that_wait_fail_by_name_and_later_ones_at_once() -> None:
+    def step() -> bool:
+        if begun.is_set():
+            raise SystemExit("the library gave up")
+        return False
+
+    begun, gate = threading.Event(), threading.Event()
+    thread = ModelThread("engine", step=step)
+
+    async def main() -> None:
+        thread.post(lambda: gate.wait(10) and begun.set())
+        told = asyncio.get_running_loop().create_future()
+        with thread.waiting(lambda error: told.get_loop().call_soon_threadsafe(told.set_result, error) and None):
+            gate.set()
+            error = await asyncio.wait_for(told, 10)
+        assert str(error) == "the engine is lost: its thread ended with SystemExit: the library gave up"
+        with pytest.raises(ModelLost, match="the engine is lost"):
+            await thread.call(lambda: 1)
+        with pytest.raises(ModelLost), thread.waiting(lambda _: None):
+            pass
+
+    asyncio.run(main())
+    thread.close()
+
+
+def test_when_a_call_hangs_then_its_age_is_known_and_declaring_the_thread_lost_frees_all_callers() -> None:
+    thread, gate, entered = ModelThread("vocoder"), threading.Event(), threading.Event()
+    assert thread.busy_s() == 0
+
+    def hang() -> None:
+        entered.set()
+        assert gate.wait(10)
+
+    async def main() -> None:
+        ran = list[int]()
+        calls = [asyncio.ensure_future(thread.call(hang)), asyncio.ensure_future(thread.call(lambda: ran.append(1)))]
+        await asyncio.to_thread(entered.wait, 10)
+        assert thread.busy_s() > 0
+        thread.fail("a step has run for 60 s")
+        failed = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
+        assert [str(e) for e in failed] == ["the vocoder is lost: a step has run for 60 s"] * 2
+        # It still hangs, and is not waited for.
+        thread.close(timeout_s=60)
+        assert not gate.is_set()
+        assert ran == []
+
+    asyncio.run(main())
+    gate.set()

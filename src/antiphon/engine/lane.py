@@ -4,21 +4,28 @@ Many sessions share one copy of the weights through it. Jobs wait by priority, 0
 equals. `workers` threads run them in batches of at most `max_batch` jobs with equal keys. A job whose caller was
 cancelled is dropped before it runs; one that is running finishes, and its result is discarded.
 
+A lane is *lost* when one of its workers ends, or when a watch declares it so (`fail`): all its jobs fail
+then, and it takes no more.
+
 The lane knows no model and no audio: jobs and results are opaque.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from antiphon.errors import AntiphonError, ModelError, Refused
+from antiphon.errors import AntiphonError, ModelError, ModelLost, Refused
+
+log = logging.getLogger(__name__)
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -49,13 +56,33 @@ class _QueuedJob(Generic[Job, Result]):
     since_s: float
     result: Future[Result] = field(default_factory=Future)
 
+    def resolve(self, result: Result) -> None:
+        """Give the caller its result, unless the job failed with its lane meanwhile."""
+        with suppress(InvalidStateError):
+            self.result.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Give the caller an error, unless the job is cancelled or failed with its lane already."""
+        with suppress(InvalidStateError):
+            self.result.set_exception(error)
+
+
+@dataclass(slots=True, eq=False)
+class _Batch(Generic[Job, Result]):
+    """What one worker is running, and since when, in monotonic seconds."""
+
+    priority: int
+    jobs: list[_QueuedJob[Job, Result]]
+    since_s: float
+
 
 class Lane(Generic[Job, Result]):
     """Runs jobs of one model in `workers` threads, which start at once and end with `close`.
 
     `name`: of the threads, and in errors. `work`: gets a batch of jobs and returns as many results, in a worker thread.
     `max_queue`: jobs that may wait; more are refused. `observe`: called after each batch that succeeded, in the
-    worker's thread, with its priority, the seconds its oldest job waited and the seconds the batch took.
+    worker's thread, with its priority, the seconds its oldest job waited and the seconds the batch took; what it raises
+    is logged. `lost`: why the lane computes nothing any more; None while it is alive.
     """
 
     def __init__(
@@ -79,7 +106,9 @@ class Lane(Generic[Job, Result]):
         self._queues: tuple[deque[_QueuedJob[Job, Result]], ...] = tuple(deque() for _ in range(NUM_PRIORITIES))
         self._changed = threading.Condition()
         self._closed = False
-        self._running = 0
+        self.lost: str | None = None
+        # At most one for each worker.
+        self._batches: list[_Batch[Job, Result]] = []
         self._threads = [
             threading.Thread(target=self._serve, name=f"lane-{name}-{i}", daemon=True) for i in range(workers)
         ]
@@ -90,20 +119,22 @@ class Lane(Generic[Job, Result]):
         """Queue a job and wait for its result. Jobs with equal `key` may share a batch.
 
         `priority`: 0 (first) to 2. A caller that is cancelled takes the job back unless it is running. Raises Refused
-        where the queue is full or the lane is closed, ModelError where `work` fails, CancelledError where the lane is
-        closed while the job waits.
+        where the queue is full or the lane is closed, ModelError where `work` fails, ModelLost where the lane is lost
+        or is so before the result is there, CancelledError where the lane is closed while the job waits.
         """
         return await asyncio.wrap_future(self.submit(job, priority, key))
 
     def submit(self, job: Job, priority: int = 0, key: Hashable = None) -> Future[Result]:
         """Queue a job from any thread and return its future at once. The future is cancelled by `close`.
 
-        Raises Refused as `run` does; a failing `work` sets ModelError on the future.
+        Raises Refused and ModelLost as `run` does; a failing `work` sets ModelError on the future.
         """
         waiting = _QueuedJob[Job, Result](job, key, time.monotonic())
         with self._changed:
             if self._closed:
                 raise Refused(f"{self.name} is shutting down", 5.0)
+            if self.lost:
+                raise self._lost_error()
             if self.depth >= self._max_queue:
                 raise Refused(f"{self.name} has {self.depth} jobs waiting", self._drain_estimate_s())
             self._queues[priority].append(waiting)
@@ -117,18 +148,45 @@ class Lane(Generic[Job, Result]):
 
     @property
     def running(self) -> int:
-        """How many jobs the workers are running now; a batch counts with all its jobs."""
-        return self._running
+        """How many jobs the workers are running now; a batch counts with all its jobs. Takes the queue's lock."""
+        with self._changed:
+            return sum(len(batch.jobs) for batch in self._batches)
 
     def oldest_age_s(self) -> float:
         """Return how many seconds the job that waits longest has waited; 0 where none waits. Takes the queue's lock."""
         with self._changed:
             return max((time.monotonic() - q[0].since_s for q in self._queues if q), default=0.0)
 
+    def busy_s(self) -> float:
+        """Return for how many seconds the batch that is running longest has run; 0 where none is. Takes the lock."""
+        with self._changed:
+            return max((time.monotonic() - batch.since_s for batch in self._batches), default=0.0)
+
+    def fail(self, reason: str) -> None:
+        """Declare the lane lost: jobs that wait or are running fail with ModelLost now, later ones at once.
+
+        From any thread. `reason`: a clause for the error and the log. A worker that hangs is left to the process's end;
+        one that comes back ends, and its results are discarded. Does nothing for a lane that is lost already.
+        """
+        with self._changed:
+            if self.lost:
+                return
+            self.lost = reason
+            failed = [job for queue in self._queues for job in queue]
+            failed += [job for batch in self._batches for job in batch.jobs]
+            for queue in self._queues:
+                queue.clear()
+            self._batches.clear()
+            self._changed.notify_all()
+        log.critical("the model in the lane %s is lost: %s; %d jobs failed", self.name, reason, len(failed))
+        for job in failed:
+            job.fail(self._lost_error())
+
     def close(self, timeout_s: float = 10.0) -> None:
         """Refuse new jobs, cancel the waiting ones, and block until the running ones are done.
 
-        `timeout_s`: the longest wait for each worker; one that is still running then is left to the process's end.
+        `timeout_s`: the longest wait for each worker; one that is still running then is left to the process's end. The
+        workers of a lane that is lost are not waited for.
         """
         with self._changed:
             self._closed = True
@@ -137,27 +195,42 @@ class Lane(Generic[Job, Result]):
                     queue.popleft().result.cancel()
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(0 if self.lost else timeout_s)
+
+    def _lost_error(self) -> ModelLost:
+        return ModelLost(f"the model in the lane {self.name} is lost: {self.lost}")
 
     def _drain_estimate_s(self) -> float:
         step_s = self.stats.busy_s / self.stats.jobs if self.stats.jobs else 0.5
         return max(1.0, self.depth * step_s / self.workers)
 
     def _serve(self) -> None:
-        while True:
-            with self._changed:
-                while not self._closed and not self.depth:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                priority, batch = self._next_batch()
-                self._running += len(batch)
-            if batch:
-                self._run_batch(priority, batch)
-            with self._changed:
-                self._running -= len(batch)
+        try:
+            while batch := self._next_batch():
+                self._run_batch(batch)
+                with self._changed:
+                    if not self.lost:
+                        self._batches.remove(batch)
+        except BaseException as error:
+            # Jobs that wait for a thread that is gone would wait for ever.
+            log.critical("a worker of the lane %s ended", self.name, exc_info=True)
+            self.fail(f"its worker ended with {type(error).__name__}: {error}")
 
-    def _next_batch(self) -> tuple[int, list[_QueuedJob[Job, Result]]]:
+    def _next_batch(self) -> _Batch[Job, Result] | None:
+        """Wait for jobs and return the next batch, marked as running; None once the lane is closed or lost."""
+        with self._changed:
+            while True:
+                while not self._closed and not self.lost and not self.depth:
+                    self._changed.wait()
+                if self._closed or self.lost:
+                    return None
+                priority, jobs = self._take_jobs()
+                if jobs:
+                    batch = _Batch(priority, jobs, time.monotonic())
+                    self._batches.append(batch)
+                    return batch
+
+    def _take_jobs(self) -> tuple[int, list[_QueuedJob[Job, Result]]]:
         """The oldest job of the first priority that has any, and those behind it that share its key."""
         priority = next(p for p, q in enumerate(self._queues) if q)
         queue, batch = self._queues[priority], list[_QueuedJob[Job, Result]]()
@@ -171,27 +244,35 @@ class Lane(Generic[Job, Result]):
                 batch.append(waiting)
         return priority, batch
 
-    def _run_batch(self, priority: int, batch: list[_QueuedJob[Job, Result]]) -> None:
-        started = time.monotonic()
+    def _run_batch(self, batch: _Batch[Job, Result]) -> None:
+        jobs, started = batch.jobs, batch.since_s
         try:
-            results = self._work([w.job for w in batch])
+            results = self._work([w.job for w in jobs])
+            if len(results) != len(jobs):
+                raise ModelError(f"{self.name}: {len(results)} results for {len(jobs)} jobs")
         except Exception as error:
             # The edge of a model: whatever a library raises fails these jobs and nothing else.
-            self.stats.failures += len(batch)
+            self.stats.failures += len(jobs)
             wrapped = error if isinstance(error, AntiphonError) else ModelError(f"{self.name}: {error}")
             wrapped.__cause__ = None if wrapped is error else error
-            for waiting in batch:
-                waiting.result.set_exception(wrapped)
+            for waiting in jobs:
+                waiting.fail(wrapped)
             return
         took = time.monotonic() - started
-        waited = started - min(w.since_s for w in batch)
+        waited = started - min(w.since_s for w in jobs)
         # Counted before the callers wake, so that a caller with a result finds it in the stats.
         with self._changed:
-            self.stats.jobs += len(batch)
+            self.stats.jobs += len(jobs)
             self.stats.batches += 1
             self.stats.busy_s += took
             self.stats.waited_s += waited
-        if self._observe:
-            self._observe(priority, waited, took)
-        for waiting, result in zip(batch, results, strict=True):
-            waiting.result.set_result(result)
+        self._report(batch.priority, waited, took)
+        for waiting, result in zip(jobs, results, strict=True):
+            waiting.resolve(result)
+
+    def _report(self, priority: int, waited_s: float, took_s: float) -> None:
+        try:
+            if self._observe:
+                self._observe(priority, waited_s, took_s)
+        except Exception:
+            log.exception("the observer of the lane %s failed", self.name)

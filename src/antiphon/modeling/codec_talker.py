@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from antiphon.engine.api import Sampling, Session
 from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens, draw_uniforms, is_plain
 from antiphon.engine.local.sampling import random_generator, sample
 from antiphon.engine.model_thread import ModelThread
-from antiphon.errors import ModelError
+from antiphon.errors import ModelError, ModelLost
 
 # The last codes of the talker's vocabulary are control codes, and no audio.
 SPECIAL_CODES = 1024
@@ -157,6 +157,11 @@ class _PredictionRequest:
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[tuple[list[int], torch.Tensor]]
 
+    def lose(self, error: ModelLost) -> None:
+        """Fail the request, from any thread."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(_resolve, self.done, error)
+
 
 class CodePredictorBatch:
     """Runs a CodePredictor in the model's thread, once for all sessions that ask before the next step.
@@ -184,8 +189,9 @@ class CodePredictorBatch:
         loop = asyncio.get_running_loop()
         request = _PredictionRequest(thought, code, params, random, loop, loop.create_future())
         self._requests.append(request)
-        self._thread.post(self._predict)
-        return await request.done
+        with self._thread.waiting(request.lose):
+            self._thread.post(self._predict)
+            return await request.done
 
     def _predict(self) -> None:
         """Serve all requests that have come, in the model's thread."""

@@ -37,7 +37,7 @@ from antiphon.engine.local.kv.cache import PAGE_ROWS, KvCache
 from antiphon.engine.local.scheduler import Scheduler
 from antiphon.engine.local.step import MAX_UNREAD_TOKENS, ScheduledSession, StepLimits, StepRunner
 from antiphon.engine.model_thread import ModelThread
-from antiphon.errors import EngineError, ModelError, Refused
+from antiphon.errors import EngineError, ModelError, ModelLost, Refused
 
 log = logging.getLogger(__name__)
 
@@ -137,7 +137,7 @@ class LocalEngine:
         try:
             return await self.thread.call(open_one)
         except asyncio.CancelledError:
-            with suppress(Refused):
+            with suppress(Refused, ModelLost):
                 self.thread.post(close_all)
             raise
 
@@ -313,7 +313,8 @@ class LocalSession:
         """Wait until the rows given so far are in the KV.
 
         The newest row is left for the generation that needs its logits, unless `include_newest`. Raises ModelError
-        where a step failed, EngineError where the session or the engine was closed meanwhile.
+        where a step failed, ModelLost where the engine's thread is lost, EngineError where the session or the engine
+        was closed meanwhile.
         """
         self._require_open()
         loop = asyncio.get_running_loop()
@@ -323,8 +324,9 @@ class LocalSession:
             self._thread.deliver(loop, lambda: _resolve(done, error))
 
         scheduler = self._engine.scheduler
-        self._thread.post(lambda: scheduler.settle(self.scheduled, on_settled, include_newest=include_newest))
-        await done
+        with self._thread.waiting(lambda error: _call_in(loop, lambda: _resolve(done, error))):
+            self._thread.post(lambda: scheduler.settle(self.scheduled, on_settled, include_newest=include_newest))
+            await done
 
     async def generate(self, params: Sampling) -> AsyncGenerator[Token, None]:
         """Sample tokens after the last row and yield them as they come; each becomes a row of the session.
@@ -332,8 +334,8 @@ class LocalSession:
         Pending rows are computed first. `finish` says why it ended. Closing the generator, or cancelling its task, ends
         the generation within a step and leaves the session with just the tokens that were yielded. The engine goes on
         until it is MAX_UNREAD_TOKENS ahead of the reader. Raises ModelError where a step failed, EngineError where
-        there are no rows, or the session generates already or is closed, CapabilityError and GrammarError as
-        `LocalEngine.prepare_grammar`.
+        there are no rows, or the session generates already or is closed, ModelLost where the engine's thread is lost,
+        CapabilityError and GrammarError as `LocalEngine.prepare_grammar`.
         """
         self._require_idle()
         loop = asyncio.get_running_loop()
@@ -351,19 +353,20 @@ class LocalSession:
             if params.grammar is not None:
                 generation.constraint = await self._engine.constraint(params.grammar, params.stop)
                 self._require_open()
-            self._thread.post(lambda: self._begin(generation))
-            ended = False
-            while True:
-                match await queue.get():
-                    case Token() as token:
-                        self._consume(generation)
-                        yield token
-                    case Finish() as reason:
-                        self.finish, ended = reason, True
-                        return
-                    case error:
-                        ended = True
-                        raise error
+            with self._thread.waiting(lambda error: _call_in(loop, lambda: queue.put_nowait(error))):
+                self._thread.post(lambda: self._begin(generation))
+                ended = False
+                while True:
+                    match await queue.get():
+                        case Token() as token:
+                            self._consume(generation)
+                            yield token
+                        case Finish() as reason:
+                            self.finish, ended = reason, True
+                            return
+                        case error:
+                            ended = True
+                            raise error
         finally:
             self._generating = False
             if not ended:
@@ -386,11 +389,9 @@ class LocalSession:
         """
         if not self._closed:
             self._closed = True
-            try:
+            # A closed engine holds nothing, and the memory of a lost one is not given back before the process ends.
+            with suppress(Refused, ModelLost):
                 self._thread.post(lambda: self._engine.scheduler.close(self.scheduled, keep))
-            except Refused:
-                # A closed engine holds nothing.
-                return
 
     def _begin(self, generation: Generation) -> None:
         try:
@@ -406,10 +407,8 @@ class LocalSession:
             self._thread.wake()
 
     def _cancel(self, generation: Generation) -> None:
-        try:
+        with suppress(Refused, ModelLost):
             self._thread.post(lambda: self._engine.scheduler.cancel(self.scheduled, generation))
-        except Refused:
-            return
 
     def _require_open(self) -> None:
         if self._closed:
@@ -424,6 +423,12 @@ class LocalSession:
 def _check_positions(count: int, positions: Sequence[Position] | None) -> None:
     if positions is not None and len(positions) != count:
         raise ValueError(f"{len(positions)} positions for {count} rows")
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Have `function` run in a loop, from any thread; a loop that was closed meanwhile has nobody who waits."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(function)
 
 
 def _resolve(done: asyncio.Future[None], error: Exception | None) -> None:
