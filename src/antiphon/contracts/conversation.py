@@ -86,5 +86,8 @@ class ConversationModel(Protocol):
         ...
 
     async def open(self, owner: Hashable | None = None) -> ConversationStream:
-        """Open a conversation, which may share KV with those of an equal `owner`; None: with no other. Raises Refused where there is no room for its KV."""
+        """Open a conversation, which may share KV with those of an equal `owner`; None: with no other.
+
+        Raises Refused where there is no room for its KV.
+        """
         ...
