@@ -92,10 +92,11 @@ class GrammarError(EngineError):
 
 class Refused(AntiphonError):
     """There is no room for what was asked. `reason` is a sentence for the client, `retry_after_s` an estimate in
-    seconds.
+    seconds. `by_own_limit`: the caller's key has all that it may have, while the server has room for others.
     """
 
-    def __init__(self, reason: str, retry_after_s: float) -> None:
+    def __init__(self, reason: str, retry_after_s: float, *, by_own_limit: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.by_own_limit = by_own_limit
         self.retry_after_s = retry_after_s

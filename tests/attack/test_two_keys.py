@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import stat
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
 
-from tests.attack.doors import as_key
+from tests.attack.doors import as_key, upgrade
 from tests.conftest import Process
+from tests.server.clients import connect, until_idle
 
 ALICE, BOB = as_key("alice"), as_key("bob")
 
@@ -70,3 +73,15 @@ def test_when_a_key_guesses_another_keys_prompt_then_cached_tokens_tell_nothing(
     assert cached(two_keys, ALICE, "7 3 9 1") == 0
     assert cached(two_keys, BOB, "7 3 9 1") == 0
     assert cached(two_keys, ALICE, "7 3 9 1") > 20
+
+
+def test_when_a_key_holds_all_its_sessions_then_it_gets_429_and_another_key_is_served(two_keys: Process) -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as sockets:
+            for _ in range(3):
+                await sockets.enter_async_context(connect(two_keys.ws, additional_headers=ALICE))
+            assert await asyncio.to_thread(upgrade, two_keys, "/v1/realtime", **ALICE) == 429
+            assert await asyncio.to_thread(upgrade, two_keys, "/v1/realtime", **BOB) == 101
+
+    asyncio.run(until_idle(two_keys))
+    asyncio.run(main())

@@ -36,6 +36,7 @@ from antiphon.settings import Settings
 RESPONSES: list[tuple[Exception, int, str, str | None, str | None]] = [
     (Unauthorized("no key"), 401, "authentication_error", "invalid_api_key", None),
     (Refused("the server is full", 2.5), 503, "server_error", "rate_limit_exceeded", None),
+    (Refused("the key is", 2.5, by_own_limit=True), 429, "rate_limit_error", "rate_limit_exceeded", None),
     (RemoteProtocolError("invalid_value", "No.", "model"), 400, "invalid_request_error", "invalid_value", "model"),
     (RemoteProtocolError("model_not_found", "No.", "model"), 404, "invalid_request_error", "model_not_found", "model"),
     (RemoteProtocolError("voice_not_found", "No."), 404, "invalid_request_error", "voice_not_found", None),

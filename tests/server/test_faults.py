@@ -269,7 +269,7 @@ def test_when_keys_and_limits_are_set_then_requests_sessions_and_backlog_are_hel
         async with connect(server.ws, **one) as first, connect(server.ws, **one):
             with pytest.raises(InvalidStatus) as full:
                 await websockets.connect(f"{server.ws}/v1/realtime", **one)  # type: ignore[arg-type]
-            assert full.value.response.status_code == 503
+            assert full.value.response.status_code == 429
             assert int(full.value.response.headers["Retry-After"]) > 0
             await first.say("session.update", model="default")
             with pytest.raises(ConnectionClosed) as closed:

@@ -181,7 +181,8 @@ class LanguageModel(Protocol):
 
     async def open(self, owner: Hashable | None = None) -> LanguageStream:
         """Open a conversation. Those of an equal `owner` that begin alike share the KV of it, and tell so by
-        `ReplyDone.cached_tokens`; None: it shares with no other. Raises Refused where there is no room for its KV."""
+        `ReplyDone.cached_tokens`; None: it shares with no other. Raises Refused where there is no room for its KV.
+        """
         ...
 
     def load(self) -> LanguageLoad:

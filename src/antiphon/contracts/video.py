@@ -115,8 +115,7 @@ class VideoModel(Protocol):
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> VideoStream:
         """Open a session with `instructions`, which are what the model is told first. It may share KV with those of an
-        equal `owner`; None: with no other. Raises Refused where there is no
-        room.
+        equal `owner`; None: with no other. Raises Refused where there is no room.
         """
         ...
 

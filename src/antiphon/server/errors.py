@@ -79,7 +79,8 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
             return error_response(401, "Incorrect API key provided.", code="invalid_api_key")
         case Refused():
             metrics.refused.labels("no_room").inc()
-            return error_response(503, error.reason, code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
+            status = 429 if error.by_own_limit else 503
+            return error_response(status, error.reason, code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
         case RemoteProtocolError():
             status = 404 if error.code in _NOT_FOUND else 400
             return error_response(status, error.message, code=error.code, param=error.param)

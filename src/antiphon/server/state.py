@@ -202,7 +202,7 @@ class ServerState:
         if self._by_key.total() >= server.max_sessions:
             raise Refused(f"the server holds {server.max_sessions} sessions", 10.0)
         if self._by_key[caller.key] >= server.sessions_per_key:
-            raise Refused(f"this key holds {server.sessions_per_key} sessions", 10.0)
+            raise Refused(f"this key holds {server.sessions_per_key} sessions", 10.0, by_own_limit=True)
         self._by_key[caller.key] += 1
         self.num_admitted += 1
         try:

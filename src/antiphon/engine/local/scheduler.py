@@ -323,7 +323,7 @@ class Scheduler:
         return True
 
     def _share_prefix(self, session: ScheduledSession, earlier: list[ScheduledSession]) -> bool:
-        """Take over the KV of the owner's longest equal prefix. False while an earlier session is computing a longer one."""
+        """Take over the KV of the longest equal prefix of the owner. False while an earlier session computes it."""
         rows = session.rows
         best, extent, source = MIN_SHARE_ROWS - 1, None, None
         for kept in self.kept_prefixes:
