@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -11,8 +12,11 @@ import pytest
 from antiphon.engine.lane import Lane
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelLost
+from antiphon.loading.loaded import LoadedModels
+from antiphon.server import run
 from antiphon.server.metrics import Metrics
 from antiphon.server.model_watch import declare_stalled, watch_models
+from antiphon.settings import Settings
 from tests.server.scripted import serving
 
 
@@ -64,3 +68,15 @@ def test_when_a_step_is_older_than_the_limit_then_only_its_model_is_lost_and_its
         idle.close()
 
     asyncio.run(main())
+
+
+def test_when_a_model_is_lost_and_the_server_is_to_exit_then_it_ends_with_an_error_that_names_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lane: Lane[int, int] = Lane("transcriber", list)
+    loaded = LoadedModels(None, None, None, None, None, None, None, None, (), (lane,))
+    monkeypatch.setattr(run, "load", lambda *_: loaded)
+    server = replace(Settings().server, port=0, exit_on_model_loss=True)
+    serve = run.serve(replace(Settings(), server=server), lambda _: lane.fail("its device is gone"))
+    with pytest.raises(ModelLost, match="the model transcriber is lost: its device is gone"):
+        asyncio.run(asyncio.wait_for(serve, 20))
