@@ -87,6 +87,10 @@ class ServerSettings:
         30.0, "Seconds in which a request's body has to arrive, and one more for each 4 KiB of it.", low=0.1
     )
     drain_s: float = option(20.0, "Seconds that live sessions get to finish after SIGTERM.", low=0)
+    stall_s: float = option(
+        120.0, "Seconds that one step of a model may take before the model is declared lost; 0 for any time.", low=0
+    )
+    exit_on_model_loss: bool = option(False, "Drain and exit with status 1 once a model is lost, for a supervisor.")
     session_s: float = option(3600.0, "Seconds after which a session expires; 0 for never.", low=0)
     strict_models: bool = option(False, "Answer model_not_found for a client's default model name instead of serving.")
     log_level: str = option("info", "Log level.", choices=("debug", "info", "warning", "error"))

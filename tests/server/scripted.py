@@ -24,6 +24,7 @@ from antiphon.contracts import (
     TextDelta,
     VoiceOptions,
 )
+from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.events.tools import Tool
 from antiphon.events.words import Word
@@ -82,7 +83,9 @@ class Echo:
 
 @contextmanager
 def serving(
-    settings: Settings | None = None, transcriber: ScriptedTranscriber | None = None
+    settings: Settings | None = None,
+    transcriber: ScriptedTranscriber | None = None,
+    lanes: tuple[Lane[Any, Any], ...] = (),
 ) -> Iterator[tuple[str, ServerState, Echo]]:
     """Yields a running server's ws:// URL, its state and its conversation model; drains the server afterwards."""
     echo = Echo()
@@ -96,7 +99,7 @@ def serving(
         partner=echo,
         watcher=None,
         names=("scripted",),
-        lanes=(),
+        lanes=lanes,
     )
     state = ServerState(settings or Settings(), Metrics(), models)
     sock = socket.create_server(("127.0.0.1", 0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import numpy as np
@@ -33,6 +33,23 @@ from antiphon.pipelines.observer import Observer
 from antiphon.pipelines.video_partner import ConversationVideoModel
 
 
+class ModelWorker(Protocol):
+    """What a model runs in, a lane or an engine's thread, as a watch of its progress sees it.
+
+    `lost`: why it computes nothing any more; None while it is alive.
+    """
+
+    lost: str | None
+
+    def busy_s(self) -> float:
+        """Return for how many seconds the step under way has run; 0 where none is."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Declare it lost: whatever waits for it fails with ModelLost now, and later calls at once."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
     """The models that all sessions share; None for a role that was not asked for.
@@ -55,6 +72,30 @@ class LoadedModels:
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
     eager_frames: bool = True
+
+    @property
+    def workers(self) -> dict[str, ModelWorker]:
+        """What the models run in: lanes by their names, and the threads of local engines by their model's role. The
+        second engine of a model is ROLE-2.
+        """
+        workers: dict[str, ModelWorker] = {lane.name: lane for lane in self.lanes}
+        partner = getattr(self.partner, "native", None) or self.partner
+        owners = {
+            "language": self.language_model,
+            "partner": partner,
+            "watcher": self.watcher,
+            "transcriber": self.transcriber,
+            "synthesizer": self.synthesizer,
+        }
+        for role, model in owners.items():
+            for number, engine in enumerate(getattr(model, "engines", ()), 1):
+                if (thread := getattr(engine, "thread", None)) and thread not in workers.values():
+                    workers[role if number == 1 else f"{role}-{number}"] = thread
+        return workers
+
+    def lost(self) -> dict[str, str]:
+        """Return the workers that compute nothing any more, and why; empty while all are alive."""
+        return {name: worker.lost for name, worker in self.workers.items() if worker.lost}
 
     @property
     def required_transcriber(self) -> Transcriber:

@@ -113,6 +113,11 @@ class ChatModel:
             state.sessions, state.generating, state.parked, state.kv_bytes, state.kv_total_bytes, state.parked_bytes
         )
 
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """The engine that steps the model, for whoever watches its thread."""
+        return (self.engine,)
+
     def close(self) -> None:
         """End the engine after the step under way, and block until it ended; see Engine.close."""
         self.engine.close()

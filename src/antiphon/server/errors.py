@@ -20,6 +20,7 @@ from antiphon.errors import (
     EngineError,
     MediaError,
     ModelError,
+    ModelLost,
     Refused,
     RemoteProtocolError,
     StoreError,
@@ -86,6 +87,9 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
             return error_response(status, error.message, code=error.code, param=error.param)
         case MediaError():
             return error_response(400, str(error), code="invalid_value", param="file")
+        case ModelLost():
+            log.error("%s failed: %s", connection.url.path, error)
+            return error_response(503, str(error), code="model_lost")
         case ModelError() | EngineError():
             path = connection.url.path
             log.error("%s failed: %s", path, error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from antiphon.contracts import LanguageModel, Urgency
 from antiphon.engine.lane import Lane
+from antiphon.loading.loaded import ModelWorker
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 
@@ -59,14 +60,19 @@ class Metrics:
         )
 
     def watch(
-        self, lanes: Sequence[Lane[Any, Any]], backlog_s: Callable[[], float], language: LanguageModel | None = None
+        self,
+        lanes: Sequence[Lane[Any, Any]],
+        backlog_s: Callable[[], float],
+        language: LanguageModel | None = None,
+        workers: Mapping[str, ModelWorker] | None = None,
     ) -> None:
-        """Report lanes, the longest backlog and the language model's KV, read anew for each request of /metrics.
+        """Report lanes, workers, the longest backlog and the language model's KV, read anew for each /metrics.
 
         `backlog_s` returns the seconds of audio that wait in the session that is furthest behind. Call it once, when
         the models are loaded.
         """
         self.registry.register(_Lanes(lanes, backlog_s))
+        self.registry.register(_Workers(workers or {}))
         if language:
             self.registry.register(_Kv(language))
 
@@ -103,6 +109,19 @@ class _Kv(Collector):
             ("antiphon_kv_parked_bytes", "KV that is parked.", load.parked_bytes),
         ):
             yield GaugeMetricFamily(name, help, value=value)
+
+
+class _Workers(Collector):
+    def __init__(self, workers: Mapping[str, ModelWorker]) -> None:
+        self._workers = workers
+
+    def collect(self) -> Iterable[Metric]:
+        alive = GaugeMetricFamily("antiphon_model_alive", "0 once a model is lost.", labels=["worker"])
+        busy = GaugeMetricFamily("antiphon_model_busy_seconds", "Age of the step under way.", labels=["worker"])
+        for name, worker in self._workers.items():
+            alive.add_metric([name], 0 if worker.lost else 1)
+            busy.add_metric([name], worker.busy_s())
+        return (alive, busy)
 
 
 class _Lanes(Collector):

@@ -15,11 +15,12 @@ import anyio
 import anyio.to_thread
 import uvicorn
 
-from antiphon.errors import AntiphonError, SettingsError
+from antiphon.errors import AntiphonError, ModelLost, SettingsError
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
+from antiphon.server.model_watch import watch_models
 from antiphon.server.origin import is_loopback
 from antiphon.server.state import ServerState
 from antiphon.settings import ServerSettings, Settings
@@ -58,7 +59,8 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
     """Serve until SIGTERM or SIGINT, then drain and close. Run it in the main thread's event loop.
 
     The socket is open while the models load; requests are refused with 503 until then. `on_ready` is called with the
-    base URL once they are loaded and warm. Raises SettingsError, StoreError or ModelError if the server cannot start.
+    base URL once they are loaded and warm. Raises SettingsError, StoreError or ModelError if the server cannot start,
+    ModelLost after the drain if a model was lost and `exit_on_model_loss` is set.
     """
     check_exposure(settings)
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != FALSE_ALARM)
@@ -83,12 +85,16 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
                     failure = error
                 else:
                     state.models = models
-                    state.metrics.watch(models.lanes, state.backlog_s, models.language_model)
+                    state.metrics.watch(models.lanes, state.backlog_s, models.language_model, models.workers)
+                    on_lost = stop.set if settings.server.exit_on_model_loss else lambda: None
+                    group.start_soon(watch_models, models.workers, settings.server.stall_s, on_lost)
                     if not settings.server.api_keys:
                         log.warning("no API key is set: %s may use this server", _reaching(settings.server.host))
                     on_ready(_base_url(settings.server, sock))
                     await stop.wait()
                     await drain(state, settings.server.drain_s)
+                    if settings.server.exit_on_model_loss and (lost := models.lost()):
+                        failure = ModelLost("; ".join(f"the model {name} is lost: {why}" for name, why in lost.items()))
                 http.should_exit = True
             if failure:
                 raise first_cause(failure)

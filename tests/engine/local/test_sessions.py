@@ -12,8 +12,8 @@ import pytest
 from antiphon.engine.api import EngineSettings, Finish, Sampling
 from antiphon.engine.local.engine import LocalEngine, LocalSession
 from antiphon.engine.local.step import MAX_UNREAD_TOKENS
-from antiphon.errors import EngineError, Refused
-from tests.engine.local.scripted import ScriptedRunner
+from antiphon.errors import EngineError, ModelError, Refused
+from tests.engine.local.scripted import Memory, ScriptedRunner
 
 
 def engine(runner: ScriptedRunner, **options: Any) -> LocalEngine:
@@ -453,5 +453,33 @@ def test_when_the_engine_is_closed_a_waiting_reader_gets_an_error() -> None:
         await closing
         with pytest.raises(EngineError, match="closed"):
             await asyncio.wait_for(reading, 10)
+
+    asyncio.run(main())
+
+
+def test_when_an_allocation_fails_then_only_the_session_whose_turn_it_was_fails_and_it_can_try_again() -> None:
+    class FullDevice(Memory):
+        fail_once = False
+
+        def extend(self, source: list[Any] | None, rows: int, valid: int, *, shared: bool) -> list[Any]:
+            if self.fail_once:
+                self.fail_once = False
+                raise MemoryError("out of memory")
+            return super().extend(source, rows, valid, shared=shared)
+
+    async def main() -> None:
+        memory = FullDevice()
+        e = engine(ScriptedRunner(memory=memory))
+        other, unlucky = await e.open(), await e.open()
+        other.append([1, 2])
+        assert await tokens(other, 1) == [3]
+        memory.fail_once = True
+        unlucky.append([7, 8])
+        with pytest.raises(ModelError, match="out of memory"):
+            await tokens(unlucky, 2)
+        assert await tokens(other, 2) == [4, 5]
+        assert await tokens(unlucky, 2) == [9, 10]
+        await e.thread.call(e.scheduler.check_integrity)
+        e.close()
 
     asyncio.run(main())

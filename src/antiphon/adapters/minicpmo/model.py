@@ -122,6 +122,11 @@ class MiniCpmO:
             raise
         return stream
 
+    @property
+    def engines(self) -> tuple[LocalEngine, ...]:
+        """The engines of the decoder and of the codes, for whoever watches their threads."""
+        return (self.engine, self.code_engine)
+
     def close(self) -> None:
         """Stop both engines' threads. Conversations that are still open fail."""
         self.engine.close()

@@ -147,6 +147,11 @@ class Qwen3Asr:
         finally:
             stream.close()
 
+    @property
+    def engines(self) -> tuple[LocalEngine, ...]:
+        """The engine of the decoder, for whoever watches its thread."""
+        return (self.engine,)
+
     def close(self) -> None:
         """Stop the model's thread. Streams that are still open fail at their next window."""
         self.engine.close()

@@ -29,7 +29,7 @@ from antiphon.contracts import (
     TextDelta,
     VoiceOptions,
 )
-from antiphon.engine.api import EngineSettings
+from antiphon.engine.api import Engine, EngineSettings
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.local.weights import weights_for
@@ -99,6 +99,11 @@ class Qwen3Omni:
         Raises Refused where the thinker's engine has no room for the conversation's KV.
         """
         return OmniStream(self, await self.thinker.open(owner))
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """The engines of the thinker and the talker, for whoever watches their threads."""
+        return (self.thinker.engine, *((self.talker.engine,) if self.talker else ()))
 
     def close(self) -> None:
         """Stop both engines' threads. Conversations that are still open fail."""

@@ -232,6 +232,11 @@ class Qwen3Tts:
         )
         return ClonedVoice(speaker, tuple(parts.vocabulary.plain(text)), codes)
 
+    @property
+    def engines(self) -> tuple[LocalEngine, ...]:
+        """The engine of the talker, for whoever watches its thread."""
+        return (self.engine,)
+
     def close(self) -> None:
         """Stop the model's thread. Texts that are being spoken fail."""
         self.engine.close()

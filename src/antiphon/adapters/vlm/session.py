@@ -132,6 +132,11 @@ class VisionLanguageModel:
         """
         return VisionLanguageStream(self, await self.engine.open(owner=owner), instructions)
 
+    @property
+    def engines(self) -> tuple[LocalEngine, ...]:
+        """The engine of the decoder, for whoever watches its thread."""
+        return (self.engine,)
+
     def close(self) -> None:
         """Stop the model's thread. Sessions that are still open fail; the synthesizer and transcriber stay open."""
         self.engine.close()

@@ -9,15 +9,21 @@ Pure: no tensors, no clock, no threads. Times are arguments, and the forward pas
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+import logging
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 from antiphon.engine.api import Finish, Token
 from antiphon.engine.generation import Generation
 from antiphon.engine.local.kv.cache import PAGE_ROWS, Extent, KvCache
 from antiphon.engine.local.step import KeptPrefix, ScheduledSession, SettledCallback, StepChunk, StepLimits
 from antiphon.engine.rows import Rows
-from antiphon.errors import EngineError, Refused
+from antiphon.errors import EngineError, ModelError, Refused
+
+log = logging.getLogger(__name__)
+Planned = TypeVar("Planned")
 
 # The share of the context that a cut leaves, so that it is not cut again at the next row.
 CUT_TO_SHARE = 0.75
@@ -173,7 +179,7 @@ class Scheduler:
         self._forget_dropped_prefixes()
         ready: list[ScheduledSession] = []
         for session in self.sessions:
-            if session.ready and self._bring_in(session, ready):
+            if session.ready and self._planned(session, partial(self._bring_in, session, ready)):
                 ready.append(session)
                 if not session.rows.busy:
                     # All that was due has been taken over from another session.
@@ -183,13 +189,13 @@ class Scheduler:
         prefilling = [s for s in ready if s.rows.due and not (s.rows.generation and s.rows.pending == 1)]
         # A session whose token is waited for goes before one that only prefills.
         prefilling.sort(key=lambda s: s.rows.generation is None)
-        chunks = [c for s in decoding if (c := self._chunk(s, 1))]
+        chunks = [c for s in decoding if (c := self._planned(s, partial(self._chunk, s, 1)))]
         room = self.limits.prefill_rows if chunks else self.limits.prefill_only_rows
         for i, session in enumerate(prefilling):
             if room <= 0:
                 break
             share = max(MIN_SHARE_ROWS, room // (len(prefilling) - i))
-            if chunk := self._chunk(session, min(room, share)):
+            if chunk := self._planned(session, partial(self._chunk, session, min(room, share))):
                 chunks.append(chunk)
                 room -= chunk.count
         for chunk in chunks:
@@ -233,6 +239,16 @@ class Scheduler:
                 self.cache.park(session.lease, session.rows.computed)
 
     # What follows from the rules.
+
+    def _planned(self, session: ScheduledSession, plan: Callable[[], Planned | None]) -> Planned | None:
+        """Return what `plan` returns, or None where it fails, and then fail the session whose turn it was."""
+        try:
+            return plan()
+        except Exception as error:
+            # Memory is allocated here, and a device may have none left: the others may need none, and go on.
+            log.exception("no memory could be given to a session")
+            self._fail(session, ModelError(f"no memory for the session: {error}"))
+            return None
 
     def _produce(self, session: ScheduledSession, generation: Generation, token: Token) -> None:
         params = generation.params

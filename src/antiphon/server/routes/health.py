@@ -30,11 +30,15 @@ class Health(msgspec.Struct):
 
 
 class Readiness(msgspec.Struct):
-    """The body of /ready. `models` are the ids of the loaded ones; fields that are not known yet are left out."""
+    """The body of /ready. `models` are the ids of the loaded ones; fields that are not known yet are left out.
 
-    status: Literal["ready", "loading", "draining"]
+    `lost`: the lanes and engines that compute nothing any more, each with the reason.
+    """
+
+    status: Literal["ready", "loading", "draining", "model_lost"]
     models: list[str] | UnsetType = UNSET
     sessions: int | UnsetType = UNSET
+    lost: dict[str, str] | UnsetType = UNSET
 
 
 async def health(request: Request) -> Response:
@@ -43,12 +47,16 @@ async def health(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    """GET /ready: 200 while new sessions are admitted, 503 while models load and while the server drains."""
+    """GET /ready: 200 while new sessions are admitted, 503 while models load, while the server drains, and
+    once a model is lost, which it names.
+    """
     state: ServerState = request.app.state.antiphon
     if state.draining:
         return json_response(Readiness("draining", sessions=state.num_sessions), 503)
     if state.models is None:
         return json_response(Readiness("loading"), 503)
+    if lost := state.models.lost():
+        return json_response(Readiness("model_lost", list(state.models.names), state.num_sessions, lost), 503)
     return json_response(Readiness("ready", list(state.models.names), state.num_sessions))
 
 
