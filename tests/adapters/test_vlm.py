@@ -163,7 +163,7 @@ def test_when_questions_follow_frames_then_answers_equal_a_rebuild_and_only_new_
 
     async def act(model: VisionLanguageModel) -> None:
         words = model.family.vocabulary
-        stream, other = await model.open("Be brief."), await model.open("")
+        stream, other = await model.open("Be brief.", "one"), await model.open("", "one")
         rows, images, number = words.control(whole.system("Be brief.")), [], 0
         for turn, frames in enumerate((1, 0, 3, 2, 1)):
             rows += words.control(whole.turn)

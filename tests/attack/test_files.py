@@ -155,7 +155,7 @@ def test_when_a_sender_leaves_then_its_work_stops_and_its_place_is_given_back(st
             # A file holds a place as a session does.
             assert state.num_sessions == 1
             refused = post(url, data)
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "rate_limit_exceeded")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert transcriber.left.wait(LIMIT_S)
         assert len(transcriber.seconds) == 1
         transcriber.hold = False
