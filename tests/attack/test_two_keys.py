@@ -79,7 +79,9 @@ def test_when_a_key_holds_all_its_sessions_then_it_gets_429_and_another_key_is_s
     async def main() -> None:
         async with AsyncExitStack() as sockets:
             for _ in range(3):
-                await sockets.enter_async_context(connect(two_keys.ws, additional_headers=ALICE))
+                wire = await sockets.enter_async_context(connect(two_keys.ws, additional_headers=ALICE))
+                # It has its place once it is told that it has a session.
+                await wire.read()
             assert await asyncio.to_thread(upgrade, two_keys, "/v1/realtime", **ALICE) == 429
             assert await asyncio.to_thread(upgrade, two_keys, "/v1/realtime", **BOB) == 101
 
