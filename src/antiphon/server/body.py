@@ -18,6 +18,8 @@ from antiphon.server.errors import BodyTooLarge
 
 # Every byte that arrives gives its body more time: at this rate and above, a body may take as long as its size asks.
 MIN_BYTES_PER_S = 4096
+# What is received of a body that nobody reads, so that its connection can be used again.
+SMALL_BODY_BYTES = 64 << 10
 # What the text fields of a form may hold together, and each of them, in bytes.
 FORM_BYTES, FIELD_BYTES = 1 << 20, 256 << 10
 # The charsets in which fields may be sent, by any of their common names. Python knows codecs that take quadratic time
@@ -84,7 +86,8 @@ def limited_form(
 class CloseUnread:
     """ASGI middleware: closes the connection of an HTTP request that is answered before its body has arrived.
 
-    HTTP/1.1 would have the server receive the rest, which may be endless, before the next request of the connection.
+    HTTP/1.1 would have the server receive the rest, which may be endless, before the next request of the connection. A
+    body of at most SMALL_BODY_BYTES is received, and the connection stays.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -95,7 +98,7 @@ class CloseUnread:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        unread = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+        unread = "transfer-encoding" in headers or _length(headers) > SMALL_BODY_BYTES
 
         async def watched_receive() -> Message:
             nonlocal unread
@@ -109,3 +112,9 @@ class CloseUnread:
             await send(message)
 
         await self._app(scope, watched_receive, closing_send)
+
+
+def _length(headers: Headers) -> int:
+    """The Content-Length; one that is no number counts as endless."""
+    length = headers.get("content-length", "0")
+    return int(length) if length.isdecimal() else SMALL_BODY_BYTES + 1
