@@ -89,7 +89,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
                     on_lost = stop.set if settings.server.exit_on_model_loss else lambda: None
                     group.start_soon(watch_models, models.workers, settings.server.stall_s, on_lost)
                     if not settings.server.api_keys:
-                        log.warning("no API key is set: %s may use this server", _reaching(settings.server.host))
+                        log.info("no API key is set: %s may use this server", _reaching(settings.server.host))
                     on_ready(_base_url(settings.server, sock))
                     await stop.wait()
                     await drain(state, settings.server.drain_s)
