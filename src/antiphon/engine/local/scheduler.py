@@ -246,8 +246,8 @@ class Scheduler:
             return plan()
         except Exception as error:
             # Memory is allocated here, and a device may have none left: the others may need none, and go on.
-            log.exception("no memory could be given to a session")
-            self._fail(session, ModelError(f"no memory for the session: {error}"))
+            log.exception("a session's rows could not be planned")
+            self._fail(session, ModelError(f"the session's next step could not be planned: {error}"))
             return None
 
     def _produce(self, session: ScheduledSession, generation: Generation, token: Token) -> None:
