@@ -110,6 +110,24 @@ class ResumeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """The section `[memory]`: how many bytes clients may make the server hold, beside the models and their KV."""
+
+    session_memory_mb: int = option(
+        256, "Memory that one session may hold: its conversation, what waits in it, and sent frames, in MiB.", low=1
+    )
+    key_memory_mb: int = option(
+        1024,
+        "Memory that the sessions, requests and client secrets of one API key (or all keyless clients) may hold, "
+        "in MiB.",
+        low=1,
+    )
+    total_memory_mb: int = option(
+        4096, "Memory that all of them may hold, in MiB. A key is always left its equal part.", low=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class AudioSettings:
     """The section `[audio]`: how much a client may send at once, and what happens where the server is behind."""
 
@@ -266,6 +284,7 @@ class Settings:
 
     server: ServerSettings = field(default_factory=ServerSettings)
     resume: ResumeSettings = field(default_factory=ResumeSettings)
+    memory: MemorySettings = field(default_factory=MemorySettings)
     audio: AudioSettings = field(default_factory=AudioSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineOptions = field(default_factory=EngineOptions)

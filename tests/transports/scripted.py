@@ -11,6 +11,7 @@ import anyio.lowlevel
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
+from antiphon.server.state import Caller
 from antiphon.signals import Signal
 
 
@@ -27,7 +28,8 @@ class ScriptedSession:
     """An AttachedSession that does nothing by itself."""
 
     id = "sess"
-    caller = ""
+    caller = Caller()
+    num_bytes = 0
     backlog_s = 0.0
     idle_s: float | None = None
 

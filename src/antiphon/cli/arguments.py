@@ -17,6 +17,7 @@ from antiphon.settings import Option, options
 HEADINGS = {
     "server": "server",
     "resume": "resume (sessions that outlive their connection)",
+    "memory": "memory (what clients may make the server hold)",
     "audio": "audio (what clients send)",
     "models": "models (which are loaded, from where and on which device)",
     "engine": "engine (language model, partner, watcher and their KV)",
@@ -158,7 +159,10 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS: Mapping[str, Command] = {
     "serve": Command(
-        "start the server", "", ("server", "resume", "audio", "models", "engine", "speech", "video"), _add_serve
+        "start the server",
+        "",
+        ("server", "resume", "memory", "audio", "models", "engine", "speech", "video"),
+        _add_serve,
     ),
     "pull": Command("fetch the models of a profile", "", ("models", "engine", "speech"), _add_pull),
     "transcribe": Command(

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon.errors import Unauthorized
 from antiphon.server.auth import identify
-from antiphon.server.body import CloseUnread
+from antiphon.server.body import CloseUnread, HeldBody
 from antiphon.server.errors import HANDLERS, response_to
 from antiphon.server.origin import OriginCheck
 from antiphon.server.routes.calls import calls, hang_up
@@ -65,7 +65,7 @@ def build(state: ServerState) -> Starlette:
     if server.cors_origins:
         origins = list(server.cors_origins)
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
-    middleware.append(Middleware(_Keys))
+    middleware += [Middleware(_Keys), Middleware(HeldBody)]
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=HANDLERS)
     app.state.antiphon = state
     return app

@@ -14,7 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from antiphon.server.auth import bearer
 from antiphon.server.errors import BodyTooLarge
+from antiphon.server.state import ServerState
 
 # Every byte that arrives gives its body more time: at this rate and above, a body may take as long as its size asks.
 MIN_BYTES_PER_S = 4096
@@ -22,6 +24,8 @@ MIN_BYTES_PER_S = 4096
 SMALL_BODY_BYTES = 64 << 10
 # What the text fields of a form may hold together, and each of them, in bytes.
 FORM_BYTES, FIELD_BYTES = 1 << 20, 256 << 10
+# What of a form is in memory at most: its fields, and the beginning of its file.
+HELD_FORM_BYTES = 2 << 20
 # The charsets in which fields may be sent, by any of their common names. Python knows codecs that take quadratic time
 # (punycode) or yield lone surrogates (unicode_escape), and a form's charset is the client's to choose.
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
@@ -81,6 +85,38 @@ def limited_form(
         max_bytes = min(max_bytes, FORM_BYTES)
     bounded = limited(request, max_bytes, error)
     return bounded.form(max_files=max_files, max_fields=max_fields, max_part_size=FIELD_BYTES)
+
+
+class HeldBody:
+    """ASGI middleware: the body of an HTTP request counts as held by its API key until the response has ended.
+
+    Of a form, what is beyond HELD_FORM_BYTES is in temporary files. Where the key, or the server, holds all that it
+    may, the route that reads the body gets Refused.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        state: ServerState = scope["app"].state.antiphon
+        headers = Headers(scope=scope)
+        is_form = headers.get("content-type", "").startswith("multipart/")
+        caller = state.caller(bearer(headers), short=True)
+        with state.memory.opened(caller.key if caller else "") as account:
+
+            async def counting_receive() -> Message:
+                message = await receive()
+                size = account.num_bytes + len(message.get("body", b""))
+                if is_form:
+                    size = min(size, HELD_FORM_BYTES)
+                account.check(size - account.num_bytes)
+                account.hold(size)
+                return message
+
+            await self._app(scope, counting_receive, send)
 
 
 class CloseUnread:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from antiphon.contracts import LanguageModel, Urgency
 from antiphon.engine.lane import Lane
 from antiphon.loading.loaded import ModelWorker
+from antiphon.server.memory import MemoryLedger
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 
@@ -58,6 +59,10 @@ class Metrics:
         self.state_degraded = Gauge(
             "antiphon_state_degraded", "1 while conversations cannot be stored (`--state`).", registry=self.registry
         )
+
+    def watch_memory(self, memory: MemoryLedger) -> None:
+        """Report what clients make the server hold, read anew for each /metrics. Call it once."""
+        self.registry.register(_Memory(memory))
 
     def watch(
         self,
@@ -109,6 +114,20 @@ class _Kv(Collector):
             ("antiphon_kv_parked_bytes", "KV that is parked.", load.parked_bytes),
         ):
             yield GaugeMetricFamily(name, help, value=value)
+
+
+class _Memory(Collector):
+    def __init__(self, memory: MemoryLedger) -> None:
+        self._memory = memory
+
+    def collect(self) -> Iterable[Metric]:
+        held, limit = "antiphon_held_bytes", "antiphon_held_limit_bytes"
+        yield GaugeMetricFamily(held, "Memory held for clients.", value=self._memory.num_bytes)
+        yield GaugeMetricFamily(limit, "Memory that may be held for them.", value=self._memory.limit_bytes)
+        refused = CounterMetricFamily("antiphon_held_refused", "What was not kept, by what was full.", labels=["scope"])
+        for scope, count in self._memory.num_refused.items():
+            refused.add_metric([scope], count)
+        yield refused
 
 
 class _Workers(Collector):

@@ -19,6 +19,7 @@ from antiphon.errors import AntiphonError, ModelLost, SettingsError
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.server.app import build
+from antiphon.server.memory import settle_garbage
 from antiphon.server.metrics import Metrics
 from antiphon.server.model_watch import watch_models
 from antiphon.server.origin import is_loopback
@@ -81,6 +82,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
                 try:
                     models = await anyio.to_thread.run_sync(load, settings, store, state.metrics.step)
                     await models.warm()
+                    await anyio.to_thread.run_sync(settle_garbage)
                 except (AntiphonError, ExceptionGroup) as error:
                     failure = error
                 else:

@@ -19,6 +19,7 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import store_of
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import NULL
+from antiphon.server.memory import MemoryAccount, MemoryLedger, reclaim_soon
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
 from antiphon.signals import Signal
@@ -27,7 +28,8 @@ from antiphon.store.voices import VoiceStore
 from antiphon.transports.attachment import Attachment
 
 log = logging.getLogger(__name__)
-MAX_SECRETS = 10_000
+# Client secrets of one key, and the memory that each takes beside its session.
+MAX_SECRETS, SECRET_BYTES = 10_000, 1024
 # Ids of sessions that overflowed, and default names that were logged.
 MAX_OVERFLOWED, MAX_LOGGED_ALIASES = 10_000, 1000
 MAX_ALIAS_CHARS = 80
@@ -129,7 +131,20 @@ class ServerState:
     _left: Signal = field(default_factory=Signal)
     _by_key: Counter[str] = field(default_factory=Counter)
     _logged_aliases: set[str] = field(default_factory=set)
-    _secrets: dict[str, ClientSecret] = field(default_factory=dict)
+    _secrets: dict[str, tuple[ClientSecret, MemoryAccount]] = field(default_factory=dict)
+    # Of each API key, the client secrets that were made with it, oldest first, and their expiry in monotonic seconds.
+    _secrets_of: dict[str, dict[str, float]] = field(default_factory=dict)
+    # What clients make the server hold, by key.
+    memory: MemoryLedger = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = MemoryLedger(self.settings.memory, self._reclaim)
+        self.metrics.watch_memory(self.memory)
+
+    def _reclaim(self) -> None:
+        """Give memory back to the system soon: when the session that has just ended is garbage."""
+        if self.group:
+            self.group.start_soon(reclaim_soon)
 
     def uploaded_voices(self, caller: Caller) -> VoiceStore:
         """Return the voices that the caller's key has uploaded, which are kept beside the models.
@@ -164,16 +179,34 @@ class ServerState:
     # --- callers and their keys ---------------------------------------------------------------------------------------
 
     def add_secret(self, value: str, secret: ClientSecret) -> None:
-        """Let the short-lived key `value` open sessions until it expires. Bound: MAX_SECRETS, the oldest go first."""
+        """Let the short-lived key `value` open sessions until it expires.
+
+        An API key has at most MAX_SECRETS of them; the oldest go first. Raises Refused where it has no memory left.
+        """
         now_s = time.monotonic()
-        self._secrets = {k: s for k, s in self._secrets.items() if s.until_s > now_s}
-        while len(self._secrets) >= MAX_SECRETS:
-            del self._secrets[next(iter(self._secrets))]
-        self._secrets[value] = secret
+        own = self._secrets_of.setdefault(secret.key, {})
+        for expired in [k for k, until_s in own.items() if until_s <= now_s]:
+            self._drop_secret(expired)
+        account = self.memory.open(secret.key)
+        size = SECRET_BYTES + len(bytes(secret.session))
+        try:
+            account.check(size)
+        except Refused:
+            account.close()
+            raise
+        account.hold(size)
+        while len(own) >= MAX_SECRETS:
+            self._drop_secret(next(iter(own)))
+        self._secrets[value], own[value] = (secret, account), secret.until_s
+
+    def _drop_secret(self, value: str) -> None:
+        secret, account = self._secrets.pop(value)
+        del self._secrets_of[secret.key][value]
+        account.close()
 
     def secret(self, key: str | None) -> ClientSecret | None:
         """Return what a short-lived key stands for; None for one that has expired, and for any other key."""
-        found = self._secrets.get(key or "")
+        found, _ = self._secrets.get(key or "", (None, None))
         return found if found and found.until_s > time.monotonic() else None
 
     def caller(self, key: str | None, *, short: bool = False) -> Caller | None:
@@ -196,13 +229,16 @@ class ServerState:
     def admit(self, caller: Caller) -> Iterator[None]:
         """Hold a place for one session of the caller's API key while the block runs.
 
-        Raises Refused where the server, or this caller, has no place left (`--max-sessions`, `--sessions-per-key`).
+        Raises Refused where the server, or this caller, has no place left (`--max-sessions`, `--sessions-per-key`), or
+        holds all the memory that it may.
         """
         server = self.settings.server
         if self._by_key.total() >= server.max_sessions:
             raise Refused(f"the server holds {server.max_sessions} sessions", 10.0)
         if self._by_key[caller.key] >= server.sessions_per_key:
             raise Refused(f"this key holds {server.sessions_per_key} sessions", 10.0, by_own_limit=True)
+        with self.memory.opened(caller.key) as account:
+            account.check(0)
         self._by_key[caller.key] += 1
         self.num_admitted += 1
         try:

@@ -6,14 +6,14 @@ from collections import deque
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import Refused
-from antiphon.events.conversation import ConversationCommand, CreateItem
-from antiphon.events.duplex import AppendFrames
+from antiphon.events.conversation import ConversationCommand
+from antiphon.events.size import num_bytes
 from antiphon.events.transcription import AppendAudio, TranscriptionCommand
 from antiphon.signals import Signal
 
-# What a command without audio counts as, 10 ms: a flood of them must not be free.
+# What a command without audio counts as at least, 10 ms: a flood of them must not be free.
 COMMAND_SAMPLES = SAMPLE_RATE_HZ // 100
-# Text and images count by their size, so that the default backlog holds 16 MiB of them.
+# Other commands count by the memory that they take, so that the default backlog holds 16 MiB of them.
 BYTES_PER_SAMPLE = 35
 
 
@@ -28,8 +28,10 @@ class Inbox:
     def __init__(self, max_backlog_s: float, *, live: bool = False) -> None:
         self._max_samples = int(max_backlog_s * SAMPLE_RATE_HZ)
         self._live = live
-        self._waiting: deque[TranscriptionCommand | ConversationCommand] = deque()
+        self._waiting: deque[tuple[TranscriptionCommand | ConversationCommand, int]] = deque()
         self._num_samples = 0
+        # The memory that waiting commands take.
+        self.num_bytes = 0
         self._closed = False
         self._changed = Signal()
 
@@ -47,8 +49,10 @@ class Inbox:
             if self._live:
                 raise Refused(f"{self.backlog_s:.0f} s of audio are waiting", self.backlog_s)
             await self._changed.wait()
-        self._waiting.append(command)
-        self._num_samples += _weight(command)
+        size = num_bytes(command)
+        self._waiting.append((command, size))
+        self.num_bytes += size
+        self._num_samples += _weight(command, size)
         self._changed.notify()
 
     async def get(self) -> TranscriptionCommand | ConversationCommand | None:
@@ -57,8 +61,9 @@ class Inbox:
             if self._closed:
                 return None
             await self._changed.wait()
-        command = self._waiting.popleft()
-        self._num_samples -= _weight(command)
+        command, size = self._waiting.popleft()
+        self.num_bytes -= size
+        self._num_samples -= _weight(command, size)
         self._changed.notify()
         return command
 
@@ -68,13 +73,6 @@ class Inbox:
         self._changed.notify()
 
 
-def _weight(command: TranscriptionCommand | ConversationCommand) -> int:
-    """What a command counts as, in samples."""
-    if isinstance(command, AppendAudio):
-        return len(command.pcm)
-    if isinstance(command, CreateItem):
-        num_bytes = sum(len(part.text) + len(part.image) for part in command.item.parts)
-        return COMMAND_SAMPLES + num_bytes // BYTES_PER_SAMPLE
-    if isinstance(command, AppendFrames):
-        return COMMAND_SAMPLES + sum(map(len, command.frames)) // BYTES_PER_SAMPLE
-    return COMMAND_SAMPLES
+def _weight(command: TranscriptionCommand | ConversationCommand, size: int) -> int:
+    """What a command of `size` bytes counts as, in samples."""
+    return len(command.pcm) if isinstance(command, AppendAudio) else COMMAND_SAMPLES + size // BYTES_PER_SAMPLE

@@ -54,6 +54,11 @@ class Outbox:
         """Frames that were put and not taken by `get` yet."""
         return len(self._journal)
 
+    @property
+    def num_bytes(self) -> int:
+        """The size of the frames that wait, and of those that are kept for a client that resumes."""
+        return self._journal.num_bytes
+
     def put(self, frame: Frame) -> None:
         """Queue a frame behind all others. Never waits: the task that produces frames calls `wait_for_room` too."""
         self._journal.push(frame)

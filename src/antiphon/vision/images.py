@@ -68,6 +68,13 @@ class EncodedImage:
         self._overview: Pixels | None = None
         self._held: Image.Image | None = None
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it takes now: the file, and what of its picture is held."""
+        held = self._held
+        num_pixels = held.width * held.height if held else 0
+        return len(self.data) + (0 if self._overview is None else self._overview.nbytes) + 3 * num_pixels
+
     def overview(self) -> Pixels:
         """Return the picture within OVERVIEW_SIDE: uint8 [height, width, 3], RGB, upright. Must not be written to.
 

@@ -10,7 +10,7 @@ import pytest
 from antiphon.contracts import AudioPart, ImagePart
 from antiphon.events.conversation import ContentPart, Item
 from antiphon.events.transcription import SpeechStarted, TranscriptDone, TurnCleared, TurnCommitted
-from antiphon.sessions.conversation.history import IMAGE_GONE
+from antiphon.sessions.conversation.history import IMAGE_GONE, ConversationHistory
 from antiphon.sessions.conversation.turn_audio import (
     KEPT_AUDIO_S,
     KEPT_IMAGES,
@@ -110,9 +110,14 @@ def test_when_audio_is_louder_than_full_scale_then_it_is_clipped() -> None:
 def test_when_turns_keep_too_much_audio_then_that_of_the_oldest_is_dropped_at_once() -> None:
     minute = np.zeros(60 * 16_000, np.float32)
     items = [Item(str(i), parts=[ContentPart("input_audio", "said", media=AudioPart(minute))]) for i in range(11)]
-    drop_old_media(items[:10])
+    conversation = ConversationHistory()
+    conversation.restore(items[:10])
+    drop_old_media(conversation, items[9])
     assert all(i.parts[0].media for i in items[:10])
-    drop_old_media(items)
+    before = conversation.num_bytes
+    conversation.add(items[10])
+    drop_old_media(conversation, items[10])
+    assert conversation.num_bytes < before * 0.6
     left = [i.parts[0].media is not None for i in items]
     assert left == [False] * 6 + [True] * 5
     assert (MAX_AUDIO_S, KEPT_AUDIO_S) == (600, 300)
@@ -123,9 +128,12 @@ def test_when_there_are_too_many_images_then_the_oldest_are_dropped() -> None:
         Item(str(i), parts=[ContentPart("input_image", media=ImagePart(EncodedImage(b"")))])
         for i in range(MAX_IMAGES + 1)
     ]
-    drop_old_media(items[:-1])
+    conversation = ConversationHistory()
+    conversation.restore(items[:-1])
+    drop_old_media(conversation, items[-2])
     assert all(i.parts[0].media for i in items)
-    drop_old_media(items)
+    conversation.add(items[-1])
+    drop_old_media(conversation, items[-1])
     gone = len(items) - KEPT_IMAGES
     assert [i.parts[0].text for i in items] == [IMAGE_GONE] * gone + [""] * KEPT_IMAGES
     assert all((i.parts[0].media is None) == (n < gone) for n, i in enumerate(items))

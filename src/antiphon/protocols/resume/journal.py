@@ -173,6 +173,11 @@ class Journal:
         return self._waiting_bytes
 
     @property
+    def num_bytes(self) -> int:
+        """The size of all frames here: those that wait, and sent ones that are kept."""
+        return self._waiting_bytes + self._sent_bytes
+
+    @property
     def is_overfull(self) -> bool:
         """Whether more waits than `max_bytes`, so that a session has to end if no client is attached."""
         return self._waiting_bytes > self.max_bytes

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -27,6 +26,8 @@ from antiphon.events.conversation import (
     ClearOutputAudio,
     ConfigureConversation,
     ConversationCommand,
+    CreateItem,
+    CreateResponse,
     Item,
     ItemDeleted,
     ItemDone,
@@ -37,6 +38,7 @@ from antiphon.events.conversation import (
     UserTurnCommitted,
 )
 from antiphon.events.duplex import AcknowledgePlayback, BargeIn, CancelInput, EpochRaised
+from antiphon.events.size import num_bytes
 from antiphon.events.transcription import (
     AppendAudio,
     ConfigureTranscription,
@@ -49,8 +51,16 @@ from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.tape import SessionFacts
+from antiphon.server.live.command_bounds import CommandBounds
 from antiphon.server.live.persistence import stored_session
-from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY, LiveSession
+from antiphon.server.live.session import (
+    CLOSE_GOING_AWAY,
+    CLOSE_INTERNAL,
+    CLOSE_NORMAL,
+    CLOSE_POLICY,
+    CLOSE_TOO_BIG,
+    LiveSession,
+)
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.session import ConversationSession
@@ -65,7 +75,6 @@ log = logging.getLogger(__name__)
 # Frames that may wait for a client that does not read. The session waits then; after STALL_S the client is taken to be
 # gone.
 MAX_WAITING_FRAMES = 256
-RATE_WINDOW_S = 2.0
 # 5 ms. A frame with less audio counts as an event without audio.
 MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
 # Commands that do not wait behind audio in the inbox.
@@ -156,8 +165,9 @@ class LiveRealtime:
         self._conversation: RealtimeConversation | None = None
         self._live = LiveSession(self, state, token, MAX_WAITING_FRAMES)
         self._outbox = self._live.outbox
-        # When the last events without audio came, of the last RATE_WINDOW_S.
-        self._event_times_s: deque[float] = deque()
+        self._bounds = CommandBounds(self._live.memory, settings.audio.max_events_per_s)
+        # The memory of its configuration.
+        self._config_bytes = 0
         self._recorder = self._open_recorder()
 
     def _open_recorder(self) -> Recorder | None:
@@ -176,6 +186,12 @@ class LiveRealtime:
             # A session that cannot be recorded is still served.
             log.error("session %s is not recorded: %s", self.wire.id, error)
             return None
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the conversation, of its configuration, and of the commands that wait."""
+        kept = self._conversation.conversation.num_bytes if self._conversation else 0
+        return kept + self._config_bytes + self._inbox.num_bytes
 
     @property
     def audio_s(self) -> float:
@@ -270,13 +286,21 @@ class LiveRealtime:
         commands = self._decoded(data, audio.max_frame_bytes)
         # Audio is bounded by the backlog, however fast it comes; events without audio are bounded by their rate.
         num_samples = sum(len(c.pcm) for c in commands if isinstance(c, AppendAudio))
-        if num_samples < MIN_AUDIO_SAMPLES and self._exceeds_event_rate():
+        if num_samples < MIN_AUDIO_SAMPLES and self._bounds.count_event():
             self._end("rate_limit_exceeded", f"more than {audio.max_events_per_s} events a second", CLOSE_POLICY)
             return
         for command in commands:
-            if isinstance(command, ConfigureTranscription | ConfigureConversation) and self._session is None:
-                self._start(command)
-                continue
+            if isinstance(command, ConfigureTranscription | ConfigureConversation):
+                self._config_bytes = num_bytes(command)
+                if self._session is None:
+                    self._start(command)
+                    continue
+            if isinstance(command, CreateItem | CreateResponse):
+                try:
+                    self._bounds.check(command, len(self._conversation.conversation.items) if self._conversation else 0)
+                except RemoteProtocolError as error:
+                    await self.reject(error, command.event_id)
+                    continue
             conversation = self._conversation
             if conversation and (
                 isinstance(command, URGENT) or (isinstance(command, CancelResponse) and conversation.answering)
@@ -290,6 +314,10 @@ class LiveRealtime:
             except Refused as refusal:
                 self._end("input_audio_buffer_overflow", str(refusal), CLOSE_POLICY)
                 return
+        if num_samples < MIN_AUDIO_SAMPLES:
+            self._live.count_memory()
+            if self._bounds.is_spent:
+                self._end("memory_limit_exceeded", "Too much came that could not be kept.", CLOSE_TOO_BIG)
         await self._flush()
         if self.wire.closing:
             self._close()
@@ -318,14 +346,6 @@ class LiveRealtime:
             if not isinstance(data, AppendAudio):
                 recorder.event_in(data)
         return commands
-
-    def _exceeds_event_rate(self) -> bool:
-        """Count an event without audio; return whether they are too many, on average over RATE_WINDOW_S."""
-        now_s = time.monotonic()
-        self._event_times_s.append(now_s)
-        while self._event_times_s[0] < now_s - RATE_WINDOW_S:
-            self._event_times_s.popleft()
-        return len(self._event_times_s) > self._state.settings.audio.max_events_per_s * RATE_WINDOW_S
 
     def _close(self) -> None:
         """End at once: the client has closed the session, and what is still to be transcribed is not sent."""
@@ -448,6 +468,7 @@ class LiveRealtime:
         if isinstance(event, STORED_AFTER):
             # What the client is told of is stored before it is told, so that it is there after the server was killed.
             await self.store()
+            self._live.count_memory()
         if isinstance(event, EpochRaised):
             self._outbox.raise_epoch(event.epoch)
         await self._flush()

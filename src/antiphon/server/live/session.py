@@ -21,18 +21,25 @@ from antiphon.transports.outbox import Outbox
 from antiphon.transports.transport import STALL_S, Transport
 
 log = logging.getLogger(__name__)
-CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY, CLOSE_INTERNAL, CLOSE_TRY_LATER = 1000, 1001, 1008, 1011, 1013
+CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
+CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_TRY_LATER = 1009, 1011, 1013
 
 
 class ServedSession(AttachedSession, LiveEntry, Protocol):
     """What a LiveSession is the common part of: it answers to its attachment and to the server."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the session holds for its client now, beside the frames of its outbox."""
+        ...
 
 
 class LiveSession:
     """The common part of a live session: `serve` it once. Its `outbox` takes frames before that, too.
 
     `session`: the whole of it. `token`: what resumes it; None: it ends with its transport. `max_waiting`,
-    `waits_detached` and `stall_s` are those of Outbox and Attachment.
+    `waits_detached` and `stall_s` are those of Outbox and Attachment. `memory`: the session's account, which is closed
+    when it has been served.
     """
 
     def __init__(
@@ -48,6 +55,7 @@ class LiveSession:
         self._session = session
         self._state = state
         self._lifecycle = new_lifecycle()
+        self.memory = state.memory.open(session.caller.key)
         resume = state.settings.resume
         journal = Journal(
             time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
@@ -80,12 +88,17 @@ class LiveSession:
         finally:
             self.attachment.abandon()
             self._state.leave(self._session)
+            self.memory.close()
             for label in self._labels:
                 self._state.metrics.sessions.labels(label).dec()
 
     def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a task of the session from now on; it is cancelled at the session's end. Only while `serve` runs."""
         self._group.start_soon(task)
+
+    def count_memory(self) -> None:
+        """Have the session's account hold what it holds now: call it after whatever may have changed that."""
+        self.memory.hold(self._session.num_bytes + self.outbox.num_bytes)
 
     def count(self, label: str) -> None:
         """Count the session in the metrics under this dialect, as one that was started and as live until it ends."""

@@ -70,6 +70,11 @@ class LiveSpeech:
         return speech.idle_timeout_s if self._wire.configured else speech.config_timeout_s
 
     @property
+    def num_bytes(self) -> int:
+        """The memory of the text that waits to be spoken, and of the audio that waits to be sent."""
+        return self._session.num_bytes
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is being spoken or waits to be, and all of it was sent: a client that listens is not idle."""
         return self._session.idle

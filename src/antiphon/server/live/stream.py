@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from antiphon.errors import RemoteProtocolError
+from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.resume.control import Control, control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame, random_id
@@ -30,6 +30,11 @@ class StreamedSession(Protocol):
     @property
     def idle_limit_s(self) -> float:
         """How long neither side may send anything, in seconds; it may change with the configuration."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that it holds for its client now."""
         ...
 
     @property
@@ -106,6 +111,8 @@ class LiveStream:
         """Queue the frames; return whether there were any."""
         for frame in frames:
             self._live.outbox.put(frame)
+        if frames:
+            self._live.count_memory()
         return bool(frames)
 
     async def wait_for_room(self) -> None:
@@ -139,6 +146,11 @@ class LiveStream:
         """Read no more messages, and have the session wind up: what was asked for is sent. Does not wait."""
         self._live.end(CLOSE_GOING_AWAY, "server_shutting_down")
 
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the streamed session holds for its client."""
+        return self._session.num_bytes
+
     # --- AttachedSession ----------------------------------------------------------------------------------------------
 
     @property
@@ -157,11 +169,17 @@ class LiveStream:
 
     async def handle(self, data: ClientData) -> None:
         """Hand a message to the session, and begin the idle time anew. Waits as the session does. Streams take no audio
-        beside their messages.
+        beside their messages. A message for which there is no memory is answered with an error.
         """
         assert isinstance(data, str | bytes)
         self.mark_active()
+        try:
+            self._live.memory.check(len(data))
+        except Refused as refusal:
+            await self.reject(RemoteProtocolError("memory_limit_exceeded", f"The server is full: {refusal}."), None)
+            return
         await self._session.handle(data)
+        self._live.count_memory()
 
     async def end_if_idle(self) -> None:
         """Finish the stream if neither side has sent anything for the limit, and nothing is being produced."""

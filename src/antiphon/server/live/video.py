@@ -69,6 +69,11 @@ class LiveVideo:
         return video.video_idle_timeout_s if self._wire.configured else video.video_config_timeout_s
 
     @property
+    def num_bytes(self) -> int:
+        """The memory of what waits in the session, and of the frames and the audio that it keeps."""
+        return self._session.num_bytes if self._session else 0
+
+    @property
     def idle(self) -> bool:
         """Whether no answer is being given: a client that waits for one is not idle, however long it takes."""
         return self._session is None or self._session.idle

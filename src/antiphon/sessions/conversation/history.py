@@ -13,9 +13,12 @@ from collections.abc import Sequence
 from antiphon.contracts import Message, MessagePart
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import Item
+from antiphon.events.size import num_bytes
 from antiphon.events.tools import ToolCall
 
 ROOT = "root"
+# Items are measured anew while they are among the last ones: in older ones nothing grows.
+NUM_GROWING = 8
 # The text that takes the place of an image which a model has seen and the session no longer keeps.
 IMAGE_GONE = "[An image that was shown earlier.]"
 
@@ -29,6 +32,23 @@ class ConversationHistory:
 
     def __init__(self) -> None:
         self._items: list[Item] = []
+        # By id, the memory that each item took when it was last measured, and the sum of them.
+        self._sizes: dict[str, int] = {}
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the items take. What older ones have lost since they were measured still counts, until
+        `measure_all`.
+        """
+        for item in self._items[-NUM_GROWING:]:
+            self._measure(item)
+        return self._num_bytes
+
+    def measure_all(self) -> None:
+        """Measure every item anew, after media were dropped from some."""
+        for item in self._items:
+            self._measure(item)
 
     @property
     def items(self) -> Sequence[Item]:
@@ -43,7 +63,7 @@ class ConversationHistory:
         Returns the id of the item before it, None at the front. Raises RemoteProtocolError for an id that is taken, an
         `after` that is not there, and a call's result whose call is not in the history.
         """
-        if any(i.id == item.id for i in self._items):
+        if item.id in self._sizes:
             raise RemoteProtocolError(
                 "item_create_duplicate_item_id", f"An item with the id '{item.id}' already exists.", "item.id"
             )
@@ -60,6 +80,7 @@ class ConversationHistory:
                 "item.call_id",
             )
         self._items.insert(at, item)
+        self._measure(item)
         return self._items[at - 1].id if at else None
 
     def restore(self, items: Sequence[Item]) -> None:
@@ -67,6 +88,8 @@ class ConversationHistory:
         copied; the list is.
         """
         self._items = list(items)
+        self._sizes, self._num_bytes = {}, 0
+        self.measure_all()
 
     def get(self, item_id: str) -> Item:
         """Return the item itself, not a copy: changes to it change the history. Raises RemoteProtocolError where there
@@ -86,6 +109,7 @@ class ConversationHistory:
         item with this id.
         """
         del self._items[self._find(item_id, "item_delete_invalid_item_id", "item_id")]
+        self._num_bytes -= self._sizes.pop(item_id)
 
     def truncate(self, item_id: str, content_index: int, audio_end_ms: int, *, from_whole: bool = False) -> int:
         """Cut an assistant's audio and its text to the words that had ended by `audio_end_ms`.
@@ -155,6 +179,11 @@ class ConversationHistory:
         if not lines:
             return "[An image. There is no text on it; what else it shows is not known.]"
         return "[An image. The text on it:\n" + "\n".join(lines) + "\nWhat else it shows is not known.]"
+
+    def _measure(self, item: Item) -> None:
+        size = num_bytes(item)
+        self._num_bytes += size - self._sizes.get(item.id, 0)
+        self._sizes[item.id] = size
 
     def _has_call(self, call_id: str) -> bool:
         return any(i.kind == "function_call" and i.call_id == call_id for i in self._items)

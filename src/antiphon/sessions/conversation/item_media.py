@@ -52,6 +52,8 @@ class ItemMediaResolver:
         """Raise RemoteProtocolError where the conversation's images with those of `new` would exceed 64 Mi characters
         of data URIs. `new` is not in the conversation yet; nothing is changed.
         """
+        if not any(p.image for p in new.parts):
+            return
         num_chars = sum(len(p.image) for i in (*self._conversation.items, new) for p in i.parts)
         if num_chars > MAX_IMAGE_CHARS:
             raise RemoteProtocolError(

@@ -273,7 +273,7 @@ class ConversationSession:
                 await self._emit(ItemDone(new.snapshot(), previous))
                 assert self._group
                 self._item_media.resolve(new, command.event_id, self.config.transcription.language, self._group)
-                drop_old_media(conversation.items)
+                drop_old_media(conversation, new)
             case RetrieveItem(item_id):
                 await self._emit(ItemRetrieved(conversation.get(item_id).snapshot()))
             case DeleteItem(item_id):
@@ -371,7 +371,7 @@ class ConversationSession:
                 if self._turn_audio:
                     item.parts[0].media = self._turn_audio.ended_turn(event)
                 previous = self.conversation.add(item)
-                drop_old_media(self.conversation.items)
+                drop_old_media(self.conversation, item)
                 await self._emit(UserTurnCommitted(turn, item.snapshot(), previous))
             case TranscriptDone(turn, text):
                 item = await self._item_of(turn)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.sessions.conversation.history import IMAGE_GONE
+from antiphon.sessions.conversation.history import IMAGE_GONE, ConversationHistory
 
 # Seconds that are kept of a turn, its last ones, and milliseconds that are kept after its last speech.
 MAX_TURN_S, TAIL_MS = 120, 100
@@ -118,20 +117,26 @@ class TurnAudio:
         return AudioPart(whole.astype(np.float32) / np.float32(32767))
 
 
-def drop_old_media(items: Sequence[Item]) -> None:
+def drop_old_media(conversation: ConversationHistory, added: Item) -> None:
     """Drop the media of the oldest items where a conversation keeps too much: past 600 s of audio until at most 300 s
     are left, past 64 images until 32 are. Audio leaves its transcript, an image its text or a note that it was
-    shown. Changes the items in place.
+    shown. Changes the items in place. Does nothing where the item that was just `added` has no media.
     """
-    media = [(p, p.media) for i in items for p in i.parts]
+    if not any(p.image or p.media for p in added.parts):
+        return
+    media = [(p, p.media) for i in conversation.items for p in i.parts if p.media]
     audio = [(p, len(m.pcm) / SAMPLE_RATE_HZ) for p, m in media if isinstance(m, AudioPart)]
     images = [(p, 1) for p, m in media if isinstance(m, ImagePart)]
+    dropped = False
     for parts, most, kept in ((audio, MAX_AUDIO_S, KEPT_AUDIO_S), (images, MAX_IMAGES, KEPT_IMAGES)):
         total = sum(size for _, size in parts)
         if total <= most:
             continue
+        dropped = True
         for part, size in parts:
             if total <= kept:
                 break
             part.media, total = None, total - size
             part.text = part.text or (IMAGE_GONE if part.kind == "input_image" else "")
+    if dropped:
+        conversation.measure_all()

@@ -166,6 +166,11 @@ class SpeechSession:
         self.audio_s = 0.0
 
     @property
+    def num_bytes(self) -> int:
+        """The memory of the text that waits to be spoken, and of the events that were not read yet."""
+        return 4 * self._num_chars + self._num_bytes
+
+    @property
     def idle(self) -> bool:
         """Whether nothing is being spoken, nothing waits to be, and all events were read.
 

@@ -70,11 +70,13 @@ class KeptFrame:
     - `number`: the frame's number for the video model, counted from 0 over the kept frames.
     - `at_s`: its time in seconds since the session's first frame.
     - `info`: what the client said of it, given back in events.
+    - `num_bytes`: the size of its file.
     """
 
     number: int
     at_s: float
     info: FrameInfo
+    num_bytes: int
 
 
 class VideoSession:
@@ -154,6 +156,11 @@ class VideoSession:
         self._send.close()
 
     @property
+    def num_bytes(self) -> int:
+        """The memory of the commands that wait, of the kept frames' files, and of the audio for the next question."""
+        return self._waiting_bytes + sum(frame.num_bytes for frame in self._kept) + 4 * self._num_samples
+
+    @property
     def idle(self) -> bool:
         """Whether no answer is under way. A question that still waits in the queue does not count: nothing has begun to
         answer it.
@@ -230,7 +237,7 @@ class VideoSession:
             oldest = self._kept.popleft()
             self._stream.drop_frame(oldest.number)
             dropped = oldest.info
-        self._kept.append(KeptFrame(self.num_kept, at_s, info))
+        self._kept.append(KeptFrame(self.num_kept, at_s, info, len(file)))
         self.num_kept += 1
         self._stream.select_frames(tuple(frame.number for frame in self._sampled()))
         await self._emit(FrameReceived(info, True, len(self._kept), None, dropped))
