@@ -74,7 +74,7 @@ def test_when_a_field_has_another_type_then_the_error_names_it(body: type[msgspe
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda b: b.__name__)
 def test_when_a_body_is_no_json_object_then_it_is_refused(body: type[msgspec.Struct]) -> None:
-    for data in (b"", b"{", b"\xff\xfe", b'{"a":1,}', b'{"a":' + b"[" * 100_000):
+    for data in (b"", b"{", b"\xff\xfe", b'{"a":1,}', b'{"a":' + b"[" * 50_000):
         assert refused(BODIES[body], data).code == "invalid_json"
     for value in JSON_TYPES:
         if not isinstance(value, dict):

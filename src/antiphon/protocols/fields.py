@@ -10,22 +10,30 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64, split_data_uri
-from antiphon.protocols.wire import JSON_ERRORS, decode_json
+from antiphon.protocols.wire import JSON_ERRORS, MAX_JSON_VALUES, decode_json, is_too_complex
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
 EMPTY = msgspec.Raw(b"{}")
+# The most characters of any text that a client sends, in one field. Models take a fraction of it; audio and images have
+# limits of their own.
+MAX_TEXT = 256 << 10
+# The type of such a field: a longer text is refused while it is read.
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+# The codes of what is too long or too complex. Dialects that have few codes of their own send these as they are.
+LIMIT_CODES = frozenset({"string_above_max_length", "json_too_complex"})
 # How msgspec says what is wrong: the reason, then the path of the field unless the whole value is meant.
 _REASON = re.compile(r"(?s)(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?")
 _FIELD = re.compile(r"Object (?P<what>missing required|contains unknown) field `(?P<name>.*)`")
+_TOO_LONG = re.compile(r"Expected `str` of length <= \d+")
 _EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`(, got `.*`)?")
 _VALUE = re.compile(r"(?s)Invalid (enum )?value '?(?P<value>.*?)'?")
 # What clients are told of types, which they know by Python's names.
@@ -42,15 +50,26 @@ class Reader(Generic[T]):
         """The JSON text as a value. `where` is the path of the value, empty for a whole message.
 
         Raises RemoteProtocolError: `invalid_json`; `invalid_type`, `missing_required_parameter`, `unknown_parameter` or
-        `invalid_value` for a field, with its path as `param`. A message of a union whose `type` no member has is an
-        `invalid_value` of `type`.
+        `invalid_value` for a field, with its path as `param`; `string_above_max_length` for a Text that is too long. A message of a union whose `type` no member has is an
+        `invalid_value` of `type`. A whole message that is too complex to decode (`wire.is_too_complex`) is
+        `json_too_complex`.
         """
+        check_complexity(data)
         try:
             return self._decoder.decode(data)
         except msgspec.ValidationError as error:
             raise refusal(error, where) from None
         except JSON_ERRORS as error:
             raise RemoteProtocolError("invalid_json", f"The body is not valid JSON: {error}", where or None) from None
+
+
+def check_complexity(data: str | bytes | msgspec.Raw) -> None:
+    """Raise RemoteProtocolError (`json_too_complex`) for JSON text that may not be decoded.
+
+    A Raw is a part of a text that was checked as a whole.
+    """
+    if not isinstance(data, msgspec.Raw) and is_too_complex(data):
+        raise RemoteProtocolError("json_too_complex", f"The JSON has more than {MAX_JSON_VALUES} values.")
 
 
 def decode(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> T:
@@ -77,6 +96,8 @@ def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolEr
         if field["what"] == "contains unknown":
             return RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}'.", param)
         return RemoteProtocolError("missing_required_parameter", f"Missing required parameter: '{param}'.", param)
+    if _TOO_LONG.fullmatch(reason):
+        return too_long(path)
     if expected := _EXPECTED.fullmatch(reason):
         types = expected["types"].split(" | ")
         if {"int", "float"} <= set(types):
@@ -89,6 +110,19 @@ def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolEr
     if value := _VALUE.fullmatch(reason):
         return RemoteProtocolError("invalid_value", f"Invalid value: '{value['value']}'.", path or None)
     return RemoteProtocolError("invalid_value", f"Invalid value for '{path}': {reason}.", path or None)
+
+
+def too_long(param: str) -> RemoteProtocolError:
+    """What a client is told of a text of more than MAX_TEXT characters in the field `param`."""
+    return RemoteProtocolError(
+        "string_above_max_length", f"Invalid value for '{param}': at most {MAX_TEXT} characters.", param
+    )
+
+
+def check_length(num_chars: int, param: str) -> None:
+    """Raise `too_long` for more than MAX_TEXT characters: of a text whose type is not Text, or of several together."""
+    if num_chars > MAX_TEXT:
+        raise too_long(param)
 
 
 def json_object(data: str | bytes, name: str = "body", param: str | None = None) -> msgspec.Raw:

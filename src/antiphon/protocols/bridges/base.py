@@ -29,7 +29,7 @@ from antiphon.events.data_uri import decode_base64
 from antiphon.events.duplex import DuplexConfig, EpochRaised
 from antiphon.events.transcription import AppendAudio, SessionEnding, TranscriptionConfig
 from antiphon.protocols.connection import Command, Context, Event, WireSnapshot
-from antiphon.protocols.fields import decode
+from antiphon.protocols.fields import LIMIT_CODES, check_length, decode
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.messages import type_in
 from antiphon.protocols.resume.control import Control
@@ -66,7 +66,11 @@ class BridgeSession:
     def begin(
         self, instructions: str, voice: str | None = None, language: str | None = None, reference: bytes = b""
     ) -> ConfigureConversation:
-        """The command with which the session begins. `reference`: an audio file of the voice to speak with."""
+        """The command with which the session begins. `reference`: an audio file of the voice to speak with.
+
+        Raises RemoteProtocolError for instructions that are too long.
+        """
+        check_length(len(instructions), "instructions")
         self.begun = True
         voices = self.context.voices
         transcription = TranscriptionConfig(vad=ENDPOINTING, language=language, preflight=True)
@@ -289,6 +293,8 @@ def read_bridge(data: str | bytes, kind: TypeForm[T]) -> T:
     try:
         return decode(data, kind)
     except RemoteProtocolError as error:
+        if error.code in LIMIT_CODES:
+            raise
         if error.code == "invalid_json":
             raise RemoteProtocolError("invalid_json", "The event is not valid JSON.") from None
         found = type_in(data)

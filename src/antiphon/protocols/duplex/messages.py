@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import Reader
+from antiphon.protocols.fields import Reader, Text
 from antiphon.protocols.opening import NULL
 from antiphon.protocols.realtime.messages import (
     ClientMessage,
@@ -101,7 +101,7 @@ class InputCommit(DuplexCommit, tag="input.commit", kw_only=True):
 class PushText(ClientMessage, tag="push_text", kw_only=True):
     """The user's turn, in writing."""
 
-    text: str
+    text: Text
 
 
 class InputTextAppend(PushText, tag="input.text.append"):
@@ -125,8 +125,8 @@ class PlaybackAck(ClientMessage, tag="playback.ack", kw_only=True):
 
     played_ms: float
     committed_ms: float | None = None
-    response_id: str | None = None
-    item_id: str | None = None
+    response_id: Text | None = None
+    item_id: Text | None = None
 
 
 class AudioPlaybackAck(PlaybackAck, tag="audio.playback_ack"):
@@ -136,9 +136,9 @@ class AudioPlaybackAck(PlaybackAck, tag="audio.playback_ack"):
 class TurnSignal(ClientMessage, tag="turn.signal", kw_only=True):
     """Another message by its name, with its fields in `payload`; or the client's own event about turns."""
 
-    event: str
+    event: Text
     payload: msgspec.Raw = NULL
-    response_id: str | None = None
+    response_id: Text | None = None
 
 
 class SignalTurnAlias(TurnSignal, tag="signal_turn"):
@@ -148,21 +148,21 @@ class SignalTurnAlias(TurnSignal, tag="signal_turn"):
 class ItemRetrieve(ClientMessage, tag="conversation.item.retrieve", kw_only=True):
     """The item as it is now is asked for."""
 
-    item_id: str | None = None
+    item_id: Text | None = None
 
 
 class ItemTruncate(ClientMessage, tag="conversation.item.truncate", kw_only=True):
     """Of the item's audio, only the first `audio_end_ms` milliseconds were heard."""
 
     audio_end_ms: int
-    item_id: str | None = None
+    item_id: Text | None = None
     content_index: int = 0
 
 
 class ItemDelete(ClientMessage, tag="conversation.item.delete", kw_only=True):
     """The item is to be removed."""
 
-    item_id: str | None = None
+    item_id: Text | None = None
 
 
 NamedItemMessage = ItemRetrieve | ItemTruncate | ItemDelete

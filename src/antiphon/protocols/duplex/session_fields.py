@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.duplex import DuplexConfig, OverlapPolicy
-from antiphon.protocols.fields import audio_file, decode, json_object, number
+from antiphon.protocols.fields import Text, audio_file, decode, json_object, number
 from antiphon.protocols.opening import NULL
 from antiphon.protocols.realtime.input_fields import (
     AudioFormat,
@@ -92,7 +92,7 @@ class DuplexInput(msgspec.Struct):
 class DuplexOutput(msgspec.Struct):
     """`session.audio.output` as a client gives it. The format is checked where it is used."""
 
-    voice: VoiceId | str | None = None
+    voice: VoiceId | Text | None = None
     speed: float | None = None
     format: object = None
     sample_rate_hz: object = None
@@ -121,28 +121,28 @@ class ExtraFields(msgspec.Struct):
 class DuplexUpdateFields(msgspec.Struct):
     """A `session` as a client gives it, flat or nested: unknown fields are ignored, null changes nothing of its own."""
 
-    overlap_policy: str | None = None
+    overlap_policy: Text | None = None
     overlap_short_ack_ms: float | None = None
     overlap_barge_in_ms: float | None = None
     overlap_silence_rms: float | None = None
-    playback_commit_policy: str | None = None
+    playback_commit_policy: Text | None = None
     idle_timeout_s: float | None = None
     temperature: float | None = None
     ref_audio: ReferenceAudio | str | None = None
     metadata: msgspec.Raw = NULL
     extra_body: msgspec.Raw = NULL
-    instructions: str | UnsetType | None = UNSET
+    instructions: Text | UnsetType | None = UNSET
     tools: list[msgspec.Raw] | UnsetType | None = UNSET
-    tool_choice: str | NamedTool | UnsetType | None = UNSET
-    truncation: str | Truncation | UnsetType | None = UNSET
+    tool_choice: Text | NamedTool | UnsetType | None = UNSET
+    truncation: Text | Truncation | UnsetType | None = UNSET
     modalities: list[object] | UnsetType | None = UNSET
     output_modalities: list[object] | None = None
-    max_response_output_tokens: int | str | UnsetType | None = UNSET
-    max_output_tokens: int | str | UnsetType | None = UNSET
+    max_response_output_tokens: int | Text | UnsetType | None = UNSET
+    max_output_tokens: int | Text | UnsetType | None = UNSET
     audio: DuplexAudio | None = None
     input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
     turn_detection: DuplexTurnDetection | UnsetType | None = UNSET
-    voice: VoiceId | str | None = None
+    voice: VoiceId | Text | None = None
     speed: float | None = None
     input_audio_format: object = UNSET
     output_audio_format: object = UNSET

@@ -22,7 +22,7 @@ from antiphon.events.transcription import (
     TranscriptionEvent,
 )
 from antiphon.protocols.connection import Command, Context
-from antiphon.protocols.fields import Reader, decode
+from antiphon.protocols.fields import Reader, Text, check_length, decode
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.input_fields import (
     PCM_24K,
@@ -91,17 +91,17 @@ class _AudioFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _GaFields(msgspec.Struct, forbid_unknown_fields=True):
-    type: str = "transcription"
+    type: Text = "transcription"
     audio: _AudioFields = msgspec.field(default_factory=_AudioFields)
-    include: list[str] | UnsetType | None = UNSET
+    include: list[Text] | UnsetType | None = UNSET
 
 
 class _BetaFields(msgspec.Struct, forbid_unknown_fields=True):
-    input_audio_format: FormatFields | str | UnsetType = UNSET
+    input_audio_format: FormatFields | Text | UnsetType = UNSET
     input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
     input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
-    include: list[str] | UnsetType | None = UNSET
+    include: list[Text] | UnsetType | None = UNSET
     modalities: object = None
     client_secret: object = None
     type: object = None
@@ -285,6 +285,7 @@ class OpenAITranscription:
         given = given or TranscriptionFields()
         if given.keywords is not UNSET:
             merged.keywords = given.keywords or []
+            check_length(sum(map(len, merged.keywords)), f"{param}.keywords")
         for name in ("model", "language", "prompt"):
             if (text := getattr(given, name)) is not UNSET:
                 setattr(merged, name, text or UNSET)

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import ServerVad
-from antiphon.protocols.fields import number
+from antiphon.protocols.fields import Text, number
 from antiphon.turns.eagerness import EAGERNESS_MS, semantic_vad
 
 F = TypeVar("F")
@@ -115,10 +115,10 @@ CONVERSATION_VAD = msgspec.structs.replace(
 class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
     """`transcription` as a client gives it."""
 
-    model: str | UnsetType | None = UNSET
-    language: str | UnsetType | None = UNSET
-    prompt: str | UnsetType | None = UNSET
-    keywords: list[str] | UnsetType | None = UNSET
+    model: Text | UnsetType | None = UNSET
+    language: Text | UnsetType | None = UNSET
+    prompt: Text | UnsetType | None = UNSET
+    keywords: list[Text] | UnsetType | None = UNSET
 
 
 class Transcription(msgspec.Struct):
@@ -133,7 +133,7 @@ class Transcription(msgspec.Struct):
 class InputFields(msgspec.Struct, forbid_unknown_fields=True):
     """`session.audio.input` as a client gives it: the fields to change."""
 
-    format: FormatFields | str | UnsetType = UNSET
+    format: FormatFields | Text | UnsetType = UNSET
     transcription: TranscriptionFields | UnsetType | None = UNSET
     noise_reduction: NoiseReduction | UnsetType | None = UNSET
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET

@@ -16,7 +16,7 @@ from antiphon.contracts import AudioPart
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPart, CreateResponse, Item, Metadata
 from antiphon.events.tools import JsonSchema, Tool
-from antiphon.protocols.fields import decode, number
+from antiphon.protocols.fields import Text, check_length, decode, number
 from antiphon.protocols.wire import NewId
 
 ROLES = ("system", "user", "assistant")
@@ -25,53 +25,53 @@ ROLES = ("system", "user", "assistant")
 class VoiceId(msgspec.Struct, omit_defaults=True):
     """A voice that is named by an object."""
 
-    id: str | None = None
+    id: Text | None = None
 
 
 class NamedTool(msgspec.Struct, kw_only=True):
     """The choice of one function. `type` is shown as it was given."""
 
-    type: str | msgspec.UnsetType = msgspec.UNSET
-    name: str
+    type: Text | msgspec.UnsetType = msgspec.UNSET
+    name: Text
 
 
 class ToolKind(msgspec.Struct):
     """What kind of tool an object is."""
 
-    type: str = "function"
+    type: Text = "function"
 
 
 class ToolFields(msgspec.Struct):
     """A function as a client gives it. `parameters` is the JSON schema of its arguments, which is not checked."""
 
-    name: str
-    description: str | None = None
+    name: Text
+    description: Text | None = None
     parameters: JsonSchema | None = None
 
 
 class MessageFields(msgspec.Struct, tag_field="type", tag="message"):
     """A message as a client gives it."""
 
-    role: str
-    id: str | None = None
+    role: Text
+    id: Text | None = None
     content: list[msgspec.Raw] | None = None
 
 
 class FunctionCallFields(msgspec.Struct, tag_field="type", tag="function_call"):
     """A function call as a client gives it. `arguments` is JSON text."""
 
-    name: str
-    arguments: str
-    id: str | None = None
-    call_id: str | None = None
+    name: Text
+    arguments: Text
+    id: Text | None = None
+    call_id: Text | None = None
 
 
 class FunctionCallOutputFields(msgspec.Struct, tag_field="type", tag="function_call_output"):
     """A call's result as a client gives it."""
 
-    call_id: str
-    output: str
-    id: str | None = None
+    call_id: Text
+    output: Text
+    id: Text | None = None
 
 
 ItemFields = MessageFields | FunctionCallFields | FunctionCallOutputFields
@@ -80,32 +80,32 @@ ItemFields = MessageFields | FunctionCallFields | FunctionCallOutputFields
 class ItemReference(msgspec.Struct, tag_field="type", tag="item_reference"):
     """An item of the history, among those that a response is to respond to."""
 
-    id: str
+    id: Text
 
 
 class PartKind(msgspec.Struct):
     """What kind of content part an object is: the rest of its fields depends on that."""
 
-    type: str
+    type: Text
 
 
 class TextPart(msgspec.Struct):
     """A content part of text."""
 
-    text: str
+    text: Text
 
 
 class InputAudioPart(msgspec.Struct):
     """A content part of the user's audio. `audio` is base64 in the session's format."""
 
-    transcript: str | None = None
+    transcript: Text | None = None
     audio: str | None = None
 
 
 class OutputAudioPart(msgspec.Struct):
     """A content part that the assistant spoke."""
 
-    transcript: str | None = None
+    transcript: Text | None = None
 
 
 class InputImagePart(msgspec.Struct):
@@ -129,17 +129,17 @@ class ResponseAudioFields(msgspec.Struct):
 class ResponseFields(msgspec.Struct, forbid_unknown_fields=True):
     """`response` of a `response.create`, in GA and beta names. Fields of type `object` have no effect."""
 
-    instructions: str | None = None
+    instructions: Text | None = None
     output_modalities: list[object] | None = None
     modalities: list[object] | None = None
     audio: ResponseAudioFields | None = None
-    voice: VoiceId | str | None = None
+    voice: VoiceId | Text | None = None
     tools: list[msgspec.Raw] | None = None
-    tool_choice: str | NamedTool | None = None
-    max_output_tokens: int | str | None = None
-    max_response_output_tokens: int | str | None = None
+    tool_choice: Text | NamedTool | None = None
+    max_output_tokens: int | Text | None = None
+    max_response_output_tokens: int | Text | None = None
     metadata: Metadata | None = None
-    conversation: str | None = None
+    conversation: Text | None = None
     input: list[msgspec.Raw] | None = None
     output_audio_format: object = None
     temperature: object = None
@@ -264,7 +264,8 @@ def _input_item(raw: msgspec.Raw, where: str, context: ItemContext) -> Item | st
 
 
 def tools_from(given: Sequence[msgspec.Raw] | None, param: str = "session.tools") -> tuple[Tool, ...]:
-    """Read a list of function tools; None is an empty list."""
+    """Read a list of function tools; None is an empty list. As JSON, all together are bounded as one text is."""
+    check_length(sum(len(bytes(raw)) for raw in given or ()), param)
     tools = []
     for i, raw in enumerate(given or ()):
         where = f"{param}[{i}]"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import Reader, decode
+from antiphon.protocols.fields import Reader, Text, decode
 from antiphon.protocols.opening import NULL
 
 if TYPE_CHECKING:
@@ -57,19 +57,19 @@ class ConversationItemCreate(ClientMessage, tag="conversation.item.create", kw_o
     """
 
     item: msgspec.Raw
-    previous_item_id: str | None = None
+    previous_item_id: Text | None = None
 
 
 class ConversationItemRetrieve(ClientMessage, tag="conversation.item.retrieve", kw_only=True):
     """The item as it is now is asked for."""
 
-    item_id: str
+    item_id: Text
 
 
 class ConversationItemTruncate(ClientMessage, tag="conversation.item.truncate", kw_only=True):
     """Of the item's audio, only the first `audio_end_ms` milliseconds were heard."""
 
-    item_id: str
+    item_id: Text
     content_index: int
     audio_end_ms: int
 
@@ -77,7 +77,7 @@ class ConversationItemTruncate(ClientMessage, tag="conversation.item.truncate", 
 class ConversationItemDelete(ClientMessage, tag="conversation.item.delete", kw_only=True):
     """The item is to be removed."""
 
-    item_id: str
+    item_id: Text
 
 
 class ResponseCreate(ClientMessage, tag="response.create", kw_only=True):
@@ -89,7 +89,7 @@ class ResponseCreate(ClientMessage, tag="response.create", kw_only=True):
 class ResponseCancel(ClientMessage, tag="response.cancel", kw_only=True):
     """Without an id, the conversation's response that is under way is meant."""
 
-    response_id: str | None = None
+    response_id: Text | None = None
 
 
 class OutputAudioBufferClear(ClientMessage, tag="output_audio_buffer.clear"):

@@ -16,7 +16,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationConfig
 from antiphon.events.transcription import TranscriptionConfig
 from antiphon.protocols.connection import Context
-from antiphon.protocols.fields import decode, number
+from antiphon.protocols.fields import Text, decode, number
 from antiphon.protocols.realtime.input_fields import (
     PCM_24K,
     AudioFormat,
@@ -52,8 +52,8 @@ class Truncation(msgspec.Struct, forbid_unknown_fields=True):
 class OutputFields(msgspec.Struct, forbid_unknown_fields=True):
     """`session.audio.output` as a client gives it: the fields to change. Null changes nothing."""
 
-    format: FormatFields | str | None = None
-    voice: VoiceId | str | None = None
+    format: FormatFields | Text | None = None
+    voice: VoiceId | Text | None = None
     speed: float | None = None
 
 
@@ -67,12 +67,12 @@ class AudioFields(msgspec.Struct, forbid_unknown_fields=True):
 class OwnFields(msgspec.Struct):
     """The session's own fields, which are neither those of its input nor of its output."""
 
-    output_modalities: list[str] | str | UnsetType | None = UNSET
-    instructions: str | UnsetType | None = UNSET
+    output_modalities: list[Text] | Text | UnsetType | None = UNSET
+    instructions: Text | UnsetType | None = UNSET
     tools: list[msgspec.Raw] | UnsetType | None = UNSET
-    tool_choice: str | NamedTool | UnsetType | None = UNSET
-    max_output_tokens: int | str | UnsetType | None = UNSET
-    truncation: str | Truncation | UnsetType | None = UNSET
+    tool_choice: Text | NamedTool | UnsetType | None = UNSET
+    max_output_tokens: int | Text | UnsetType | None = UNSET
+    truncation: Text | Truncation | UnsetType | None = UNSET
     tracing: Echoed = UNSET
     prompt: Echoed = UNSET
     include: Echoed = UNSET
@@ -83,7 +83,7 @@ class OwnFields(msgspec.Struct):
 class GaFields(OwnFields, forbid_unknown_fields=True):
     """A `session` in the GA names. The fields that say what it is cannot be changed."""
 
-    type: str = "realtime"
+    type: Text = "realtime"
     object: Echoed = UNSET
     id: Echoed = UNSET
     model: Echoed = UNSET
@@ -94,17 +94,17 @@ class GaFields(OwnFields, forbid_unknown_fields=True):
 class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
     """A `session` in the beta's names. `temperature` and what cannot be changed are accepted and have no effect."""
 
-    modalities: list[str] | str | UnsetType | None = UNSET
-    instructions: str | UnsetType | None = UNSET
+    modalities: list[Text] | Text | UnsetType | None = UNSET
+    instructions: Text | UnsetType | None = UNSET
     tools: list[msgspec.Raw] | UnsetType | None = UNSET
-    tool_choice: str | NamedTool | UnsetType | None = UNSET
-    max_response_output_tokens: int | str | UnsetType | None = UNSET
-    input_audio_format: FormatFields | str | UnsetType = UNSET
+    tool_choice: Text | NamedTool | UnsetType | None = UNSET
+    max_response_output_tokens: int | Text | UnsetType | None = UNSET
+    input_audio_format: FormatFields | Text | UnsetType = UNSET
     input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
     input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
-    voice: VoiceId | str | None = None
-    output_audio_format: FormatFields | str | None = None
+    voice: VoiceId | Text | None = None
+    output_audio_format: FormatFields | Text | None = None
     speed: float | None = None
     temperature: Echoed = UNSET
     model: Echoed = UNSET

@@ -25,6 +25,7 @@ from antiphon.contracts import (
 )
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import JsonSchema, Tool, ToolCall
+from antiphon.protocols.fields import Text, check_complexity, refusal
 from antiphon.protocols.wire import JSON_ERRORS
 
 Number = TypeVar("Number", int, float)
@@ -41,56 +42,56 @@ ROLES: Mapping[str, MessageRole] = {
 
 
 class _Function(msgspec.Struct):
-    name: str
-    arguments: str = "{}"
+    name: Text
+    arguments: Text = "{}"
 
 
 class _Call(msgspec.Struct):
-    id: str
+    id: Text
     function: _Function
-    type: str = "function"
+    type: Text = "function"
 
 
 class _Part(msgspec.Struct):
-    type: str
-    text: str = ""
+    type: Text
+    text: Text = ""
 
 
 class _Message(msgspec.Struct):
-    role: str
-    content: str | list[_Part] | None = None
+    role: Text
+    content: Text | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
-    tool_call_id: str = ""
-    name: str | None = None
+    tool_call_id: Text = ""
+    name: Text | None = None
 
 
 class _ToolFunction(msgspec.Struct):
-    name: str
-    description: str | None = None
+    name: Text
+    description: Text | None = None
     parameters: JsonSchema | None = None
 
 
 class _Tool(msgspec.Struct):
     function: _ToolFunction
-    type: str = "function"
+    type: Text = "function"
 
 
 class _Named(msgspec.Struct):
-    name: str
+    name: Text
 
 
 class _Choice(msgspec.Struct):
-    type: str
+    type: Text
     function: _Named
 
 
 class _Schema(msgspec.Struct):
     schema: JsonSchema | None = None
-    name: str = ""
+    name: Text = ""
 
 
 class _Format(msgspec.Struct):
-    type: str
+    type: Text
     json_schema: _Schema | None = None
 
 
@@ -101,7 +102,7 @@ class _StreamOptions(msgspec.Struct):
 class ChatBody(msgspec.Struct):
     """A body as the client sent it. Fields that are null count as missing, where they may be missing."""
 
-    model: str
+    model: Text
     messages: list[_Message]
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -115,12 +116,12 @@ class ChatBody(msgspec.Struct):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: Text | list[Text] | None = None
     n: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[Text, float] | None = None
     logprobs: bool | None = None
     tools: list[_Tool] | None = None
-    tool_choice: str | _Choice | None = None
+    tool_choice: Text | _Choice | None = None
     response_format: _Format | None = None
 
 
@@ -145,8 +146,8 @@ _encode = msgspec.json.Encoder().encode
 def parse(data: bytes) -> ChatRequest:
     """Read the body of a request.
 
-    Raises RemoteProtocolError: `invalid_json`, or `invalid_value` for whatever else is wrong, with the path of the
-    field in `param` where there is one.
+    Raises RemoteProtocolError: `invalid_json`, `json_too_complex`, `string_above_max_length`, or `invalid_value` for
+    whatever else is wrong, with the path of the field in `param` where there is one.
     """
     body = _decode_body(data)
     if not body.messages:
@@ -166,9 +167,12 @@ def parse(data: bytes) -> ChatRequest:
 
 
 def _decode_body(data: bytes) -> ChatBody:
+    check_complexity(data)
     try:
         return _decoder.decode(data)
     except msgspec.ValidationError as error:
+        if (told := refusal(error)).code == "string_above_max_length":
+            raise told from None
         # msgspec names the field in its message only: "Object missing required field `model`", "Expected `int`, got
         # `str` - at `$.max_tokens`".
         text = str(error)

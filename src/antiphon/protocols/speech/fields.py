@@ -16,7 +16,7 @@ from antiphon.audio import SpeechFormat
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
 from antiphon.events.words import Word
-from antiphon.protocols.fields import audio_file, decode, number
+from antiphon.protocols.fields import Text, audio_file, decode, number
 from antiphon.protocols.model_names import ModelNames
 
 Choice = TypeVar("Choice", bound=str)
@@ -46,7 +46,7 @@ LANGUAGE_NAMES = {
 class VoiceById(msgspec.Struct):
     """A voice as an object, which is how the hosted service names voices that its users made."""
 
-    id: str | None = None
+    id: Text | None = None
 
 
 class SpeechFields(msgspec.Struct, kw_only=True):
@@ -56,8 +56,8 @@ class SpeechFields(msgspec.Struct, kw_only=True):
     missing too. `speaker` is another name of `voice`: it is not read, and may be anything, where there is a `voice`.
     """
 
-    model: str | None = None
-    voice: str | VoiceById | None = None
+    model: Text | None = None
+    voice: Text | VoiceById | None = None
     speaker: msgspec.Raw = msgspec.Raw(b"null")
     response_format: object = None
     speed: float | None = None
@@ -65,13 +65,13 @@ class SpeechFields(msgspec.Struct, kw_only=True):
     word_timestamps: bool | None = None
     split_granularity: object = None
     seed: int | None = None
-    language: str | None = None
-    instructions: str | None = None
+    language: Text | None = None
+    instructions: Text | None = None
     max_new_tokens: int | None = None
     initial_codec_chunk_frames: int | None = None
-    task_type: str | None = None
+    task_type: Text | None = None
     ref_audio: str | None = None
-    ref_text: str | None = None
+    ref_text: Text | None = None
     x_vector_only_mode: bool | None = None
     speaker_embedding: list[float] | None = None
 

@@ -35,7 +35,7 @@ from antiphon.events.video import (
     VideoEvent,
     VideoFailed,
 )
-from antiphon.protocols.fields import decode, typed
+from antiphon.protocols.fields import Text, check_length, decode, typed
 from antiphon.protocols.wire import Frame, Received, message
 
 T = TypeVar("T")
@@ -60,14 +60,14 @@ class _SessionConfig(msgspec.Struct, tag="session.config"):
     itself is given.
     """
 
-    modalities: tuple[str, ...] = ("text", "audio")
+    modalities: tuple[Text, ...] = ("text", "audio")
     num_frames: float | UnsetType = UNSET
     max_frames: float = 50.0
     enable_frame_filter: bool | UnsetType = UNSET
-    frame_filter: str | None = None
+    frame_filter: Text | None = None
     frame_filter_threshold: float | UnsetType = UNSET
-    system_prompt: str | None = None
-    voice: str | None = None
+    system_prompt: Text | None = None
+    voice: Text | None = None
     use_audio_in_video: bool = True
     max_memory_s: float | None = None
     num_sample_frames: msgspec.Raw | UnsetType = UNSET
@@ -184,6 +184,7 @@ class VideoDialect:
                 return Received([_audio(data)])
             case _VideoQuery(text=text, audio_data=data):
                 question = AskQuestion(text if isinstance(text, str) else "")
+                check_length(len(question.text), "text")
                 return Received([_audio(typed(data, str, "audio_data")), question] if data else [question])
             case _VideoDone():
                 return Received([FinishVideo()])

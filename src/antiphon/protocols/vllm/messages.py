@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import Reader, decode
+from antiphon.protocols.fields import LIMIT_CODES, Reader, Text, decode
 
 
 class VllmUpdate(msgspec.Struct, tag_field="type", tag="session.update"):
@@ -15,9 +15,9 @@ class VllmUpdate(msgspec.Struct, tag_field="type", tag="session.update"):
     """
 
     model: object = None
-    language: str | msgspec.UnsetType | None = msgspec.UNSET
-    prompt: str | msgspec.UnsetType | None = msgspec.UNSET
-    voice: str | msgspec.UnsetType | None = msgspec.UNSET
+    language: Text | msgspec.UnsetType | None = msgspec.UNSET
+    prompt: Text | msgspec.UnsetType | None = msgspec.UNSET
+    voice: Text | msgspec.UnsetType | None = msgspec.UNSET
     word_timestamps: bool | msgspec.UnsetType = msgspec.UNSET
     segment_duration_s: float | None = None
     rollback_tokens: float | None = None
@@ -65,6 +65,8 @@ def read_vllm(data: str | bytes) -> VllmMessage:
 
 
 def _refusal(data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolError:
+    if error.code in LIMIT_CODES:
+        return error
     if error.code == "invalid_json":
         return RemoteProtocolError("invalid_json", "Invalid JSON")
     match error.param:
