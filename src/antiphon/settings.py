@@ -86,7 +86,16 @@ class ServerSettings:
     body_timeout_s: float = option(
         30.0, "Seconds in which a request's body has to arrive, and one more for each 4 KiB of it.", low=0.1
     )
-    drain_s: float = option(20.0, "Seconds that live sessions get to finish after SIGTERM.", low=0)
+    head_timeout_s: float = option(
+        10.0, "Seconds in which the head of a request has to arrive; a connection that is slower is closed.", low=0.1
+    )
+    connections_per_address: int = option(
+        0,
+        "Connections that one address may hold; 0 for half of those that the server holds. Behind a reverse proxy, all "
+        "clients have its address.",
+        low=0,
+    )
+    drain_s: float = option(20.0, "Seconds that live sessions and requests get to finish after SIGTERM.", low=0)
     stall_s: float = option(
         120.0, "Seconds that one step of a model may take before the model is declared lost; 0 for any time.", low=0
     )

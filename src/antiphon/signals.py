@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
 import anyio
+
+T = TypeVar("T")
 
 
 class Signal:
@@ -28,3 +33,21 @@ class Signal:
     async def wait(self) -> None:
         """Wait for the next `notify`. Several tasks may wait at once; all of them are woken."""
         await self._event.wait()
+
+
+async def unless_set(event: anyio.Event, work: Callable[[], Awaitable[T]]) -> T | None:
+    """Return what `work` returns, or None where `event` is set before, which cancels it.
+
+    What it raises comes in an ExceptionGroup.
+    """
+    async with anyio.create_task_group() as group:
+        group.start_soon(_cancel_when_set, event, group.cancel_scope)
+        result = await work()
+        group.cancel_scope.cancel()
+        return result
+    return None
+
+
+async def _cancel_when_set(event: anyio.Event, scope: anyio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel()

@@ -31,7 +31,7 @@ from antiphon.events.words import Word
 from antiphon.loading.loaded import LoadedModels
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
-from antiphon.server.run import drain
+from antiphon.server.process.drain import drain
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from tests.scripted import ScriptedDetector, ScriptedTranscriber

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -152,3 +153,58 @@ def test_when_a_client_is_given_up_as_idle_then_it_gets_its_last_frames_before_t
     transport = asyncio.run(bounded())
     assert transport.sent == [b"an error", b"the end"]
     assert transport.closed == (1000, "timeout")
+
+
+class Leaving(Waiting):
+    """A transport whose client leaves while a frame is sent to it; `on_leaving` is called as the sending ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sending = anyio.Event()
+        self.on_leaving: Callable[[], None] = lambda: None
+
+    async def send(self, data: str | bytes) -> None:
+        self.sending.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.on_leaving()
+
+    async def receive(self) -> str | None:
+        await self.sending.wait()
+        return None
+
+
+class Drained(ScriptedSession):
+    """A session that has nothing left to do when it is to wind up."""
+
+    def __init__(self, lifecycle: LifecycleMachine) -> None:
+        self.lifecycle = lifecycle
+        self.attachment: Attachment
+
+    def drain(self) -> None:
+        self.lifecycle.apply(LifecycleEvent.ENDED)
+        self.attachment.stop_reading()
+
+    async def wind_up(self) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.lifecycle.apply(LifecycleEvent.FINISHED)
+        self.attachment.abandon()
+
+
+def test_when_a_drain_begins_while_the_transport_leaves_then_the_session_winds_up_and_waits_for_no_client() -> None:
+    async def main() -> None:
+        outbox = Outbox(Journal(time.monotonic, True, max_bytes=2000, max_s=60.0), MAX_WAITING)
+        lifecycle, transport = new_lifecycle(), Leaving()
+        session = Drained(lifecycle)
+        session.attachment = Attachment(session, outbox, lifecycle, ResumeToken(), NO_END_S)
+        transport.on_leaving = session.drain
+        outbox.put(message(said=0))
+        async with anyio.create_task_group() as group:
+            await session.attachment.serve(transport, group)
+            group.cancel_scope.cancel()
+
+    async def bounded() -> None:
+        await asyncio.wait_for(main(), 10)
+
+    asyncio.run(bounded())

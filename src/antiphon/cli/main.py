@@ -10,6 +10,7 @@ import logging
 import os
 import runpy
 import sys
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,6 +47,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     args, rest = parser.parse_known_args(argv)
     if rest and args.command != "bench":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    status = _status(args, rest)
+    if args.command == "serve":
+        _leave_threads(status)
+    return status
+
+
+def _leave_threads(status: int) -> None:
+    """End the process here if threads are still running.
+
+    A model's thread that hangs, or still loads, would keep the interpreter from ending, or abort it (SIGABRT) when its
+    libraries are taken down under it.
+    """
+    if threading.active_count() > 1:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _status(args: argparse.Namespace, rest: list[str]) -> int:
     try:
         if args.command == "bench":
             return _bench(args.name, rest)

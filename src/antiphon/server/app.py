@@ -14,6 +14,7 @@ from antiphon.server.auth import identify
 from antiphon.server.body import CloseUnread, HeldBody
 from antiphon.server.errors import HANDLERS, response_to
 from antiphon.server.origin import OriginCheck
+from antiphon.server.process.drain import CutRequests
 from antiphon.server.routes.calls import calls, hang_up
 from antiphon.server.routes.chat import chat_completions
 from antiphon.server.routes.client_secrets import client_secrets, sessions
@@ -61,7 +62,7 @@ def build(state: ServerState) -> Starlette:
     It can be built before the models are loaded: requests that need them are refused with 503 until then.
     """
     server = state.settings.server
-    middleware = [Middleware(CloseUnread), Middleware(OriginCheck, server)]
+    middleware = [Middleware(CloseUnread), Middleware(CutRequests, state), Middleware(OriginCheck, server)]
     if server.cors_origins:
         origins = list(server.cors_origins)
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))

@@ -55,6 +55,7 @@ class Metrics:
             buckets=_LATENCY_S,
             registry=self.registry,
         )
+        self.connections = Gauge("antiphon_connections", "Open connections.", registry=self.registry)
         self.drained = Gauge("antiphon_draining", "1 while the server drains.", registry=self.registry)
         self.state_degraded = Gauge(
             "antiphon_state_degraded", "1 while conversations cannot be stored (`--state`).", registry=self.registry

@@ -9,6 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -23,27 +24,40 @@ from antiphon.server.memory import settle_garbage
 from antiphon.server.metrics import Metrics
 from antiphon.server.model_watch import watch_models
 from antiphon.server.origin import is_loopback
+from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit, log_failed_accepts
+from antiphon.server.process.drain import drain
 from antiphon.server.state import ServerState
 from antiphon.settings import ServerSettings, Settings
+from antiphon.signals import unless_set
 from antiphon.store.sessions import SessionStore
 
 log = logging.getLogger(__name__)
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # uvicorn 0.54 logs this error after every upgrade that was answered with an HTTP status, as a 401 has to be.
 FALSE_ALARM = "ASGI callable returned without completing handshake."
+# And this one after a response that a drain has cut off.
+CUT_OFF = "ASGI callable returned without completing response."
 # Frames above the limit get an answer up to this; beyond it the connection is closed with 1009.
 HARD_FRAME_FACTOR = 2
 # A ping waits behind the audio that a client has yet to read, which may be minutes at the pace it is heard.
 PING_TIMEOUT_S = 300.0
-CLOSE_TIMEOUT_S = 5
+# What clients get to read the rest of their responses, and models to finish their steps, when the server stops.
+CLOSE_TIMEOUT_S, CLOSE_MODELS_S = 3.0, 2.0
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: they close live sessions at once."""
+    """uvicorn without its signal handlers, which close live sessions at once, and with a quiet end of its grace."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the listening sockets and all connections. Those that are not read are aborted in the end."""
+        with anyio.move_on_after(CLOSE_TIMEOUT_S):
+            await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
 def check_exposure(settings: Settings) -> None:
@@ -60,12 +74,17 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
     """Serve until SIGTERM or SIGINT, then drain and close. Run it in the main thread's event loop.
 
     The socket is open while the models load; requests are refused with 503 until then. `on_ready` is called with the
-    base URL once they are loaded and warm. Raises SettingsError, StoreError or ModelError if the server cannot start,
-    ModelLost after the drain if a model was lost and `exit_on_model_loss` is set.
+    base URL once they are loaded and warm. A signal before that ends the server at once, and a second one ends the
+    drain. Threads that hang, or still load, are left to the caller, which ends the process. Raises SettingsError,
+    StoreError or ModelError if the server cannot start, ModelLost after the drain if a model was lost and
+    `exit_on_model_loss` is set.
     """
     check_exposure(settings)
-    logging.getLogger("uvicorn.error").addFilter(lambda record: record.msg != FALSE_ALARM)
+    log_failed_accepts(asyncio.get_running_loop())
     state = ServerState(settings, Metrics(), started_s=int(time.time()))
+    logging.getLogger("uvicorn.error").addFilter(
+        lambda record: not (record.msg == FALSE_ALARM or (record.msg == CUT_OFF and state.draining))
+    )
     state.session_store = sessions = _session_store(settings)
     if sessions:
         state.metrics.state_degraded.set_function(lambda: float(sessions.degraded is not None))
@@ -74,27 +93,22 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
     models: LoadedModels | None = None
     failure: Exception | None = None
     try:
-        with _stop_on_signals() as stop:
+        with _stop_on_signals() as (stop, now):
             async with anyio.create_task_group() as group:
                 state.group = group
                 group.start_soon(_serve_http, http, sock, group.cancel_scope)
-                store = store_of(settings.models)
                 try:
-                    models = await anyio.to_thread.run_sync(load, settings, store, state.metrics.step)
-                    await models.warm()
-                    await anyio.to_thread.run_sync(settle_garbage)
+                    models = await unless_set(stop, partial(_load, state))
+                    if models and not stop.is_set():
+                        await unless_set(stop, models.warm)
+                        await unless_set(stop, partial(anyio.to_thread.run_sync, settle_garbage))
                 except (AntiphonError, ExceptionGroup) as error:
                     failure = error
-                else:
-                    state.models = models
-                    state.metrics.watch(models.lanes, state.backlog_s, models.language_model, models.workers)
-                    on_lost = stop.set if settings.server.exit_on_model_loss else lambda: None
-                    group.start_soon(watch_models, models.workers, settings.server.stall_s, on_lost)
-                    if not settings.server.api_keys:
-                        log.info("no API key is set: %s may use this server", _reaching(settings.server.host))
+                if models and not failure and not stop.is_set():
+                    _begin(state, models, stop)
                     on_ready(_base_url(settings.server, sock))
                     await stop.wait()
-                    await drain(state, settings.server.drain_s)
+                    await drain(state, settings.server.drain_s, now)
                     if settings.server.exit_on_model_loss and (lost := models.lost()):
                         failure = ModelLost("; ".join(f"the model {name} is lost: {why}" for name, why in lost.items()))
                 http.should_exit = True
@@ -105,17 +119,42 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
         if state.session_store:
             state.session_store.close()
         if models:
-            models.close()
+            # A worker that hangs is left to the end of the process.
+            with anyio.move_on_after(CLOSE_MODELS_S, shield=True):
+                await anyio.to_thread.run_sync(models.close, abandon_on_cancel=True)
+
+
+async def _load(state: ServerState) -> LoadedModels:
+    """Load the models in a thread, which goes on by itself where this is cancelled."""
+    settings = state.settings
+    work = partial(load, settings, store_of(settings.models), state.metrics.step)
+    return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+
+def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
+    """Serve with models that are loaded and warm, and watch them. Does not wait."""
+    server = state.settings.server
+    state.models = models
+    state.metrics.watch(models.lanes, state.backlog_s, models.language_model, models.workers)
+    on_lost = stop.set if server.exit_on_model_loss else lambda: None
+    assert state.group
+    state.group.start_soon(watch_models, models.workers, server.stall_s, on_lost)
+    if not server.api_keys:
+        log.info("no API key is set: %s may use this server", _reaching(server.host))
 
 
 @contextlib.contextmanager
-def _stop_on_signals() -> Iterator[anyio.Event]:
-    """Yield an event that SIGTERM and SIGINT set while the block runs."""
-    stop, loop = anyio.Event(), asyncio.get_running_loop()
+def _stop_on_signals() -> Iterator[tuple[anyio.Event, anyio.Event]]:
+    """Yield an event that the first SIGTERM or SIGINT sets while the block runs, and one that the second sets."""
+    stop, now, loop = anyio.Event(), anyio.Event(), asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (now if stop.is_set() else stop).set()
+
     for number in SIGNALS:
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, on_signal)
     try:
-        yield stop
+        yield stop, now
     finally:
         for number in SIGNALS:
             loop.remove_signal_handler(number)
@@ -123,16 +162,23 @@ def _stop_on_signals() -> Iterator[anyio.Event]:
 
 def http_server(state: ServerState) -> uvicorn.Server:
     """Return a server of the application over `state`, which installs no signal handlers. Its `serve` takes sockets."""
-    config = uvicorn.Config(
+    server = state.settings.server
+    connections = Connections(
+        connection_limit(server.max_sessions),
+        server.connections_per_address,
+        state.metrics.refused.labels("connections").inc,
+    )
+    state.metrics.connections.set_function(lambda: float(connections.num_open))
+    config = BoundedConfig(
         build(state),
+        connections,
+        server.head_timeout_s,
         log_config=None,
         access_log=False,
-        ws="websockets-sansio",
         ws_max_size=state.settings.audio.max_frame_bytes * HARD_FRAME_FACTOR,
         ws_per_message_deflate=False,
         ws_ping_timeout=PING_TIMEOUT_S,
         lifespan="off",
-        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
     )
     return _Server(config)
 
@@ -163,23 +209,6 @@ def _session_store(settings: Settings) -> SessionStore | None:
     """Open the store of conversations that outlive the server (`--state`). Raises StoreError."""
     folder, max_age_s = settings.resume.state, settings.resume.state_hours * 3600
     return SessionStore(Path(folder).expanduser(), max_age_s) if folder else None
-
-
-async def drain(state: ServerState, seconds: float) -> None:
-    """Admit no more sessions, have each live one flush its finals and close, and wait for them at most `seconds`.
-
-    Sessions that are still live then are logged and left to the caller, which closes their sockets.
-    """
-    state.draining = True
-    state.metrics.drained.set(1)
-    if state.live:
-        log.info("draining %d sessions", len(state.live))
-    for live in list(state.live):
-        live.drain()
-    with anyio.move_on_after(seconds):
-        await state.all_left()
-    if state.live:
-        log.warning("%d sessions did not finish in %.0f s", len(state.live), seconds)
 
 
 def bind(host: str, port: int) -> socket.socket:

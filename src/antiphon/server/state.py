@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import anyio
 import anyio.abc
 import msgspec
 
@@ -60,6 +61,10 @@ class LiveEntry(Protocol):
 
     def drain(self) -> None:
         """Stop reading, send what was asked for, and close. Returns at once: `all_left` waits until it is over."""
+        ...
+
+    def finish(self) -> None:
+        """Send what waits, and close, whatever is still under way. Returns at once."""
         ...
 
 
@@ -114,6 +119,8 @@ class ServerState:
     live: set[LiveEntry] = field(default_factory=set)
     # Those of them that can be resumed, by their id.
     resumable: dict[str, LiveEntry] = field(default_factory=dict)
+    # What cancels each HTTP request that is under way.
+    requests: set[anyio.CancelScope] = field(default_factory=set)
     # Calls that are connected, by their id.
     calls: dict[str, LiveCall] = field(default_factory=dict)
     # Set once, on the first signal to stop: no session is admitted any more.
@@ -229,9 +236,11 @@ class ServerState:
     def admit(self, caller: Caller) -> Iterator[None]:
         """Hold a place for one session of the caller's API key while the block runs.
 
-        Raises Refused where the server, or this caller, has no place left (`--max-sessions`, `--sessions-per-key`), or
-        holds all the memory that it may.
+        Raises Refused where the server, or this caller, has no place left (`--max-sessions`, `--sessions-per-key`) or
+        holds all the memory that it may, and when the server drains.
         """
+        if self.draining:
+            raise Refused("the server is shutting down", 5.0)
         server = self.settings.server
         if self._by_key.total() >= server.max_sessions:
             raise Refused(f"the server holds {server.max_sessions} sessions", 10.0)
@@ -247,6 +256,7 @@ class ServerState:
             self._by_key[caller.key] -= 1
             if not self._by_key[caller.key]:
                 del self._by_key[caller.key]
+            self._left.notify()
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run what outlives its request. `work` must not raise: an exception would end the server."""
@@ -267,8 +277,8 @@ class ServerState:
         self._left.notify()
 
     async def all_left(self) -> None:
-        """Wait until no session is live. Returns at once where none is."""
-        while self.live:
+        """Wait until no session is live and no place is held. Returns at once where that is so."""
+        while self.live or self.num_sessions:
             await self._left.wait()
 
     @property

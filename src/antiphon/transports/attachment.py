@@ -205,6 +205,9 @@ class Attachment:
             # A session that drains ends by itself; if it does not, the grace period ends it.
             log.info("session %s waits to be resumed", self._session.id)
             assert self._group
+            if self._lifecycle.state is Lifecycle.DRAINING:
+                # The drain may have begun while the transport was leaving, whose tasks are cancelled.
+                self._group.start_soon(self._session.wind_up)
             self._group.start_soon(self._abandon_after_grace, self._num_attached)
 
     async def _abandon_after_grace(self, num_attached: int) -> None:

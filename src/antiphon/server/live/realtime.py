@@ -235,6 +235,10 @@ class LiveRealtime:
         """End the session since the server stops: what was heard is still transcribed and sent. Does not wait."""
         self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
 
+    def finish(self) -> None:
+        """Send what waits, and close as the drain says; what was asked for is not finished. Does not wait."""
+        self._live.finish()
+
     def hang_up(self) -> None:
         """End a call normally: what was heard is still transcribed and sent. Does not wait."""
         self._live.end(CLOSE_NORMAL, "hung_up")

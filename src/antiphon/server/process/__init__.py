@@ -1,0 +1,1 @@
+"""The server's process towards the system: its TCP connections, and how it stops."""

@@ -1,0 +1,88 @@
+"""How the server stops serving: what is under way is finished, and what is not in time is cut off by name."""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from antiphon.server.errors import error_response
+from antiphon.server.state import ServerState
+from antiphon.signals import unless_set
+
+log = logging.getLogger(__name__)
+# Seconds that clients get to read what is sent to those who were cut off.
+LAST_WORDS_S = 2.0
+MESSAGE, CODE = "The server is shutting down.", "server_shutting_down"
+
+
+async def drain(state: ServerState, seconds: float, now: anyio.Event | None = None) -> None:
+    """Admit nothing more, have each live session flush its finals and close, and wait for them and for requests.
+
+    What is not finished after `seconds`, or when `now` is set, is cut off: requests are answered with 503, and sessions
+    send what waits and close. Those whose clients do not read that within LAST_WORDS_S are abandoned.
+    """
+    state.draining = True
+    state.metrics.drained.set(1)
+    if state.num_sessions:
+        log.info("draining %d sessions and requests", state.num_sessions)
+    for live in list(state.live):
+        live.drain()
+    await _wait_for_all(state, seconds, now or anyio.Event())
+    if state.num_sessions:
+        log.warning("%d sessions and requests are cut off", state.num_sessions)
+    for request in list(state.requests):
+        request.cancel()
+    for live in list(state.live):
+        live.finish()
+    await _wait_for_all(state, LAST_WORDS_S, anyio.Event())
+    for live in list(state.live):
+        live.attachment.abandon()
+
+
+async def _wait_for_all(state: ServerState, seconds: float, now: anyio.Event) -> None:
+    """Wait until no session is live and no place is held, at most `seconds`, and not after `now`."""
+    with anyio.move_on_after(seconds):
+        await unless_set(now, state.all_left)
+
+
+class CutRequests:
+    """ASGI middleware: lets `drain` cancel the HTTP requests that are under way, each of which is answered.
+
+    A response that has not begun becomes 503 `server_shutting_down`. Server-sent events end with an error event; any
+    other body that has begun is cut off, which its client sees by the missing end of the chunked encoding.
+    """
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers: dict[bytes, bytes] | None = None
+        complete = False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal headers, complete
+            if message["type"] == "http.response.start":
+                headers = dict(message.get("headers", ()))
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+            await send(message)
+
+        with anyio.CancelScope() as work:
+            self._state.requests.add(work)
+            try:
+                await self._app(scope, receive, noting_send)
+            finally:
+                self._state.requests.discard(work)
+        if not work.cancelled_caught or complete:
+            return
+        response = error_response(503, MESSAGE, code=CODE, retry_after_s=5)
+        if headers is None:
+            await response(scope, receive, send)
+        elif headers.get(b"content-type", b"").startswith(b"text/event-stream"):
+            data = b"data: " + bytes(response.body) + b"\n\n"
+            await send({"type": "http.response.body", "body": data, "more_body": False})

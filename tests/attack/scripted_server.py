@@ -1,0 +1,131 @@
+"""`antiphon serve` over scripted models, as a process: python -m tests.attack.scripted_server LOADS [FLAG ...].
+
+A file whose `prompt` is "wait" is transcribed when the process gets SIGUSR1, "hang" hangs in a lane's worker for good,
+and "die" ends the worker. With LOADS "slowly", the models never come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from antiphon.audio import Pcm
+from antiphon.cli.main import main
+from antiphon.contracts import FileInfo, FileOptions, TranscriptSegment
+from antiphon.engine.lane import Lane
+from antiphon.loading.loaded import LoadedModels
+from antiphon.server import run
+from tests.scripted import ScriptedDetector, ScriptedTranscriber
+from tests.server.scripted import Echo
+
+LIMIT_S = 30
+
+
+def segment(text: str) -> TranscriptSegment:
+    return TranscriptSegment(0, 0, 0.0, 1.0, text, (1,), 0.0, 0.0, 1.0, 0.0)
+
+
+class PromptedTranscriber(ScriptedTranscriber):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lane: Lane[str, str] = Lane("files", self._work)
+
+    async def transcribe(
+        self, slabs: AsyncIterable[Pcm], options: FileOptions
+    ) -> AsyncIterator[FileInfo | TranscriptSegment]:
+        yield FileInfo("en", 1.0)
+        yield segment(" Begun.")
+        if options.prompt == "wait":
+            released, loop = asyncio.Event(), asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGUSR1, released.set)
+            await released.wait()
+        else:
+            await self.lane.run(options.prompt)
+        yield segment(" Done.")
+
+    def _work(self, prompts: Sequence[str]) -> Sequence[str]:
+        if "hang" in prompts:
+            time.sleep(3600)
+        if "die" in prompts:
+            raise SystemExit("out of luck")
+        return prompts
+
+
+def load(*_: Any) -> LoadedModels:
+    if sys.argv[1] == "slowly":
+        threading.Event().wait()
+    ears = PromptedTranscriber()
+    return LoadedModels(ears, ScriptedDetector(), None, None, None, None, Echo(), None, ("scripted",), (ears.lane,))
+
+
+@dataclass(slots=True)
+class ScriptedServer:
+    """A process of this module. `log` and `out` are what it wrote to its standard error and output."""
+
+    url: str
+    popen: subprocess.Popen[bytes]
+    log: Path
+    out: Path
+
+    def ready(self) -> dict[str, Any]:
+        """The body of /ready."""
+        body: dict[str, Any] = httpx.get(f"{self.url}/ready", timeout=LIMIT_S).json()
+        return body
+
+    def until(self, line: str) -> None:
+        """Wait until /metrics has the line."""
+        while line not in httpx.get(f"{self.url}/metrics", timeout=LIMIT_S).text.splitlines():
+            assert self.popen.poll() is None
+
+    def exit_code(self) -> int:
+        """Wait for the end of the process; what it logged must hold no traceback."""
+        code = self.popen.wait(LIMIT_S)
+        assert "Traceback" not in self.log.read_text(), self.log.read_text()
+        assert " ERROR " not in self.log.read_text(), self.log.read_text()
+        return code
+
+
+@contextmanager
+def scripted_server(folder: Path, *flags: str, loads: str = "at once", **popen: Any) -> Iterator[ScriptedServer]:
+    """Start a server, and wait until it is ready, or until its socket is open where it loads "slowly"."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    server = ScriptedServer(f"http://127.0.0.1:{port}", None, folder / "log.txt", folder / "out.txt")  # type: ignore[arg-type]
+    command = [sys.executable, "-m", "tests.attack.scripted_server", loads, "serve", "--no-pull", "--port", str(port)]
+    with server.log.open("wb") as log, server.out.open("wb") as out:
+        server.popen = subprocess.Popen(
+            [*command, *flags], stdout=out, stderr=log, cwd=Path(__file__).parents[2], env=os.environ, **popen
+        )
+    status = "loading" if loads == "slowly" else "ready"
+    try:
+        while True:
+            assert server.popen.poll() is None, server.log.read_text()
+            try:
+                if server.ready()["status"] == status:
+                    break
+            except httpx.TransportError:
+                continue
+        yield server
+    finally:
+        server.popen.kill()
+        server.popen.wait()
+
+
+if __name__ == "__main__":
+    run.load = load
+    # Until a file waits for it, the signal does nothing.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    sys.exit(main(sys.argv[2:]))

@@ -1,0 +1,121 @@
+"""Connections that send nothing, or very slowly, before any key is shown, and more of them than the server can hold."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from websockets.sync.client import connect
+
+from antiphon.server.process.connections import Connections, connection_limit, log_failed_accepts
+from tests.attack.scripted_server import LIMIT_S, ScriptedServer, scripted_server
+
+DESCRIPTORS = 240
+HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def dial(server: ScriptedServer, source: str = "127.0.0.1") -> socket.socket:
+    where = urlsplit(server.url)
+    return socket.create_connection((where.hostname, where.port or 0), LIMIT_S, source_address=(source, 0))
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """Read until the server closes the connection; return what it sent."""
+    data = b""
+    while chunk := connection.recv(65536):
+        data += chunk
+    return data
+
+
+def descriptors() -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+
+
+@pytest.mark.server
+def test_when_a_request_head_does_not_come_then_its_connection_is_closed(tmp_path: Path) -> None:
+    with scripted_server(tmp_path, "--head-timeout-s", "0.5") as server, ExitStack() as stack:
+        silent, cut, dribbling, second = (stack.enter_context(dial(server)) for _ in range(4))
+        cut.sendall(HEAD[:-2])
+        second.sendall(HEAD)
+        data = b""
+        while not data.endswith(b"}"):
+            data += second.recv(65536)
+        second.sendall(HEAD[:-2])
+        assert until_closed(silent) == until_closed(cut) == until_closed(second) == b""
+        # Each byte is on time, and the head is not.
+        dribbling.sendall(HEAD[:-2] + b"X: ")
+        dribbling.settimeout(0.05)
+        closed = False
+        while not closed:
+            try:
+                closed = dribbling.recv(1) == b""
+            except TimeoutError:
+                dribbling.sendall(b"a")
+            except ConnectionError:
+                closed = True
+        # A WebSocket that was opened in time may be silent.
+        with connect(f"{server.url.replace('http', 'ws')}/v1/realtime") as opened:
+            assert until_closed(stack.enter_context(dial(server))) == b""
+            assert opened.ping().wait(LIMIT_S)
+        server.until("antiphon_connections 1.0")
+
+
+@pytest.mark.server
+def test_when_silent_connections_flood_the_server_then_others_are_served_and_the_log_stays_quiet(
+    tmp_path: Path,
+) -> None:
+    with scripted_server(tmp_path, preexec_fn=descriptors) as server, ExitStack() as stack:
+        flood = [stack.enter_context(dial(server)) for _ in range(DESCRIPTORS // 4 + 20)]
+        refused = until_closed(flood[-1])
+        assert refused.startswith(b"HTTP/1.1 503")
+        assert b'"code":"too_many_connections"' in refused
+        with httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2")) as other:
+            assert other.get(f"{server.url}/ready").status_code == 200
+            # Another address takes what is left, so that half of the descriptors are in use; nobody gets more.
+            flood += [stack.enter_context(dial(server, "127.0.0.3")) for _ in range(DESCRIPTORS)]
+            assert until_closed(flood[-1]).startswith(b"HTTP/1.1 503")
+            text = other.get(f"{server.url}/metrics").text
+        assert f"antiphon_connections {DESCRIPTORS // 2:.1f}" in text.splitlines()
+        stack.close()
+        while True:
+            try:
+                server.until("antiphon_connections 1.0")
+                break
+            except httpx.TransportError:
+                continue
+        server.popen.terminate()
+        assert server.exit_code() == 0
+
+
+def test_when_nothing_can_be_accepted_then_it_is_logged_once_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loop = asyncio.new_event_loop()
+    log_failed_accepts(loop)
+    for number in (errno.EMFILE, errno.ENFILE):
+        loop.call_exception_handler({"message": "", "exception": OSError(number, "no more"), "socket": None})
+    loop.call_exception_handler({"message": "another", "exception": ValueError("bad")})
+    loop.close()
+    warning, error = caplog.records
+    assert (warning.levelno, warning.exc_info) == (logging.WARNING, None)
+    assert error.getMessage() == "another"
+
+
+def test_an_address_has_half_of_the_connections_unless_it_is_given_more() -> None:
+    refused: list[str] = []
+    connections = Connections(4, 0, lambda: refused.append("half"))
+    assert [connections.take("a") for _ in range(3)] == [True, True, False]
+    assert [connections.take(address) for address in "bcd"] == [True, True, False]
+    connections.give_back("a")
+    assert connections.take("d")
+    assert (connections.num_open, refused) == (4, ["half", "half"])
+    assert all(Connections(4, 4, refused.clear).take("proxy") for _ in range(4))
+    assert connection_limit(10) <= 276

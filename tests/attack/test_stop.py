@@ -1,0 +1,103 @@
+"""SIGTERM to a server that loads, or has files and sessions under way: what its clients get, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.attack.scripted_server import LIMIT_S, ScriptedServer, scripted_server
+from tests.attack.test_files import wav
+
+pytestmark = pytest.mark.server
+FILE = wav(16_000, 1600)
+
+
+class Posted(threading.Thread):
+    """A file on its way to be transcribed. `status` and `text` are those of its response."""
+
+    def __init__(self, server: ScriptedServer, prompt: str, **fields: str) -> None:
+        super().__init__(daemon=True)
+        self._request: dict[str, Any] = {
+            "url": f"{server.url}/v1/audio/transcriptions",
+            "data": {"model": "default", "prompt": prompt, **fields},
+            "files": {"file": ("a.wav", FILE)},
+        }
+        self.status, self.text = 0, ""
+        self.start()
+
+    def run(self) -> None:
+        response = httpx.post(timeout=LIMIT_S, **self._request)
+        self.status, self.text = response.status_code, response.text
+
+    def done(self) -> tuple[int, str]:
+        self.join(LIMIT_S)
+        return self.status, self.text
+
+
+def under_way(server: ScriptedServer, num: int) -> None:
+    """Wait until so many places are held."""
+    while server.ready()["sessions"] < num:
+        pass
+
+
+def test_when_models_load_then_sigterm_ends_the_server_at_once_and_it_never_says_ready(tmp_path: Path) -> None:
+    with scripted_server(tmp_path, loads="slowly") as server:
+        began_s = time.monotonic()
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+        assert time.monotonic() - began_s < 5
+        assert "ready" not in server.out.read_text()
+
+
+def test_when_files_are_under_way_then_the_drain_finishes_them_and_refuses_new_ones(tmp_path: Path) -> None:
+    with scripted_server(tmp_path, "--drain-s", "60") as server:
+        file = Posted(server, "wait")
+        under_way(server, 1)
+        server.popen.send_signal(signal.SIGTERM)
+        while server.ready()["status"] != "draining":
+            pass
+        status, text = Posted(server, "").done()
+        assert (status, json.loads(text)["error"]["message"]) == (503, "the server is shutting down")
+        while file.is_alive():
+            # It has no effect before the transcriber waits for it.
+            server.popen.send_signal(signal.SIGUSR1)
+            file.join(0.1)
+        status, text = file.done()
+        assert (status, json.loads(text)["text"]) == (200, "Begun. Done.")
+        assert server.exit_code() == 0
+
+
+def test_when_files_are_not_finished_in_time_then_each_is_told_so_and_the_process_ends_with_0(tmp_path: Path) -> None:
+    with scripted_server(tmp_path, "--drain-s", "0.5") as server:
+        whole, stream = Posted(server, "hang"), Posted(server, "wait", stream="true")
+        under_way(server, 2)
+        server.until('antiphon_running_jobs{lane="files"} 1.0')
+        began_s = time.monotonic()
+        server.popen.send_signal(signal.SIGTERM)
+        status, text = whole.done()
+        assert (status, json.loads(text)["error"]["code"]) == (503, "server_shutting_down")
+        status, text = stream.done()
+        last = json.loads(text.strip().rpartition("data: ")[2])
+        assert (status, last["error"]["code"]) == (200, "server_shutting_down")
+        # The worker hangs: the process does not wait for it, and does not abort either.
+        assert server.exit_code() == 0
+        assert time.monotonic() - began_s < 10
+
+
+def test_when_a_second_sigterm_comes_then_the_drain_ends_now(tmp_path: Path) -> None:
+    with scripted_server(tmp_path, "--drain-s", "600") as server:
+        file = Posted(server, "wait")
+        under_way(server, 1)
+        server.popen.send_signal(signal.SIGTERM)
+        while server.ready()["status"] != "draining":
+            pass
+        server.popen.send_signal(signal.SIGTERM)
+        assert server.exit_code() == 0
+        assert file.done()[0] == 503
