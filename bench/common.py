@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -81,10 +81,10 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
         print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)), flush=True)
 
 
-def save(name: str, document: dict[str, Any]) -> Path:
-    """Write bench/results/NAME.json; sections measured earlier and not now are kept."""
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+def save(name: str, document: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """Write NAME.json into bench/results, or another folder; sections measured earlier and not now are kept."""
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     old = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(old | document, indent=1, ensure_ascii=False) + "\n")
     return path
@@ -116,11 +116,19 @@ class Server:
 
 
 @contextmanager
-def server(*flags: str) -> Iterator[Server]:
-    """`antiphon serve` on a free port, until ready; stopped by SIGTERM."""
-    command = [sys.executable, "-m", "antiphon", "serve", "--port", "0", "--log-level", "warning", *flags]
+def server(*flags: str, module: str = "antiphon", log: IO[str] | None = None) -> Iterator[Server]:
+    """`antiphon serve` on a free port, until ready; stopped by SIGTERM.
+
+    `module`: what stands for `antiphon` on the command line. `log`: where it logs; None for standard error.
+    """
+    command = [sys.executable, "-m", module, "serve", "--port", "0", "--log-level", "warning", *flags]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        text=True,
+        cwd=HERE.parent,
+        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
     )
     try:
         assert process.stdout is not None

@@ -61,13 +61,16 @@ class Speaker:
     """A client that always sends (a recording, or silence) and plays what comes, both in real time.
 
     It falls silent when it is told of speech, and says how much it has played, as clients do. `echo`: its microphone
-    hears what it plays, so many decibels lower, after so many seconds.
+    hears what it plays, so many decibels lower, after so many seconds. `key`: its API key, if the server asks for one.
     """
 
-    def __init__(self, url: str, vad: dict[str, Any], echo: tuple[float, float] | None = None) -> None:
+    def __init__(
+        self, url: str, vad: dict[str, Any], echo: tuple[float, float] | None = None, key: str | None = None
+    ) -> None:
         self._url = f"{url}/v1/realtime?model=gpt-realtime"
         self._vad = vad
         self._echo = echo
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._queue: list[bytes] = []
         self._playing: list[tuple[str, bytes]] = []
         self._played: dict[str, int] = {}
@@ -76,7 +79,9 @@ class Speaker:
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Speaker:
-        self._socket = await websockets.connect(self._url, max_size=None, compression=None)
+        self._socket = await websockets.connect(
+            self._url, max_size=None, compression=None, additional_headers=self._headers
+        )
         if self._echo:
             self._air = [bytes(STEP)] * round(self._echo[1] / CHUNK_S)
         session = {
@@ -136,6 +141,10 @@ class Speaker:
     @property
     def sounding(self) -> bool:
         return bool(self._playing)
+
+    def stop_playing(self) -> None:
+        """Drop what is still to be played."""
+        self._playing.clear()
 
     async def say(self, pcm: Pcm) -> float:
         """Play a recording from now on; returns when it began."""
@@ -338,7 +347,7 @@ async def cancel(srv: Server, trials: int) -> dict[str, Any]:
             stale += sum(at > ended for at in sounds)
             last.append(max(0.0, sounds[-1] - asked))
             done.append(ended - asked)
-            speaker._playing.clear()
+            speaker.stop_playing()
     out = {
         "trials": len(done),
         "last_frame_p50_ms": statistics.median(last) * 1000,
@@ -423,7 +432,7 @@ async def backchannels(srv: Server, data: Path, repeats: int) -> dict[str, Any]:
                     results.append((clip.id, "input_audio_buffer.speech_started" in kinds))
                     await speaker.send("response.cancel")
                     await asyncio.sleep(0.3)
-                    speaker._playing.clear()
+                    speaker.stop_playing()
                     await asyncio.sleep(2.0)
             return results
 
@@ -504,7 +513,7 @@ async def heard(srv: Server, count: int) -> dict[str, Any]:
             await speaker.send("conversation.item.retrieve", item_id=item)
             await speaker.until("conversation.item.retrieved", since)
             kept = next(e["item"] for _, e in speaker.events[since:] if e["type"] == "conversation.item.retrieved")
-            speaker._playing.clear()
+            speaker.stop_playing()
             said = await aligner.required_transcriber.align(pcm, text.split(), "en")
             if said:
                 off.append(len(kept["content"][0]["transcript"].split()) - sum(w.end_s * 1000 <= cut_ms for w in said))

@@ -1,0 +1,271 @@
+"""Attacks of a server, class by class: what another key's conversation, the event loop and the memory notice of them.
+
+    antiphon bench attack [--classes bodies,files,...] [--data DIR] [--turns N] [--after-s 60] [--quick] [--out DIR]
+
+Each class attacks a fresh server with an attacker's key, from a process of its own with the least priority, while a
+client of another key talks to the server (recordings played in real time with --data, else typed turns) and /health is
+asked every 20 ms. The same is measured before the attack, on the same server. A second table is of models that die or
+hang (bench.hostile.doomed): the time to the first error that names the model, and to the 503 of /ready.
+
+The longest /health is how long the event loop stood still for everybody, or connections were not taken. The server,
+its clients and the attacker share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+import psutil
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+from asr import Clip
+from common import RESULTS, Server, machine, percentile, save, server, table
+from talk import Speaker, one_turn, server_vad, whole_turns
+
+from bench.hostile import death
+from bench.hostile.__main__ import CLASSES
+
+KEYS = ("bystander", "attacker")
+# Loads within seconds, and answers within tenths of one.
+MODELS = ("--language-model", "smollm2-135m-instruct", "--synthesizer", "hibari-heart")
+# Small budgets, so that an attack gets to them.
+BUDGETS = ("--sessions-per-key", "64", "--grace-s", "5", "--kv-mb", "256", "--max-queue", "64")
+FLAGS = {"idle": ("--sessions-per-key", "1000", "--max-sessions", "1001")}
+HEALTH_EVERY_S, MEMORY_EVERY_S, HEALTH_TIMEOUT_S = 0.02, 0.05, 60.0
+# A turn that has no sound by then is lost.
+TURN_S = 30.0
+QUESTION = "Say one short sentence about the sea."
+
+
+class Watch:
+    """Asks /health and looks at the process's memory and descriptors, in two threads, while the block runs."""
+
+    def __init__(self, srv: Server) -> None:
+        self._server = srv
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=f, daemon=True) for f in (self._ask_health, self._look)]
+        self.health_s: list[float] = []
+        self.failed = 0
+        self.peak_rss_mb = srv.rss_mb()
+        self.peak_fds = srv.process.num_fds()
+
+    def __enter__(self) -> Watch:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask_health(self) -> None:
+        address = urlsplit(self._server.url)
+        while not self._ended.wait(HEALTH_EVERY_S):
+            begun = time.monotonic()
+            connection = http.client.HTTPConnection(str(address.hostname), address.port, timeout=HEALTH_TIMEOUT_S)
+            try:
+                connection.request("GET", "/health", headers={"Connection": "close"})
+                self.failed += connection.getresponse().status != 200
+            except (OSError, http.client.HTTPException):
+                self.failed += 1
+            finally:
+                connection.close()
+            self.health_s.append(time.monotonic() - begun)
+
+    def _look(self) -> None:
+        while not self._ended.wait(MEMORY_EVERY_S):
+            try:
+                self.peak_rss_mb = max(self.peak_rss_mb, self._server.rss_mb())
+                self.peak_fds = max(self.peak_fds, self._server.process.num_fds())
+            except psutil.Error:
+                return
+
+
+@dataclass(slots=True)
+class Talk:
+    """A bystander's turns: seconds to the first sound of each answer, and how many had none."""
+
+    seconds: list[float] = field(default_factory=list)
+    lost: int = 0
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "turns": len(self.seconds) + self.lost,
+            "lost": self.lost,
+            "p50_s": percentile(self.seconds, 50),
+            "p95_s": percentile(self.seconds, 95),
+        }
+
+
+async def typed_turn(speaker: Speaker) -> float | None:
+    """Ask in writing; seconds to the first sound of the answer, or None where none came."""
+    begun = time.monotonic()
+    since = await speaker.ask(QUESTION, 24)
+    try:
+        async with asyncio.timeout(TURN_S):
+            if not await speaker.sounds(since):
+                return None
+            first = await speaker.until("response.output_audio.delta", since)
+            await speaker.until("response.done", since, TURN_S)
+    except TimeoutError:
+        return None
+    speaker.stop_playing()
+    return first - begun
+
+
+async def spoken_turn(speaker: Speaker, clip: Clip) -> float | None:
+    """Play a recording; seconds from its true end to the first sound of the answer, or None where none came."""
+    turn = await one_turn(speaker, clip)
+    return turn.stages.get("sound")
+
+
+async def talk(srv: Server, clips: list[Clip], turns: int) -> Talk:
+    """One conversation of so many turns; one that breaks is begun anew, and its turn is lost."""
+    heard = Talk()
+    while len(heard.seconds) + heard.lost < turns:
+        try:
+            async with Speaker(srv.ws, server_vad(500), key=KEYS[0]) as speaker:
+                while (number := len(heard.seconds) + heard.lost) < turns:
+                    turn = spoken_turn(speaker, clips[number % len(clips)]) if clips else typed_turn(speaker)
+                    took = await turn
+                    if took is None:
+                        heard.lost += 1
+                    else:
+                        heard.seconds.append(took)
+        except (OSError, TimeoutError, EOFError) as error:
+            print(f"the bystander lost a turn: {type(error).__name__}: {error}", file=sys.stderr)
+            heard.lost += 1
+    return heard
+
+
+@contextmanager
+def attacker(name: str, srv: Server, quick: bool, log: IO[str]) -> Iterator[dict[str, Any]]:
+    """One class of attack while the block runs. What came of it is in the yielded dict afterwards."""
+    command = [sys.executable, "-m", "bench.hostile", name, srv.url, KEYS[1], *(["--quick"] if quick else [])]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=HERE.parent
+    )
+    found: dict[str, Any] = {}
+    assert process.stdin and process.stdout
+    process.stdout.readline()
+    try:
+        yield found
+    finally:
+        out, _ = process.communicate()
+        found |= json.loads(out) if out.strip() else {"tried": 0, "outcomes": {"the attacker failed": 1}}
+
+
+def measure(name: str, args: argparse.Namespace, clips: list[Clip], log: IO[str]) -> dict[str, Any]:
+    """One class of attack on a fresh server, and its bystander alone before."""
+    keys = [flag for key in KEYS for flag in ("--api-key", key)]
+    with server(*MODELS, *BUDGETS, *FLAGS.get(name, ()), *keys, log=log) as srv:
+        asyncio.run(talk(srv, clips, 1))
+        with Watch(srv) as before:
+            alone = asyncio.run(talk(srv, clips, args.turns))
+        idle_mb = srv.rss_mb()
+        with Watch(srv) as during:
+            with attacker(name, srv, args.quick, log) as found:
+                begun = time.monotonic()
+                beside = asyncio.run(talk(srv, clips, args.turns))
+                time.sleep(max(0.0, begun + args.least_s - time.monotonic()))
+            lived = srv.process.is_running() and srv.process.status() != psutil.STATUS_ZOMBIE
+        time.sleep(args.after_s)
+        row: dict[str, Any] = {
+            "health_alone_s": {"p99": percentile(before.health_s, 99), "worst": max(before.health_s, default=0.0)},
+            "health_s": {"p99": percentile(during.health_s, 99), "worst": max(during.health_s, default=0.0)},
+            "health_failed": during.failed,
+            "alone": alone.row(),
+            "beside": beside.row(),
+            "rss_mb": {"before": idle_mb, "peak": during.peak_rss_mb, "after": srv.rss_mb() if lived else None},
+            "after_s": args.after_s,
+            "peak_fds": during.peak_fds,
+            "server_lived": lived,
+            **found,
+        }
+        if held := found["outcomes"].get("held", 0) if name == "idle" else 0:
+            row["bytes_each"] = round((during.peak_rss_mb - idle_mb) * 1e6 / held)
+        return row
+
+
+def show(found: dict[str, dict[str, Any]]) -> None:
+    rows = [
+        (
+            name,
+            r["health_alone_s"]["worst"] * 1000,
+            r["health_s"]["worst"] * 1000,
+            r["alone"]["p50_s"],
+            r["beside"]["p50_s"],
+            r["alone"]["p95_s"],
+            r["beside"]["p95_s"],
+            r["beside"]["lost"],
+            *(round(r["rss_mb"][k]) if r["rss_mb"][k] else "died" for k in ("before", "peak", "after")),
+            r["peak_fds"],
+            r["tried"],
+        )
+        for name, r in found.items()
+    ]
+    heads = ("class", "health ms: alone", "attacked", "p50 s: alone", "attacked", "p95 s: alone", "attacked", "lost")
+    table("attacks: /health (worst), the bystander's first sound, memory in MB", (
+        *heads, "RSS before", "peak", "after", "fds", "tried"), rows)  # fmt: skip
+    for name, r in found.items():
+        each = f", {r['bytes_each'] / 1000:.0f} kB each" if "bytes_each" in r else ""
+        print(f"{name}: {', '.join(f'{n} x {what}' for what, n in r['outcomes'].items()) or 'no answers'}{each}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="antiphon bench attack", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--classes", default=",".join(CLASSES), help="of attack; an empty one for none")
+    parser.add_argument("--data", type=Path, help="folder with a manifest.jsonl: the bystander speaks; else it types")
+    parser.add_argument("--turns", type=int, default=20, help="of the bystander: alone, and again under attack")
+    parser.add_argument("--least-s", type=float, default=10.0, help="seconds that an attack goes on for at least")
+    parser.add_argument("--after-s", type=float, default=60.0, help="seconds after an attack until memory is read again")
+    parser.add_argument("--deaths", type=int, default=3, help="times that each model dies in each way")
+    parser.add_argument("--quick", action="store_true", help="small attacks, two turns and one death; writes nothing")
+    parser.add_argument("--out", type=Path, help="folder for attack.json; of --quick, too")
+    args = parser.parse_args()
+    if args.quick:
+        args.turns, args.least_s, args.after_s, args.deaths = 2, 0.0, 0.0, min(args.deaths, 1)
+    names = [name for name in args.classes.split(",") if name]
+    if unknown := set(names) - CLASSES.keys():
+        parser.error(f"no such class: {', '.join(sorted(unknown))}")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    clips = whole_turns(args.data) if args.data else []
+    document: dict[str, Any] = {"machine": machine(), "data": args.data.name if args.data else None}
+    found: dict[str, dict[str, Any]] = {}
+    out = args.out or (None if args.quick else RESULTS)
+    with tempfile.NamedTemporaryFile("w", prefix="attack-", suffix=".log", delete=False) as log:
+        print(f"the servers and attackers log to {log.name}")
+        for name in names:
+            found[name] = measure(name, args, clips, log)
+            show({name: found[name]})
+            if out:
+                # A class that was measured stays, whatever the next one does.
+                save("attack", document | {"classes": found}, out)
+        if names:
+            show(found)
+        if args.deaths:
+            document["deaths"] = death.measure(args.deaths, log)
+    if out:
+        print(f"\nwritten: {save('attack', document | ({'classes': found} if found else {}), out)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""One attack, in a process of its own: python -m bench.hostile CLASS URL KEY [--quick]
+
+Attacks until its standard input ends, once at least, and then prints one JSON object: `tried` and `outcomes` (see
+bench.hostile.client.Target). It prints a line `attacking` once the class's payloads are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import traceback
+from collections.abc import Awaitable, Callable
+
+from bench.hostile import bodies, sockets
+from bench.hostile.client import Target
+
+CLASSES: dict[str, Callable[[Target], Awaitable[None]]] = {
+    "bodies": bodies.bodies,
+    "files": bodies.files,
+    "text": bodies.text,
+    "json": bodies.json_documents,
+    "sdp": bodies.sdp,
+    "images": bodies.images,
+    "unread": sockets.unread,
+    "silent": sockets.silent,
+    "resumes": sockets.resumes,
+    "first-frames": sockets.first_frames,
+    "answers": sockets.answers,
+    "types": sockets.types,
+    "two-keys": sockets.two_keys,
+    "idle": sockets.idle,
+}
+# Seconds between two rounds of one class, so that a round of refusals does not measure the attacker's own speed.
+PAUSE_S = 0.05
+
+
+async def attack(name: str, target: Target) -> None:
+    """Attack in rounds until standard input ends; the round under way is cut off then."""
+    stop = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
+    while not stop.done():
+        one = asyncio.ensure_future(CLASSES[name](target))
+        await asyncio.wait([one, stop], return_when=asyncio.FIRST_COMPLETED)
+        one.cancel()
+        ended = await asyncio.gather(one, return_exceptions=True)
+        if isinstance(ended[0], Exception) and not stop.done():
+            # A server that hangs or closes what it should not ends the round, which is a result and no failure.
+            target.outcomes[f"the attack's {type(ended[0]).__name__}"] += 1
+            traceback.print_exception(ended[0])
+        await asyncio.wait([stop], timeout=PAUSE_S)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.hostile", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("name", choices=CLASSES)
+    parser.add_argument("url")
+    parser.add_argument("key")
+    parser.add_argument("--quick", action="store_true", help="small numbers")
+    args = parser.parse_args()
+    # An attacker has a machine of its own: this one's cores are the server's.
+    os.nice(10)
+    target = Target(args.url, args.key, args.quick)
+    print("attacking", flush=True)
+    asyncio.run(attack(args.name, target))
+    print(json.dumps({"tried": target.tried, "outcomes": dict(target.outcomes.most_common())}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

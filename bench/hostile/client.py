@@ -1,0 +1,129 @@
+"""What the classes of attack share: a target, the names of its answers, and sockets that note what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import websockets
+from websockets.asyncio.client import ClientConnection
+
+# What a client that is attacked back would wait for an answer.
+PATIENCE_S = 60.0
+SERVED, NO_ANSWER, LOST = "served", "no answer", "connection lost"
+
+
+@dataclass(slots=True)
+class Target:
+    """The server, the attacker's key, and what came back.
+
+    `outcomes` counts answers by name: "served", "413 file_too_long" for HTTP, an error event's code, "closed 1009" for
+    a socket, "no answer" after PATIENCE_S, "connection lost". `tried`: inputs sent. `quick`: small numbers, for trying.
+    """
+
+    url: str
+    key: str
+    quick: bool = False
+    outcomes: Counter[str] = field(default_factory=Counter)
+    tried: int = 0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.key}"}
+
+    @property
+    def ws(self) -> str:
+        return self.url.replace("http", "ws", 1)
+
+    def client(self) -> httpx.AsyncClient:
+        """Return an HTTP client with the attacker's key and any number of connections."""
+        limits = httpx.Limits(max_connections=None)
+        return httpx.AsyncClient(base_url=self.url, headers=self.headers, timeout=PATIENCE_S, limits=limits)
+
+    async def request(self, client: httpx.AsyncClient, method: str, path: str, **options: Any) -> httpx.Response | None:
+        """Send one request and count its answer; None where there was none."""
+        self.tried += 1
+        try:
+            answer = await client.request(method, path, **options)
+        except httpx.TimeoutException:
+            self.outcomes[NO_ANSWER] += 1
+            return None
+        except httpx.TransportError:
+            # A body that is refused while it is sent may reset the connection before the answer is read.
+            self.outcomes[LOST] += 1
+            return None
+        self.outcomes[named(answer)] += 1
+        return answer
+
+    @asynccontextmanager
+    async def socket(self, path: str = "/v1/realtime", **options: Any) -> AsyncIterator[ClientConnection | None]:
+        """A WebSocket, dropped without a close when the block ends. None where its upgrade was refused, or timed out.
+
+        A connection that the server ends within the block ends the block; `note_errors` counts it by its close code.
+        """
+        self.tried += 1
+        try:
+            connection = await websockets.connect(
+                f"{self.ws}{path}",
+                additional_headers=self.headers,
+                max_size=None,
+                compression=None,
+                open_timeout=PATIENCE_S,
+                **options,
+            )
+        except websockets.InvalidStatus as refused:
+            self.outcomes[f"{refused.response.status_code} {code_of(refused.response.body)}".strip()] += 1
+            yield None
+            return
+        except (TimeoutError, OSError, websockets.InvalidMessage):
+            self.outcomes[NO_ANSWER] += 1
+            yield None
+            return
+        try:
+            yield connection
+        except websockets.ConnectionClosed:
+            pass
+        finally:
+            connection.transport.abort()
+
+    async def note_errors(self, connection: ClientConnection) -> None:
+        """Read until the server closes, and count each error event by its code, and the close by its own."""
+        with suppress(websockets.ConnectionClosed):
+            while True:
+                text = await connection.recv()
+                event = json.loads(text) if isinstance(text, str) else {}
+                if isinstance(event, dict) and event.get("type") == "error":
+                    self.outcomes[error_code(event)] += 1
+        self.outcomes[f"closed {connection.close_code}"] += 1
+
+
+def named(answer: httpx.Response) -> str:
+    """An answer's name: "served", or its status and the code of its error."""
+    return SERVED if answer.status_code < 400 else f"{answer.status_code} {code_of(answer.content)}".strip()
+
+
+def code_of(body: bytes | None) -> str:
+    """The code of an error's body; empty where it has none, as a plain 500 has not."""
+    try:
+        return error_code(json.loads(body or b""))
+    except ValueError:
+        return ""
+
+
+def error_code(document: Any) -> str:
+    """The code, or else the type, of an error in any of the shapes that the dialects give it."""
+    error = document.get("error", document) if isinstance(document, dict) else {}
+    if not isinstance(error, dict):
+        return str(document.get("code") or "error")
+    return str(error.get("code") or error.get("type") or "error")
+
+
+async def hold() -> None:
+    """Wait until the attack is stopped."""
+    await asyncio.Event().wait()
