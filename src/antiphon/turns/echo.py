@@ -25,6 +25,8 @@ MAX_DELAY_S = 1.2
 MAX_DELAY_HOPS = int(MAX_DELAY_S * SAMPLE_RATE_HZ / HOP_SAMPLES)
 # The number of the latest frames that are compared with the reference, and the fewest with audio that allow a result.
 COMPARED_FRAMES, MIN_COMPARED_FRAMES = 24, 10
+# The most frames that are held until it is known whether they are an echo.
+MAX_HELD_FRAMES = 2 * MIN_COMPARED_FRAMES
 # The correlation of the levels from which audio is an echo: a room's echo has 0.9 and more, another speaker's voice at
 # the best of all delays up to 0.75.
 ECHO_CORRELATION = 0.83
@@ -57,7 +59,8 @@ class EchoGuard:
 
     `add_reference` gets what is sent, `judge` what the microphone hears. All positions are samples at 16 kHz on the
     microphone's clock. Levels older than any echo are dropped, so memory does not grow with the session. `delay_hops`
-    is the delay of the echo in hops of 8 ms; None until it was found.
+    is the delay of the echo in hops of 8 ms; None until it was found. `held_since` is the sample from which frames were
+    held to be an echo that now turn out to be speech; None where the newest frames tell of none.
     """
 
     def __init__(self) -> None:
@@ -75,8 +78,11 @@ class EchoGuard:
         self.delay_hops: int | None = None
         self._gain: Levels = np.zeros(len(self._bands), np.float32)
         self._noise: Levels = np.zeros(len(self._bands), np.float32)
-        # The number of frames that were held to be an echo before the delay is known.
+        # The number of frames that were held to be an echo before the delay is known, and where the first of them is
+        # while nobody knows what they are.
         self._undecided_frames = 0
+        self._undecided_since: int | None = None
+        self.held_since: int | None = None
         # The number of silent frames under a reference with audio.
         self._quiet_frames = 0
         # The number of frames under a reference with audio.
@@ -124,6 +130,7 @@ class EchoGuard:
         headphones pays that once.
         """
         self._forget(at)
+        self.held_since = None
         out = []
         for k, (frame, probability) in enumerate(zip(frames, probabilities, strict=True)):
             hop = (at + k * FRAME_SAMPLES) // HOP_SAMPLES
@@ -140,6 +147,7 @@ class EchoGuard:
         sounding = self._reference(np.arange(hop - MAX_DELAY_HOPS, hop + 1)).max() > FLOOR_DB + 10
         if not sounding:
             self._undecided_frames = 0
+            self._release(hop, probability)
             return False
         self._num_frames += 1
         score = 0.0
@@ -148,6 +156,7 @@ class EchoGuard:
             if score >= ECHO_CORRELATION:
                 self._learn(delay, fresh=self.delay_hops is None)
                 self.delay_hops = delay
+                self._undecided_since = None
         if self.delay_hops is not None:
             is_speech = not self._explained(hop, self.delay_hops)
             self._speech_votes = [*self._speech_votes[1 - SPEECH_VOTE_FRAMES :], is_speech]
@@ -157,10 +166,19 @@ class EchoGuard:
         if probability < MIN_SPEECH_PROBABILITY or self._quiet_frames > MAX_QUIET_FRAMES:
             return False
         # The first audio that ever came back: after one or two thirds of a second it is known what it is.
+        if not self._undecided_frames:
+            self._undecided_since = hop * HOP_SAMPLES
         self._undecided_frames += 1
-        return self._undecided_frames < (
-            2 * MIN_COMPARED_FRAMES if score >= POSSIBLE_ECHO_CORRELATION else MIN_COMPARED_FRAMES
-        )
+        if self._undecided_frames < (MAX_HELD_FRAMES if score >= POSSIBLE_ECHO_CORRELATION else MIN_COMPARED_FRAMES):
+            return True
+        self._release(hop, probability)
+        return False
+
+    def _release(self, hop: int, probability: float) -> None:
+        """This frame is no echo: the frames that were held just before it are speech if it is."""
+        if self._undecided_since is not None and probability >= MIN_SPEECH_PROBABILITY:
+            self.held_since = max(self._undecided_since, hop * HOP_SAMPLES - MAX_HELD_FRAMES * FRAME_SAMPLES)
+        self._undecided_since = None
 
     def _best(self) -> tuple[float, int]:
         """The highest correlation of the microphone's levels with the reference's over all delays, and its delay."""

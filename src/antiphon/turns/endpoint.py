@@ -64,6 +64,8 @@ class Endpointer:
         self._speaking = False
         self._loud_frames = 0
         self._loud_since = 0
+        # Where speech that is about to be noticed has begun, if that is known.
+        self._heard_since: int | None = None
         self._quiet_since: int | None = None
         # The silence that ends the turn in the present pause, where it was hastened; samples, as all of these.
         self._hastened_silence: int | None = None
@@ -72,6 +74,12 @@ class Endpointer:
     def speaking(self) -> bool:
         """Whether a turn is open, which it also is during a pause that is shorter than the silence that ends it."""
         return self._speaking
+
+    def backdate(self, sample: int) -> None:
+        """Let speech that begins with the next frame have begun at `sample` already, where frames before it were not
+        recognized as speech. Does nothing in a turn.
+        """
+        self._heard_since = None if self._speaking else sample
 
     def feed(self, probability: float, num_samples: int) -> list[EndpointChange]:
         """Add one frame of `num_samples` with its speech probability in [0, 1], and return what it changed, in order.
@@ -110,7 +118,8 @@ class Endpointer:
             self._loud_frames = 0
             return []
         if not self._loud_frames:
-            self._loud_since = begin
+            self._loud_since = begin if self._heard_since is None else min(begin, self._heard_since)
+            self._heard_since = None
         self._loud_frames += 1
         if self._loud_frames < ONSET_FRAMES:
             return []

@@ -20,6 +20,8 @@ from antiphon.turns.endpoint import EndpointChange, Endpointer, SpeechBegan, Spe
 # Sound kept before and after the speech of a window, where there is any.
 MARGIN_SAMPLES = SAMPLE_RATE_HZ // 5
 INNER_PREFIX_MS = 300
+# Frames that are kept besides: speech may turn out to have begun so many frames before it was recognized.
+HELD_FRAMES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +194,15 @@ class Segmenter:
         self._endpoint.apply(*self._endpoint_settings())
         return steps
 
-    def feed(self, pcm: Pcm, probabilities: list[float]) -> list[SegmenterEvent]:
+    def feed(self, pcm: Pcm, probabilities: list[float], heard_since: int | None = None) -> list[SegmenterEvent]:
         """Add audio with the speech probabilities of the frames that it completed, and return what changed, in order.
 
         pcm: float32 [num_samples], mono, 16 kHz, of any length. The result does not depend on how the audio was cut.
+        `heard_since`: the sample at which speech that these frames tell of has begun, where it was not recognized then;
+        at most HELD_FRAMES before them.
         """
+        if heard_since is not None:
+            self._endpoint.backdate(heard_since)
         self._tape = np.concatenate((self._tape, pcm))
         self._now += len(pcm)
         steps: list[SegmenterEvent] = []
@@ -383,7 +389,7 @@ class Segmenter:
     def _forget(self) -> None:
         """Drop sound that no window can want any more."""
         prefix_ms = self._vad.prefix_padding_ms if self._vad else INNER_PREFIX_MS
-        keep = self._judged - prefix_ms * SAMPLE_RATE_HZ // 1000 - 4 * self._frame
+        keep = self._judged - prefix_ms * SAMPLE_RATE_HZ // 1000 - HELD_FRAMES * self._frame
         if self._warm and self._judged - self._warm[2] >= self._profile.context_pause_s * SAMPLE_RATE_HZ:
             self._warm = None
         if self._warm:

@@ -46,6 +46,7 @@ from antiphon.sessions.transcription.decoding import (
     WindowCommand,
 )
 from antiphon.turns.echo import EchoGuard
+from antiphon.turns.microphone_clock import MicrophoneClock
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 
 log = logging.getLogger(__name__)
@@ -110,6 +111,7 @@ class TranscriptionSession:
         self._turn_detector = turn_detector
         self._echo_guard = echo_guard
         self._tap = tap
+        self._microphone = MicrophoneClock()
         # The audio of the incomplete VAD frame, for the echo guard.
         self._rest: Pcm = np.zeros(0, np.float32)
         # (monotonic seconds, samples received by then), over the last LIVE_PERIOD_S.
@@ -123,10 +125,11 @@ class TranscriptionSession:
 
     @property
     def now(self) -> int:
-        """The number of samples received since the session's start, including those that still wait in the inbox, where
-        each other command counts as 10 ms or more.
+        """The sample at which the client's microphone is now, counted from the session's start. It includes what a
+        client does not send while it is muted, and audio that still waits in the inbox, where each other command counts
+        as 10 ms or more.
         """
-        return self._segmenter.now + int(self.inbox.backlog_s * SAMPLE_RATE_HZ)
+        return self._microphone.now(self._clock(), self._num_received())
 
     @property
     def num_held(self) -> int:
@@ -202,26 +205,36 @@ class TranscriptionSession:
             await self._decoding.changed()
         if self._tap:
             await self._tap(pcm)
-        started = self._clock()
+        started, heard_since = self._clock(), None
         probabilities = await self._vad.feed(pcm)
         if probabilities:
             self._measure("vad", self._clock() - started)
         self.audio_s += len(pcm) / SAMPLE_RATE_HZ
         if self._echo_guard and self.config.vad:
-            probabilities = self._without_echo(self._echo_guard, pcm, probabilities)
-        await self._apply_steps(self._segmenter.feed(pcm, probabilities))
+            probabilities, heard_since = self._without_echo(self._echo_guard, pcm, probabilities)
+        await self._apply_steps(self._segmenter.feed(pcm, probabilities, heard_since))
         await self._decoding.retract_guess()
         self._judge_pause()
 
-    def _without_echo(self, echo: EchoGuard, pcm: Pcm, probabilities: list[float]) -> list[float]:
-        """Return the probabilities without those that the echo guard takes for the echo of a response."""
+    def _num_received(self) -> int:
+        """Samples that the client has sent, those in the inbox included."""
+        return self._segmenter.now + int(self.inbox.backlog_s * SAMPLE_RATE_HZ)
+
+    def _without_echo(self, echo: EchoGuard, pcm: Pcm, probabilities: list[float]) -> tuple[list[float], int | None]:
+        """Return the probabilities without those that the echo guard takes for the echo of a response, and the sample
+        since which it has taken speech for one, where that shows now.
+        """
         begin = self._segmenter.now - len(self._rest)
         audio = np.concatenate((self._rest, pcm))
         size = self._frame_samples * len(probabilities)
         self._rest = audio[size:]
+        num_received = self._num_received() + len(pcm)
+        muted = self._microphone.now(self._clock(), num_received) - num_received
         if not self._is_live():
-            return probabilities
-        return echo.judge(audio[:size].reshape(-1, self._frame_samples), probabilities, begin)
+            return probabilities, None
+        frames = audio[:size].reshape(-1, self._frame_samples)
+        judged = echo.judge(frames, probabilities, begin + muted)
+        return judged, None if echo.held_since is None else echo.held_since - muted
 
     def _is_live(self) -> bool:
         """Whether audio comes as fast as it is spoken. What comes faster was not recorded beside a loudspeaker."""
