@@ -19,6 +19,7 @@ from antiphon.errors import AntiphonError, ModelLost, SettingsError
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.server.app import build
+from antiphon.server.loop_watch import watch_loop
 from antiphon.server.metrics import Metrics
 from antiphon.server.model_watch import watch_models
 from antiphon.server.origin import is_loopback
@@ -87,6 +88,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
                     state.models = models
                     state.metrics.watch(models.lanes, state.backlog_s, models.language_model, models.workers)
                     on_lost = stop.set if settings.server.exit_on_model_loss else lambda: None
+                    group.start_soon(watch_loop, state.metrics.loop_lag_s.observe)
                     group.start_soon(watch_models, models.workers, settings.server.stall_s, on_lost)
                     if not settings.server.api_keys:
                         log.info("no API key is set: %s may use this server", _reaching(settings.server.host))
