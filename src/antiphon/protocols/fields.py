@@ -50,9 +50,9 @@ class Reader(Generic[T]):
         """The JSON text as a value. `where` is the path of the value, empty for a whole message.
 
         Raises RemoteProtocolError: `invalid_json`; `invalid_type`, `missing_required_parameter`, `unknown_parameter` or
-        `invalid_value` for a field, with its path as `param`; `string_above_max_length` for a Text that is too long. A message of a union whose `type` no member has is an
-        `invalid_value` of `type`. A whole message that is too complex to decode (`wire.is_too_complex`) is
-        `json_too_complex`.
+        `invalid_value` for a field, with its path as `param`; `string_above_max_length` for a Text that is too long;
+        `json_too_complex` for a whole message (`check_complexity`). A message of a union whose `type` no member has is
+        an `invalid_value` of `type`.
         """
         check_complexity(data)
         try:

@@ -15,6 +15,7 @@ from antiphon.loading.loaded import ModelWorker
 from antiphon.server.memory import MemoryLedger
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+_LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Metrics:
@@ -56,6 +57,12 @@ class Metrics:
             registry=self.registry,
         )
         self.connections = Gauge("antiphon_connections", "Open connections.", registry=self.registry)
+        self.loop_lag_s = Histogram(
+            "antiphon_event_loop_lag_seconds",
+            "How long the event loop took to answer, asked 20 times a second.",
+            buckets=_LAG_S,
+            registry=self.registry,
+        )
         self.drained = Gauge("antiphon_draining", "1 while the server drains.", registry=self.registry)
         self.state_degraded = Gauge(
             "antiphon_state_degraded", "1 while conversations cannot be stored (`--state`).", registry=self.registry
