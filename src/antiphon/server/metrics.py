@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from antiphon.contracts import LanguageModel, Urgency
@@ -133,11 +133,13 @@ class _Lanes(Collector):
     def collect(self) -> Iterable[Metric]:
         depth = GaugeMetricFamily("antiphon_queue_jobs", "Jobs waiting in a model's lane.", labels=["lane"])
         running = GaugeMetricFamily("antiphon_running_jobs", "Jobs in a model's workers.", labels=["lane"])
+        restarts = CounterMetricFamily("antiphon_lane_restarts", "Workers that started anew.", labels=["lane"])
         age = GaugeMetricFamily("antiphon_queue_age_seconds", "Age of the oldest waiting job.", labels=["lane"])
         for lane in self._lanes:
             depth.add_metric([lane.name], lane.depth)
             running.add_metric([lane.name], lane.running)
             age.add_metric([lane.name], lane.oldest_age_s())
+            restarts.add_metric([lane.name], lane.stats.restarts)
         backlog = GaugeMetricFamily("antiphon_backlog_seconds", "Audio waiting in the session that is furthest behind.")
         backlog.add_metric([], self._backlog_s())
-        return (depth, running, age, backlog)
+        return (depth, running, age, restarts, backlog)
