@@ -159,11 +159,13 @@ class _Lanes(Collector):
     def collect(self) -> Iterable[Metric]:
         depth = GaugeMetricFamily("antiphon_queue_jobs", "Jobs waiting in a model's lane.", labels=["lane"])
         running = GaugeMetricFamily("antiphon_running_jobs", "Jobs in a model's workers.", labels=["lane"])
+        restarts = CounterMetricFamily("antiphon_lane_restarts", "Workers that started anew.", labels=["lane"])
         age = GaugeMetricFamily("antiphon_queue_age_seconds", "Age of the oldest waiting job.", labels=["lane"])
         for lane in self._lanes:
             depth.add_metric([lane.name], lane.depth)
             running.add_metric([lane.name], lane.running)
             age.add_metric([lane.name], lane.oldest_age_s())
+            restarts.add_metric([lane.name], lane.stats.restarts)
         backlog = GaugeMetricFamily("antiphon_backlog_seconds", "Audio waiting in the session that is furthest behind.")
         backlog.add_metric([], self._backlog_s())
-        return (depth, running, age, backlog)
+        return (depth, running, age, restarts, backlog)
