@@ -195,9 +195,9 @@ class LiveRealtime:
                 self._state.session_store.forget(self.wire.id)
             if self._recorder:
                 self._recorder.close()
+            self._live.log_end(self._session.audio_s if self._session else 0.0)
             if self._session:
                 self._state.metrics.audio_s.labels("live").inc(self._session.audio_s)
-                log.info("session %s ended after %.1f s of audio", self.wire.id, self._session.audio_s)
 
     async def _expire(self) -> None:
         await anyio.sleep(self._state.settings.server.session_s or math.inf)

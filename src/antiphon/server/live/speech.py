@@ -59,7 +59,7 @@ class LiveSpeech:
             await self._stream.serve(self._run_session, self._send_events)
         finally:
             self._state.metrics.audio_s.labels("spoken").inc(self._session.audio_s)
-            log.info("a speech stream ended after %.1f s of sound", self._session.audio_s)
+            self._stream.log_end(self._session.audio_s)
 
     # --- StreamedSession ----------------------------------------------------------------------------------------------
 

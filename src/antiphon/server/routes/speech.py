@@ -25,6 +25,7 @@ from antiphon.events.words import Word
 from antiphon.protocols.speech import rest as openai_speech
 from antiphon.protocols.speech.fields import HOSTED_VOICES
 from antiphon.protocols.speech.rest import BatchItem, BatchResults, SpeechRequest
+from antiphon.server.access_log import current_request
 from antiphon.server.auth import identify
 from antiphon.server.body import FORM_BYTES, json_response, limited, limited_form
 from antiphon.server.disconnect import unless_disconnected
@@ -111,6 +112,7 @@ async def _synthesized(
                     state.metrics.measure("first_sound", time.monotonic() - started_s)
                 begun = True
                 state.metrics.audio_s.labels("spoken").inc(chunk.end_s - chunk.start_s)
+                current_request().audio_s += chunk.end_s - chunk.start_s
                 yield chunk
 
 
@@ -170,6 +172,7 @@ async def _batch(request: Request, state: ServerState) -> Response:
                 for index, item in enumerate(asked):
                     group.start_soon(one, index, item)
         state.metrics.audio_s.labels("spoken").inc(MAX_BATCH_S - budget.left_s)
+        current_request().audio_s = MAX_BATCH_S - budget.left_s
         return json_response(BatchResults.of([results[index] for index in range(len(asked))]))
 
     return await unless_disconnected(request, respond)
