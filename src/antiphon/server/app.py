@@ -1,4 +1,4 @@
-"""Builds the ASGI application: routes, access log, origins, API keys, CORS, errors. It loads nothing (`server/run.py` does)."""
+"""Builds the ASGI application: routes, access log, origins, API keys, CORS, errors. `server/run.py` loads the models."""
 
 from __future__ import annotations
 
