@@ -90,6 +90,9 @@ class ServerSettings:
         flag="ice-server",
     )
     record: str = option("", "Folder in which each session of `/v1/realtime` is recorded, in a folder of its own.")
+    record_mb: int = option(
+        0, "What the recordings may take before the oldest are deleted, in MiB; 0 deletes nothing.", low=0
+    )
     body_timeout_s: float = option(
         30.0, "Seconds in which a request's body has to arrive, and one more for each 4 KiB of it.", low=0.1
     )

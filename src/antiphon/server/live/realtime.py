@@ -171,7 +171,7 @@ class LiveRealtime:
             models=tuple(self._state.loaded().names),
         )
         try:
-            return Recorder(Path(folder).expanduser(), facts)
+            return Recorder(Path(folder).expanduser(), facts, max_bytes=self._state.settings.server.record_mb << 20)
         except StoreError as error:
             # A session that cannot be recorded is still served.
             log.error("session %s is not recorded: %s", self.wire.id, error)
