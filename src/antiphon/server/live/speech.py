@@ -85,7 +85,11 @@ class LiveSpeech:
         When the client has closed the stream, or its configuration was refused, the rest is not spoken.
         """
         self._num_messages += 1
-        received = self._wire.feed(data)
+        if self._wire.configured:
+            received = self._wire.feed(data)
+        else:
+            # The configuration may name an uploaded voice, which is read from its files.
+            received = await anyio.to_thread.run_sync(self._wire.feed, data)
         errors = [*received.answers]
         for command in received.commands:
             try:

@@ -84,7 +84,8 @@ def _synthesizer(state: ServerState) -> Synthesizer:
 async def _speech(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
     caller = identify(request)
-    asked = openai_speech.parse(await limited(request, MAX_BODY_BYTES).body(), speech_catalog(state, caller))
+    body = await limited(request, MAX_BODY_BYTES).body()
+    asked = await anyio.to_thread.run_sync(openai_speech.parse, body, speech_catalog(state, caller))
     chunks = _synthesized(state, caller, synthesizer, asked)
     media_type = MEDIA_TYPES[asked.config.format]
     if asked.whole:
@@ -157,7 +158,8 @@ class _AudioBudget:
 async def _batch(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
     caller = identify(request)
-    asked = openai_speech.parse_batch(await limited(request, MAX_BODY_BYTES).body(), speech_catalog(state, caller))
+    body = await limited(request, MAX_BODY_BYTES).body()
+    asked = await anyio.to_thread.run_sync(openai_speech.parse_batch, body, speech_catalog(state, caller))
     results: dict[int, BatchItem] = {}
     # The batch holds one place, synthesizes a few items at a time, and shares one limit on its audio.
     limiter, budget = anyio.CapacityLimiter(MAX_CONCURRENT_ITEMS), _AudioBudget(MAX_BATCH_S)
