@@ -26,6 +26,7 @@ from antiphon.errors import (
     StoreError,
     Unauthorized,
 )
+from antiphon.server.access_log import REQUEST_ID, current_request
 from antiphon.server.disconnect import CLIENT_CLOSED_REQUEST
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ def error_response(
 
     `retry_after_s` above 0 becomes a Retry-After header, rounded up to whole seconds.
     """
+    current_request().refusal = code or str(status)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     headers = {"Retry-After": str(math.ceil(retry_after_s))} if retry_after_s else None
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -126,6 +128,14 @@ async def _handle(connection: HTTPConnection, error: Exception) -> Response | No
         # another exception, since Starlette calls the handlers once more, for a socket that it takes for unaccepted.
         raise RuntimeError(f"{connection.url.path}: {type(error).__name__} after the upgrade") from error
     return None
+
+
+async def failed(connection: HTTPConnection, error: Exception) -> Response:
+    """Return the response to a request that a bug of the server ended. Starlette logs the error."""
+    response = error_response(500, "The server failed.", code="internal_error")
+    # It does not pass through the middleware.
+    response.headers[REQUEST_ID] = current_request().id
+    return response
 
 
 # Exception class -> handler, for `Starlette(exception_handlers=...)`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -19,13 +19,15 @@ _LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Metrics:
-    """The server's counters, gauges and histograms; all names begin with `antiphon_`.
+    """The server's counters, gauges and histograms; all names begin with `antiphon_`, but for those of the
+    process (`process_resident_memory_bytes`, `process_open_fds`, ...), which Linux has.
 
     Prometheus' metrics are safe to update from any thread.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self.sessions = Gauge("antiphon_sessions", "Live sessions.", ["dialect"], registry=self.registry)
         self.sessions_started = Counter(
             "antiphon_sessions_started", "Sessions begun.", ["dialect"], registry=self.registry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import time
@@ -86,6 +87,11 @@ class Caller:
 
     key: str = ""
     granted: msgspec.Raw | None = None
+
+    @property
+    def label(self) -> str:
+        """A short hash of the key, to tell callers apart in logs; "-" without a key. It does not show the key."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:12] if self.key else "-"
 
     @property
     def session(self) -> msgspec.Raw:

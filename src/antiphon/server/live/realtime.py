@@ -181,7 +181,7 @@ class LiveRealtime:
             models=tuple(self._state.loaded().names),
         )
         try:
-            return Recorder(Path(folder).expanduser(), facts)
+            return Recorder(Path(folder).expanduser(), facts, max_bytes=self._state.settings.server.record_mb << 20)
         except StoreError as error:
             # A session that cannot be recorded is still served.
             log.error("session %s is not recorded: %s", self.wire.id, error)
@@ -211,9 +211,9 @@ class LiveRealtime:
                 self._state.session_store.forget(self.wire.id)
             if self._recorder:
                 self._recorder.close()
+            self._live.log_end(self._session.audio_s if self._session else 0.0)
             if self._session:
                 self._state.metrics.audio_s.labels("live").inc(self._session.audio_s)
-                log.info("session %s ended after %.1f s of audio", self.wire.id, self._session.audio_s)
 
     async def _expire(self) -> None:
         await anyio.sleep(self._state.settings.server.session_s or math.inf)
