@@ -21,7 +21,19 @@ ODD: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, float("nan"), float("inf")),
     *("", " ", "a", "\0", "\ud800", "\u202e", "9" * 400, "a" * 5000, "pcm16", "audio/pcm", "none", "auto", "inf"),
     *("data:image/png;base64,AAAA", "AAAA", "A", "%00", "../../etc/passwd", "default", "gpt-realtime"),
-    *([], [None], [[]], [{}], ["a"], [1, "a", None, {}], {}, {"": ""}, {"type": None}, {"type": "text"}, {"a": {"b": []}}),
+    *(
+        [],
+        [None],
+        [[]],
+        [{}],
+        ["a"],
+        [1, "a", None, {}],
+        {},
+        {"": ""},
+        {"type": None},
+        {"type": "text"},
+        {"a": {"b": []}},
+    ),
 )
 PIECES = ("{", "}", "[", "]", '"', ",", ":", "\\u", "\\", "null", "1e999", "\0", "\ud800", "ÿ", "a" * 300)
 
@@ -113,7 +125,9 @@ def mutated_bytes(data: bytes, draw: random.Random) -> bytes:
             case 4:
                 out[at:at] = out[at : at + draw.randrange(1, 17)]
             case _:
-                out[at : at + 4] = draw.choice((b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\xff\xff\xff\x7f"))
+                out[at : at + 4] = draw.choice(
+                    (b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", b"\0\0\0\0", b"\xff\xff\xff\x7f")
+                )
     return bytes(out)
 
 
