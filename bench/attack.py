@@ -32,13 +32,12 @@ from urllib.parse import urlsplit
 
 import psutil
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 from asr import Clip
 from bench.hostile import death
 from bench.hostile.__main__ import CLASSES
-from common import RESULTS, Server, machine, percentile, save, server, table
+from common import HERE, RESULTS, Server, machine, percentile, save, server, table
 from talk import Speaker, one_turn, server_vad, whole_turns
 
 KEYS = ("bystander", "attacker")
