@@ -134,7 +134,7 @@ async def types(target: Target) -> None:
             noting = asyncio.create_task(target.note_errors(socket))
             for _ in range(per_socket):
                 target.tried += 1
-                await socket.send(mutated_frame(frames, draw).encode("utf-8", "surrogatepass").decode(errors="replace"))
+                await socket.send(mutated_frame(frames, draw))
             await asyncio.wait([noting], timeout=0.2 if target.quick else 2)
             noting.cancel()
 
