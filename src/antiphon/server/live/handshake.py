@@ -199,7 +199,11 @@ async def _serve_restored(
     if not token.matches(request.token):
         raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
     with state.admit(caller):
-        wire, items = restored(state, row)
+        try:
+            wire, items = restored(state, row)
+        except StoreError as error:
+            log.error("%s", error)
+            raise RemoteProtocolError("unknown_session", "The stored session is damaged.", "session_id") from None
         session = LiveRealtime(state, caller, wire, transport, token=token, items=items)
         first_frame = wire.resumed(token.renew(), restored=True, num_items=len(items))
         session.attachment.continue_from(request.last_received, first_frame)
