@@ -20,13 +20,13 @@ from antiphon.errors import AntiphonError, ModelLost, SettingsError
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.server.app import build
-from antiphon.server.loop_watch import watch_loop
 from antiphon.server.memory import settle_garbage
 from antiphon.server.metrics import Metrics
-from antiphon.server.model_watch import watch_models
 from antiphon.server.origin import is_loopback
 from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit, log_failed_accepts
 from antiphon.server.process.drain import drain
+from antiphon.server.process.loop_watch import watch_loop
+from antiphon.server.process.model_watch import watch_models
 from antiphon.server.state import ServerState
 from antiphon.settings import ServerSettings, Settings
 from antiphon.signals import unless_set
