@@ -8,8 +8,8 @@ in order:
     {"t": 2.071, "out": {...}}          an event of the server; the "delta" of audio is [first sample, samples, item]
                                         in out.wav
 
-`t` is seconds since the session began. Keys are never written, and tokens only as hashes. Sound that a client
-sends in a stream is in the WAVs alone, whatever field it came in. The WAVs hold the audio end to end, without the pauses
+`t` is seconds since the session began. Keys are never written, and tokens only as hashes. Sound that a client sends
+in a stream is in the WAVs alone, whatever field it came in. The WAVs hold the audio end to end, without the pauses
 between.
 """
 

@@ -1,4 +1,4 @@
-"""Builds the ASGI application: routes, access log, origins, API keys, CORS, errors. `server/run.py` loads the models."""
+"""Builds the ASGI application: routes, access log, origins, API keys, CORS, errors. It loads no model."""
 
 from __future__ import annotations
 
