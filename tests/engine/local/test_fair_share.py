@@ -54,7 +54,7 @@ class Owners:
 
 
 @pytest.mark.parametrize("rows", [1, 40, 200])
-def test_when_another_owner_has_100_generations_waiting_then_the_first_token_comes_within_twice_the_steps(
+def test_when_another_owner_has_100_generations_waiting_then_a_first_token_waits_for_half_of_each_step_only(
     rows: int,
 ) -> None:
     alone = Owners(decode_rows=8)
