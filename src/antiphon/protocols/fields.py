@@ -182,3 +182,14 @@ def number(value: Any, param: str, low: float, high: float) -> float:
     if not low <= value <= high:
         raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': expected {low:g} to {high:g}.", param)
     return float(value)
+
+
+def seed(value: int | None) -> int | None:
+    """The seed in [0, 2^64). Generators take no negative ones; as two's complement, each has a seed of its own.
+
+    None stays None. Raises RemoteProtocolError, `invalid_value`, for a number of more than 64 bits.
+    """
+    if value is None:
+        return None
+    number(value, "seed", -(2**63), 2**63 - 1)
+    return value % 2**64
