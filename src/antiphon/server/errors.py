@@ -71,7 +71,7 @@ def error_response(
 def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
     """Return the response that an exception of a route becomes; count refusals and log failures of models.
 
-    Raises AssertionError for an exception that `HANDLERS` does not name.
+    What no route should raise is a 500 `server_error`, which says nothing of the exception.
     """
     metrics = connection.app.state.antiphon.metrics
     match error:
@@ -111,7 +111,7 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
                 CLIENT_CLOSED_REQUEST, "The client left before its request had arrived.", code="invalid_value"
             )
         case _:
-            raise AssertionError(f"no status for {type(error).__name__}") from error
+            return error_response(500, "The server failed on this request.", code="server_error")
 
 
 async def _handle(connection: HTTPConnection, error: Exception) -> Response | None:
@@ -140,6 +140,8 @@ HANDLERS: Mapping[Any, Any] = dict.fromkeys(
         StoreError,
         HTTPException,
         ClientDisconnect,
+        # Of HTTP requests alone; Starlette raises it again afterwards, and it is logged with its traceback.
+        Exception,
     ),
     _handle,
 )
