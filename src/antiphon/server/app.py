@@ -13,7 +13,7 @@ from antiphon.errors import Unauthorized
 from antiphon.server.access_log import AccessLog
 from antiphon.server.auth import identify
 from antiphon.server.body import CloseUnread, HeldBody
-from antiphon.server.errors import HANDLERS, failed, response_to
+from antiphon.server.errors import HANDLERS, response_to
 from antiphon.server.origin import OriginCheck
 from antiphon.server.process.drain import CutRequests
 from antiphon.server.routes.calls import calls, hang_up
@@ -73,7 +73,7 @@ def build(state: ServerState) -> Starlette:
         origins = list(server.cors_origins)
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
     middleware += [Middleware(_Keys), Middleware(HeldBody)]
-    app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers={**HANDLERS, Exception: failed})
+    app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=HANDLERS)
     app.state.antiphon = state
     return app
 

@@ -73,7 +73,7 @@ def error_response(
 def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
     """Return the response that an exception of a route becomes; count refusals and log failures of models.
 
-    Raises AssertionError for an exception that `HANDLERS` does not name.
+    What no route should raise is a 500 `server_error`, which says nothing of the exception.
     """
     metrics = connection.app.state.antiphon.metrics
     match error:
@@ -113,7 +113,7 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
                 CLIENT_CLOSED_REQUEST, "The client left before its request had arrived.", code="invalid_value"
             )
         case _:
-            raise AssertionError(f"no status for {type(error).__name__}") from error
+            return error_response(500, "The server failed on this request.", code="server_error")
 
 
 async def _handle(connection: HTTPConnection, error: Exception) -> Response | None:
@@ -131,15 +131,17 @@ async def _handle(connection: HTTPConnection, error: Exception) -> Response | No
 
 
 async def failed(connection: HTTPConnection, error: Exception) -> Response:
-    """Return the response to a request that a bug of the server ended. Starlette logs the error."""
-    response = error_response(500, "The server failed.", code="internal_error")
+    """Return the response to a request that a bug of the server ended. Starlette raises the error again, and it is
+    logged with its traceback.
+    """
+    response = response_to(connection, error)
     # It does not pass through the middleware.
     response.headers[REQUEST_ID] = current_request().id
     return response
 
 
 # Exception class -> handler, for `Starlette(exception_handlers=...)`.
-HANDLERS: Mapping[Any, Any] = dict.fromkeys(
+HANDLERS: Mapping[Any, Any] = dict[Any, Any].fromkeys(
     (
         Unauthorized,
         Refused,
@@ -152,4 +154,4 @@ HANDLERS: Mapping[Any, Any] = dict.fromkeys(
         ClientDisconnect,
     ),
     _handle,
-)
+) | {Exception: failed}

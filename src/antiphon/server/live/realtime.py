@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -75,6 +76,8 @@ log = logging.getLogger(__name__)
 # Frames that may wait for a client that does not read. The session waits then; after STALL_S the client is taken to be
 # gone.
 MAX_WAITING_FRAMES = 256
+# How long a write to the store may hold a session's frames back, and how long once its client is told of the failure.
+STORE_S, STORE_DEGRADED_S = 3.0, 0.1
 # 5 ms. A frame with less audio counts as an event without audio.
 MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
 # Commands that do not wait behind audio in the inbox.
@@ -419,16 +422,16 @@ class LiveRealtime:
     async def store(self) -> None:
         """Store the conversation as it is now, and wait until it is written. Does nothing where it is not stored.
 
-        Where that fails, and when it works again, the client is told before it gets any other frame.
+        Where that fails, or takes longer than STORE_S, and when it works again, the client is told before it gets any
+        other frame.
         """
         written = self._store()
         if written is None:
             return
-        try:
+        degraded = True
+        with anyio.move_on_after(STORE_DEGRADED_S if self._is_degraded else STORE_S), suppress(StoreError):
             await asyncio.wrap_future(written)
             degraded = False
-        except StoreError:
-            degraded = True
         if degraded != self._is_degraded:
             self._is_degraded = degraded
             told = state_degraded_frame(self.wire.context.new_id, self.wire.id, degraded=degraded)
