@@ -7,11 +7,11 @@ export GOMP_SPINCOUNT ?= 30000
 
 CODE := src tests bench examples docs
 # Tests that start no server process and load no model.
-PURE := tests/audio tests/events tests/loading tests/pipelines tests/protocols tests/recording tests/sessions tests/store \
-        tests/text tests/traces tests/transports tests/turns tests/vision tests/wire_examples tests/engine/test_lane.py \
+PURE := tests/audio tests/events tests/fuzz tests/loading tests/pipelines tests/protocols tests/recording tests/sessions \
+        tests/store tests/text tests/traces tests/transports tests/turns tests/vision tests/wire_examples tests/engine/test_lane.py \
         $(wildcard tests/test_*.py)
 
-.PHONY: help serve test quick unit pure fmt lint types docs clients browser bench compare house peers lock clean
+.PHONY: help serve test quick unit pure fmt lint types docs clients browser bench chaos compare house peers lock clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -45,6 +45,9 @@ types: $(VENV)/dev.stamp  ## Check types, strictly
 docs: $(VENV)/dev.stamp  ## Build the documentation site; a dead link fails it
 	$(BIN)/sphinx-build -q -n -W --keep-going -c docs -d build/doctrees . build/docs
 	@echo "build/docs/index.html"
+
+chaos: $(VENV)/dev.stamp  ## A million mutated inputs to every parser and dialect: make chaos [ARGS="--seed 7 --minutes 60"]
+	$(BIN)/python -m tests.fuzz $(ARGS)
 
 clients: $(VENV)/dev.stamp  ## Third-party clients in environments of their own (1 GB) against a real server
 	$(BIN)/python tests/clients/run.py

@@ -32,14 +32,13 @@ from urllib.parse import urlsplit
 
 import psutil
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 from asr import Clip
-from common import RESULTS, Server, machine, percentile, save, server, table
-from talk import Speaker, one_turn, server_vad, whole_turns
-
 from bench.hostile import death
 from bench.hostile.__main__ import CLASSES
+from common import HERE, RESULTS, Server, machine, percentile, save, server, table
+from talk import Speaker, one_turn, server_vad, whole_turns
 
 KEYS = ("bystander", "attacker")
 # Loads within seconds, and answers within tenths of one.
@@ -115,19 +114,25 @@ class Talk:
 
 
 async def typed_turn(speaker: Speaker) -> float | None:
-    """Ask in writing; seconds to the first sound of the answer, or None where none came."""
-    begun = time.monotonic()
-    since = await speaker.ask(QUESTION, 24)
+    """Ask in writing; seconds to the first sound of the answer, or None where it failed or did not come.
+
+    A model may also answer with nothing: then it is asked again.
+    """
     try:
         async with asyncio.timeout(TURN_S):
-            if not await speaker.sounds(since):
-                return None
-            first = await speaker.until("response.output_audio.delta", since)
-            await speaker.until("response.done", since, TURN_S)
+            while True:
+                begun = time.monotonic()
+                since = await speaker.ask(QUESTION, 24)
+                done = await speaker.until("response.done", since, TURN_S)
+                speaker.stop_playing()
+                events = speaker.events[since:]
+                sounds = [at for at, event in events if event["type"] == "response.output_audio.delta"]
+                if sounds:
+                    return sounds[0] - begun
+                if any(event["response"]["status"] == "failed" for at, event in events if at == done):
+                    return None
     except TimeoutError:
         return None
-    speaker.stop_playing()
-    return first - begun
 
 
 async def spoken_turn(speaker: Speaker, clip: Clip) -> float | None:
@@ -163,7 +168,7 @@ def attacker(name: str, srv: Server, quick: bool, log: IO[str]) -> Iterator[dict
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=HERE.parent
     )
     found: dict[str, Any] = {}
-    assert process.stdin and process.stdout
+    assert process.stdout
     process.stdout.readline()
     try:
         yield found
@@ -235,13 +240,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with a manifest.jsonl: the bystander speaks; else it types")
     parser.add_argument("--turns", type=int, default=20, help="of the bystander: alone, and again under attack")
     parser.add_argument("--least-s", type=float, default=10.0, help="seconds that an attack goes on for at least")
-    parser.add_argument("--after-s", type=float, default=60.0, help="seconds after an attack until memory is read again")
+    parser.add_argument(
+        "--after-s", type=float, default=60.0, help="seconds after an attack until memory is read again"
+    )
     parser.add_argument("--deaths", type=int, default=3, help="times that each model dies in each way")
-    parser.add_argument("--quick", action="store_true", help="small attacks, two turns and one death; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="small attacks, one turn and one death; writes nothing")
     parser.add_argument("--out", type=Path, help="folder for attack.json; of --quick, too")
     args = parser.parse_args()
     if args.quick:
-        args.turns, args.least_s, args.after_s, args.deaths = 2, 0.0, 0.0, min(args.deaths, 1)
+        args.turns, args.least_s, args.after_s, args.deaths = 1, 0.0, 0.0, min(args.deaths, 1)
     names = [name for name in args.classes.split(",") if name]
     if unknown := set(names) - CLASSES.keys():
         parser.error(f"no such class: {', '.join(sorted(unknown))}")
@@ -262,7 +269,7 @@ def main() -> None:
         if names:
             show(found)
         if args.deaths:
-            document["deaths"] = death.measure(args.deaths, log)
+            document["deaths"] = death.measure(args.deaths, MODELS, log)
     if out:
         print(f"\nwritten: {save('attack', document | ({'classes': found} if found else {}), out)}")
 

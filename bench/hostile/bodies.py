@@ -13,9 +13,8 @@ import av
 import numpy as np
 from aiortc import RTCConfiguration, RTCPeerConnection
 from aiortc.mediastreams import AudioStreamTrack
-from PIL import Image
-
 from bench.hostile.client import Target
+from PIL import Image
 
 FORM = "multipart/form-data; boundary=B"
 CHAT, FILES = "/v1/chat/completions", "/v1/audio/transcriptions"
@@ -65,7 +64,7 @@ def silence(hours: float) -> bytes:
 
 async def files(target: Target) -> None:
     """Eight hours of silence in a small file, four at once, and senders that leave before the answer."""
-    data = silence(0.1 if target.quick else 8)
+    data = silence(0.02 if target.quick else 8)
     form = {"data": {"model": "default"}, "files": {"file": ("a.flac", data)}}
     async with target.client() as client:
         await asyncio.gather(*(target.request(client, "POST", FILES, **form) for _ in range(4)))
@@ -81,8 +80,8 @@ async def text(target: Target) -> None:
     word = "a" * ((256 << 10) if target.quick else 3 * MB)
     async with target.client() as client, target.socket() as socket:
         await target.request(client, "POST", CHAT, json=chat(messages=[{"role": "user", "content": word}]))
-        await target.request(client, "POST", "/v1/audio/speech", json={"input": word, "voice": "default"})
-        small = {"data": {"prompt": word[: 200 << 10]}, "files": {"file": ("a.flac", silence(0.05))}}
+        await target.request(client, "POST", "/v1/audio/speech", json={"input": word, "voice": "alloy"})
+        small = {"data": {"prompt": word[: 200 << 10]}, "files": {"file": ("a.flac", silence(0.02))}}
         await target.request(client, "POST", FILES, **small)
         if socket is None:
             return
@@ -185,7 +184,9 @@ async def images(target: Target) -> None:
             if socket is None:
                 return
             noting = asyncio.create_task(target.note_errors(socket))
-            await socket.send(json.dumps({"type": "session.config", "frame_filter": {}}))
+            await socket.send(
+                json.dumps({"type": "session.config", "modalities": ["text"], "num_frames": 2, "max_frames": 8})
+            )
             for uri in pictures * (1 if target.quick else 4):
                 target.tried += 1
                 await socket.send(json.dumps({"type": "video.frame", "data": uri.partition(",")[2]}))

@@ -9,10 +9,9 @@ from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
-from websockets.asyncio.client import ClientConnection
-
 from bench.hostile.client import PATIENCE_S, Target, error_code, hold
 from tests.fuzz.mutations import mutated_frame, recorded_frames
+from websockets.asyncio.client import ClientConnection
 
 DOORS = ("/v1/duplex", "/v1/realtime?resume=sess-0", "/v1/omni", "/v1/audio/speech/stream")
 
@@ -39,6 +38,7 @@ async def unread(target: Target) -> None:
             except TimeoutError:
                 target.outcomes["not read any more"] += 1
                 break
+        target.outcomes["asked and not read"] += 1
         # Until the server gives up on the client.
         await socket.wait_closed()
         target.outcomes[f"closed {socket.close_code}"] += 1
@@ -108,7 +108,11 @@ async def answers(target: Target) -> None:
         if socket is None:
             return
         noting = asyncio.create_task(target.note_errors(socket))
-        message = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Count to a thousand."}]}
+        message = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": "Count to a thousand."}],
+        }
         response = {"conversation": "none", "output_modalities": ["text"], "input": [message], "max_output_tokens": 500}
         for _ in range(20 if target.quick else 400):
             target.tried += 1
@@ -130,7 +134,7 @@ async def types(target: Target) -> None:
             noting = asyncio.create_task(target.note_errors(socket))
             for _ in range(per_socket):
                 target.tried += 1
-                await socket.send(mutated_frame(frames, draw).encode("utf-8", "surrogatepass").decode(errors="replace"))
+                await socket.send(mutated_frame(frames, draw))
             await asyncio.wait([noting], timeout=0.2 if target.quick else 2)
             noting.cancel()
 

@@ -59,8 +59,15 @@ class ServerSettings:
     port: int = option(8000, "Port to listen on; 0 lets the system choose.", low=0, high=65535)
     api_keys: tuple[str, ...] = option(
         (),
-        "Accepted API key; give it several times for several keys. An empty one stops the start.",
+        "Accepted API key; give it several times for several keys. An empty one stops the start. Better set the "
+        "variable: other users of the machine can read flags in the list of processes.",
         flag="api-key",
+        no_blanks=True,
+    )
+    metrics_key: str = option(
+        "",
+        "Key that `/metrics` asks for, as a bearer token; without one it is open. It opens nothing else. Better set "
+        "the variable, as for API keys.",
         no_blanks=True,
     )
     allow_anonymous: bool = option(False, "Listen beyond loopback although no API key is set.")
@@ -83,6 +90,9 @@ class ServerSettings:
         flag="ice-server",
     )
     record: str = option("", "Folder in which each session of `/v1/realtime` is recorded, in a folder of its own.")
+    record_mb: int = option(
+        0, "What the recordings may take before the oldest are deleted, in MiB; 0 deletes nothing.", low=0
+    )
     body_timeout_s: float = option(
         30.0, "Seconds in which a request's body has to arrive, and one more for each 4 KiB of it.", low=0.1
     )
@@ -103,6 +113,9 @@ class ServerSettings:
     session_s: float = option(3600.0, "Seconds after which a session expires; 0 for never.", low=0)
     strict_models: bool = option(False, "Answer model_not_found for a client's default model name instead of serving.")
     log_level: str = option("info", "Log level.", choices=("debug", "info", "warning", "error"))
+    log_format: str = option(
+        "text", "Form of log lines: `json` is one object a line, for a collector of logs.", choices=("text", "json")
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+import httpx
 import pytest
 
 from antiphon.settings import ModelSettings
@@ -26,3 +28,28 @@ def two_keys(serve: Serve, home: Path) -> Process:
     """A server with a language model and a voice, whose keys are `alice` and `bob`."""
     models = ("--language-model", SMALL, "--synthesizer", VOICE, "--home", str(home))
     return serve(*models, "--api-key", "alice", "--api-key", "bob", "--sessions-per-key", "3", "--voices-per-key", "3")
+
+
+class LoopLag:
+    """The lags of a server process's event loop since this was made, by its histogram in `/metrics`."""
+
+    NAME = "antiphon_event_loop_lag_seconds"
+
+    def __init__(self, server: Process) -> None:
+        self._server = server
+        self._before = self._counts()
+
+    def within(self, limit_s: float) -> bool:
+        """Whether the loop has never taken longer than `limit_s`, which has to be a bound of a bucket."""
+        now = self._counts()
+        assert now["+Inf"] > self._before["+Inf"], "nothing was measured"
+        longer = [counts["+Inf"] - counts[str(limit_s)] for counts in (self._before, now)]
+        return longer[0] == longer[1]
+
+    def __repr__(self) -> str:
+        return f"lags up to each bound, now: {self._counts()}, before: {self._before}"
+
+    def _counts(self) -> dict[str, float]:
+        text = httpx.get(f"{self._server.url}/metrics", timeout=60).text
+        found = re.findall(rf'{self.NAME}_bucket{{le="([^"]*)"}} (\S+)', text)
+        return {bound: float(count) for bound, count in found}

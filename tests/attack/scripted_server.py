@@ -103,16 +103,17 @@ def scripted_server(folder: Path, *flags: str, loads: str = "at once", **popen: 
     """Start a server, and wait until it is ready, or until its socket is open where it loads "slowly"."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    server = ScriptedServer(f"http://127.0.0.1:{port}", None, folder / "log.txt", folder / "out.txt")  # type: ignore[arg-type]
+    log_path, out_path = folder / "log.txt", folder / "out.txt"
     command = [sys.executable, "-m", "tests.attack.scripted_server", loads, "serve", "--no-pull", "--port", str(port)]
-    with server.log.open("wb") as log, server.out.open("wb") as out:
-        server.popen = subprocess.Popen(
+    with log_path.open("wb") as log, out_path.open("wb") as out:
+        process = subprocess.Popen(
             [*command, *flags], stdout=out, stderr=log, cwd=Path(__file__).parents[2], env=os.environ, **popen
         )
+    server = ScriptedServer(f"http://127.0.0.1:{port}", process, log_path, out_path)
     status = "loading" if loads == "slowly" else "ready"
     try:
         while True:
-            assert server.popen.poll() is None, server.log.read_text()
+            assert process.poll() is None, server.log.read_text()
             try:
                 if server.ready()["status"] == status:
                     break
@@ -120,8 +121,8 @@ def scripted_server(folder: Path, *flags: str, loads: str = "at once", **popen: 
                 continue
         yield server
     finally:
-        server.popen.kill()
-        server.popen.wait()
+        process.kill()
+        process.wait()
 
 
 if __name__ == "__main__":

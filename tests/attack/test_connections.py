@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import resource
 import socket
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from antiphon.server.process.connections import Connections, connection_limit, log_failed_accepts
@@ -119,3 +122,36 @@ def test_an_address_has_half_of_the_connections_unless_it_is_given_more() -> Non
     assert (connections.num_open, refused) == (4, ["half", "half"])
     assert all(Connections(4, 4, refused.clear).take("proxy") for _ in range(4))
     assert connection_limit(10) <= 276
+
+
+def fragments() -> Iterator[str]:
+    """A message without an end."""
+    while True:
+        yield "x" * 10_000
+
+
+@pytest.mark.server
+def test_when_sockets_send_no_first_event_then_they_hold_places_and_are_told_to_go(tmp_path: Path) -> None:
+    flags = ("--sessions-per-key", "2")
+    with scripted_server(tmp_path, *flags) as server, ExitStack() as stack:
+        url = server.url.replace("http", "ws")
+        live = stack.enter_context(connect(f"{url}/v1/realtime?resume=1"))
+        waiting = [stack.enter_context(connect(f"{url}{path}")) for path in ("/v1/duplex", "/v1/realtime?resume=x")]
+        assert server.ready()["sessions"] == 3
+        more = stack.enter_context(connect(f"{url}/v1/duplex"))
+        assert json.loads(more.recv(LIMIT_S))["error"]["code"] == "resource_exhausted"
+        with pytest.raises(ConnectionClosed) as closed:
+            more.recv(LIMIT_S)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1013
+        # A socket that can only resume may send as much as a session.resume needs.
+        with pytest.raises(ConnectionClosed):
+            waiting[1].send(fragments())
+        # Those that wait take no place of a session, and a session takes none of theirs.
+        waiting[0].send('{"type": "session.create"}')
+        assert json.loads(waiting[0].recv(LIMIT_S))["type"] == "session.created"
+        assert server.ready()["sessions"] == 2
+        assert live.ping().wait(LIMIT_S)
+        with connect(f"{url}/v1/realtime?resume=x") as resuming:
+            resuming.send('{"type": "session.resume", "session_id": "x", "resume_token": "x"}')
+            assert json.loads(resuming.recv(LIMIT_S))["error"]["code"] == "unknown_session"

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 
-from antiphon.engine.lane import Lane
+from antiphon.engine.lane import MAX_RESTARTS, Lane
 from antiphon.engine.model_thread import ModelThread
-from antiphon.errors import ModelLost
+from antiphon.errors import ModelError, ModelLost
 from antiphon.loading.loaded import LoadedModels
 from antiphon.server import run
 from antiphon.server.metrics import Metrics
-from antiphon.server.model_watch import declare_stalled, watch_models
+from antiphon.server.process.model_watch import declare_stalled, watch_models
 from antiphon.settings import Settings
+from tests.attack.scripted_server import scripted_server
+from tests.attack.test_stop import Posted
 from tests.server.scripted import serving
 
 
-def test_when_a_worker_ends_then_ready_is_503_and_says_which_model_and_why() -> None:
+def test_when_workers_end_again_and_again_then_ready_is_503_and_says_which_model_and_why() -> None:
     def work(jobs: list[int]) -> list[int]:
         raise SystemExit("out of luck")
 
     lane: Lane[int, int] = Lane("transcriber", work)
     with serving(lanes=(lane,)) as (url, _, _):
         http = url.replace("ws", "http", 1)
-        assert httpx.get(f"{http}/ready").status_code == 200
+        for _ in range(MAX_RESTARTS):
+            with pytest.raises(ModelError, match="its worker ended"):
+                lane.submit(1).result(10)
+            assert httpx.get(f"{http}/ready").status_code == 200
         with pytest.raises(ModelLost):
             lane.submit(1).result(10)
         answer = httpx.get(f"{http}/ready")
@@ -80,3 +87,13 @@ def test_when_a_model_is_lost_and_the_server_is_to_exit_then_it_ends_with_an_err
     serve = run.serve(replace(Settings(), server=server), lambda _: lane.fail("its device is gone"))
     with pytest.raises(ModelLost, match="the model transcriber is lost: its device is gone"):
         asyncio.run(asyncio.wait_for(serve, 20))
+
+
+@pytest.mark.server
+def test_when_a_worker_dies_under_a_file_then_its_sender_is_told_and_the_next_file_is_served(tmp_path: Path) -> None:
+    with scripted_server(tmp_path) as server:
+        died = Posted(server, "die").done()
+        assert (died[0], json.loads(died[1])["error"]["code"]) == (500, "processing_error")
+        assert Posted(server, "").done()[0] == 200
+        assert server.ready()["status"] == "ready"
+        server.until('antiphon_lane_restarts_total{lane="files"} 1.0')

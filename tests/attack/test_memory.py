@@ -35,11 +35,13 @@ def metric(server: Process, name: str) -> float:
     return float(found[1])
 
 
-async def create_item(wire: Wire, text: str, **fields: Any) -> dict[str, Any]:
+def message(text: str) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+
+
+async def create_item(wire: Wire, text: str) -> dict[str, Any]:
     """Create a message, and return the answer: the item, or the error."""
-    content = [{"type": "input_text", "text": text}]
-    item = {"type": "message", "role": "user", "content": content} | fields
-    await wire.say("conversation.item.create", item=item)
+    await wire.say("conversation.item.create", item=message(text))
     return await wire.until(lambda frame: frame["type"] in ("conversation.item.done", "error"))
 
 
@@ -75,7 +77,7 @@ def test_when_a_conversation_is_full_then_it_goes_on_with_what_it_has(tight: Pro
             await wire.say("conversation.item.delete", item_id=kept[0])
             await wire.until("conversation.item.deleted")
             assert (await create_item(wire, TEXT[: 50 * KIB]))["type"] == "conversation.item.done"
-            await wire.say("response.create", response={"instructions": TEXT * 2, "conversation": "none"})
+            await wire.say("response.create", response={"input": [message(TEXT)] * 4, "conversation": "none"})
             assert (await wire.until("error"))["error"]["code"] == "memory_limit_exceeded"
         await held(tight, 0)
 

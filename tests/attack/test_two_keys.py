@@ -75,6 +75,22 @@ def test_when_a_key_guesses_another_keys_prompt_then_cached_tokens_tell_nothing(
     assert cached(two_keys, ALICE, "7 3 9 1") > 20
 
 
+def test_when_one_socket_asks_for_400_responses_then_four_are_begun_and_another_key_is_answered(
+    two_keys: Process,
+) -> None:
+    async def main() -> None:
+        async with connect(two_keys.ws, additional_headers=ALICE) as wire:
+            item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Count to 1000."}]}
+            response = {"conversation": "none", "input": [item], "output_modalities": ["text"]}
+            for _ in range(400):
+                await wire.say("response.create", response=response)
+            refused = [await wire.until("error") for _ in range(380)]
+            assert {frame["error"]["code"] for frame in refused} == {"too_many_responses"}
+            assert await asyncio.to_thread(cached, two_keys, BOB, "1 2 3 4") == 0
+
+    asyncio.run(main())
+
+
 def test_when_a_key_holds_all_its_sessions_then_it_gets_429_and_another_key_is_served(two_keys: Process) -> None:
     async def main() -> None:
         async with AsyncExitStack() as sockets:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from antiphon.audio import Pcm
-from antiphon.engine.lane import Lane
+from antiphon.engine.lane import MAX_RESTARTS, Lane
 from antiphon.errors import ModelError, ModelLost, Refused
 
 
@@ -154,12 +154,27 @@ def run_and_wait(lane: Lane[int, int], *jobs: int) -> list[int | BaseException]:
     return asyncio.run(main())
 
 
-def test_when_a_worker_ends_then_its_job_and_those_that_wait_fail_by_name_and_later_ones_at_once() -> None:
-    def work(jobs: list[int]) -> list[int]:
+def end_on_odd(jobs: list[int]) -> list[int]:
+    if jobs[0] % 2:
         raise SystemExit("the library gave up")
+    return jobs
 
-    lane: Lane[int, int] = Lane("ears", work, workers=2)
-    failed = run_and_wait(lane, 1, 2, 3)
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_when_a_worker_ends_then_its_job_fails_by_name_and_a_new_one_runs_those_that_wait(workers: int) -> None:
+    lane: Lane[int, int] = Lane("ears", end_on_odd, workers=workers)
+    results = run_and_wait(lane, 1, 2, 3, 4, 5, 6)
+    assert results[1::2] == [2, 4, 6]
+    assert {type(error) for error in results[::2]} == {ModelError}
+    assert str(results[0]) == "ears: its worker ended with SystemExit: the library gave up"
+    lane.close()
+    assert (lane.lost, lane.stats.restarts, lane.stats.failures, lane.running) == (None, 3, 3, 0)
+
+
+def test_when_workers_end_too_often_then_all_jobs_fail_by_name_and_later_ones_at_once() -> None:
+    lane: Lane[int, int] = Lane("ears", end_on_odd, workers=2)
+    assert {type(error) for error in run_and_wait(lane, *[1] * MAX_RESTARTS)} == {ModelError}
+    failed = run_and_wait(lane, 1)
     assert {type(error) for error in failed} == {ModelLost}
     assert str(failed[0]) == (
         "the model in the lane ears is lost: its worker ended with SystemExit: the library gave up"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from antiphon.errors import CapabilityError, ModelError, RemoteProtocolError, Se
 from antiphon.events.tools import Tool, ToolCall
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import LANGUAGE_ROLES, selected_models
-from antiphon.modeling.chat import ChatModel, ChatStream
+from antiphon.modeling.chat import ChatModel, ChatStream, text_size
+from antiphon.modeling.chat_template import token_ids
 from antiphon.modeling.detokenizer import Detokenizer, held_back
 from antiphon.modeling.tool_grammar import CallReader
 from antiphon.settings import load as load_settings
@@ -374,3 +377,93 @@ def test_when_weights_were_packed_for_another_machine_they_are_packed_anew() -> 
     assert prepare(settings, store_of(settings.models), source) == folder
     assert packed.fits_machine(folder)
     assert json.loads((folder / packed.INDEX_FILE).read_text()) == index
+
+
+WORD = "x" * 4000
+
+
+@pytest.mark.anyio
+async def test_when_a_conversation_is_too_long_to_be_rendered_then_its_oldest_messages_go(
+    model: CausalLm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 16 characters a token: far beyond the context, however well the text packs.
+    turns = 16 * model.profile.context_tokens // len(WORD) + 2
+    long = [m for _ in range(turns) for m in (Message("user", WORD), Message("assistant", "ok"))]
+    messages = [Message("system", "Be brief."), *long, Message("user", "hello")]
+    assert text_size(messages) > 16 * model.profile.context_tokens
+    rendered: list[Sequence[Message]] = []
+
+    def encode(given: Sequence[Message], *args: Any, **options: Any) -> list[int]:
+        rendered.append(given)
+        return [1, 2, 3]
+
+    monkeypatch.setattr(model, "encode", encode)
+    chat = await model.open()
+    try:
+        await replied(chat, messages, max_tokens=1)
+    finally:
+        chat.close()
+    given, head = rendered
+    assert given[0] == head[0] == messages[0]
+    assert given[-1] == messages[-1]
+    assert given[1].role == "user"
+    # Room is left for some turns, so that not each of them has all rows computed anew.
+    assert text_size(given) <= 8 * model.profile.context_tokens < text_size(given) + 2 * len(WORD)
+
+
+@pytest.mark.parametrize("truncation", ["auto", "disabled", 0.8])
+@pytest.mark.anyio
+async def test_when_the_last_message_is_too_long_to_be_rendered_then_the_context_is_exceeded(
+    model: CausalLm, truncation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "encode", None)
+    chat = await model.open()
+    messages = [Message("user", "hello"), Message("user", "x" * (16 * model.profile.context_tokens + 1))]
+    try:
+        with pytest.raises(RemoteProtocolError, match="characters") as caught:
+            await replied(chat, messages, truncation=truncation)
+    finally:
+        chat.close()
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.anyio
+async def test_when_the_system_turn_stays_then_it_is_encoded_once(
+    model: CausalLm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heads, encode = 0, model.encode
+
+    def counted(rendered: Sequence[Message], *args: Any, **options: Any) -> list[int]:
+        nonlocal heads
+        heads += rendered[-1].text == "\u2026"
+        return encode(rendered, *args, **options)
+
+    monkeypatch.setattr(model, "encode", counted)
+    chat = await model.open()
+    system = Message("system", "Be brief.")
+    try:
+        for text in ("hello", "goodbye"):
+            await replied(chat, [system, Message("user", text)], max_tokens=1)
+        assert heads == 1
+        await replied(chat, [Message("system", "Be long."), Message("user", "hello")], max_tokens=1)
+        assert heads == 2
+    finally:
+        chat.close()
+
+
+def test_while_a_long_word_is_encoded_other_threads_run(model: CausalLm) -> None:
+    begun, ran = threading.Event(), threading.Event()
+    other = threading.Thread(target=lambda: begun.wait() and ran.set())
+    other.start()
+    interval = sys.getswitchinterval()
+    # Only a call that lets the interpreter's lock go lets another thread run.
+    sys.setswitchinterval(100)
+    try:
+        begun.set()
+        token_ids(model.tokenizer.backend_tokenizer, "x" * (1 << 17))
+        has_run = ran.is_set()
+    finally:
+        sys.setswitchinterval(interval)
+        begun.set()
+        other.join()
+    assert has_run

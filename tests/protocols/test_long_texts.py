@@ -40,9 +40,10 @@ def tool(**fields: Any) -> dict[str, Any]:
 
 
 HALF = LONG[: MAX_TEXT // 2 + 1]
+PROMPTED = {"input": {"transcription": {"prompt": LONG}}}
 TOO_LONG: list[tuple[str, dict[str, Any], str]] = [
     ("openai", updated(instructions=LONG), "session.instructions"),
-    ("openai", updated(audio={"input": {"transcription": {"prompt": LONG}}}), "session.audio.input.transcription.prompt"),
+    ("openai", updated(audio=PROMPTED), "session.audio.input.transcription.prompt"),
     ("openai", updated(tools=[tool(description=LONG)]), "session.tools"),
     ("openai", updated(tools=[tool(name="a", description=HALF), tool(parameters={HALF: {}})]), "session.tools"),
     ("openai", {"type": "response.create", "response": {"instructions": LONG}}, "response.instructions"),

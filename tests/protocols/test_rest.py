@@ -240,3 +240,13 @@ def test_a_completion_without_a_call_has_its_text_even_if_there_is_none(text: st
     completion.feed(ReplyDone("stop", 1, 0, 1))
     message = json.loads(completion.body())["choices"][0]["message"]
     assert message == {"role": "assistant", "content": text, "refusal": None}
+
+
+def test_a_seed_has_at_most_64_bits() -> None:
+    body: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "content": "x"}]}
+    parsed = [chat.parse(json.dumps(body | {"seed": seed}).encode()).options.seed for seed in (7, -1, None)]
+    assert parsed == [7, 2**64 - 1, None]
+    for seed in (2**63, -(2**63) - 1, 10**400):
+        with pytest.raises(RemoteProtocolError) as refused:
+            chat.parse(json.dumps(body | {"seed": seed}).encode())
+        assert refused.value.param == "seed"

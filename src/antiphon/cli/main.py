@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from antiphon.cli.arguments import argument_parser
+from antiphon.cli.log_format import formatter
 from antiphon.errors import AntiphonError, SettingsError
 from antiphon.settings import Settings, load, options
 
@@ -71,9 +72,9 @@ def _status(args: argparse.Namespace, rest: list[str]) -> int:
         if args.command == "bench":
             return _bench(args.name, rest)
         settings = _settings_of(args)
-        logging.basicConfig(
-            level=settings.server.log_level.upper(), format="%(asctime)s %(levelname)-7s %(name)s %(message)s"
-        )
+        handler = logging.StreamHandler()
+        handler.setFormatter(formatter(settings.server.log_format))
+        logging.basicConfig(level=settings.server.log_level.upper(), handlers=[handler])
         # Request lines carry query strings, which are the client's; sessions log their own start and end.
         for name in ("aioice", "aiortc", "httpx", "faster_whisper", "uvicorn"):
             logging.getLogger(name).setLevel(logging.WARNING)

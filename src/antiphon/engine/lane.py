@@ -4,8 +4,8 @@ Many sessions share one copy of the weights through it. Jobs wait by priority, 0
 equals. `workers` threads run them in batches of at most `max_batch` jobs with equal keys. A job whose caller was
 cancelled is dropped before it runs; one that is running finishes, and its result is discarded.
 
-A lane is *lost* when one of its workers ends, or when a watch declares it so (`fail`): all its jobs fail
-then, and it takes no more.
+A worker that ends starts anew, and only the jobs that it was running fail. A lane is *lost* when its workers end too
+often, or when a watch declares it so (`fail`): all its jobs fail then, and it takes no more.
 
 The lane knows no model and no audio: jobs and results are opaque.
 """
@@ -31,19 +31,23 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 # Priorities are 0, 1 and 2: finals, partials, files.
 NUM_PRIORITIES = 3
+# How often the workers of a lane may start anew within RESTART_WINDOW_S. Beyond that, the fault is not in one job.
+MAX_RESTARTS, RESTART_WINDOW_S = 3, 3600.0
 
 
 @dataclass(slots=True)
 class LaneStats:
     """What a lane has done since it started, as `/metrics` reports it. Written in the worker threads.
 
-    `jobs`, `batches`: those that succeeded; `failures`: jobs that failed. `busy_s`: wall-clock seconds in `work`,
-    summed over workers. `waited_s`: seconds that the longest waiting job of each batch had waited, summed.
+    `jobs`, `batches`: those that succeeded; `failures`: jobs that failed; `restarts`: workers that started anew.
+    `busy_s`: wall-clock seconds in `work`, summed over workers. `waited_s`: seconds that the longest waiting job of
+    each batch had waited, summed.
     """
 
     jobs: int = 0
     batches: int = 0
     failures: int = 0
+    restarts: int = 0
     busy_s: float = 0.0
     waited_s: float = 0.0
 
@@ -107,6 +111,8 @@ class Lane(Generic[Job, Result]):
         self._changed = threading.Condition()
         self._closed = False
         self.lost: str | None = None
+        # When workers last started anew, in monotonic seconds.
+        self._restarts_s: deque[float] = deque(maxlen=MAX_RESTARTS)
         # At most one for each worker.
         self._batches: list[_Batch[Job, Result]] = []
         self._threads = [
@@ -205,16 +211,38 @@ class Lane(Generic[Job, Result]):
         return max(1.0, self.depth * step_s / self.workers)
 
     def _serve(self) -> None:
-        try:
-            while batch := self._next_batch():
-                self._run_batch(batch)
-                with self._changed:
-                    if not self.lost:
-                        self._batches.remove(batch)
-        except BaseException as error:
-            # Jobs that wait for a thread that is gone would wait for ever.
-            log.critical("a worker of the lane %s ended", self.name, exc_info=True)
-            self.fail(f"its worker ended with {type(error).__name__}: {error}")
+        batch: _Batch[Job, Result] | None = None
+        while True:
+            try:
+                while batch := self._next_batch():
+                    self._run_batch(batch)
+                    with self._changed:
+                        if not self.lost:
+                            self._batches.remove(batch)
+                return
+            except BaseException as error:
+                # Jobs that wait for a thread that is gone would wait for ever.
+                log.critical("a worker of the lane %s ended", self.name, exc_info=True)
+                if not self._restart(batch, f"its worker ended with {type(error).__name__}: {error}"):
+                    return
+
+    def _restart(self, batch: _Batch[Job, Result] | None, reason: str) -> bool:
+        """Fail the batch that ended a worker, and return whether the worker goes on; else the lane is lost."""
+        with self._changed:
+            now_s = time.monotonic()
+            too_often = len(self._restarts_s) == MAX_RESTARTS and now_s - self._restarts_s[0] < RESTART_WINDOW_S
+            if not too_often and not self.lost:
+                self._restarts_s.append(now_s)
+                self.stats.restarts += 1
+                self.stats.failures += len(batch.jobs) if batch else 0
+                if batch in self._batches:
+                    self._batches.remove(batch)
+        if too_often:
+            self.fail(reason)
+        for waiting in batch.jobs if batch else ():
+            # Does nothing for those that failed with the lane.
+            waiting.fail(ModelError(f"{self.name}: {reason}"))
+        return not self.lost
 
     def _next_batch(self) -> _Batch[Job, Result] | None:
         """Wait for jobs and return the next batch, marked as running; None once the lane is closed or lost."""

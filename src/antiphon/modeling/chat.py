@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
@@ -49,6 +50,9 @@ ChatRow = int | tuple[MediaPart, int]
 MediaSizes = dict[MediaPart, int]
 # Bound: encoded parts that are kept after they left the conversation, for when they come back.
 MAX_SPARE_PARTS = 8
+# Bound: the characters that are rendered and encoded for each token of the context. English has four or five a token;
+# what has more than this does not fit into the context, and is not worth the time that encoding it takes.
+MAX_CHARS_PER_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +173,8 @@ class ChatStream:
         # How many messages behind the system's a truncation dropped, and the first of these: the number holds for a
         # conversation with that message only.
         self._truncated: tuple[int, Message | None] = (0, None)
+        # The system's message and the tools of the last prompt, and the tokens of a conversation with only these.
+        self._head: tuple[Message, Sequence[Tool], list[int]] | None = None
         # The number of the newest request: a prefill that another request overtakes does nothing.
         self._request = 0
         self._call_ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
@@ -242,8 +248,8 @@ class ChatStream:
         """The rows that a reply follows, and how many of them no context cut drops; overtakes every prefill."""
         self._request = request = self._request + 1
         system, rest = _split_system(messages)
-        # What was dropped already is dropped again, where the policy is to truncate.
-        dropped = self._truncated_count(rest) if isinstance(options.truncation, float) else 0
+        # What was dropped already is dropped again, unless nothing may be.
+        dropped = self._truncated_count(rest) if options.truncation != "disabled" else 0
         sizes = await self._encode_media((*system, *rest[dropped:]))
         ids, head, dropped = await asyncio.to_thread(self._truncate_to_fit, messages, tools, options, sizes)
         if request == self._request:
@@ -283,11 +289,13 @@ class ChatStream:
         """`_rendered`, under the policy for conversations that have outgrown the context.
 
         Also returns how many messages that drops, counted from the first behind the system's. Raises
-        RemoteProtocolError where the policy is not to truncate.
+        RemoteProtocolError where the policy is not to truncate, or the last message alone is too long to be rendered.
         """
         policy, limit = options.truncation, self._model.profile.context_tokens
         system, rest = _split_system(messages)
-        dropped = self._truncated_count(rest) if isinstance(policy, float) else 0
+        dropped = 0
+        if policy != "disabled":
+            dropped = self._without_excess_text(system, rest, tools, self._truncated_count(rest))
         ids, head = self._rendered((*system, *rest[dropped:]), tools, True, sizes)
         if policy == "auto" or len(ids) + (options.max_tokens or 0) <= limit:
             return ids, head, dropped
@@ -303,6 +311,26 @@ class ChatStream:
                 dropped += 1
             ids, head = self._rendered((*system, *rest[dropped:]), tools, True, sizes)
         return ids, head, dropped
+
+    def _without_excess_text(
+        self, system: Sequence[Message], rest: Sequence[Message], tools: Sequence[Tool], dropped: int
+    ) -> int:
+        """How many messages of `rest` to drop, `dropped` or more, so that the others may be rendered.
+
+        Once one has to go, so do those beyond half of what may be rendered, or else each turn would drop another one
+        and have all rows computed anew. The last message is never dropped.
+        """
+        num_chars = text_size((*system, *rest[dropped:]), tools)
+        if num_chars <= self._max_chars:
+            return dropped
+        while dropped + 1 < len(rest) and (num_chars > self._max_chars // 2 or rest[dropped].role != "user"):
+            num_chars -= text_size(rest[dropped : dropped + 1])
+            dropped += 1
+        return dropped
+
+    @property
+    def _max_chars(self) -> int:
+        return MAX_CHARS_PER_TOKEN * self._model.profile.context_tokens
 
     async def _encode_media(self, messages: Sequence[Message]) -> MediaSizes:
         """Encode the audio clips and images that are new, and return how many rows each of all has.
@@ -344,12 +372,24 @@ class ChatStream:
     def _rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool, sizes: MediaSizes
     ) -> tuple[list[ChatRow], int]:
-        """The conversation's rows, and how many of them are the system turn, which no context cut drops."""
+        """The conversation's rows, and how many of them are the system turn, which no context cut drops.
+
+        Raises RemoteProtocolError (`context_length_exceeded`) for text that is too long to be rendered.
+        """
+        if text_size(messages, tools) > self._max_chars:
+            raise RemoteProtocolError(
+                "context_length_exceeded",
+                f"The conversation has more than {self._max_chars} characters; the model takes "
+                f"{self._model.profile.context_tokens} tokens.",
+                "messages",
+            )
         ids = self._rows_of(messages, self._model.encode(messages, tools, answer=answer), sizes)
         if not messages or messages[0].role != "system" or not any(m.role == "user" for m in messages):
             return ids, 0
-        probe = self._model.encode([messages[0], Message("user", "\u2026")], tools, answer=False)
-        return ids, common_prefix(ids, probe)
+        if self._head is None or self._head[:2] != (messages[0], tools):
+            probe = self._model.encode([messages[0], Message("user", "\u2026")], tools, answer=False)
+            self._head = (messages[0], tools, probe)
+        return ids, common_prefix(ids, self._head[2])
 
     def _align(self, ids: list[ChatRow], head: int) -> int:
         """Make the session hold just `ids`; return how many of them it held before."""
@@ -394,6 +434,16 @@ def _split_system(messages: Sequence[Message]) -> tuple[Sequence[Message], Seque
     """The system's message, which no truncation drops, and the rest."""
     count = int(bool(messages) and messages[0].role == "system")
     return messages[:count], messages[count:]
+
+
+def text_size(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
+    """Return about how many characters a conversation has when it is rendered; each message has a token of its own."""
+    num_chars = sum(len(t.name) + len(t.description) + len(json.dumps(t.parameters)) for t in tools)
+    for message in messages:
+        parts = sum(len(part) for part in message.parts if isinstance(part, str))
+        calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+        num_chars += max(len(message.text), parts) + calls + len(message.name) + MAX_CHARS_PER_TOKEN
+    return num_chars
 
 
 def _media(messages: Sequence[Message]) -> list[MediaPart]:

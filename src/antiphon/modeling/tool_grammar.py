@@ -25,7 +25,6 @@ from antiphon.modeling.detokenizer import held_back
 # The tags around a call.
 CALL_OPENING, CALL_CLOSING = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
-_TAIL = re.compile(r"\s*\}\s*$")
 
 
 # A JSON schema has keys and values of any kind.
@@ -120,10 +119,9 @@ class CallReader:
             self._open = True
             self.calls += 1
             yield ToolCallStarted(next(self._ids), json.loads(head[1]))
-        arguments = body[head.end() :]
+        arguments = body[head.end() :].rstrip()
         # The last brace closes the call, not the arguments: it is known to be the last when the call is done.
-        tail = _TAIL.search(arguments)
-        ready = arguments[: tail.start()] if tail else arguments.rstrip()
+        ready = arguments.removesuffix("}").rstrip()
         if len(ready) > self._sent:
             yield ToolCallDelta(ready[self._sent :])
             self._sent = len(ready)

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, GenerationConfig
 
-from antiphon.modeling.chat_template import plain_tokenizer
+from antiphon.modeling.chat_template import plain_tokenizer, token_ids
 
 
 class Vocabulary:
@@ -32,11 +32,11 @@ class Vocabulary:
 
     def plain(self, text: str) -> list[int]:
         """Encode a text that a user or a client wrote: what it says becomes no control token, whatever it says."""
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        return token_ids(self._plain, text)
 
     def control(self, text: str) -> list[int]:
         """Encode a text of the adapter's own, in which the names of control tokens become these tokens."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
+        return token_ids(self.tokenizer, text)
 
     def text(self, ids: list[int]) -> str:
         """Decode tokens, with control tokens by their names. Half a character at the end becomes U+FFFD."""

@@ -50,9 +50,9 @@ class Reader(Generic[T]):
         """The JSON text as a value. `where` is the path of the value, empty for a whole message.
 
         Raises RemoteProtocolError: `invalid_json`; `invalid_type`, `missing_required_parameter`, `unknown_parameter` or
-        `invalid_value` for a field, with its path as `param`; `string_above_max_length` for a Text that is too long. A message of a union whose `type` no member has is an
-        `invalid_value` of `type`. A whole message that is too complex to decode (`wire.is_too_complex`) is
-        `json_too_complex`.
+        `invalid_value` for a field, with its path as `param`; `string_above_max_length` for a Text that is too long;
+        `json_too_complex` for a whole message (`check_complexity`). A message of a union whose `type` no member has is
+        an `invalid_value` of `type`.
         """
         check_complexity(data)
         try:
@@ -182,3 +182,14 @@ def number(value: Any, param: str, low: float, high: float) -> float:
     if not low <= value <= high:
         raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': expected {low:g} to {high:g}.", param)
     return float(value)
+
+
+def seed(value: int | None) -> int | None:
+    """The seed in [0, 2^64). Generators take no negative ones; as two's complement, each has a seed of its own.
+
+    None stays None. Raises RemoteProtocolError, `invalid_value`, for a number of more than 64 bits.
+    """
+    if value is None:
+        return None
+    number(value, "seed", -(2**63), 2**63 - 1)
+    return value % 2**64

@@ -92,8 +92,7 @@ def is_too_complex(data: str | bytes) -> bool:
     """
     if len(data) <= SMALL_JSON:
         return False
-    count = data.count
-    marks = [count(c) for c in ",[{\\"] if isinstance(data, str) else [count(c) for c in b",[{\\"]
+    marks = [data.count(c) for c in ",[{\\"] if isinstance(data, str) else [data.count(c) for c in b",[{\\"]
     return sum(marks[:3]) > MAX_JSON_VALUES or marks[3] > MAX_JSON_ESCAPES
 
 

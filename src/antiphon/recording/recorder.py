@@ -8,15 +8,18 @@ in order:
     {"t": 2.071, "out": {...}}          an event of the server; the "delta" of audio is [first sample, samples, item]
                                         in out.wav
 
-`t` is seconds since the session began. Keys are never written. The WAVs hold the audio end to end, without the pauses
+`t` is seconds since the session began. Keys are never written, and tokens only as hashes. Sound that a client sends
+in a stream is in the WAVs alone, whatever field it came in. The WAVs hold the audio end to end, without the pauses
 between.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
 import json
-import logging
+import re
 import time
 import wave
 from collections.abc import Callable
@@ -28,104 +31,171 @@ import msgspec
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.errors import StoreError
+from antiphon.recording.disk import MAX_WAITING_BYTES, DiskWriter, prune
 from antiphon.recording.tape import SessionFacts
 
-log = logging.getLogger(__name__)
+# Fields whose values open something. What stands in a recording is a hash, by which equal ones can be told.
+_SECRETS = frozenset({"resume_token", "token", "api_key", "client_secret", "authorization", "credential"})
+# Base64 of more than a few bytes. Images are kept, because a replay has to show them to the model again.
+_BASE64 = re.compile(r"(?:data:audio/[^,]*,)?[A-Za-z0-9+/_-]{256,}={0,2}")
+_IMAGES = ("/9j/", "iVBORw0KGgo", "R0lGOD")
+# Messages whose sound is a part of a message or a voice. The sound of all others is in the WAVs.
+_HOLDS_SOUND = frozenset({"conversation.item.create", "response.create", "session.update", "session.init"})
 
 
 class Recorder:
     """Writes one session. What was written so far can be read at any time, also if the process is killed.
 
-    Writing blocks for as long as the disk takes. Where it fails, for one because the disk is full, the recording ends
-    with an error in the log and the session goes on. `folder` is the recording's own folder, named by time and session.
+    A thread writes, so that no method waits for the disk. Where the disk is too slow, what does not fit into memory is
+    left out, which is logged. Where writing fails, for one because the disk is full, the recording ends with an error
+    in the log and the session goes on. `folder` is the recording's own folder, named by time and session.
     """
 
-    def __init__(self, folder: Path, facts: SessionFacts, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        facts: SessionFacts,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        max_bytes: int = 0,
+        max_waiting_bytes: int = MAX_WAITING_BYTES,
+    ) -> None:
         """Create the recording's folder below `folder`. `facts` are written into session.json; `clock` gives seconds.
-        Raises StoreError where nothing can be written.
+
+        `max_bytes`: what the recordings in `folder` may take before the oldest are deleted, at the begin and at the end
+        of this one; 0 for no bound. `max_waiting_bytes` may wait for the disk. Raises StoreError where nothing can be
+        written.
         """
         self._clock = clock
         self._begun_s = clock()
+        self._max_bytes = max_bytes
         self.folder = folder / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{facts.id}"
         try:
             self.folder.mkdir(parents=True, mode=0o700)
-            (self.folder / "session.json").write_bytes(msgspec.json.encode(facts))
             self._events = (self.folder / "events.jsonl").open("w", encoding="utf-8")
+            fcntl.flock(self._events, fcntl.LOCK_EX)
+            (self.folder / "session.json").write_bytes(msgspec.json.encode(facts))
             self._in = _Wav(self.folder / "in.wav", SAMPLE_RATE_HZ)
         except OSError as error:
             raise StoreError(f"cannot record in {folder}: {error}") from error
         self._out: _Wav | None = None
-        # Writing has failed once, so nothing more is written; the client has sent audio in an event.
-        self._failed = self._has_append = False
-        # Samples written to in.wav and out.wav.
+        # The client has sent audio in an event.
+        self._has_append = False
+        # Samples given to in.wav and out.wav.
         self._num_in = self._num_out = 0
+        self._writer = DiskWriter(self.folder.name, max_waiting_bytes)
+        self._writer.put(0, lambda: prune(folder, max_bytes))
+
+    @property
+    def num_dropped(self) -> int:
+        """Entries that were left out since the disk was too slow."""
+        return self._writer.num_dropped
 
     def event_in(self, data: str | bytes) -> None:
         """Record a message of the client. One that carries audio is left out, because `audio_in` records the audio; the
-        first 1,000 characters of a message that is not JSON are kept.
+        first 1,000 characters of a message that is not JSON are kept. Secrets are hashed.
         """
-        try:
-            event = json.loads(data)
-        except (ValueError, RecursionError):
-            event = {"unreadable": str(data)[:1000]}
-        if isinstance(event, dict) and event.get("type") == "input_audio_buffer.append":
-            if self._has_append:
-                return
-            # The first one is kept, without its audio: it may be what tells the dialect of the session.
-            self._has_append, event = True, {"type": "input_audio_buffer.append", "audio": ""}
-        self._line("in", event)
+        at_s = self._now_s()
+        self._writer.put(len(data), lambda: self._line(at_s, "in", self._received(data)))
 
     def audio_in(self, pcm: Pcm) -> Pcm:
         """Record audio of the client: float32 [num_samples], 16 kHz. Returns it as it was written, in 16 bits, which is
         what the session should hear, because a replay hears no other.
         """
         data = to_pcm16(pcm)
-        self._write(lambda: self._in.write(data))
-        self._line("sound", [self._num_in, len(pcm)])
-        self._num_in += len(pcm)
+        at_s, start = self._now_s(), self._num_in
+
+        def write() -> None:
+            self._in.write(data)
+            self._line(at_s, "sound", [start, len(pcm)])
+
+        if self._writer.put(len(data), write):
+            self._num_in += len(pcm)
         return from_pcm16(data)
 
     def audio_out(self, item_id: str, pcm: Pcm, rate_hz: int) -> None:
         """Record audio of a response: float32 [num_samples] at `rate_hz`. The first call sets the rate of out.wav."""
+        data = to_pcm16(pcm)
+        at_s, start = self._now_s(), self._num_out
 
         def write() -> None:
             if self._out is None:
                 self._out = _Wav(self.folder / "out.wav", rate_hz)
-            self._out.write(to_pcm16(pcm))
+            self._out.write(data)
+            self._line(at_s, "out", {"type": "sound", "delta": [start, len(pcm), item_id]})
 
-        self._write(write)
-        self._line("out", {"type": "sound", "delta": [self._num_out, len(pcm), item_id]})
-        self._num_out += len(pcm)
+        if self._writer.put(len(data), write):
+            self._num_out += len(pcm)
 
     def event_out(self, frame: str) -> None:
         """Record a message to the client. Messages that carry audio are left out, because `audio_out` records the
-        audio.
+        audio. Secrets are hashed.
         """
-        event = json.loads(frame)
-        if event.get("type") in ("response.output_audio.delta", "response.audio.delta"):
-            return
-        self._line("out", event)
+        at_s = self._now_s()
+        self._writer.put(len(frame), lambda: self._write_sent(at_s, frame))
 
     def close(self) -> None:
-        """Close the files when the session is over. An error of the disk is ignored."""
-        for file in (self._events, self._in, self._out):
+        """Have the files closed when all is written, and old recordings deleted. Does not wait; see `join`."""
+        self._writer.close(self._close_files)
+
+    def join(self) -> None:
+        """Wait until everything is written and the files are closed. Call it after `close`."""
+        self._writer.join()
+
+    # --- in the writer's thread ---------------------------------------------------------------------------------------
+
+    def _received(self, data: str | bytes) -> object:
+        try:
+            event = json.loads(data)
+            kind = event.get("type") if isinstance(event, dict) else None
+            if kind == "input_audio_buffer.append":
+                # The first one is kept, without its audio: it may be what tells the dialect of the session.
+                event, self._has_append = ({"type": kind, "audio": ""} if not self._has_append else None), True
+                return event
+            return _cleaned(event, keeps_sound=isinstance(kind, str) and kind in _HOLDS_SOUND)
+        except (ValueError, RecursionError):
+            return {"unreadable": str(data)[:1000]}
+
+    def _write_sent(self, at_s: float, frame: str) -> None:
+        event = json.loads(frame)
+        if event.get("type") not in ("response.output_audio.delta", "response.audio.delta"):
+            self._line(at_s, "out", _cleaned(event))
+
+    def _line(self, at_s: float, kind: str, value: object) -> None:
+        if value is not None:
+            print(json.dumps({"t": at_s, kind: value}), file=self._events, flush=True)
+
+    def _close_files(self) -> None:
+        for file in (self._in, self._out, self._events):
             if file:
                 with contextlib.suppress(OSError):
                     file.close()
+        prune(self.folder.parent, self._max_bytes)
 
-    def _line(self, kind: str, value: object) -> None:
-        line = json.dumps({"t": round(self._clock() - self._begun_s, 4), kind: value})
-        self._write(lambda: print(line, file=self._events, flush=True))
+    def _now_s(self) -> float:
+        return round(self._clock() - self._begun_s, 4)
 
-    def _write(self, write: Callable[[], object]) -> None:
-        """Write unless writing has failed before: a recording must not end the session that it records."""
-        if self._failed:
-            return
-        try:
-            write()
-        except OSError as error:
-            self._failed = True
-            log.error("%s is recorded no further: %s", self.folder.name, error)
+
+def _cleaned(value: object, *, keeps_sound: bool = False) -> object:
+    """Return a JSON value with its secrets hashed, and without sound in base64 unless it is kept."""
+    match value:
+        case dict():
+            return {k: _hashed(v) if k in _SECRETS else _cleaned(v, keeps_sound=keeps_sound) for k, v in value.items()}
+        case list():
+            return [_cleaned(v, keeps_sound=keeps_sound) for v in value]
+        case str() if not keeps_sound and _BASE64.fullmatch(value) and not _is_image(value):
+            return ""
+        case _:
+            return value
+
+
+def _hashed(value: object) -> str:
+    return f"sha256:{hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]}" if value else ""
+
+
+def _is_image(base64: str) -> bool:
+    """Return whether base64 is a JPEG, PNG, GIF or WebP, by its first bytes."""
+    return base64.startswith(_IMAGES) or (base64.startswith("UklGR") and base64[12:16] == "RUJQ")
 
 
 class _Wav:

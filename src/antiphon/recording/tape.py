@@ -272,10 +272,10 @@ _event_decoder: msgspec.json.Decoder[_ServerEvent] = msgspec.json.Decoder(_Serve
 
 
 def _event_of(entry: RecordedEvent) -> _ServerEvent | None:
-    """The event, None for one of another type."""
+    """The event, None for one of another type, and for one that holds what msgspec does not read."""
     try:
         return _event_decoder.decode(entry.text)
-    except msgspec.ValidationError:
+    except msgspec.DecodeError:
         return None
 
 

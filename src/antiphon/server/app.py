@@ -1,4 +1,4 @@
-"""Builds the ASGI application: routes, origins, API keys, CORS, errors. It loads nothing (`server/run.py` does)."""
+"""Builds the ASGI application: routes, access log, origins, API keys, CORS, errors. It loads no model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon.errors import Unauthorized
+from antiphon.server.access_log import AccessLog
 from antiphon.server.auth import identify
 from antiphon.server.body import CloseUnread, HeldBody
 from antiphon.server.errors import HANDLERS, response_to
@@ -62,7 +63,12 @@ def build(state: ServerState) -> Starlette:
     It can be built before the models are loaded: requests that need them are refused with 503 until then.
     """
     server = state.settings.server
-    middleware = [Middleware(CloseUnread), Middleware(CutRequests, state), Middleware(OriginCheck, server)]
+    middleware = [
+        Middleware(AccessLog, ROUTES),
+        Middleware(CloseUnread),
+        Middleware(CutRequests, state),
+        Middleware(OriginCheck, server),
+    ]
     if server.cors_origins:
         origins = list(server.cors_origins)
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))

@@ -6,6 +6,7 @@ from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from antiphon.errors import Unauthorized
+from antiphon.server.access_log import current_request
 from antiphon.server.state import Caller, ServerState
 
 # A browser cannot set headers on a WebSocket; OpenAI's clients offer a subprotocol that begins so and ends in the key.
@@ -37,4 +38,5 @@ def identify(connection: HTTPConnection, *, short: bool = False) -> Caller:
     caller = state.caller(bearer(connection.headers), short=short)
     if caller is None:
         raise Unauthorized("the API key is missing or unknown")
+    current_request().key = caller.label
     return caller

@@ -26,6 +26,7 @@ from antiphon.errors import (
     StoreError,
     Unauthorized,
 )
+from antiphon.server.access_log import REQUEST_ID, current_request
 from antiphon.server.disconnect import CLIENT_CLOSED_REQUEST
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,7 @@ def error_response(
 
     `retry_after_s` above 0 becomes a Retry-After header, rounded up to whole seconds.
     """
+    current_request().refusal = code or str(status)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     headers = {"Retry-After": str(math.ceil(retry_after_s))} if retry_after_s else None
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -71,7 +73,7 @@ def error_response(
 def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
     """Return the response that an exception of a route becomes; count refusals and log failures of models.
 
-    Raises AssertionError for an exception that `HANDLERS` does not name.
+    What no route should raise is a 500 `server_error`, which says nothing of the exception.
     """
     metrics = connection.app.state.antiphon.metrics
     match error:
@@ -111,7 +113,7 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
                 CLIENT_CLOSED_REQUEST, "The client left before its request had arrived.", code="invalid_value"
             )
         case _:
-            raise AssertionError(f"no status for {type(error).__name__}") from error
+            return error_response(500, "The server failed on this request.", code="server_error")
 
 
 async def _handle(connection: HTTPConnection, error: Exception) -> Response | None:
@@ -128,8 +130,18 @@ async def _handle(connection: HTTPConnection, error: Exception) -> Response | No
     return None
 
 
+async def failed(connection: HTTPConnection, error: Exception) -> Response:
+    """Return the response to a request that a bug of the server ended. Starlette raises the error again, and it is
+    logged with its traceback.
+    """
+    response = response_to(connection, error)
+    # It does not pass through the middleware.
+    response.headers[REQUEST_ID] = current_request().id
+    return response
+
+
 # Exception class -> handler, for `Starlette(exception_handlers=...)`.
-HANDLERS: Mapping[Any, Any] = dict.fromkeys(
+HANDLERS: Mapping[Any, Any] = dict[Any, Any].fromkeys(
     (
         Unauthorized,
         Refused,
@@ -142,4 +154,4 @@ HANDLERS: Mapping[Any, Any] = dict.fromkeys(
         ClientDisconnect,
     ),
     _handle,
-)
+) | {Exception: failed}

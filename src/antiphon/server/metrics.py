@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -15,16 +15,19 @@ from antiphon.loading.loaded import ModelWorker
 from antiphon.server.memory import MemoryLedger
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+_LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
 class Metrics:
-    """The server's counters, gauges and histograms; all names begin with `antiphon_`.
+    """The server's counters, gauges and histograms; all names begin with `antiphon_`, but for those of the
+    process (`process_resident_memory_bytes`, `process_open_fds`, ...), which Linux has.
 
     Prometheus' metrics are safe to update from any thread.
     """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self.sessions = Gauge("antiphon_sessions", "Live sessions.", ["dialect"], registry=self.registry)
         self.sessions_started = Counter(
             "antiphon_sessions_started", "Sessions begun.", ["dialect"], registry=self.registry
@@ -56,6 +59,12 @@ class Metrics:
             registry=self.registry,
         )
         self.connections = Gauge("antiphon_connections", "Open connections.", registry=self.registry)
+        self.loop_lag_s = Histogram(
+            "antiphon_event_loop_lag_seconds",
+            "How long the event loop took to answer, asked 20 times a second.",
+            buckets=_LAG_S,
+            registry=self.registry,
+        )
         self.drained = Gauge("antiphon_draining", "1 while the server drains.", registry=self.registry)
         self.state_degraded = Gauge(
             "antiphon_state_degraded", "1 while conversations cannot be stored (`--state`).", registry=self.registry
@@ -152,11 +161,13 @@ class _Lanes(Collector):
     def collect(self) -> Iterable[Metric]:
         depth = GaugeMetricFamily("antiphon_queue_jobs", "Jobs waiting in a model's lane.", labels=["lane"])
         running = GaugeMetricFamily("antiphon_running_jobs", "Jobs in a model's workers.", labels=["lane"])
+        restarts = CounterMetricFamily("antiphon_lane_restarts", "Workers that started anew.", labels=["lane"])
         age = GaugeMetricFamily("antiphon_queue_age_seconds", "Age of the oldest waiting job.", labels=["lane"])
         for lane in self._lanes:
             depth.add_metric([lane.name], lane.depth)
             running.add_metric([lane.name], lane.running)
             age.add_metric([lane.name], lane.oldest_age_s())
+            restarts.add_metric([lane.name], lane.stats.restarts)
         backlog = GaugeMetricFamily("antiphon_backlog_seconds", "Audio waiting in the session that is furthest behind.")
         backlog.add_metric([], self._backlog_s())
-        return (depth, running, age, backlog)
+        return (depth, running, age, restarts, backlog)

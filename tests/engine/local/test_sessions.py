@@ -483,3 +483,30 @@ def test_when_an_allocation_fails_then_only_the_session_whose_turn_it_was_fails_
         e.close()
 
     asyncio.run(main())
+
+
+def test_when_a_step_fails_then_only_its_sessions_fail_and_their_kv_stays() -> None:
+    async def main() -> None:
+        runner = ScriptedRunner()
+        e = engine(runner)
+        idle, unlucky = await e.open(), await e.open()
+        for session in (idle, unlucky):
+            session.append([7, 8])
+            assert await tokens(session, 1) == [9]
+
+        def fail(_: int) -> None:
+            raise MemoryError("out of memory")
+
+        runner.before = fail
+        with pytest.raises(ModelError, match="out of memory"):
+            await tokens(unlucky, 2)
+        runner.before = lambda _: None
+        before = runner.rows
+        assert await tokens(unlucky, 2) == [10, 11]
+        assert await tokens(idle, 2) == [10, 11]
+        # Of each session only the row that had not been computed, and one more token.
+        assert runner.rows - before == 4
+        await e.thread.call(e.scheduler.check_integrity)
+        e.close()
+
+    asyncio.run(main())

@@ -161,6 +161,8 @@ def test_when_the_seed_is_the_same_then_so_is_the_text(stock: openai.OpenAI) -> 
         ({"max_tokens": "many"}, "max_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"top_p": -1}, "top_p"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": -(10**400)}, "seed"),
         ({"n": 2}, "n"),
         ({"stop": [""]}, "stop"),
         ({"logprobs": True}, "logprobs"),

@@ -104,3 +104,27 @@ def test_when_text_is_cut_then_its_spelling_is_kept() -> None:
         assert text.startswith(cut)
         assert cut.split() == words[:count]
     assert cut_to("other text", ["no", "such", "words"], 2) == "no such"
+
+
+def test_when_there_are_many_calls_and_results_then_each_item_is_looked_at_a_few_times() -> None:
+    looked_at = 0
+
+    class Kind(str):
+        def __eq__(self, other: object) -> bool:
+            nonlocal looked_at
+            looked_at += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    count = 500
+    conversation = ConversationHistory()
+    calls = [Item(f"c{i}", "function_call", call_id=f"{i}", name=f"f{i}", arguments="{}") for i in range(count)]
+    results = [Item(f"r{i}", "function_call_output", call_id=f"{i}", output="ok") for i in range(count)]
+    for item in (*calls, *results):
+        item.kind = Kind(item.kind)  # type: ignore[assignment]
+    conversation.restore([*calls, *results])
+    message, *answers = conversation.messages()
+    assert message.tool_calls == tuple(ToolCall(f"{i}", f"f{i}", "{}") for i in range(count))
+    assert [a.name for a in answers] == [f"f{i}" for i in range(count)]
+    assert looked_at < 10 * 2 * count

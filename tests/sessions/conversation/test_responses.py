@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from antiphon.events.conversation import (
     CancelResponse,
+    CommandRejected,
     ContentPartAdded,
     CreateResponse,
     ItemAdded,
@@ -27,6 +28,26 @@ def test_when_a_response_is_asked_for_before_the_transcript_then_it_waits_for_it
 
     scene = play(main())
     assert [m.text for m in scene.model.asked[0]] == ["Well?"]
+
+
+def test_when_four_responses_are_under_way_out_of_band_then_more_are_refused_and_the_conversation_goes_on() -> None:
+    async def main() -> Scene:
+        async with Scene(audio_output=False) as scene:
+            for _ in range(400):
+                await scene.session.handle(CreateResponse(stored=False))
+            await scene.settle()
+            assert scene.num_created == 4
+            refused = [o.code for o in scene.out if isinstance(o, CommandRejected)]
+            assert refused == ["too_many_responses"] * 396
+            await scene.session.handle(CreateResponse())
+            await scene.settle()
+            scene.model.go.set()
+            await scene.until(ResponseDone, 5)
+            await scene.session.handle(CreateResponse(stored=False))
+            await scene.until(ResponseDone, 6)
+        return scene
+
+    assert play(main()).responses() == ["completed"] * 6
 
 
 def test_when_a_response_fails_then_the_next_turn_is_still_answered() -> None:

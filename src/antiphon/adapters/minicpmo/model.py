@@ -26,7 +26,7 @@ from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeS
 from antiphon.engine.api import Sampling, Session, Token
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
-from antiphon.modeling.chat_template import plain_tokenizer
+from antiphon.modeling.chat_template import plain_tokenizer, token_ids
 from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.vision.images import MAX_FRAME_PIXELS, decode
 
@@ -87,8 +87,7 @@ class MiniCpmO:
 
     def encode(self, text: str, *, control: bool = False) -> list[int]:
         """Return the tokens of a text. Only with `control` can a part of the text become a control token."""
-        tokenizer = self.parts.tokenizer if control else self._plain
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+        return token_ids(self.parts.tokenizer if control else self._plain, text)
 
     async def open(self, options: NativeOptions) -> MiniCpmOStream:
         """Open a session in both engines, and append the system prompt with the voice to speak with.
@@ -181,7 +180,7 @@ class MiniCpmOStream:
         """
         model, session = self._model, self._session
         session.append(model.encode("<|im_start|>system\n", control=True))
-        session.append(model.encode(f"{options.instructions or PROMPT}\n"))
+        session.append(await asyncio.to_thread(model.encode, f"{options.instructions or PROMPT}\n"))
         session.append(model.encode("<|audio_start|>", control=True))
         if options.voice_reference is not None:
             pcm = options.voice_reference

@@ -230,7 +230,7 @@ class Qwen3Tts:
         codes = await self.engine.thread.call_model(
             lambda: codes_of(parts.sample_encoder, pcm, count, parts.frame_samples)
         )
-        return ClonedVoice(speaker, tuple(parts.vocabulary.plain(text)), codes)
+        return ClonedVoice(speaker, tuple(await asyncio.to_thread(parts.vocabulary.plain, text)), codes)
 
     @property
     def engines(self) -> tuple[LocalEngine, ...]:

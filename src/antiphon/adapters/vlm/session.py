@@ -130,7 +130,8 @@ class VisionLanguageModel:
         Only the session's rows are reserved; the system turn is computed with the first frames or question. Raises
         Refused where the engine has no room.
         """
-        return VisionLanguageStream(self, await self.engine.open(owner=owner), instructions)
+        opening = await anyio.to_thread.run_sync(self.family.opening, f"{SYSTEM} {instructions}".strip())
+        return VisionLanguageStream(self, await self.engine.open(owner=owner), opening)
 
     @property
     def engines(self) -> tuple[LocalEngine, ...]:
@@ -165,7 +166,7 @@ class VisionLanguageStream:
     `session` is the engine's session. The stream owns it, and `close` closes it. Used from one event loop.
     """
 
-    def __init__(self, model: VisionLanguageModel, session: Session, instructions: str) -> None:
+    def __init__(self, model: VisionLanguageModel, session: Session, opening: Iterable[FamilyPart]) -> None:
         self.session = session
         self._model = model
         # Frames that came and were in no question yet: number -> time in seconds, and the rows of the picture.
@@ -175,7 +176,7 @@ class VisionLanguageStream:
         # The frames in the turn under way: the number, and the row that the frame begins at.
         self._in_turn: list[tuple[int, int]] = []
         self._turn_begun = self._answering = False
-        self._append(model.family.opening(f"{SYSTEM} {instructions}".strip()))
+        self._append(opening)
         session.pin()
 
     @property
@@ -292,12 +293,14 @@ class VisionLanguageStream:
         try:
             heard = await words_of(question, model.transcriber)
             speech = f'Somebody said: "{heard}".' if heard and question.text.strip() else heard
+            text = " ".join(filter(None, (speech, question.text)))
+            asked = await anyio.to_thread.run_sync(model.family.question, text)
             self._show(question.frames)
             # Frames that were passed over when a question was asked would be old news to the next.
             for number in known:
                 self._waiting.pop(number, None)
             question_row = session.length
-            self._append(model.family.question(" ".join(filter(None, (speech, question.text)))))
+            self._append(asked)
             self._in_turn, self._turn_begun, complete = [], False, False
             try:
                 async with aclosing(self._generate(options)) as replies:

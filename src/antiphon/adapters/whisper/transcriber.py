@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,9 @@ NO_SPEECH_LOGPROB = -0.8
 # Below this mean log-probability a window is noise in any case (whisper/transcribe.py uses -1.0).
 MIN_LOGPROB = -1.2
 MAX_PROMPT_TOKENS = 200
+# What is encoded of a prompt for each of its tokens, from the end, and how many encoded texts are kept: a session gives
+# the same prompt with each of its windows.
+PROMPT_CHARS_PER_TOKEN, KEPT_PROMPTS = 16, 256
 # A final that is a loop is decoded again, and then no run of so many tokens may come twice.
 LOOP_TOKENS = 4
 # Files are decoded in parts of this length, cut at the quietest place of the last PART_SLACK_S seconds.
@@ -122,6 +125,7 @@ class WhisperTranscriber:
             raise ModelError(f"{model_id} does not load on {device} as {compute_type}: {error}") from error
         self._model = self._whisper.model
         self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
+        self._prompt_text_tokens = lru_cache(KEPT_PROMPTS)(self._text_tokens)
         self._profile = _profile(model_id, tuple(self._whisper.supported_languages))
         # One job a batch on a CPU: batches of 2 to 8 measured no faster than one after another (docs/architecture.md).
         self.lane: Lane[Work, Any] = Lane(
@@ -313,12 +317,13 @@ class WhisperTranscriber:
         out: list[int] = []
         for text, most in ((window.prompt, MAX_PROMPT_TOKENS), (window.context, self._profile.context_tokens)):
             if text.strip() and most:
-                # The tokenizer below reads "<|...|>" as a control token: only the ids of text are taken.
-                ids = self._whisper.hf_tokenizer.encode(
-                    _without_control_tokens(" " + text.strip()), add_special_tokens=False
-                ).ids
-                out += [i for i in ids if i < self.tokenizer("en").eot][-most:]
+                out += self._prompt_text_tokens(text.strip()[-PROMPT_CHARS_PER_TOKEN * most :])[-most:]
         return out[-MAX_PROMPT_TOKENS:]
+
+    def _text_tokens(self, text: str) -> list[int]:
+        # The tokenizer reads "<|...|>" as a control token: only the ids of text are taken.
+        ids = self._whisper.hf_tokenizer.encode(_without_control_tokens(" " + text), add_special_tokens=False).ids
+        return [i for i in ids if i < self.tokenizer("en").eot]
 
     def _token_cap(self, window: Window, language: str) -> int:
         if window.final:

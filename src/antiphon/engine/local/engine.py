@@ -35,7 +35,7 @@ from antiphon.engine.local import CAPABILITIES
 from antiphon.engine.local.grammar import GrammarCompiler
 from antiphon.engine.local.kv.cache import PAGE_ROWS, KvCache
 from antiphon.engine.local.scheduler import Scheduler
-from antiphon.engine.local.step import MAX_UNREAD_TOKENS, ScheduledSession, StepLimits, StepRunner
+from antiphon.engine.local.step import MAX_UNREAD_TOKENS, ScheduledSession, StepChunk, StepLimits, StepRunner
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError, ModelLost, Refused
 
@@ -201,8 +201,7 @@ class LocalEngine:
             if not chunks:
                 self.scheduler.park_idle(started)
                 return False
-            results = self.runner.step(chunks)
-            self.scheduler.commit(chunks, results)
+            self.scheduler.commit(chunks, self._results(chunks))
         except Exception as error:
             # Whatever went wrong, no session may be left waiting for a step that never comes.
             log.exception("an engine step failed")
@@ -211,6 +210,17 @@ class LocalEngine:
         if self._observe:
             self._observe(sum(c.count for c in chunks), len(chunks), self._clock() - started)
         return True
+
+    def _results(self, chunks: list[StepChunk]) -> Sequence[Token | Exception | None]:
+        """Compute a step. Where that fails, as for want of memory, its sessions fail, and only in what they were doing.
+
+        The rows that are in the KV stay as they were: none counts as computed before its step has succeeded.
+        """
+        try:
+            return self.runner.step(chunks)
+        except Exception as error:
+            log.exception("an engine step failed")
+            return [ModelError(f"the engine's step failed: {error}")] * len(chunks)
 
 
 class LocalSession:

@@ -2,6 +2,7 @@
 
 Every step takes one row of each session that generates, and a bounded number of pending rows of sessions that prefill,
 shared evenly among them. So a prefill of any length delays no other session's token by more than the step they share.
+Where more is wanted than a step or the memory has, owners get equal shares first, and then the sessions of each.
 The rules of room (leases, parking, context cuts) are applied here, before the rows are chosen.
 
 Pure: no tensors, no clock, no threads. Times are arguments, and the forward pass lies between `plan` and `commit`.
@@ -17,7 +18,8 @@ from typing import TypeVar
 
 from antiphon.engine.api import Finish, Token
 from antiphon.engine.generation import Generation
-from antiphon.engine.local.kv.cache import PAGE_ROWS, Extent, KvCache
+from antiphon.engine.local.fair_share import in_turns, page_shares, queues_by_owner
+from antiphon.engine.local.kv.cache import PAGE_ROWS, Extent, KvCache, pages_of
 from antiphon.engine.local.step import KeptPrefix, ScheduledSession, SettledCallback, StepChunk, StepLimits
 from antiphon.engine.rows import Rows
 from antiphon.errors import EngineError, ModelError, Refused
@@ -45,17 +47,20 @@ class Scheduler:
         self.kept_prefixes: list[KeptPrefix] = []
         self.context_cuts = 0
         self._step = 0
+        # The step that is being planned. A session that has to give way loses its chunk again.
+        self._chunks: list[StepChunk] = []
 
     # What sessions ask for.
 
     def open(self, reserve_rows: int, now_s: float, owner: Hashable | None = None) -> ScheduledSession:
         """Return a new session that is promised room for `reserve_rows`, or for a whole context where that is less.
 
-        Parks idle sessions where that makes room. Raises Refused where all the room is claimed by busy ones.
+        Parks idle sessions where that makes room, and busy ones of an owner that holds more than its share where
+        `owner` holds less than its own. Raises Refused where all the room is claimed by others.
         """
         reserve = min(reserve_rows, self.limits.context_rows)
         while (lease := self.cache.open(reserve)) is None:
-            if not self._park_longest_idle(exclude=None):
+            if not self._park_longest_idle(exclude=None) and not self._take_from_largest(owner, pages_of(reserve)):
                 busy = sum(1 for s in self.sessions if not s.lease.asleep)
                 raise Refused(f"no room for another session's KV: {busy} are at work", 2.0)
         session = ScheduledSession(Rows(owner=owner, last_used_s=now_s), lease)
@@ -64,8 +69,8 @@ class Scheduler:
 
     def fork(self, session: ScheduledSession, now_s: float) -> ScheduledSession:
         """Return a new session with the same rows, whose KV is shared until one of the two writes. Raises Refused."""
-        twin = self.open(session.lease.reserve_pages * PAGE_ROWS, now_s)
         old = session.rows
+        twin = self.open(session.lease.reserve_pages * PAGE_ROWS, now_s, old.owner)
         twin.rows = Rows(
             ids=list(old.ids),
             spans=list(old.spans),
@@ -146,6 +151,7 @@ class Scheduler:
         """
         rows = session.rows
         rows.compute_newest = rows.compute_newest or (include_newest and bool(rows.pending))
+        session.idle_rows = 0
         if session.failure or session.stalled or not rows.busy:
             on_settled(session.failure or (EngineError("its last step failed") if session.stalled else None))
         else:
@@ -185,19 +191,13 @@ class Scheduler:
                     # All that was due has been taken over from another session.
                     _report_settled(session, None)
         ready.sort(key=lambda s: s.last_step)
-        decoding = [s for s in ready if s.rows.generation and s.rows.pending == 1][: self.limits.decode_rows]
+        decoding = [s for s in ready if s.rows.generation and s.rows.pending == 1]
         prefilling = [s for s in ready if s.rows.due and not (s.rows.generation and s.rows.pending == 1)]
-        # A session whose token is waited for goes before one that only prefills.
-        prefilling.sort(key=lambda s: s.rows.generation is None)
-        chunks = [c for s in decoding if (c := self._planned(s, partial(self._chunk, s, 1)))]
-        room = self.limits.prefill_rows if chunks else self.limits.prefill_only_rows
-        for i, session in enumerate(prefilling):
-            if room <= 0:
-                break
-            share = max(MIN_SHARE_ROWS, room // (len(prefilling) - i))
-            if chunk := self._planned(session, partial(self._chunk, session, min(room, share))):
-                chunks.append(chunk)
-                room -= chunk.count
+        self._chunks = []
+        for session in in_turns(decoding)[: self.limits.decode_rows]:
+            self._add_chunk(session, 1)
+        self._add_prefill(prefilling, self.limits.prefill_rows if self._chunks else self.limits.prefill_only_rows)
+        chunks, self._chunks = self._chunks, []
         for chunk in chunks:
             chunk.session.last_step = self._step
             chunk.session.rows.last_used_s = now_s
@@ -250,6 +250,29 @@ class Scheduler:
             self._fail(session, ModelError(f"the session's next step could not be planned: {error}"))
             return None
 
+    def _add_prefill(self, sessions: list[ScheduledSession], room: int) -> None:
+        """Add rows of sessions that prefill to the step: `room` rows, shared evenly by owners and then by sessions."""
+        # A session whose token is waited for goes before another one of its owner that only prefills.
+        sessions.sort(key=lambda s: s.rows.generation is None)
+        queues = queues_by_owner(sessions)[: max(1, room // MIN_SHARE_ROWS)]
+        # What the smallest leave of their shares is the others'.
+        queues.sort(key=lambda queue: sum(s.rows.due for s in queue))
+        for i, queue in enumerate(queues):
+            left = share = room // (len(queues) - i)
+            for k, session in enumerate(queue):
+                if left <= 0:
+                    break
+                left -= self._add_chunk(session, min(left, max(MIN_SHARE_ROWS, left // (len(queue) - k))))
+            room -= share - left
+
+    def _add_chunk(self, session: ScheduledSession, max_rows: int) -> int:
+        """Add the session's next rows to the step, at most `max_rows`; return how many, 0 where there is no room."""
+        chunk = self._planned(session, partial(self._chunk, session, max_rows))
+        if chunk is None:
+            return 0
+        self._chunks.append(chunk)
+        return chunk.count
+
     def _produce(self, session: ScheduledSession, generation: Generation, token: Token) -> None:
         params = generation.params
         session.rows.append((token.id,))
@@ -276,6 +299,9 @@ class Scheduler:
     def _chunk(self, session: ScheduledSession, max_rows: int) -> StepChunk | None:
         """The session's next rows, at most `max_rows`; None where there is no room for them."""
         rows, generation = session.rows, session.rows.generation
+        if session.lease.asleep:
+            # It gave way to another owner since it was found ready.
+            return None
         self._cut(session, self.limits.context_rows)
         stop = self._stop(session, max_rows)
         if not self._make_room(session, stop):
@@ -307,9 +333,37 @@ class Scheduler:
     def _make_room(self, session: ScheduledSession, rows: int) -> bool:
         """Give the session an extent of its own for `rows` rows, and park others for it. False where that fails."""
         while not self.cache.ensure(session.lease, rows, session.rows.computed):
-            if not self._park_longest_idle(exclude=session, discard=True):
+            if not self._give_room(session, rows):
                 return False
         return True
+
+    def _give_room(self, session: ScheduledSession, rows: int) -> bool:
+        """Have another session give way to one that needs memory for `rows` rows. False where none has to."""
+        if self._park_longest_idle(exclude=session, discard=True):
+            return True
+        lease = session.lease
+        more = max(lease.reserve_pages, pages_of(rows)) - lease.claim_pages
+        return self._take_from_largest(session.rows.owner, more)
+
+    def _take_from_largest(self, owner: Hashable | None, pages: int) -> bool:
+        """Suspend a session of the owner that holds most, for `owner` to get `pages` more within its share.
+
+        False where nobody holds more than a share, or where `owner` would. So no two owners take from each other in
+        turn: whoever got room this way holds no more than a share.
+        """
+        held, share = page_shares(self.sessions, owner, self.cache.total_pages)
+        largest = max(held, key=lambda other: held[other])
+        if held[owner] + pages > share or held[largest] <= share:
+            return False
+        self._suspend(next(s for s in reversed(self.sessions) if s.rows.owner == largest and s.lease.claim_pages))
+        return True
+
+    def _suspend(self, session: ScheduledSession) -> None:
+        """Park a session whatever it does, without its KV where no copy of that fits. It goes on once there is room."""
+        self._chunks = [c for c in self._chunks if c.session is not session]
+        if not self.cache.park(session.lease, session.rows.computed):
+            self.cache.park(session.lease, 0)
+            session.rows.computed = 0
 
     def _cut(self, session: ScheduledSession, limit: int) -> None:
         """Bring the session's rows below `limit` by dropping the oldest ones after the pinned."""
@@ -331,7 +385,7 @@ class Scheduler:
         if session.lease.asleep:
             self.cache.truncate_parked(session.lease, rows.computed)
             while not self.cache.wake(session.lease, min(rows.computed + 1, self.limits.context_rows)):
-                if not self._park_longest_idle(exclude=session, discard=True):
+                if not self._give_room(session, rows.computed + 1):
                     return False
         if session.lease.extent is None:
             rows.computed = 0
@@ -364,19 +418,23 @@ class Scheduler:
         return self.cache.claimed_pages + extent.pages <= self.cache.total_pages
 
     def _park_longest_idle(self, exclude: ScheduledSession | None, *, discard: bool = False) -> bool:
-        """Park the session that has been idle longest. False where none is idle.
+        """Park the session that has been idle longest, of owners that hold more than a share first. False for none.
 
         `discard`: where nothing can be parked any more, give up that session's KV, which is computed anew when it goes
         on. Else a session with work would wait forever for one without.
         """
         idle = [s for s in self.sessions if s is not exclude and not s.rows.busy and not s.lease.asleep]
         idle = [s for s in idle if s.lease.claim_pages]
-        for session in sorted(idle, key=lambda s: s.rows.last_used_s):
+        if not idle:
+            return False
+        held, share = page_shares(self.sessions, exclude.rows.owner if exclude else None, self.cache.total_pages)
+        idle.sort(key=lambda s: (held[s.rows.owner] <= share, s.rows.last_used_s))
+        for session in idle:
             if self.cache.park(session.lease, session.rows.computed):
                 return True
-        for session in sorted(idle, key=lambda s: s.rows.last_used_s) if discard else ():
+        for session in idle if discard else ():
             if self.cache.park(session.lease, 0):
-                session.rows.computed = 0
+                session.rows.computed, session.idle_rows = 0, len(session.rows.ids)
                 return True
         return False
 

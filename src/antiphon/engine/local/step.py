@@ -27,7 +27,8 @@ class ScheduledSession:
 
     `last_step`: the number of the step that last took rows of it; sessions that waited longest go first.
     `cached`: rows at its head whose KV it took over from another session.
-    `on_settled`: called once nothing is pending.
+    `idle_rows`: how many rows it had when its KV was given up for another session while it was idle; they are computed
+    anew once it has more, or a generation, and not before. `on_settled`: called once nothing is pending.
     `failure`: why nothing more is done for it. `stalled`: its last step failed, and would fail again; it waits for its
     rows to be rolled back, or for the next generation.
     """
@@ -36,6 +37,7 @@ class ScheduledSession:
     lease: Lease
     last_step: int = 0
     cached: int = 0
+    idle_rows: int = 0
     on_settled: list[SettledCallback] = field(default_factory=list)
     failure: Exception | None = None
     stalled: bool = False
@@ -53,7 +55,10 @@ class ScheduledSession:
     @property
     def ready(self) -> bool:
         """Whether a step could do something for it now, provided there is room."""
-        return self.rows.busy and self.failure is None and not self.stalled and not self.starved
+        rows = self.rows
+        if self.failure or self.stalled or self.starved or not rows.busy:
+            return False
+        return rows.generation is not None or len(rows.ids) > self.idle_rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)

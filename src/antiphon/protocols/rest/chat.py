@@ -25,7 +25,7 @@ from antiphon.contracts import (
 )
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import JsonSchema, Tool, ToolCall
-from antiphon.protocols.fields import Text, check_complexity, refusal
+from antiphon.protocols.fields import Text, check_complexity, refusal, seed
 from antiphon.protocols.wire import JSON_ERRORS
 
 Number = TypeVar("Number", int, float)
@@ -195,7 +195,7 @@ def _options(body: ChatBody) -> ReplyOptions:
         repetition_penalty=_in_range("repetition_penalty", body.repetition_penalty, 0.01, 10),
         presence_penalty=_in_range("presence_penalty", body.presence_penalty, -2, 2) or 0.0,
         frequency_penalty=_in_range("frequency_penalty", body.frequency_penalty, -2, 2) or 0.0,
-        seed=body.seed,
+        seed=seed(body.seed),
         stop=_stops(body.stop),
         bias=_bias(body.logit_bias),
         tools=tools,

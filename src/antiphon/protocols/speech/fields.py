@@ -16,7 +16,7 @@ from antiphon.audio import SpeechFormat
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
 from antiphon.events.words import Word
-from antiphon.protocols.fields import Text, audio_file, decode, number
+from antiphon.protocols.fields import Text, audio_file, decode, number, seed
 from antiphon.protocols.model_names import ModelNames
 
 Choice = TypeVar("Choice", bound=str)
@@ -144,7 +144,7 @@ def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechForm
         granularity=_choice(fields.split_granularity, "split_granularity", get_args(Granularity), "sentence"),
         format=_choice(fields.response_format, "response_format", get_args(SpeechFormat), format),
         speed=1.0 if fields.speed is None else number(fields.speed, "speed", 0.25, 4.0),
-        seed=_seed(fields.seed),
+        seed=seed(fields.seed),
         stream=bool(fields.stream_audio),
         word_times=bool(fields.word_timestamps),
         language=None if language == "auto" else language,
@@ -162,14 +162,6 @@ def _choice(value: object, name: str, choices: tuple[Choice, ...], default: Choi
     if found is None:
         raise _invalid(name, f"expected one of {', '.join(choices)}")
     return found
-
-
-def _seed(seed: int | None) -> int | None:
-    """The seed in [0, 2^64). Generators take no negative ones; as two's complement, each has a seed of its own."""
-    if seed is None:
-        return None
-    number(seed, "seed", -(2**63), 2**63 - 1)
-    return seed % 2**64
 
 
 def _check_model(name: str | None, catalog: SpeechCatalog) -> None:

@@ -30,6 +30,7 @@ from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.persistence import caller_hash, restored
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
+from antiphon.server.process.connections import limit_first_message
 from antiphon.server.state import Caller, ServerState
 from antiphon.store.sessions import StoredSession
 from antiphon.transports.websocket import WebSocketTransport
@@ -39,6 +40,8 @@ log = logging.getLogger(__name__)
 TRUE_VALUES = ("1", "true", "yes")
 # How long a client that resumes, or speaks full duplex, may wait with its first frame, in seconds.
 FIRST_FRAME_S = 10.0
+# What may come before the first frame of a WebSocket that can only resume a session is whole.
+MAX_RESUME_BYTES = 64 << 10
 
 
 def names_session(websocket: WebSocket) -> bool:
@@ -58,7 +61,8 @@ def wants_token(websocket: WebSocket) -> bool:
 async def serve_resumed(state: ServerState, caller: Caller, websocket: WebSocket) -> None:
     """Accept a WebSocket whose first frame has to be a `session.resume`, and serve the session until it detaches.
 
-    Any other first frame, or none within FIRST_FRAME_S, is refused.
+    Any other first frame, or none within FIRST_FRAME_S, is refused; one of more than MAX_RESUME_BYTES closes it with
+    1009.
     """
     await serve_by_first_frame(state, caller, websocket)
 
@@ -74,7 +78,8 @@ async def serve_by_first_frame(
 
     A `session.resume` resumes a session of `caller`. With a `dialect` whose clients speak first, any other frame begins
     a session of it, opened by `opening`; a `model` in the URL begins it without waiting for a frame (unless
-    `autostart=0`). What goes wrong is answered in frames; nothing is raised.
+    `autostart=0`). While the frame is awaited, the WebSocket holds a place of its own kind. What goes wrong is answered
+    in frames; nothing is raised.
     """
     query = websocket.query_params
     await accept(websocket, dialect)
@@ -83,11 +88,15 @@ async def serve_by_first_frame(
     autostart = begins and bool(query.get("model")) and query.get("autostart", "1") in TRUE_VALUES
     first: str | bytes | None = None
     if not autostart:
-        with anyio.move_on_after(FIRST_FRAME_S) as waiting:
-            first = await transport.receive()
-        if waiting.cancelled_caught:
-            error = RemoteProtocolError("config_timeout", f"No event came within {FIRST_FRAME_S:.0f} s.")
+        if not begins:
+            limit_first_message(websocket.scope, MAX_RESUME_BYTES)
+        try:
+            first = await _first_frame(state, caller, transport)
+        except RemoteProtocolError as error:
             await refuse(websocket, error)
+            return
+        except Refused as refusal:
+            await _refuse_for_room(state, websocket, refusal)
             return
         if first is None:
             return
@@ -101,6 +110,18 @@ async def serve_by_first_frame(
     assert dialect
     assert opening
     await _serve_new(state, caller, websocket, dialect, opening, first, autostart=autostart)
+
+
+async def _first_frame(state: ServerState, caller: Caller, transport: WebSocketTransport) -> str | bytes | None:
+    """Wait for the first frame; None: the client has left. Raises Refused, RemoteProtocolError (`config_timeout`)."""
+    with state.await_first_event(caller), anyio.move_on_after(FIRST_FRAME_S):
+        return await transport.receive()
+    raise RemoteProtocolError("config_timeout", f"No event came within {FIRST_FRAME_S:.0f} s.")
+
+
+async def _refuse_for_room(state: ServerState, websocket: WebSocket, refusal: Refused) -> None:
+    state.metrics.refused.labels("no_room").inc()
+    await refuse(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
 
 
 async def _serve_new(
@@ -122,8 +143,7 @@ async def _serve_new(
     except RemoteProtocolError as error:
         await refuse(websocket, error)
     except Refused as refusal:
-        state.metrics.refused.labels("no_room").inc()
-        await refuse(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
+        await _refuse_for_room(state, websocket, refusal)
 
 
 async def _resume(state: ServerState, caller: Caller, websocket: WebSocket, message: SessionResume) -> None:
@@ -140,7 +160,7 @@ async def _resume(state: ServerState, caller: Caller, websocket: WebSocket, mess
             raise RemoteProtocolError("unknown_session", "There is no such session to resume.", "session_id")
         await session.attachment.resume(request.token, request.last_received, WebSocketTransport(websocket))
     except Refused as refusal:
-        await refuse(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
+        await _refuse_for_room(state, websocket, refusal)
     except JournalGap as gap:
         frame = resync_frame(random_id, str(None if message.session_id is UNSET else message.session_id), gap.reason)
         await _send_last(websocket, frame, gap.reason)
@@ -179,7 +199,11 @@ async def _serve_restored(
     if not token.matches(request.token):
         raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
     with state.admit(caller):
-        wire, items = restored(state, row)
+        try:
+            wire, items = restored(state, row)
+        except StoreError as error:
+            log.error("%s", error)
+            raise RemoteProtocolError("unknown_session", "The stored session is damaged.", "session_id") from None
         session = LiveRealtime(state, caller, wire, transport, token=token, items=items)
         first_frame = wire.resumed(token.renew(), restored=True, num_items=len(items))
         session.attachment.continue_from(request.last_received, first_frame)

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
+from antiphon.errors import RemoteProtocolError, StoreError
 from antiphon.events.conversation import ContentPart, Item
 from antiphon.protocols.connection import WireConnection, WireSnapshot
 from antiphon.protocols.dialects import dialect_named
@@ -72,10 +73,18 @@ def _as_text(part: ContentPart) -> ContentPart:
 def restored(state: ServerState, row: StoredSession) -> tuple[WireConnection, list[Item]]:
     """Make an open wire from a stored conversation, and return it with the history.
 
-    Raises Refused while models load, RemoteProtocolError if the loaded models cannot hold this conversation any more.
+    Raises Refused while models load, RemoteProtocolError if the loaded models cannot hold this conversation any more,
+    StoreError for a row that is damaged, or was written by a version of the server that stored something else.
     """
-    snapshot = msgspec.json.decode(row.snapshot, type=_Snapshot)
-    wire = dialect_named(snapshot.wire.dialect).connect(snapshot.opening, context_of(state))
-    wire.open()
-    wire.restore(snapshot.wire)
+    context = context_of(state)
+    try:
+        snapshot = msgspec.json.decode(row.snapshot, type=_Snapshot)
+        wire = dialect_named(snapshot.wire.dialect).connect(snapshot.opening, context)
+        wire.open()
+        wire.restore(snapshot.wire)
+    except RemoteProtocolError:
+        raise
+    except Exception as error:
+        # A damaged row may break any invariant of what it is read into.
+        raise StoreError(f"the stored session {row.id} cannot be read: {type(error).__name__}: {error}") from error
     return wire, snapshot.items

@@ -12,11 +12,13 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
+import anyio.to_thread
 import msgspec
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -25,7 +27,6 @@ from antiphon.events.conversation import (
     CancelResponse,
     ClearOutputAudio,
     ConfigureConversation,
-    ConversationCommand,
     CreateItem,
     CreateResponse,
     Item,
@@ -53,6 +54,7 @@ from antiphon.recording.recorder import Recorder
 from antiphon.recording.tape import SessionFacts
 from antiphon.server.live.command_bounds import CommandBounds
 from antiphon.server.live.persistence import stored_session
+from antiphon.server.live.realtime_session import RealtimeConversation, RealtimeSession
 from antiphon.server.live.session import (
     CLOSE_GOING_AWAY,
     CLOSE_INTERNAL,
@@ -62,7 +64,6 @@ from antiphon.server.live.session import (
     LiveSession,
 )
 from antiphon.server.state import Caller, ServerState
-from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
@@ -75,6 +76,10 @@ log = logging.getLogger(__name__)
 # Frames that may wait for a client that does not read. The session waits then; after STALL_S the client is taken to be
 # gone.
 MAX_WAITING_FRAMES = 256
+# How long a write to the store may hold a session's frames back, and how long once its client is told of the failure.
+STORE_S, STORE_DEGRADED_S = 3.0, 0.1
+# A frame of this size is decoded in a thread: base64 and resampling of less take some 3 ms.
+LARGE_FRAME_BYTES = 256 << 10
 # 5 ms. A frame with less audio counts as an event without audio.
 MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
 # Commands that do not wait behind audio in the inbox.
@@ -89,43 +94,6 @@ STORED_AFTER = (
     ResponseCreated,
     ResponseDone,
 )
-
-
-class RealtimeSession(Protocol):
-    """What a LiveRealtime asks of its session, of whatever kind. Commands reach it through the inbox."""
-
-    @property
-    def audio_s(self) -> float:
-        """Seconds of audio that it has listened to so far, silence included. What waits in the inbox does not count."""
-        ...
-
-    async def run(self) -> None:
-        """Run until the inbox is closed and what was in it is worked off. Whatever it raises ends the live session with
-        `server_error`, and no other session.
-        """
-        ...
-
-
-class RealtimeConversation(RealtimeSession, Protocol):
-    """What it asks besides of a session that holds a conversation."""
-
-    @property
-    def conversation(self) -> ConversationHistory:
-        """The history: restored before `run` is called, and stored whenever an event says that it has changed."""
-        ...
-
-    @property
-    def answering(self) -> bool:
-        """Whether a response is being produced. Only then is a CancelResponse handled at once; else it may be about a
-        response that a command in the inbox has still to begin.
-        """
-        ...
-
-    async def handle(self, command: ConversationCommand) -> None:
-        """Handle one command at once, before those that wait in the inbox. Waits until the events that it leads to are
-        emitted; a command that cannot be carried out is answered, and raises nothing.
-        """
-        ...
 
 
 class LiveRealtime:
@@ -166,6 +134,9 @@ class LiveRealtime:
         self._live = LiveSession(self, state, token, MAX_WAITING_FRAMES)
         self._outbox = self._live.outbox
         self._bounds = CommandBounds(self._live.memory, settings.audio.max_events_per_s)
+        # Not set while a thread decodes a frame.
+        self._wire_is_free = anyio.Event()
+        self._wire_is_free.set()
         # The memory of its configuration.
         self._config_bytes = 0
         self._recorder = self._open_recorder()
@@ -181,7 +152,7 @@ class LiveRealtime:
             models=tuple(self._state.loaded().names),
         )
         try:
-            return Recorder(Path(folder).expanduser(), facts)
+            return Recorder(Path(folder).expanduser(), facts, max_bytes=self._state.settings.server.record_mb << 20)
         except StoreError as error:
             # A session that cannot be recorded is still served.
             log.error("session %s is not recorded: %s", self.wire.id, error)
@@ -211,9 +182,9 @@ class LiveRealtime:
                 self._state.session_store.forget(self.wire.id)
             if self._recorder:
                 self._recorder.close()
+            self._live.log_end(self._session.audio_s if self._session else 0.0)
             if self._session:
                 self._state.metrics.audio_s.labels("live").inc(self._session.audio_s)
-                log.info("session %s ended after %.1f s of audio", self.wire.id, self._session.audio_s)
 
     async def _expire(self) -> None:
         await anyio.sleep(self._state.settings.server.session_s or math.inf)
@@ -287,7 +258,7 @@ class LiveRealtime:
         configuration starts the session.
         """
         audio = self._state.settings.audio
-        commands = self._decoded(data, audio.max_frame_bytes)
+        commands = await self._decoded(data, audio.max_frame_bytes)
         # Audio is bounded by the backlog, however fast it comes; events without audio are bounded by their rate.
         num_samples = sum(len(c.pcm) for c in commands if isinstance(c, AppendAudio))
         if num_samples < MIN_AUDIO_SAMPLES and self._bounds.count_event():
@@ -335,13 +306,24 @@ class LiveRealtime:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def _decoded(self, data: ClientData, max_bytes: int) -> Sequence[Command]:
-        """Return the commands of a frame, as they are to be handled, and record them. Its answers are queued."""
+    async def _decoded(self, data: ClientData, max_bytes: int) -> Sequence[Command]:
+        """Return the commands of a frame, as they are to be handled, and record them. Its answers are queued.
+
+        A frame of LARGE_FRAME_BYTES is decoded in a thread; the session's events wait meanwhile, since they are written
+        by the same wire.
+        """
         commands: Sequence[Command] = ()
         if isinstance(data, str | bytes) and len(data) > max_bytes:
             self._push(self.wire.too_large(max_bytes))
         else:
-            received = self.wire.feed(data)
+            if isinstance(data, str | bytes) and len(data) >= LARGE_FRAME_BYTES:
+                self._wire_is_free = anyio.Event()
+                try:
+                    received = await anyio.to_thread.run_sync(self.wire.feed, data)
+                finally:
+                    self._wire_is_free.set()
+            else:
+                received = self.wire.feed(data)
             self._push(received.answers)
             commands = received.commands
         if recorder := self._recorder:
@@ -419,16 +401,16 @@ class LiveRealtime:
     async def store(self) -> None:
         """Store the conversation as it is now, and wait until it is written. Does nothing where it is not stored.
 
-        Where that fails, and when it works again, the client is told before it gets any other frame.
+        Where that fails, or takes longer than STORE_S, and when it works again, the client is told before it gets any
+        other frame.
         """
         written = self._store()
         if written is None:
             return
-        try:
+        degraded = True
+        with anyio.move_on_after(STORE_DEGRADED_S if self._is_degraded else STORE_S), suppress(StoreError):
             await asyncio.wrap_future(written)
             degraded = False
-        except StoreError:
-            degraded = True
         if degraded != self._is_degraded:
             self._is_degraded = degraded
             told = state_degraded_frame(self.wire.context.new_id, self.wire.id, degraded=degraded)
@@ -468,6 +450,8 @@ class LiveRealtime:
             player.send(event)
         if self._recorder and isinstance(event, ResponseAudioDelta):
             self._recorder.audio_out(event.at.item_id, event.pcm, event.rate_hz)
+        while not self._wire_is_free.is_set():
+            await self._wire_is_free.wait()
         self._unsent += self.wire.send(event)
         if isinstance(event, STORED_AFTER):
             # What the client is told of is stored before it is told, so that it is there after the server was killed.

@@ -14,6 +14,7 @@ import anyio
 import anyio.abc
 
 from antiphon.protocols.resume.journal import Journal, ResumeToken
+from antiphon.server.access_log import Fields, current_request, log_fields
 from antiphon.server.state import LiveEntry, ServerState
 from antiphon.transports.attachment import AttachedSession, Attachment
 from antiphon.transports.lifecycle import Lifecycle, LifecycleEvent, new_lifecycle
@@ -65,6 +66,8 @@ class LiveSession:
         self._group: anyio.abc.TaskGroup
         # Dialects under which the session is counted in `antiphon_sessions`.
         self._labels: list[str] = []
+        self._begun_s = time.monotonic()
+        self._request = current_request()
         # How `finish` closes the transport, unless it is told otherwise.
         self._close_code, self._close_reason = CLOSE_NORMAL, ""
 
@@ -79,6 +82,7 @@ class LiveSession:
         Meanwhile the session is in the server's state. The tasks are cancelled at the end.
         """
         self._state.enter(self._session)
+        self._request.session = self._session.id
         try:
             async with anyio.create_task_group() as self._group:
                 for task in tasks:
@@ -91,6 +95,23 @@ class LiveSession:
             self.memory.close()
             for label in self._labels:
                 self._state.metrics.sessions.labels(label).dec()
+
+    def log_end(self, audio_s: float = 0.0, **counts: int) -> None:
+        """Log that the session has ended: one line with its id, kind, key's hash, close code and times.
+
+        `audio_s`: seconds of audio that it heard or spoke. `counts`: what else is counted of its kind.
+        """
+        fields: Fields = {
+            "session": self._session.id,
+            "request": self._request.id,
+            "key": self._session.caller.label,
+            "kind": "+".join(self._labels),
+            "code": self._close_code,
+            "reason": self._close_reason,
+            "ms": round((time.monotonic() - self._begun_s) * 1000, 1),
+            "audio_s": round(audio_s, 2),
+        }
+        log_fields(log, logging.INFO, "session ended", fields | counts)
 
     def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run a task of the session from now on; it is cancelled at the session's end. Only while `serve` runs."""
@@ -124,8 +145,9 @@ class LiveSession:
         after `close`. Does not wait.
         """
         if self.lifecycle.is_running:
-            code = self._close_code if code is None else code
-            self.outbox.end(code, self._close_reason if reason is None else reason)
+            self._close_code = self._close_code if code is None else code
+            self._close_reason = self._close_reason if reason is None else reason
+            self.outbox.end(self._close_code, self._close_reason)
             self._apply(LifecycleEvent.FINISHED)
             if not self.attachment.state.expects_client:
                 self.attachment.abandon()

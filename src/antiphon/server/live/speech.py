@@ -59,7 +59,7 @@ class LiveSpeech:
             await self._stream.serve(self._run_session, self._send_events)
         finally:
             self._state.metrics.audio_s.labels("spoken").inc(self._session.audio_s)
-            log.info("a speech stream ended after %.1f s of sound", self._session.audio_s)
+            self._stream.log_end(self._session.audio_s)
 
     # --- StreamedSession ----------------------------------------------------------------------------------------------
 
@@ -90,7 +90,11 @@ class LiveSpeech:
         When the client has closed the stream, or its configuration was refused, the rest is not spoken.
         """
         self._num_messages += 1
-        received = self._wire.feed(data)
+        if self._wire.configured:
+            received = self._wire.feed(data)
+        else:
+            # The configuration may name an uploaded voice, which is read from its files.
+            received = await anyio.to_thread.run_sync(self._wire.feed, data)
         errors = [*received.answers]
         for command in received.commands:
             try:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+from pathlib import Path
+
 from antiphon.events.speech import VoiceSample
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.speech.fields import SpeechCatalog
@@ -12,9 +16,16 @@ from antiphon.store.voices import VoiceStore
 def speech_catalog(state: ServerState, caller: Caller) -> SpeechCatalog:
     """Return the catalog of a caller as of now; voices that its key uploads later are found too.
 
+    Looking up an uploaded voice reads files: a request is checked against the catalog in a thread.
+
     Raises LookupError where no synthesizer is loaded, Refused while models load and while the server drains.
     """
-    store = state.uploaded_voices(caller)
+    store, loop = state.uploaded_voices(caller), asyncio.get_running_loop()
+
+    def log_alias(name: str, model: str) -> None:
+        # The catalog is used in a thread, and the state belongs to the loop.
+        loop.call_soon_threadsafe(state.log_alias, name, model)
+
     profile = state.loaded().required_synthesizer.profile
     return SpeechCatalog(
         ModelNames((profile.id,), strict=state.settings.server.strict_models),
@@ -22,7 +33,7 @@ def speech_catalog(state: ServerState, caller: Caller) -> SpeechCatalog:
         profile.languages,
         profile.clones_voices,
         lambda name: _uploaded(store, name, with_audio=profile.clones_voices),
-        state.log_alias,
+        log_alias,
         profile.tasks,
     )
 
@@ -33,4 +44,11 @@ def _uploaded(store: VoiceStore, name: str, *, with_audio: bool) -> VoiceSample 
     if voice is None:
         return None
     path = store.sample(name) if with_audio else None
-    return VoiceSample(path.read_bytes() if path else b"", voice.ref_text, voice.embedding)
+    sample = _sample(path, path.stat().st_mtime_ns) if path else b""
+    return VoiceSample(sample, voice.ref_text, voice.embedding)
+
+
+@functools.lru_cache(maxsize=4)
+def _sample(path: Path, mtime_ns: int) -> bytes:
+    """Read a voice's file of at most 10 MB, or return it as it was read before. `mtime_ns` tells a replaced one."""
+    return path.read_bytes()

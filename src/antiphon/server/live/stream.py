@@ -130,6 +130,10 @@ class LiveStream:
         """
         self._live.finish(code, reason)
 
+    def log_end(self, audio_s: float = 0.0, **counts: int) -> None:
+        """Log the end of the session in one line, as `LiveSession.log_end` has it."""
+        self._live.log_end(audio_s, **counts)
+
     # --- LiveEntry ----------------------------------------------------------------------------------------------------
 
     @property

@@ -57,8 +57,8 @@ class LiveVideo:
         try:
             await self._stream.serve()
         finally:
-            counts = (self._session.num_frames, self._session.num_kept) if self._session else (0, 0)
-            log.info("a video session ended after %d frames, %d kept", *counts)
+            frames, kept = (self._session.num_frames, self._session.num_kept) if self._session else (0, 0)
+            self._stream.log_end(frames=frames, kept=kept)
 
     # --- StreamedSession ----------------------------------------------------------------------------------------------
 

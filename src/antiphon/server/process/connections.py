@@ -18,9 +18,12 @@ from typing import Any
 
 import h11
 import uvicorn
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState as UvicornState
+from websockets.frames import CloseCode
+from websockets.http11 import Request
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,8 @@ OTHER_DESCRIPTORS = 0.5
 # Failures to accept are logged at most so often; asyncio itself logs a traceback every second.
 LOG_EVERY_S = 60.0
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+# The ASGI extension by which the application limits a WebSocket's first message.
+_FIRST_MESSAGE = "antiphon.first_message"
 _BODY = (
     b'{"error":{"message":"Too many connections.","type":"server_error","param":null,"code":"too_many_connections"}}'
 )
@@ -143,10 +148,45 @@ class _BoundedHttp(H11Protocol):
 
 
 class _BoundedWebSocket(WebSocketsSansIOProtocol):
+    # How many bytes may still come before the first message is whole; None: any number, and after that message.
+    _bytes_left: int | None = None
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        # The application has not run yet. A handshake that was refused has no scope.
+        if not self.handshake_complete:
+            self.scope["extensions"][_FIRST_MESSAGE] = {"limit": self._limit}
+
+    def _limit(self, max_bytes: int) -> None:
+        self._bytes_left = max_bytes
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._bytes_left is None:
+            return
+        self._bytes_left -= len(data)
+        if self._bytes_left < 0 and not self.close_sent:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG, "first_event_too_large")
+            self.handle_parser_exception()
+
+    def send_receive_event_to_app(self) -> None:
+        self._bytes_left = None
+        super().send_receive_event_to_app()
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         assert isinstance(self.config, BoundedConfig)
         self.config.connections.give_back(_address(self.client))
+
+
+def limit_first_message(scope: Scope, max_bytes: int) -> None:
+    """Close the WebSocket of `scope` with 1009 once more than `max_bytes` have come and no whole message.
+
+    For one whose first message is known to be small. Later messages are bounded by `ws_max_size`, as without this. Does
+    nothing on a server that is not configured by a BoundedConfig.
+    """
+    if extension := scope.get("extensions", {}).get(_FIRST_MESSAGE):
+        extension["limit"](max_bytes)
 
 
 def _address(client: tuple[str, int] | None) -> str:

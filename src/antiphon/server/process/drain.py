@@ -25,13 +25,13 @@ async def drain(state: ServerState, seconds: float, now: anyio.Event | None = No
     """
     state.draining = True
     state.metrics.drained.set(1)
-    if state.num_sessions:
-        log.info("draining %d sessions and requests", state.num_sessions)
+    if state.num_under_way:
+        log.info("draining %d sessions and requests", state.num_under_way)
     for live in list(state.live):
         live.drain()
     await _wait_for_all(state, seconds, now or anyio.Event())
-    if state.num_sessions:
-        log.warning("%d sessions and requests are cut off", state.num_sessions)
+    if state.num_under_way:
+        log.warning("%d sessions and requests are cut off", state.num_under_way)
     for request in list(state.requests):
         request.cancel()
     for live in list(state.live):

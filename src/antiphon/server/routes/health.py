@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from typing import Literal
 
 import msgspec
@@ -10,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from antiphon import __version__
+from antiphon.errors import Unauthorized
+from antiphon.server.auth import bearer
 from antiphon.server.body import json_response
 from antiphon.server.state import ServerState
 
@@ -61,8 +64,14 @@ async def ready(request: Request) -> Response:
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics: the server's metrics for Prometheus. Gauges of lanes and KV are read at this moment."""
+    """GET /metrics: the server's metrics for Prometheus. Gauges of lanes and KV are read at this moment.
+
+    Raises Unauthorized without the `--metrics-key`, where one is set.
+    """
     state: ServerState = request.app.state.antiphon
+    key = state.settings.server.metrics_key
+    if key and not hmac.compare_digest(key.encode(), (bearer(request.headers) or "").encode()):
+        raise Unauthorized("the key of the metrics is missing or unknown")
     return Response(state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

@@ -25,6 +25,7 @@ from antiphon.events.words import Word
 from antiphon.protocols.speech import rest as openai_speech
 from antiphon.protocols.speech.fields import HOSTED_VOICES
 from antiphon.protocols.speech.rest import BatchItem, BatchResults, SpeechRequest
+from antiphon.server.access_log import current_request
 from antiphon.server.auth import identify
 from antiphon.server.body import FORM_BYTES, json_response, limited, limited_form
 from antiphon.server.disconnect import unless_disconnected
@@ -83,7 +84,8 @@ def _synthesizer(state: ServerState) -> Synthesizer:
 async def _speech(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
     caller = identify(request)
-    asked = openai_speech.parse(await limited(request, MAX_BODY_BYTES).body(), speech_catalog(state, caller))
+    body = await limited(request, MAX_BODY_BYTES).body()
+    asked = await anyio.to_thread.run_sync(openai_speech.parse, body, speech_catalog(state, caller))
     chunks = _synthesized(state, caller, synthesizer, asked)
     media_type = MEDIA_TYPES[asked.config.format]
     if asked.whole:
@@ -111,6 +113,7 @@ async def _synthesized(
                     state.metrics.measure("first_sound", time.monotonic() - started_s)
                 begun = True
                 state.metrics.audio_s.labels("spoken").inc(chunk.end_s - chunk.start_s)
+                current_request().audio_s += chunk.end_s - chunk.start_s
                 yield chunk
 
 
@@ -155,7 +158,8 @@ class _AudioBudget:
 async def _batch(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
     caller = identify(request)
-    asked = openai_speech.parse_batch(await limited(request, MAX_BODY_BYTES).body(), speech_catalog(state, caller))
+    body = await limited(request, MAX_BODY_BYTES).body()
+    asked = await anyio.to_thread.run_sync(openai_speech.parse_batch, body, speech_catalog(state, caller))
     results: dict[int, BatchItem] = {}
     # The batch holds one place, synthesizes a few items at a time, and shares one limit on its audio.
     limiter, budget = anyio.CapacityLimiter(MAX_CONCURRENT_ITEMS), _AudioBudget(MAX_BATCH_S)
@@ -170,6 +174,7 @@ async def _batch(request: Request, state: ServerState) -> Response:
                 for index, item in enumerate(asked):
                     group.start_soon(one, index, item)
         state.metrics.audio_s.labels("spoken").inc(MAX_BATCH_S - budget.left_s)
+        current_request().audio_s = MAX_BATCH_S - budget.left_s
         return json_response(BatchResults.of([results[index] for index in range(len(asked))]))
 
     return await unless_disconnected(request, respond)

@@ -22,6 +22,7 @@ from antiphon.contracts import FileInfo, FileOptions, Transcriber, Transcription
 from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import transcriptions as openai_rest
 from antiphon.protocols.rest.transcriptions import FileRequest
+from antiphon.server.access_log import current_request
 from antiphon.server.auth import identify
 from antiphon.server.body import FORM_BYTES, limited_form
 from antiphon.server.disconnect import HeldStream, unless_disconnected
@@ -104,6 +105,7 @@ async def _slabs(state: ServerState, file: BinaryIO) -> AsyncGenerator[Pcm, None
                 # What the packets did not tell.
                 raise _too_long(max_s)
             state.metrics.audio_s.labels("file").inc(len(slab) / SAMPLE_RATE_HZ)
+            current_request().audio_s += len(slab) / SAMPLE_RATE_HZ
             yield slab
 
 

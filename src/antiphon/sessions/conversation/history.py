@@ -8,7 +8,9 @@ language model just that.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from antiphon.contracts import Message, MessagePart
 from antiphon.errors import RemoteProtocolError
@@ -147,6 +149,9 @@ class ConversationHistory:
         that follow an assistant's message are joined to it.
         """
         out = [Message("system", instructions)] if instructions else []
+        # The calls of each message in `out`, and the name of each call: a client may send thousands of either.
+        calls: defaultdict[int, list[ToolCall]] = defaultdict(list)
+        names = {i.call_id: i.name for i in reversed(self._items) if i.kind == "function_call"}
         for item in self._items if also is None else also:
             match item.kind:
                 case "message":
@@ -156,18 +161,13 @@ class ConversationHistory:
                     if item.text.strip() or parts:
                         out.append(Message(item.role, item.text.strip(), parts=parts))
                 case "function_call":
-                    call = ToolCall(item.call_id, item.name, item.arguments)
-                    if out and out[-1].role == "assistant":
-                        last = out.pop()
-                        out.append(Message("assistant", last.text, (*last.tool_calls, call)))
-                    else:
-                        out.append(Message("assistant", "", (call,)))
+                    if not (out and out[-1].role == "assistant"):
+                        out.append(Message("assistant", ""))
+                    calls[len(out) - 1].append(ToolCall(item.call_id, item.name, item.arguments))
                 case "function_call_output":
-                    name = next(
-                        (i.name for i in self._items if i.kind == "function_call" and i.call_id == item.call_id), ""
-                    )
+                    name = names.get(item.call_id, "")
                     out.append(Message("tool", item.output, tool_call_id=item.call_id, name=name))
-        return tuple(out)
+        return tuple(replace(m, tool_calls=tuple(calls[i])) if i in calls else m for i, m in enumerate(out))
 
     @staticmethod
     def describe_image(lines: Sequence[str] | None) -> str:

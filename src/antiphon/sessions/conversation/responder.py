@@ -45,6 +45,9 @@ from antiphon.sessions.conversation.response import (
 
 log = logging.getLogger(__name__)
 
+# Responses out of band that a conversation may have under way: each holds KV and takes rows of the model's steps.
+MAX_OUT_OF_BAND = 4
+
 
 class Responder:
     """Begins, ends and truncates the responses of one conversation. Call `open` before anything else, `close` at the
@@ -139,8 +142,14 @@ class Responder:
     def begin(self, command: CreateResponse) -> None:
         """Begin a response in a task of its own, and return at once. A failure of the model becomes a failed response.
 
-        Raises RemoteProtocolError where a stored response is asked for while the conversation has one under way.
+        Raises RemoteProtocolError where a stored response is asked for while the conversation has one under way, or
+        another response while it has MAX_OUT_OF_BAND of them.
         """
+        if not command.stored and len(self._out_of_band) >= MAX_OUT_OF_BAND:
+            raise RemoteProtocolError(
+                "too_many_responses",
+                f"Conversation already has {MAX_OUT_OF_BAND} responses out of band in progress.",
+            )
         if command.stored and self.active:
             raise RemoteProtocolError(
                 "conversation_already_has_active_response",

@@ -1,0 +1,113 @@
+"""The disk behind recordings: a thread that writes for one session, and the bound on what all of them take."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import queue
+import re
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+# What may wait for a slow disk, for each recording. What comes beyond it is not recorded.
+MAX_WAITING_BYTES = 16 << 20
+_FOLDER_NAME = re.compile(r"\d{8}-\d{6}-.+")
+
+
+class DiskWriter:
+    """Calls writes in order, in a thread of its own, so that a slow disk stops nobody.
+
+    `name` is the recording's, for the log. The process waits for the thread before it exits.
+    """
+
+    def __init__(self, name: str, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._name = name
+        self._max_waiting_bytes = max_waiting_bytes
+        # Bounded by the bytes that its entries stand for; None is the end.
+        self._queue: queue.SimpleQueue[tuple[int, Callable[[], object]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting_bytes = 0
+        self._failed = False
+        # Writes that were left out since too much waited.
+        self.num_dropped = 0
+        self._last: Callable[[], object] = lambda: None
+        self._thread = threading.Thread(target=self._run, name=f"record {name}")
+        self._thread.start()
+
+    def put(self, num_bytes: int, write: Callable[[], object]) -> bool:
+        """Have `write` called, which stands for `num_bytes` in memory. Does not wait.
+
+        Returns False, and counts it, where too much waits already. The first time is logged.
+        """
+        with self._lock:
+            if self._waiting_bytes and self._waiting_bytes + num_bytes > self._max_waiting_bytes:
+                self.num_dropped += 1
+                if self.num_dropped == 1:
+                    log.warning("%s: the disk is too slow, and not everything is recorded", self._name)
+                return False
+            self._waiting_bytes += num_bytes
+        self._queue.put((num_bytes, write))
+        return True
+
+    def close(self, last: Callable[[], object]) -> None:
+        """Have `last` called after all else, also where writing has failed, and end the thread. Does not wait."""
+        self._last = last
+        self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait until everything is written. Call it after `close`."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        while entry := self._queue.get():
+            num_bytes, write = entry
+            try:
+                if not self._failed:
+                    write()
+            except OSError as error:
+                self._failed = True
+                log.error("%s is recorded no further: %s", self._name, error)
+            except Exception:
+                self._failed = True
+                log.exception("%s is recorded no further", self._name)
+            with self._lock:
+                self._waiting_bytes -= num_bytes
+        if self.num_dropped:
+            log.warning("%s: %d entries were not recorded", self._name, self.num_dropped)
+        with contextlib.suppress(OSError):
+            self._last()
+
+
+def prune(folder: Path, max_bytes: int) -> None:
+    """Delete the oldest recordings in `folder` until all of them take at most `max_bytes`; 0 for no bound.
+
+    A recording that a process is still writing is left, as is everything that is no recording.
+    """
+    if not max_bytes:
+        return
+    found = sorted(p for p in folder.iterdir() if _FOLDER_NAME.fullmatch(p.name) and (p / "session.json").is_file())
+    sizes = {p: sum(f.stat().st_size for f in p.iterdir()) for p in found}
+    total = sum(sizes.values())
+    for path, size in sizes.items():
+        if total <= max_bytes:
+            return
+        if not _is_written(path):
+            shutil.rmtree(path, ignore_errors=True)
+            total -= size
+
+
+def _is_written(folder: Path) -> bool:
+    """Return whether a process records into the folder: it holds a lock on the events."""
+    try:
+        with (folder / "events.jsonl").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,35 @@
+"""Fuzzing for long: python -m tests.fuzz [--inputs 1000000] [--minutes 20] [--seed 0]
+
+Prints how many inputs were tried and held, and how many a second. An input that does not hold is written to
+tests/fuzz/corpus, which tests/fuzz/test_fuzz.py reads again from then on; the exit status is then 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from tests.fuzz.campaign import run, written
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--inputs", type=int, default=1_000_000)
+    parser.add_argument("--minutes", type=float, default=20.0, help="it ends earlier, with fewer inputs, after these")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    begun = time.monotonic()
+    report = run(args.inputs, args.seed, until=lambda: time.monotonic() > begun + args.minutes * 60)
+    took_s = time.monotonic() - begun
+    for name, tried in report.tried.items():
+        print(f"{name:34} {tried:8} tried, {tried - len(report.of(name)):8} held")
+    total = sum(report.tried.values())
+    print(f"{total} inputs in {took_s:.0f} s, {total / took_s:.0f} a second; {len(report.finds)} did not hold")
+    for find in report.finds:
+        print(f"{written(find)}: {find.target}: {find.failure}")
+    return 1 if report.finds else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,359 @@
+"""What is fuzzed: every dialect's connection, the parsers of REST bodies and forms, headers of media, tapes.
+
+A target reads one input after another. It may answer, or raise an error of `antiphon.errors`; anything else is a find.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import random
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import av
+import numpy as np
+from PIL import Image
+
+from antiphon.audio.containers import decode_in_slabs, measure_s
+from antiphon.audio.wav import wav_header
+from antiphon.errors import AntiphonError, RemoteProtocolError, StoreError
+from antiphon.events.conversation import ContentPart, Item
+from antiphon.events.data_uri import decode_image_uri
+from antiphon.loading.loaded import LoadedModels
+from antiphon.protocols.connection import Context, WireConnection
+from antiphon.protocols.dialects import dialect_of
+from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.opening import Opening
+from antiphon.protocols.rest import chat, transcriptions
+from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.protocols.speech import rest as speech
+from antiphon.protocols.speech.fields import SpeechCatalog
+from antiphon.protocols.speech.stream import SpeechDialect
+from antiphon.protocols.video.stream import VideoDialect
+from antiphon.protocols.wire import Received
+from antiphon.recording.tape import Tape, marks, turns
+from antiphon.server.live.open_wire import context_of
+from antiphon.server.live.persistence import restored, stored_session
+from antiphon.server.metrics import Metrics
+from antiphon.server.state import Caller, ServerState
+from antiphon.settings import Settings
+from antiphon.store.sessions import StoredSession
+from antiphon.vision import images
+from tests.fuzz.mutations import mutated_bytes, mutated_frame, mutated_text, recorded_bodies, recorded_frames
+from tests.scripted import ScriptedDetector, ScriptedTranscriber
+from tests.server.scripted import Echo
+
+CATALOG = SpeechCatalog(
+    ModelNames(("hibari-heart",)),
+    ("heart", "emma"),
+    ("en",),
+    clones=False,
+    uploaded=lambda name: None,
+    log_alias=lambda name, model: None,
+)
+Input = str | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`new`: makes what reads the inputs; it returns what a client is told, as text. `draw`: makes an input.
+
+    `slow`: one input costs as much as a hundred of others.
+    """
+
+    new: Callable[[], Callable[[Input], str]]
+    draw: Callable[[random.Random], Input]
+    slow: bool = False
+
+
+def context() -> Context:
+    count = iter(range(10**9))
+    return Context(
+        models=ModelNames(("whisper-base",)),
+        conversation_models=ModelNames(("qwen",)),
+        voices=("heart",),
+        now_s=lambda: 1.0,
+        steady_s=lambda: 0.0,
+        new_id=lambda prefix: f"{prefix}{next(count)}",
+    )
+
+
+def connection(path: str) -> Callable[[Input], str]:
+    """A connection of the dialect that a URL asks for, once it is open."""
+    url = urlsplit(path)
+    query = {name: values[0] for name, values in parse_qs(url.query).items()}
+    opening = Opening(
+        dialect=query.get("dialect", ""),
+        intent=query.get("intent", ""),
+        duplex="duplex" in query,
+        path=url.path,
+        mode=query.get("mode", ""),
+    )
+    wire: WireConnection = dialect_of(opening).connect(opening, context())
+    wire.open()
+
+    def feed(data: Input) -> str:
+        with suppress(RemoteProtocolError):
+            wire.control(data)
+        return answers(wire.feed(data))
+
+    return feed
+
+
+def stream(dialect: SpeechDialect | VideoDialect) -> Callable[[Input], str]:
+    return lambda data: answers(dialect.feed(data))
+
+
+def answers(received: Received[Any]) -> str:
+    """The frames that answer an input. Raises AssertionError for an error that does not say what is wrong."""
+    frames = [frame.encode() for frame in received.answers]
+    for frame in frames:
+        told = json.loads(frame)
+        if told.get("type") == "error":
+            error = told.get("error") or told.get("message")
+            assert error if isinstance(error, str) else error["message"] and error.get("code", "") != "internal_error"
+    return "".join(map(str, frames))
+
+
+def raising(parse: Callable[[Any], object]) -> Callable[[], Callable[[Input], str]]:
+    """A parser that says what is wrong by an error of the project's."""
+
+    def read(data: Input) -> str:
+        try:
+            parse(data)
+        except AntiphonError as error:
+            return str(error)
+        return ""
+
+    return lambda: read
+
+
+def frames_of(paths: list[str]) -> Callable[[random.Random], Input]:
+    seeds = [frame for path in paths for frame in recorded_frames()[path]]
+
+    def draw_frame(draw: random.Random) -> Input:
+        text = mutated_frame(seeds, draw)
+        return mutated_bytes(text.encode(), draw) if draw.random() < 0.05 else text
+
+    return draw_frame
+
+
+def bodies_of(path: str) -> Callable[[random.Random], Input]:
+    seeds = recorded_bodies()[path]
+    return lambda draw: mutated_frame(seeds, draw).encode()
+
+
+def one_of(seeds: list[bytes]) -> Callable[[random.Random], Input]:
+    return lambda draw: mutated_bytes(draw.choice(seeds), draw)
+
+
+def sounds() -> list[bytes]:
+    """A tenth of a second in each container that clients send."""
+    found = []
+    for name, codec in (("wav", "pcm_s16le"), ("flac", "flac"), ("ogg", "libopus"), ("mp3", "libmp3lame")):
+        out = io.BytesIO()
+        with av.open(out, "w", format=name) as container:
+            track = container.add_stream(codec, rate=48_000, layout="mono")
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 4800), np.int16), format="s16", layout="mono")
+            frame.sample_rate = 48_000
+            container.mux(track.encode(frame))
+            container.mux(track.encode(None))
+        found.append(out.getvalue())
+    return found
+
+
+def pictures() -> list[bytes]:
+    found = []
+    for kind in ("png", "jpeg", "webp", "gif", "bmp"):
+        out = io.BytesIO()
+        Image.new("RGB", (24, 16), (200, 30, 30)).save(out, kind)
+        found.append(out.getvalue())
+    return found
+
+
+def read_image_uri(text: str) -> None:
+    # It says what is wrong by a ValueError, which its callers name.
+    with suppress(ValueError):
+        decode_image_uri(text)
+
+
+def read_sound(data: bytes) -> None:
+    measure_s(io.BytesIO(data), 60.0)
+    for _ in decode_in_slabs(io.BytesIO(data), 30.0):
+        pass
+
+
+def draw_form(draw: random.Random) -> Input:
+    names = (
+        "model",
+        "language",
+        "prompt",
+        "response_format",
+        "temperature",
+        "timestamp_granularities[]",
+        "stream",
+        "x",
+    )
+    values = ("default", "en", "", "verbose_json", "srt", "0.5", "nan", "1e400", "word", "true", "\0", "a" * 500)
+    form = {
+        draw.choice(names): [draw.choice(values) for _ in range(draw.randrange(3))] for _ in range(draw.randrange(6))
+    }
+    return json.dumps(form)
+
+
+def draw_voice(draw: random.Random) -> Input:
+    names = ("name", "consent", "ref_text", "speaker_embedding", "overwrite", "x")
+    values = ("a", "yes", "", "[1, 2]", "[1e400]", "[null]", "nan", "../x", "\0", "{}", "\ud800", "a" * 3000)
+    return json.dumps({draw.choice(names): draw.choice(values) for _ in range(draw.randrange(6))})
+
+
+def draw_image_uri(draw: random.Random) -> Input:
+    return mutated_text("data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAAB", draw)
+
+
+# Of each kind that a timeline reads, the fields that it reads.
+FRAMES_OF_THE_SERVER: tuple[dict[str, Any], ...] = (
+    {"type": "input_audio_buffer.speech_started", "item_id": "item_1", "audio_start_ms": 10},
+    {"type": "input_audio_buffer.committed", "item_id": "item_1"},
+    {"type": "conversation.item.input_audio_transcription.completed", "item_id": "item_1", "transcript": "a"},
+    {"type": "response.created", "response": {"id": "resp_1", "status": "in_progress"}},
+    {"type": "response.output_audio.delta", "response_id": "resp_1", "item_id": "item_2", "delta": "AAAA"},
+    {"type": "response.done", "response": {"id": "resp_1", "status": "completed", "output": []}},
+)
+
+
+@functools.cache
+def scripted_state() -> ServerState:
+    """A server's state with a model that hears and one that answers."""
+    heard, answers = ScriptedTranscriber(), Echo()
+    return ServerState(
+        Settings(),
+        Metrics(),
+        LoadedModels(
+            transcriber=heard,
+            vad=ScriptedDetector(),
+            turn_detector=None,
+            language_model=None,
+            synthesizer=None,
+            image_reader=None,
+            partner=answers,
+            watcher=None,
+            names=("scripted",),
+            lanes=(),
+        ),
+    )
+
+
+@functools.cache
+def snapshots() -> tuple[Any, ...]:
+    """What is stored of two conversations, as JSON."""
+    found = []
+    for door in ("/v1/realtime", "/v1/duplex"):
+        opening = Opening(path=door)
+        wire = dialect_of(opening).connect(opening, context_of(scripted_state()))
+        wire.open()
+        wire.feed('{"type": "session.update", "session": {"type": "realtime", "instructions": "Be brief."}}')
+        item = Item("item_1", "message", role="user", parts=[ContentPart("input_text", "Hi.")])
+        row = stored_session(Caller(), wire, ResumeToken(), [item])
+        assert row
+        found.append(json.loads(row.snapshot))
+    return tuple(found)
+
+
+def draw_row(draw: random.Random) -> Input:
+    row = mutated_frame(snapshots(), draw).encode()
+    return mutated_bytes(row, draw) if draw.random() < 0.1 else row
+
+
+def row_reader() -> Callable[[Input], str]:
+    """Reads the row of a conversation that outlived its server."""
+    state = scripted_state()
+
+    def read(data: Input) -> str:
+        raw = data.encode() if isinstance(data, str) else data
+        try:
+            _, items = restored(state, StoredSession("sess-1", "", b"", raw))
+        except (StoreError, RemoteProtocolError) as error:
+            return str(error)
+        return str(len(items))
+
+    return read
+
+
+def read_tape(data: Input) -> str:
+    """Reads a recorded session: the input's first line is its facts, the others are its events."""
+    raw = data.encode() if isinstance(data, str) else data
+    facts, _, events = raw.partition(b"\n")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "in.wav").write_bytes(wav_header(16_000, 320) + bytes(320))
+        (folder / "session.json").write_bytes(facts)
+        (folder / "events.jsonl").write_bytes(events)
+        try:
+            tape = Tape.read(folder)
+        except StoreError as error:
+            return str(error).replace(name, "")
+    marks(tape.outputs())
+    turns(tape.outputs())
+    return str(len(tape.entries))
+
+
+def _sockets() -> dict[str, Target]:
+    """Every dialect, by the path that opens it; recorded paths of one dialect share their frames."""
+    paths = list(recorded_frames())
+    doors = {
+        "/v1/realtime": [p for p in paths if p.startswith("/v1/realtime") and "mode=" not in p and "duplex" not in p],
+        "/v1/realtime?intent=transcription": [p for p in paths if "intent=transcription" in p],
+        "/v1/realtime?dialect=vllm": [p for p in paths if "dialect=vllm" in p],
+        "/v1/duplex": [p for p in paths if p.startswith("/v1/duplex") or "duplex=1" in p],
+        "/v1/omni": [p for p in paths if p.startswith("/v1/omni")],
+        "/v1/realtime?mode=audio": [p for p in paths if "mode=audio" in p],
+        "/ws/duplex": [p for p in paths if p == "/ws/duplex"],
+    }
+    return {door: Target(functools.partial(connection, door), frames_of(seeds)) for door, seeds in doors.items()}
+
+
+def _streams() -> dict[str, Target]:
+    spoken = [p for p in recorded_frames() if p.startswith("/v1/audio/speech/stream")]
+    watched = [p for p in recorded_frames() if p.startswith("/v1/video/chat/stream")]
+    return {
+        "speech stream": Target(lambda: stream(SpeechDialect(CATALOG)), frames_of(spoken)),
+        "video stream": Target(lambda: stream(VideoDialect(lambda: 0.0)), frames_of(watched)),
+    }
+
+
+def _tape_lines(draw: random.Random) -> Input:
+    facts = {"version": 1, "id": "sess-1", "began": 1, "opening": {}, "models": ["a"]}
+    rows = [{"t": 0.5, "out": frame} for frame in FRAMES_OF_THE_SERVER] + [
+        {"t": 1, "sound": [0, 160]},
+        {"t": 2, "in": {}},
+    ]
+    lines = [json.dumps(facts) if draw.random() < 0.9 else mutated_frame([facts], draw)]
+    return "\n".join([*lines, *(mutated_frame(rows, draw) for _ in range(5))])
+
+
+TARGETS: Mapping[str, Target] = {
+    **_sockets(),
+    **_streams(),
+    "chat": Target(raising(chat.parse), bodies_of("POST /v1/chat/completions")),
+    "speech": Target(raising(lambda data: speech.parse(data, CATALOG)), bodies_of("POST /v1/audio/speech")),
+    "speech batch": Target(
+        raising(lambda data: speech.parse_batch(data, CATALOG)), bodies_of("POST /v1/audio/speech/batch")
+    ),
+    "transcription form": Target(
+        raising(lambda data: transcriptions.parse_form(json.loads(data), ("en", "de"))), draw_form
+    ),
+    "voice form": Target(raising(lambda data: speech.parse_voice(json.loads(data), has_sample=True)), draw_voice),
+    "image URI": Target(raising(read_image_uri), draw_image_uri),
+    "image": Target(raising(images.decode), one_of(pictures()), slow=True),
+    "tape": Target(lambda: read_tape, _tape_lines, slow=True),
+    "stored session": Target(row_reader, draw_row),
+    "sound": Target(raising(read_sound), one_of(sounds()), slow=True),
+}
