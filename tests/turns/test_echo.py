@@ -100,6 +100,36 @@ def test_when_no_echo_comes_back_then_only_the_first_third_of_a_second_of_speech
     assert spoken[25:].mean() > 0.5
 
 
+def test_when_held_audio_turns_out_to_be_speech_then_the_guard_says_since_when() -> None:
+    sent, other = babble(1), babble(3, 3.0)
+    heard = np.zeros(6 * SAMPLE_RATE_HZ, np.float32)
+    start = SAMPLE_RATE_HZ
+    heard[start : start + len(other)] = other
+    guard, since, passed = EchoGuard(), list[int](), list[int]()
+    guard.add_reference(sent, 0)
+    for at in range(0, len(heard) - FRAME_SAMPLES, FRAME_SAMPLES):
+        frame = heard[at : at + FRAME_SAMPLES]
+        (probability,) = guard.judge(frame[None], loud(frame), at)
+        if guard.held_since is not None:
+            since.append(guard.held_since)
+        if probability >= 0.5:
+            passed.append(at)
+    assert passed[0] - start > 8 * FRAME_SAMPLES, "it was held"
+    assert since[0] == pytest.approx(start, abs=2 * FRAME_SAMPLES)
+    # Nothing else was held: the client has headphones, as is known now.
+    assert len(since) == 1
+
+
+def test_when_held_audio_is_an_echo_then_nothing_is_given_back() -> None:
+    sent = babble(1)
+    heard, guard = delayed(sent, 0.25, -10, 0.0), EchoGuard()
+    guard.add_reference(sent, 0)
+    for at in range(0, len(heard) - FRAME_SAMPLES, FRAME_SAMPLES):
+        frame = heard[at : at + FRAME_SAMPLES]
+        guard.judge(frame[None], loud(frame), at)
+        assert guard.held_since is None
+
+
 def test_when_nothing_was_sent_then_probabilities_pass_unchanged() -> None:
     guard, sound = EchoGuard(), babble(4)[: 200 * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
     given = [0.9, 0.1] * 100

@@ -7,7 +7,7 @@ from antiphon.audio import SAMPLE_RATE_HZ
 # Audio that comes later than this was not recorded in between: the client has muted itself. A network's stalls are
 # mostly shorter; after a longer one, the clock is right again once the delayed audio has come.
 MUTED_SAMPLES = int(0.6 * SAMPLE_RATE_HZ)
-# How fast the clock follows a microphone whose samples are a little shorter or longer than ours: samples a call.
+# How fast the clock follows a microphone whose samples are a little longer than ours: samples a call.
 DRIFT_SAMPLES = 1
 
 
@@ -33,8 +33,9 @@ class MicrophoneClock:
         if self._least_lag is None or lag < self._least_lag:
             self._least_lag = lag
         late = lag - self._least_lag - self._skipped
-        if abs(late) > MUTED_SAMPLES:
+        if late < 0 or late > MUTED_SAMPLES:
+            # It is never behind what has come: what came late once has come by now.
             self._skipped += late
-        else:
-            self._least_lag += max(-DRIFT_SAMPLES, min(DRIFT_SAMPLES, late))
+        elif late:
+            self._least_lag += DRIFT_SAMPLES
         return num_received + self._skipped
