@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from antiphon.audio import Pcm
-from antiphon.engine.lane import MAX_RESTARTS, Lane, current_owner
+from antiphon.engine.lane import BULK, MAX_RESTARTS, Lane, current_owner
 from antiphon.errors import ModelError, ModelLost, Refused
 
 
@@ -46,6 +46,31 @@ def test_jobs_run_by_priority_and_equal_keys_share_a_batch() -> None:
     assert gate.batches == [[0], [4], [1, 3], [2], [5]]
     assert (lane.stats.jobs, lane.depth, lane.running) == (6, 0, 0)
     lane.close()
+
+
+def test_when_files_are_many_then_they_leave_half_of_the_workers_to_live_jobs() -> None:
+    running, entered, release = list[int](), threading.Semaphore(0), threading.Event()
+
+    def work(jobs: Sequence[int]) -> Sequence[int]:
+        running.extend(jobs)
+        entered.release()
+        assert release.wait(10)
+        return jobs
+
+    async def main() -> None:
+        lane: Lane[int, int] = Lane("t", work, workers=4)
+        files = [asyncio.ensure_future(lane.run(job, BULK)) for job in (10, 11, 12, 13)]
+        for _ in range(2):
+            assert await asyncio.to_thread(entered.acquire, timeout=10)
+        live = [asyncio.ensure_future(lane.run(job, priority)) for job, priority in ((1, 0), (2, 1))]
+        for _ in range(2):
+            assert await asyncio.to_thread(entered.acquire, timeout=10)
+        assert (sorted(running), lane.depth) == ([1, 2, 10, 11], 2)
+        release.set()
+        assert await asyncio.gather(*files, *live) == [10, 11, 12, 13, 1, 2]
+        lane.close()
+
+    asyncio.run(main())
 
 
 def test_when_jobs_are_arrays_then_those_of_another_key_stay_behind_in_the_queue() -> None:

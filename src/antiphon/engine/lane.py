@@ -34,6 +34,9 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 # Priorities are 0, 1 and 2: finals, partials, files.
 NUM_PRIORITIES = 3
+# Jobs that nobody waits for live. At most half of the workers run them at once, so that the models of live sessions
+# find a free core: with all cores taken, a step of a model that computes on several takes ten times as long.
+BULK = 2
 # Whose jobs are submitted in this context: set once for a request or session, whose tasks inherit it. None: nobody's.
 current_owner: ContextVar[Hashable] = ContextVar("owner", default=None)
 # How often the workers of a lane may start anew within RESTART_WINDOW_S. Beyond that, the fault is not in one job.
@@ -281,7 +284,7 @@ class Lane(Generic[Job, Result]):
         """Wait for jobs and return the next batch, marked as running; None once the lane is closed or lost."""
         with self._changed:
             while True:
-                while not self._closed and not self.lost and not self.depth:
+                while not self._closed and not self.lost and self._next_priority() is None:
                     self._changed.wait()
                 if self._closed or self.lost:
                     return None
@@ -291,9 +294,16 @@ class Lane(Generic[Job, Result]):
                     self._batches.append(batch)
                     return batch
 
+    def _next_priority(self) -> int | None:
+        """The first priority with a job that a worker may run now; None where there is none."""
+        num_bulk = sum(batch.priority == BULK for batch in self._batches)
+        has_bulk_room = num_bulk < max(1, self.workers // 2)
+        return next((p for p, q in enumerate(self._queues) if q.num_waiting and (p != BULK or has_bulk_room)), None)
+
     def _take_jobs(self) -> tuple[int, list[_QueuedJob[Job, Result]]]:
         """The job of the first priority that has any whose turn it is, and those after it that share its key."""
-        priority = next(p for p, queue in enumerate(self._queues) if queue.num_waiting)
+        priority = self._next_priority()
+        assert priority is not None
         queue, batch = self._queues[priority], list[_QueuedJob[Job, Result]]()
         for waiting in queue.in_turns():
             if len(batch) == self._max_batch:
