@@ -73,13 +73,20 @@ class Process:
 Serve = Callable[..., Process]
 
 
-@pytest.fixture(scope="session")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Start servers with any flags; each is stopped at the end, and must have logged no error or traceback."""
-    started: list[Process] = []
+class Servers:
+    """Starts server processes and stops them: most when the module is over that started them, since each takes up to
+    1.4 GB, those of several modules (`keep`) when all tests are."""
 
-    def start(*flags: str, clean: bool = True) -> Process:
-        log = tmp_path_factory.mktemp("serve") / "log.txt"
+    def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self._paths = tmp_path_factory
+        self._started: list[Process] = []
+        self._kept: list[Process] = []
+
+    def start(self, *flags: str, clean: bool = True, keep: bool = False) -> Process:
+        """Start a server with these flags and wait until it is ready. `clean`: it is stopped by this, and must have
+        logged no error or traceback.
+        """
+        log = self._paths.mktemp("serve") / "log.txt"
         if "--language-model" not in flags:
             flags = (*flags, "--language-model", "none")
         if "--synthesizer" not in flags:
@@ -97,44 +104,66 @@ def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
             if found := re.search(r"ready at (\S+)", line):
                 process = Process(found[1], popen, log)
                 if clean:
-                    started.append(process)
+                    (self._kept if keep else self._started).append(process)
                 return process
         raise AssertionError(f"the server did not start: {log.read_text()}")
 
-    yield start
-    # All are stopped before any is judged: one that failed must not leave the others running.
-    codes = []
-    for process in started:
-        if process.popen.poll() is None:
-            process.terminate()
-    for process in started:
-        with process.popen:
-            codes.append(process.popen.wait(60))
-    for process in started:
-        text = process.log.read_text()
-        assert "Traceback" not in text, text
-        assert " ERROR " not in text, text
-    assert codes == [0] * len(codes)
+    def stop(self, *, kept: bool) -> None:
+        """Stop the servers, all before any is judged: one that failed must not leave the others running."""
+        processes = [*self._started, *(self._kept if kept else ())]
+        self._started.clear()
+        for process in processes:
+            if process.popen.poll() is None:
+                process.terminate()
+        codes = []
+        for process in processes:
+            with process.popen:
+                codes.append(process.popen.wait(60))
+        for process in processes:
+            text = process.log.read_text()
+            assert "Traceback" not in text, text
+            assert " ERROR " not in text, text
+        assert codes == [0] * len(codes)
+
+
+@pytest.fixture(scope="session")
+def started_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """The server processes of all tests."""
+    servers = Servers(tmp_path_factory)
+    yield servers
+    servers.stop(kept=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stop_processes(started_processes: Servers) -> Iterator[None]:
+    """Stop the servers that a module's tests have started when the last of them is over."""
+    yield
+    started_processes.stop(kept=False)
+
+
+@pytest.fixture(scope="session")
+def serve(started_processes: Servers) -> Serve:
+    """Start servers with any flags, as `Servers.start` does."""
+    return started_processes.start
 
 
 @pytest.fixture(scope="session")
 def talker(serve: Serve) -> Process:
     """A server with the small language model."""
-    return serve("--language-model", SMALL)
+    return serve("--language-model", SMALL, keep=True)
 
 
 @pytest.fixture(scope="session")
 def speaker(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Process:
     """A server with the speech synthesizer. It is patient for a second: pauses are tested."""
-    return serve(
-        "--synthesizer", VOICE, "--config-timeout-s", "2", "--idle-timeout-s", "2", "--sessions-per-key", "250"
-    )
+    flags = ("--config-timeout-s", "2", "--idle-timeout-s", "2", "--sessions-per-key", "250")
+    return serve("--synthesizer", VOICE, *flags, keep=True)
 
 
 @pytest.fixture(scope="session")
 def server(serve: Serve) -> Process:
     """The default server most tests talk to."""
-    return serve()
+    return serve(keep=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -91,7 +91,8 @@ def one_death(model: str, way: str, flags: tuple[str, ...], log: IO[str]) -> dic
     with tempfile.TemporaryDirectory() as folder:
         deaths = Path(folder) / "deaths"
         os.environ |= {doomed.DOOM: way, doomed.DEATHS: str(deaths)}
-        with server(*flags, "--stall-s", str(STALL_S), module="bench.hostile.doomed", log=log) as srv:
+        stall_s = STALL_S if way == "hang" else 60.0
+        with server(*flags, "--stall-s", str(stall_s), module="bench.hostile.doomed", log=log) as srv:
             ask(srv.url, model)
             with Readiness(srv.url) as readiness:
                 srv.process.send_signal(signal.SIGUSR1)

@@ -27,7 +27,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def two_keys(serve: Serve, home: Path) -> Process:
     """A server with a language model and a voice, whose keys are `alice` and `bob`."""
     models = ("--language-model", SMALL, "--synthesizer", VOICE, "--home", str(home))
-    return serve(*models, "--api-key", "alice", "--api-key", "bob", "--sessions-per-key", "3", "--voices-per-key", "3")
+    limits = ("--sessions-per-key", "3", "--voices-per-key", "3")
+    return serve(*models, "--api-key", "alice", "--api-key", "bob", *limits, keep=True)
 
 
 class LoopLag:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from antiphon.audio import Pcm
-from antiphon.engine.lane import MAX_RESTARTS, Lane
+from antiphon.engine.lane import BULK, MAX_RESTARTS, Lane, current_owner
 from antiphon.errors import ModelError, ModelLost, Refused
 
 
@@ -46,6 +46,31 @@ def test_jobs_run_by_priority_and_equal_keys_share_a_batch() -> None:
     assert gate.batches == [[0], [4], [1, 3], [2], [5]]
     assert (lane.stats.jobs, lane.depth, lane.running) == (6, 0, 0)
     lane.close()
+
+
+def test_when_files_are_many_then_they_leave_half_of_the_workers_to_live_jobs() -> None:
+    running, entered, release = list[int](), threading.Semaphore(0), threading.Event()
+
+    def work(jobs: Sequence[int]) -> Sequence[int]:
+        running.extend(jobs)
+        entered.release()
+        assert release.wait(10)
+        return jobs
+
+    async def main() -> None:
+        lane: Lane[int, int] = Lane("t", work, workers=4)
+        files = [asyncio.ensure_future(lane.run(job, BULK)) for job in (10, 11, 12, 13)]
+        for _ in range(2):
+            assert await asyncio.to_thread(entered.acquire, timeout=10)
+        live = [asyncio.ensure_future(lane.run(job, priority)) for job, priority in ((1, 0), (2, 1))]
+        for _ in range(2):
+            assert await asyncio.to_thread(entered.acquire, timeout=10)
+        assert (sorted(running), lane.depth) == ([1, 2, 10, 11], 2)
+        release.set()
+        assert await asyncio.gather(*files, *live) == [10, 11, 12, 13, 1, 2]
+        lane.close()
+
+    asyncio.run(main())
 
 
 def test_when_jobs_are_arrays_then_those_of_another_key_stay_behind_in_the_queue() -> None:
@@ -145,6 +170,55 @@ def test_when_a_lane_is_closed_waiting_jobs_are_cancelled_and_its_threads_end() 
 
     asyncio.run(scenario())
     assert not [t for t in threading.enumerate() if t.name == "lane-t-0"]
+
+
+async def submit_by_owner(
+    lane: Lane[int, int], gate: Gate, jobs: list[tuple[str, int]], key: int = 0
+) -> list[int | BaseException]:
+    """Submit the jobs, each of an owner, while the owner "a" has one running; return the results of those that wait."""
+
+    def begin(owner: str, job: int) -> asyncio.Task[int]:
+        current_owner.set(owner)
+        return asyncio.ensure_future(lane.run(job, 0, key))
+
+    first = begin("a", 0)
+    await asyncio.to_thread(gate.entered.wait, 10)
+    rest = []
+    for owner, job in jobs:
+        rest.append(begin(owner, job))
+        await asyncio.sleep(0)
+    gate.open.set()
+    await first
+    return await asyncio.gather(*rest, return_exceptions=True)
+
+
+def test_when_an_owner_has_many_jobs_waiting_then_anothers_wait_for_one_of_them_each() -> None:
+    gate = Gate()
+    lane: Lane[int, int] = Lane("t", gate)
+    asyncio.run(submit_by_owner(lane, gate, [*(("a", n) for n in range(1, 7)), ("b", 11), ("b", 12), ("c", 21)]))
+    assert gate.batches == [[0], [11], [21], [1], [12], [2], [3], [4], [5], [6]]
+    lane.close()
+
+
+def test_when_jobs_of_several_owners_share_a_batch_then_each_has_a_part_of_it() -> None:
+    gate = Gate()
+    lane: Lane[int, int] = Lane("t", gate, max_batch=3)
+    asyncio.run(submit_by_owner(lane, gate, [*(("a", n) for n in range(1, 5)), ("b", 11), ("b", 12)]))
+    assert gate.batches == [[0], [11, 1, 12], [2, 3, 4]]
+    lane.close()
+
+
+def test_when_the_queue_is_full_then_the_owner_with_more_than_its_part_is_refused_and_never_one_below() -> None:
+    gate = Gate()
+    lane: Lane[int, int] = Lane("t", gate, max_queue=4)
+    jobs = [*(("a", n) for n in range(1, 6)), ("b", 11), ("b", 12), ("b", 13)]
+    results = asyncio.run(submit_by_owner(lane, gate, jobs))
+    assert [r if isinstance(r, int) else type(r) for r in results] == [
+        *(10, 20, Refused, Refused, Refused),
+        *(110, 120, Refused),
+    ]
+    assert gate.batches == [[0], [11], [1], [12], [2]]
+    lane.close()
 
 
 def run_and_wait(lane: Lane[int, int], *jobs: int) -> list[int | BaseException]:

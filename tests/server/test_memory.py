@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 from antiphon.errors import Refused
-from antiphon.server.memory import LARGE_BYTES, MIB, RECLAIM_EVERY_S, MemoryLedger
+from antiphon.server.memory import MIB, MemoryLedger, reclaim_excess
 from antiphon.settings import MemorySettings
 
 
@@ -60,12 +61,23 @@ def test_when_accounts_are_closed_then_nothing_is_held_and_no_key_is_remembered(
     books.open("b").check(4 * MIB)
 
 
-def test_when_large_sessions_end_then_memory_is_given_back_but_not_for_each() -> None:
-    clock, calls = [0.0], list[float]()
-    books = MemoryLedger(MemorySettings(), lambda: calls.append(clock[0]), lambda: clock[0])
-    for at_s, size in ((0.0, 1000), (1.0, LARGE_BYTES), (2.0, LARGE_BYTES), (1.0 + RECLAIM_EVERY_S, LARGE_BYTES)):
-        clock[0] = at_s
-        with books.opened("") as account:
-            account.hold(size)
-            account.hold(0)
-    assert calls == [1.0, 1.0 + RECLAIM_EVERY_S]
+def test_when_the_process_is_larger_than_what_is_held_then_memory_is_given_back_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("antiphon.server.memory.LOOK_EVERY_S", 0)
+    books = MemoryLedger(MemorySettings())
+    books.open("a").hold(200 * MIB)
+    # It begins at 1000 MiB. What clients hold is no excess, nor is a little more; after that it is given back once.
+    seen, given = [1000, 1200, 1200, 1263, 1263, 1265, 1265], list[int]()
+    left = iter([*seen, 1010, *[1010] * 40])
+
+    def give_back() -> None:
+        given.append(1)
+
+    async def main() -> None:
+        with pytest.raises(ExceptionGroup):
+            async with anyio.create_task_group() as group:
+                group.start_soon(reclaim_excess, books, lambda: next(left) * MIB, give_back)
+
+    anyio.run(main)
+    assert given == [1]

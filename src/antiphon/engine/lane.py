@@ -1,8 +1,9 @@
 """A lane: the bounded queue of one model and the worker threads that empty it.
 
-Many sessions share one copy of the weights through it. Jobs wait by priority, 0 first, and in the order they came among
-equals. `workers` threads run them in batches of at most `max_batch` jobs with equal keys. A job whose caller was
-cancelled is dropped before it runs; one that is running finishes, and its result is discarded.
+Many sessions share one copy of the weights through it. Jobs wait by priority, 0 first; among equals, owners (API keys)
+have turns, and an owner's jobs run in the order they came. `workers` threads run them in batches of at most `max_batch`
+jobs with equal keys. A job whose caller was cancelled is dropped before it runs; one that is running finishes, and its
+result is discarded.
 
 A worker that ends starts anew, and only the jobs that it was running fail. A lane is *lost* when its workers end too
 often, or when a watch declares it so (`fail`): all its jobs fail then, and it takes no more.
@@ -16,13 +17,15 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from antiphon.engine.fair_queue import FairQueue
 from antiphon.errors import AntiphonError, ModelError, ModelLost, Refused
 
 log = logging.getLogger(__name__)
@@ -31,6 +34,11 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 # Priorities are 0, 1 and 2: finals, partials, files.
 NUM_PRIORITIES = 3
+# Jobs that nobody waits for live. At most half of the workers run them at once, so that the models of live sessions
+# find a free core: with all cores taken, a step of a model that computes on several takes ten times as long.
+BULK = 2
+# Whose jobs are submitted in this context: set once for a request or session, whose tasks inherit it. None: nobody's.
+current_owner: ContextVar[Hashable] = ContextVar("owner", default=None)
 # How often the workers of a lane may start anew within RESTART_WINDOW_S. Beyond that, the fault is not in one job.
 MAX_RESTARTS, RESTART_WINDOW_S = 3, 3600.0
 
@@ -57,6 +65,7 @@ class LaneStats:
 class _QueuedJob(Generic[Job, Result]):
     job: Job
     key: Hashable
+    owner: Hashable
     since_s: float
     result: Future[Result] = field(default_factory=Future)
 
@@ -84,7 +93,8 @@ class Lane(Generic[Job, Result]):
     """Runs jobs of one model in `workers` threads, which start at once and end with `close`.
 
     `name`: of the threads, and in errors. `work`: gets a batch of jobs and returns as many results, in a worker thread.
-    `max_queue`: jobs that may wait; more are refused. `observe`: called after each batch that succeeded, in the
+    `max_queue`: jobs that may wait; more are refused, first those of owners that hold more than an equal part of it,
+    waiting ones too. `observe`: called after each batch that succeeded, in the
     worker's thread, with its priority, the seconds its oldest job waited and the seconds the batch took; what it raises
     is logged. `lost`: why the lane computes nothing any more; None while it is alive.
     """
@@ -106,8 +116,8 @@ class Lane(Generic[Job, Result]):
         self._max_batch = max_batch
         self._max_queue = max_queue
         self._observe = observe
-        # Bound: max_queue jobs in all; a job past it is refused, with the seconds that the queue needs.
-        self._queues: tuple[deque[_QueuedJob[Job, Result]], ...] = tuple(deque() for _ in range(NUM_PRIORITIES))
+        # Bound: max_queue jobs in all; past it `_make_room` refuses one, with the seconds that the queue needs.
+        self._queues = tuple(FairQueue[_QueuedJob[Job, Result]]() for _ in range(NUM_PRIORITIES))
         self._changed = threading.Condition()
         self._closed = False
         self.lost: str | None = None
@@ -124,8 +134,9 @@ class Lane(Generic[Job, Result]):
     async def run(self, job: Job, priority: int = 0, key: Hashable = None) -> Result:
         """Queue a job and wait for its result. Jobs with equal `key` may share a batch.
 
-        `priority`: 0 (first) to 2. A caller that is cancelled takes the job back unless it is running. Raises Refused
-        where the queue is full or the lane is closed, ModelError where `work` fails, ModelLost where the lane is lost
+        `priority`: 0 (first) to 2. The job is that of `current_owner`. A caller that is cancelled takes the job back
+        unless it is running. Raises Refused where the lane is closed, or the queue is full and the owner holds its part
+        of it or, while the job waits, more than that; ModelError where `work` fails, ModelLost where the lane is lost
         or is so before the result is there, CancelledError where the lane is closed while the job waits.
         """
         return await asyncio.wrap_future(self.submit(job, priority, key))
@@ -135,22 +146,25 @@ class Lane(Generic[Job, Result]):
 
         Raises Refused and ModelLost as `run` does; a failing `work` sets ModelError on the future.
         """
-        waiting = _QueuedJob[Job, Result](job, key, time.monotonic())
+        waiting = _QueuedJob[Job, Result](job, key, current_owner.get(), time.monotonic())
+        displaced: _QueuedJob[Job, Result] | None = None
         with self._changed:
             if self._closed:
                 raise Refused(f"{self.name} is shutting down", 5.0)
             if self.lost:
                 raise self._lost_error()
             if self.depth >= self._max_queue:
-                raise Refused(f"{self.name} has {self.depth} jobs waiting", self._drain_estimate_s())
+                displaced = self._make_room(waiting.owner)
             self._queues[priority].append(waiting)
             self._changed.notify()
+        if displaced:
+            displaced.fail(self._full_error())
         return waiting.result
 
     @property
     def depth(self) -> int:
         """How many jobs wait, without those that a worker is running. Read without the lock, so of this moment only."""
-        return sum(len(q) for q in self._queues)
+        return sum(queue.num_waiting for queue in self._queues)
 
     @property
     def running(self) -> int:
@@ -161,7 +175,8 @@ class Lane(Generic[Job, Result]):
     def oldest_age_s(self) -> float:
         """Return how many seconds the job that waits longest has waited; 0 where none waits. Takes the queue's lock."""
         with self._changed:
-            return max((time.monotonic() - q[0].since_s for q in self._queues if q), default=0.0)
+            since_s = min((job.since_s for queue in self._queues for job in queue), default=None)
+            return 0.0 if since_s is None else time.monotonic() - since_s
 
     def busy_s(self) -> float:
         """Return for how many seconds the batch that is running longest has run; 0 where none is. Takes the lock."""
@@ -197,14 +212,35 @@ class Lane(Generic[Job, Result]):
         with self._changed:
             self._closed = True
             for queue in self._queues:
-                while queue:
-                    queue.popleft().result.cancel()
+                for job in queue:
+                    job.result.cancel()
+                queue.clear()
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(0 if self.lost else timeout_s)
 
     def _lost_error(self) -> ModelLost:
         return ModelLost(f"the model in the lane {self.name} is lost: {self.lost}")
+
+    def _full_error(self) -> Refused:
+        return Refused(f"{self.name} has {self.depth} jobs waiting", self._drain_estimate_s())
+
+    def _make_room(self, owner: Hashable) -> _QueuedJob[Job, Result]:
+        """Take the job out of the full queue that is refused in favour of this owner's next one, and return it.
+
+        It is the newest and least urgent job of the owner that holds most. Raises Refused where this owner holds its
+        equal part already, or no other one holds more than that.
+        """
+        held = Counter(job.owner for queue in self._queues for job in queue)
+        share = self._max_queue // len(held | {owner: 1})
+        largest, most = held.most_common(1)[0]
+        if held[owner] >= share or most <= share:
+            raise self._full_error()
+        for queue in reversed(self._queues):
+            if jobs := [job for job in queue if job.owner == largest]:
+                queue.remove(jobs[-1])
+                return jobs[-1]
+        raise AssertionError("the owner that holds most holds a job")
 
     def _drain_estimate_s(self) -> float:
         step_s = self.stats.busy_s / self.stats.jobs if self.stats.jobs else 0.5
@@ -248,7 +284,7 @@ class Lane(Generic[Job, Result]):
         """Wait for jobs and return the next batch, marked as running; None once the lane is closed or lost."""
         with self._changed:
             while True:
-                while not self._closed and not self.lost and not self.depth:
+                while not self._closed and not self.lost and self._next_priority() is None:
                     self._changed.wait()
                 if self._closed or self.lost:
                     return None
@@ -258,17 +294,25 @@ class Lane(Generic[Job, Result]):
                     self._batches.append(batch)
                     return batch
 
+    def _next_priority(self) -> int | None:
+        """The first priority with a job that a worker may run now; None where there is none."""
+        num_bulk = sum(batch.priority == BULK for batch in self._batches)
+        has_bulk_room = num_bulk < max(1, self.workers // 2)
+        return next((p for p, q in enumerate(self._queues) if q.num_waiting and (p != BULK or has_bulk_room)), None)
+
     def _take_jobs(self) -> tuple[int, list[_QueuedJob[Job, Result]]]:
-        """The oldest job of the first priority that has any, and those behind it that share its key."""
-        priority = next(p for p, q in enumerate(self._queues) if q)
+        """The job of the first priority that has any whose turn it is, and those after it that share its key."""
+        priority = self._next_priority()
+        assert priority is not None
         queue, batch = self._queues[priority], list[_QueuedJob[Job, Result]]()
-        for waiting in list(queue):
+        for waiting in queue.in_turns():
             if len(batch) == self._max_batch:
                 break
             if batch and waiting.key != batch[0].key:
                 continue
             queue.remove(waiting)
             if waiting.result.set_running_or_notify_cancel():
+                queue.take_turn(waiting.owner)
                 batch.append(waiting)
         return priority, batch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
+from antiphon.engine.lane import current_owner
 from antiphon.errors import Unauthorized
 from antiphon.server.access_log import current_request
 from antiphon.server.state import Caller, ServerState
@@ -29,7 +30,8 @@ def bearer(headers: Headers) -> str | None:
 
 
 def identify(connection: HTTPConnection, *, short: bool = False) -> Caller:
-    """Return the caller of a request or upgrade, by its key.
+    """Return the caller of a request or upgrade, by its key. What this task and those it begins submit to a lane is the
+    caller's from now on.
 
     With `short`, a short-lived key is accepted too; the route has to check that it opens what is asked for. Raises
     Unauthorized for a key that is missing, unknown or expired.
@@ -39,4 +41,5 @@ def identify(connection: HTTPConnection, *, short: bool = False) -> Caller:
     if caller is None:
         raise Unauthorized("the API key is missing or unknown")
     current_request().key = caller.label
+    current_owner.set(caller.key)
     return caller

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import time
+import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
@@ -22,8 +23,9 @@ from antiphon.settings import MemorySettings
 MIB = 1 << 20
 # Of clients that have to wait until a key or the server holds less.
 RETRY_AFTER_S = 10.0
-# After a session that held this much has ended, its memory is given back to the system; at most so often.
-LARGE_BYTES, RECLAIM_EVERY_S = 16 * MIB, 10.0
+# How often the process's memory is looked at, and by how much it may exceed what it was, and what clients hold, before
+# garbage is collected and free memory is given back to the system.
+LOOK_EVERY_S, EXCESS_BYTES = 5.0, 64 * MIB
 
 
 @dataclass(slots=True)
@@ -33,8 +35,6 @@ class MemoryAccount:
     key: str
     _ledger: MemoryLedger
     num_bytes: int = 0
-    # The most that it has held so far.
-    peak_bytes: int = 0
 
     def check(self, more: int) -> None:
         """Raise Refused where `more` bytes would exceed what a session, the key or the server may hold.
@@ -48,7 +48,6 @@ class MemoryAccount:
         """Say that the owner holds this much now, whatever it was before. Never refused: what is there counts."""
         self._ledger.add(self.key, num_bytes - self.num_bytes)
         self.num_bytes = num_bytes
-        self.peak_bytes = max(self.peak_bytes, num_bytes)
 
     def close(self) -> None:
         """Say that the owner is gone and holds nothing. The last call."""
@@ -58,19 +57,14 @@ class MemoryAccount:
 
 @dataclass(slots=True)
 class MemoryLedger:
-    """The accounts of one server. `reclaim` is called after something large was given back, at most every
-    RECLAIM_EVERY_S; `now_s` returns monotonic seconds. Used from one event loop.
-    """
+    """The accounts of one server. Used from one event loop."""
 
     settings: MemorySettings
-    reclaim: Callable[[], None] = lambda: None
-    now_s: Callable[[], float] = time.monotonic
     num_bytes: int = 0
     # How often `check` has refused, by what was full: "session", "key" or "server".
     num_refused: dict[str, int] = field(default_factory=lambda: {"session": 0, "key": 0, "server": 0})
     _by_key: dict[str, int] = field(default_factory=dict)
     _num_accounts: dict[str, int] = field(default_factory=dict)
-    _reclaimed_s: float = -RECLAIM_EVERY_S
 
     @property
     def limit_bytes(self) -> int:
@@ -112,14 +106,11 @@ class MemoryLedger:
         self._by_key[key] = self._by_key.get(key, 0) + num_bytes
 
     def closed(self, account: MemoryAccount) -> None:
-        """Forget a key whose last account is closed, and give memory back after a large one. For MemoryAccount."""
+        """Forget a key whose last account is closed. For MemoryAccount."""
         self._num_accounts[account.key] -= 1
         if not self._num_accounts[account.key]:
             del self._num_accounts[account.key]
             self._by_key.pop(account.key, None)
-        if account.peak_bytes >= LARGE_BYTES and self.now_s() >= self._reclaimed_s + RECLAIM_EVERY_S:
-            self._reclaimed_s = self.now_s()
-            self.reclaim()
 
 
 def settle_garbage() -> None:
@@ -132,10 +123,33 @@ def settle_garbage() -> None:
     gc.freeze()
 
 
-async def reclaim_soon() -> None:
-    """Call `reclaim` in a thread, a moment from now: a session that has just closed is still in use."""
-    await anyio.sleep(1.0)
-    await anyio.to_thread.run_sync(reclaim)
+async def reclaim_excess(
+    ledger: MemoryLedger,
+    resident_bytes: Callable[[], int] | None = None,
+    give_back: Callable[[], None] | None = None,
+) -> None:
+    """Give free memory back to the system whenever there is much of it, until cancelled.
+
+    There is, where the process has grown by EXCESS_BYTES more than clients hold since it was last done: large sessions
+    have ended, or images were decoded. A KV that grows makes it look once for each EXCESS_BYTES. `resident_bytes` and
+    `give_back` (in a thread) default to the process's memory and `reclaim`.
+    """
+    resident_bytes, give_back = resident_bytes or _resident_bytes, give_back or reclaim
+    least = resident_bytes()
+    while True:
+        await anyio.sleep(LOOK_EVERY_S)
+        least = min(least, resident_bytes())
+        if resident_bytes() > least + ledger.num_bytes + EXCESS_BYTES:
+            await anyio.to_thread.run_sync(give_back)
+            least = resident_bytes()
+
+
+def _resident_bytes() -> int:
+    """The memory of the process, in bytes; 0 where the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def reclaim() -> None:

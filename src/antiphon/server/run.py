@@ -20,7 +20,7 @@ from antiphon.errors import AntiphonError, ModelLost, SettingsError
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.server.app import build
-from antiphon.server.memory import settle_garbage
+from antiphon.server.memory import reclaim_excess, settle_garbage
 from antiphon.server.metrics import Metrics
 from antiphon.server.origin import is_loopback
 from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit, log_failed_accepts
@@ -139,6 +139,7 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
     state.metrics.watch(models.lanes, state.backlog_s, models.language_model, models.workers)
     on_lost = stop.set if server.exit_on_model_loss else lambda: None
     assert state.group
+    state.group.start_soon(reclaim_excess, state.memory)
     state.group.start_soon(watch_loop, state.metrics.loop_lag_s.observe)
     state.group.start_soon(watch_models, models.workers, server.stall_s, on_lost)
     if not server.api_keys:

@@ -21,7 +21,7 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import store_of
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import NULL
-from antiphon.server.memory import MemoryAccount, MemoryLedger, reclaim_soon
+from antiphon.server.memory import MemoryAccount, MemoryLedger
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
 from antiphon.signals import Signal
@@ -153,13 +153,8 @@ class ServerState:
     memory: MemoryLedger = field(init=False)
 
     def __post_init__(self) -> None:
-        self.memory = MemoryLedger(self.settings.memory, self._reclaim)
+        self.memory = MemoryLedger(self.settings.memory)
         self.metrics.watch_memory(self.memory)
-
-    def _reclaim(self) -> None:
-        """Give memory back to the system soon: when the session that has just ended is garbage."""
-        if self.group:
-            self.group.start_soon(reclaim_soon)
 
     def uploaded_voices(self, caller: Caller) -> VoiceStore:
         """Return the voices that the caller's key has uploaded, which are kept beside the models.

@@ -66,11 +66,11 @@ def test_when_nothing_may_be_cut_then_the_response_fails_and_the_next_turn_works
 
 
 def test_when_one_turn_is_longer_than_the_context_then_it_is_answered(small: Process) -> None:
-    """An hour's monologue is one message of thousands of words."""
+    """A monologue of a quarter of an hour is one message of thousands of words."""
 
     async def main() -> str:
         async with talk(small, **TEXT_ONLY) as wire:
-            await wire.text(monologue(9000))
+            await wire.text(monologue(2000))
             await wire.say("response.create")
             return str((await wire.until("response.done"))["response"]["status"])
 
