@@ -23,7 +23,8 @@ STALL_S = 2.0
 ASK_EVERY_S = 0.005
 # A client that is told nothing by then is told nothing.
 PATIENCE_S = 15.0
-MODELS = ("transcriber", "language", "synthesizer")
+# Each model, and the name of its lane or thread.
+MODELS = {"transcriber": "transcriber", "language": "engine", "synthesizer": "synthesizer"}
 WAYS = ("end", "hang")
 
 
@@ -90,7 +91,7 @@ def one_death(model: str, way: str, flags: tuple[str, ...], log: IO[str]) -> dic
 
     with tempfile.TemporaryDirectory() as folder:
         deaths = Path(folder) / "deaths"
-        os.environ |= {doomed.DOOM: way, doomed.DEATHS: str(deaths)}
+        os.environ |= {doomed.DOOM: way, doomed.DOOMED: MODELS[model], doomed.DEATHS: str(deaths)}
         stall_s = STALL_S if way == "hang" else 60.0
         with server(*flags, "--stall-s", str(stall_s), module="bench.hostile.doomed", log=log) as srv:
             ask(srv.url, model)

@@ -1,9 +1,9 @@
 """`antiphon` with models that die on a signal: python -m bench.hostile.doomed serve ...
 
-SIGUSR1 dooms the models: the next job of each lane, and the next call or step of each model thread, ends its thread
-(or, with ANTIPHON_BENCH_DOOM=hang, never returns). The product has no such hook: the workers' constructors are wrapped
-here before anything is loaded. When a thread dies is written to the file ANTIPHON_BENCH_DEATHS, a line each: the
-worker's name, and monotonic seconds.
+SIGUSR1 dooms the worker ANTIPHON_BENCH_DOOMED: the next job of the lane, or the next step of the model thread, of that
+name ends its thread (or, with ANTIPHON_BENCH_DOOM=hang, never returns). The product has no such hook: the workers'
+constructors are wrapped here before anything is loaded. When a thread dies is written to the file
+ANTIPHON_BENCH_DEATHS, a line each: the worker's name, and monotonic seconds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from antiphon.cli.main import main
 from antiphon.engine import lane, model_thread
 
-DOOM, DEATHS = "ANTIPHON_BENCH_DOOM", "ANTIPHON_BENCH_DEATHS"
+DOOM, DOOMED, DEATHS = "ANTIPHON_BENCH_DOOM", "ANTIPHON_BENCH_DOOMED", "ANTIPHON_BENCH_DEATHS"
 # How often the signal came: each worker dies once each time, so that one that is restarted lives.
 dooms = 0
 
@@ -33,7 +33,7 @@ def mortal(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(work)
     def wrapped(*args: Any) -> Any:
         nonlocal died
-        if died < dooms:
+        if died < dooms and name == os.environ[DOOMED]:
             died = dooms
             with Path(os.environ[DEATHS]).open("a") as deaths:
                 deaths.write(f"{name} {time.monotonic()}\n")
