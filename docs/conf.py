@@ -42,7 +42,7 @@ MENUS = {
     "Use": ["../README", "use", "coming-from", "models", "gpu", "settings", "hardening", "black-box", "measured"],
     "Protocols": ["wire/index", "wire/openai-realtime", "wire/openai-transcription", "wire/*"],
     "Inside": ["architecture", "glossary", "add-a-model", "add-a-dialect", "design/*"],
-    "Project": ["../CONTRIBUTING", "../CHANGELOG", "../tests/traces/README", "../tests/data/LICENCES"],
+    "Project": ["../CONTRIBUTING", "../SECURITY", "../CHANGELOG", "../tests/traces/README", "../tests/data/LICENCES"],
 }
 
 

@@ -1,4 +1,4 @@
-"""A client that mutes itself while it is answered, and asks its next question when it has heard the answer, or over it."""
+"""A client that mutes itself while it is answered, and asks its next question after the answer, or over it."""
 
 from __future__ import annotations
 
