@@ -26,7 +26,8 @@ class TranscriberProfile:
     - `min_probability`: what a word's least likely token must have for the word to be sent.
     - `unfixed_chunks`: partials at the head of a window that send nothing and force nothing.
     - `settle_s`: seconds of silence that end a window under server VAD.
-    - `context_pause_s`: speech that begins within so many seconds after a window has that window's audio as context.
+    - `context_pause_s`: speech that begins within so many seconds after a window has that window's audio as context;
+      0: no window has context.
     - `pause_s`: seconds of silence that end a window where the client commits.
     - `long_window_s`: a window of so many seconds is long, and ends at shorter pauses.
     - `long_pause_s`: seconds of silence that end a long window.
