@@ -12,8 +12,8 @@ import pytest
 
 from antiphon.adapters.silero.detector import SileroDetector
 from antiphon.adapters.spec import LaneModelOptions
-from antiphon.adapters.whisper.outputs import is_loop
-from antiphon.adapters.whisper.transcriber import PART_S, PART_SLACK_S, WhisperTranscriber
+from antiphon.adapters.whisper.files import PART_S, PART_SLACK_S
+from antiphon.adapters.whisper.transcriber import WhisperTranscriber
 from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import FileInfo, FileOptions, TranscriptSegment, Window, one_slab
 from antiphon.loading.loaded import LoadedModels
@@ -184,11 +184,3 @@ def test_when_a_soft_voice_follows_a_loud_one_then_it_is_detected(
 
     probabilities = np.array(asyncio.run(main()))
     assert np.mean(probabilities[(len(speech) + len(pause)) // 512 :] > 0.5) > 0.6
-
-
-def test_a_repeated_phrase_is_a_loop_and_speech_is_none() -> None:
-    assert is_loop(" and then he said so" * 12)
-    assert not is_loop(
-        "She pulled her hair down, turned her skirt back, put her feet on the fender and took part on her lap."
-    )
-    assert not is_loop(" yes yes yes")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -28,18 +28,25 @@ from faster_whisper import WhisperModel
 from faster_whisper.tokenizer import Tokenizer
 
 from antiphon.adapters.spec import LaneModelOptions
+from antiphon.adapters.whisper.files import FileDecoder
+from antiphon.adapters.whisper.guard import (
+    is_loop,
+    is_noise,
+    says_twice,
+    seconds_of_sound,
+    unspoken_copies,
+)
 from antiphon.adapters.whisper.outputs import (
     SAMPLES_PER_FRAME,
     TokenSpan,
-    file_segment,
+    aligned_words,
     hypothesis_words,
-    is_loop,
-    timed_words,
     token_probabilities,
     token_starts,
+    without_control_tokens,
+    without_pauses,
 )
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import (
     FileInfo,
     FileOptions,
@@ -64,21 +71,12 @@ FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS = 12.0, 16
 PARTIAL_TOKENS_PER_S, PARTIAL_EXTRA_TOKENS = 7.0, 2
 # Scripts whose characters take a token or more each.
 NON_LATIN_TOKENS_PER_S = 14.0
-# A window counts as noise above this probability and below this mean log-probability; the first is OpenAI's threshold
-# (whisper/transcribe.py).
-NO_SPEECH_PROBABILITY = 0.6
-NO_SPEECH_LOGPROB = -0.8
-# Below this mean log-probability a window is noise in any case (whisper/transcribe.py uses -1.0).
-MIN_LOGPROB = -1.2
 MAX_PROMPT_TOKENS = 200
 # What is encoded of a prompt for each of its tokens, from the end, and how many encoded texts are kept: a session gives
 # the same prompt with each of its windows.
 PROMPT_CHARS_PER_TOKEN, KEPT_PROMPTS = 16, 256
 # A final that is a loop is decoded again, and then no run of so many tokens may come twice.
 LOOP_TOKENS = 4
-# Files are decoded in parts of this length, cut at the quietest place of the last PART_SLACK_S seconds.
-PART_S = 120
-PART_SLACK_S = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +134,7 @@ class WhisperTranscriber:
             max_queue=options.max_queue,
             observe=options.observe,
         )
+        self._files = FileDecoder(self._whisper, self.lane, self._align, self.tokenizer)
 
     @property
     def profile(self) -> TranscriberProfile:
@@ -179,39 +178,14 @@ class WhisperTranscriber:
         )
         return found
 
-    async def transcribe(
+    def transcribe(
         self, slabs: AsyncIterable[Pcm], options: FileOptions
     ) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        """Yield the segments of a file, which is decoded in parts of about two minutes, then one FileInfo.
+        """Yield the segments of a file, then one FileInfo, as `files.py` (`FileDecoder`) says.
 
-        The language found in the first part holds for the rest. Each window of 30 s is one job of the lane, behind all
-        live ones. A `temperature` of 0 means OpenAI's own fallback: higher ones where the decode fails. Raises Refused,
-        ModelError.
+        Each window of 30 s is one job of the lane, behind all live ones. Raises Refused, ModelError.
         """
-        language, number, num_samples = options.language, 0, 0
-        async for start, part in split_at_quiet(slabs, PART_S, PART_SLACK_S):
-            segments, info = await self.lane.run(self._opener(part, options, language), Urgency.BULK)
-            language, num_samples = info.language, start + len(part)
-            while (raw := await self.lane.run(partial(next, segments, None), Urgency.BULK)) is not None:
-                yield file_segment(number, raw, start)
-                number += 1
-        yield FileInfo(language or "en", num_samples / SAMPLE_RATE_HZ)
-
-    def _opener(self, pcm: Pcm, options: FileOptions, language: str | None) -> Callable[[], tuple[Iterator[Any], Any]]:
-        def begin() -> tuple[Iterator[Any], Any]:
-            segments, info = self._whisper.transcribe(
-                pcm,
-                language=language,
-                task=options.task,
-                initial_prompt=_without_control_tokens(options.prompt) or None,
-                temperature=options.temperature or (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
-                word_timestamps=options.word_times,
-                condition_on_previous_text=False,
-                beam_size=_FINAL.beam_size,
-            )
-            return iter(segments), info
-
-        return begin
+        return self._files.transcribe(slabs, options)
 
     # The methods from here on are called in the workers' threads, but for _key and what it calls.
 
@@ -238,37 +212,58 @@ class WhisperTranscriber:
         languages = self._languages(windows, encoded)
         prompts = [self._prompt(w, lang) + list(w.prefix) for w, (lang, _) in zip(windows, languages, strict=True)]
         cap = max(self._token_cap(w, lang) for w, (lang, _) in zip(windows, languages, strict=True))
-        outputs = self._generate(encoded, prompts, cap, search)
-        tokens = self._new_ids(outputs, windows, languages)
-        if search is _FINAL and any(is_loop(self.tokenizer("en").decode(ids)) for ids in tokens):
+        found = self._search(encoded, windows, languages, prompts, cap)
+        if search is _FINAL and any(is_loop("".join(p.text for p in h.pieces)) for h in found):
             # The decoder fell into a loop; where OpenAI tries again with chance, forbidding the loop is deterministic.
-            outputs = self._generate(encoded, prompts, cap, search, no_repeat_ngram_size=LOOP_TOKENS)
-            tokens = self._new_ids(outputs, windows, languages)
-        timed = windows[0].word_times
-        spans = self._token_spans(encoded, windows, languages, tokens) if timed else [()] * len(windows)
-        return [
-            self._hypothesis(output, ids, language, len(prompt), own, greedy=search.beam_size == 1)
-            for language, output, ids, prompt, own in zip(languages, outputs, tokens, prompts, spans, strict=True)
-        ]
+            found = self._search(encoded, windows, languages, prompts, cap, no_repeat_ngram_size=LOOP_TOKENS)
+        return found
 
-    def _hypothesis(
+    def _search(
         self,
-        output: Any,
-        ids: list[int],
-        language: tuple[str, float],
-        num_prompt: int,
-        spans: tuple[TokenSpan, ...],
+        encoded: Any,
+        windows: Sequence[Window],
+        languages: Sequence[tuple[str, float]],
+        prompts: list[list[int]],
+        cap: int,
         *,
-        greedy: bool,
-    ) -> Hypothesis:
-        code, certainty = language
-        # Only a greedy search returns logits.
-        probabilities = token_probabilities(output, len(ids)) if greedy else [1.0] * len(ids)
-        pieces = hypothesis_words(self.tokenizer(code), ids, probabilities, code)
-        logprob = output.scores[0]  # the mean over the sequence
-        is_noise = output.no_speech_prob > NO_SPEECH_PROBABILITY and logprob < NO_SPEECH_LOGPROB
-        is_speech = logprob >= MIN_LOGPROB and not is_noise
-        return Hypothesis(pieces, code, certainty, is_speech, num_prompt, len(ids), timed_words(pieces, spans))
+        no_repeat_ngram_size: int = 0,
+    ) -> list[Hypothesis]:
+        """Search once for the texts of encoded windows. Copies of words without sound of their own are cut."""
+        search = _FINAL if windows[0].final else _PARTIAL
+        outputs = self._generate(encoded, prompts, cap, search, no_repeat_ngram_size=no_repeat_ngram_size)
+        found = []
+        for i, (output, window, language, prompt) in enumerate(zip(outputs, windows, languages, prompts, strict=True)):
+            ids = self._text_ids(output, language[0])[len(window.prefix) :]
+            # Only a greedy search returns logits.
+            probabilities = token_probabilities(output, len(ids)) if search.beam_size == 1 else [1.0] * len(ids)
+            pieces = hypothesis_words(self.tokenizer(language[0]), ids, probabilities, language[0])
+            pieces, timed = self._spoken(encoded, i, window, language[0], pieces)
+            is_speech = not is_noise(output.scores[0], output.no_speech_prob)  # the first is the mean of the sequence
+            found.append(Hypothesis(pieces, *language, is_speech, len(prompt), len(ids), timed))
+        return found
+
+    def _spoken(
+        self, encoded: Any, index: int, window: Window, language: str, pieces: tuple[HypothesisWord, ...]
+    ) -> tuple[tuple[HypothesisWord, ...], tuple[Word, ...]]:
+        """Return the words without copies that have no sound of their own, and their times if the window asks for them.
+
+        Words are aligned where their times are asked for, or where any come twice. `index`: the window's in `encoded`.
+        """
+        given = hypothesis_words(self.tokenizer(language), list(window.prefix), [1.0] * len(window.prefix), language)
+        texts = [p.text for p in (*given, *pieces)]
+        doubtful = says_twice(texts)
+        if not pieces or not (doubtful or window.word_times):
+            return pieces, ()
+        tokens = [t for p in (*given, *pieces) for t in p.tokens]
+        one = encoded if encoded.shape[0] == 1 else ctranslate2.StorageView.from_array(np.asarray(encoded)[index, None])
+        words = aligned_words((*given, *pieces), self._token_spans(one, window, language, tokens))
+        cut = set[int]()
+        if doubtful:
+            sound_s = seconds_of_sound(window.pcm, [(w.start_s, w.end_s) for w in words])
+            cut = unspoken_copies(texts, sound_s, len(given))
+        kept = [k for k in range(len(given), len(texts)) if k not in cut]
+        pieces = tuple(pieces[k - len(given)] for k in kept)
+        return pieces, without_pauses([words[k] for k in kept]) if window.word_times else ()
 
     def _generate(
         self, encoded: Any, prompts: list[list[int]], cap: int, search: _Search, *, no_repeat_ngram_size: int = 0
@@ -284,15 +279,6 @@ class WhisperTranscriber:
             return_logits_vocab=search.beam_size == 1,
             suppress_blank=True,
         )
-
-    def _new_ids(
-        self, outputs: Sequence[Any], windows: Sequence[Window], languages: Sequence[tuple[str, float]]
-    ) -> list[list[int]]:
-        """Return the text tokens after each window's prefix."""
-        return [
-            self._text_ids(o, lang)[len(w.prefix) :]
-            for o, w, (lang, _) in zip(outputs, windows, languages, strict=True)
-        ]
 
     def _languages(self, windows: Sequence[Window], encoded: Any) -> list[tuple[str, float]]:
         if not self._model.is_multilingual:
@@ -322,7 +308,7 @@ class WhisperTranscriber:
 
     def _text_tokens(self, text: str) -> list[int]:
         # The tokenizer reads "<|...|>" as a control token: only the ids of text are taken.
-        ids = self._whisper.hf_tokenizer.encode(_without_control_tokens(" " + text), add_special_tokens=False).ids
+        ids = self._whisper.hf_tokenizer.encode(without_control_tokens(" " + text), add_special_tokens=False).ids
         return [i for i in ids if i < self.tokenizer("en").eot]
 
     def _token_cap(self, window: Window, language: str) -> int:
@@ -357,40 +343,28 @@ class WhisperTranscriber:
         """Force the words' tokens on the audio, and take their times as those of a transcript's words."""
         window = Window(pcm, language=language if self._model.is_multilingual else "en")
         ids = [
-            self._whisper.hf_tokenizer.encode(_without_control_tokens(" " + w), add_special_tokens=False).ids
+            self._whisper.hf_tokenizer.encode(without_control_tokens(" " + w), add_special_tokens=False).ids
             for w in words
         ]
         flat = [i for word in ids for i in word]
         if not flat or len(flat) > self._profile.max_tokens:
             return ()
         encoded = self._model.encode(ctranslate2.StorageView.from_array(self._features(pcm, _num_frames(window))[None]))
-        (spans,) = self._token_spans(encoded, [window], [(window.language or "en", 1.0)], [flat])
+        spans = self._token_spans(encoded, window, window.language or "en", flat)
         pieces = [HypothesisWord(w, tuple(i), 1.0) for w, i in zip(words, ids, strict=True) if i]
-        return timed_words(pieces, spans)
+        return without_pauses(aligned_words(pieces, spans))
 
-    def _token_spans(
-        self, encoded: Any, windows: Sequence[Window], languages: Sequence[tuple[str, float]], tokens: list[list[int]]
-    ) -> list[tuple[TokenSpan, ...]]:
-        """Return the spans of each window's tokens after its prefix, from the decoder's cross-attention."""
-        out: list[tuple[TokenSpan, ...]] = []
-        for i, (window, (language, _), ids) in enumerate(zip(windows, languages, tokens, strict=True)):
-            if not ids:
-                out.append(())
-                continue
-            one = encoded if len(windows) == 1 else ctranslate2.StorageView.from_array(np.asarray(encoded)[i : i + 1])
-            text = [*window.prefix, *ids]
-            found = self._model.align(
-                one,
-                self.tokenizer(language).sot_sequence,
-                [text],
-                [min(len(window.pcm) // SAMPLES_PER_FRAME, MAX_FRAMES)],
-                median_filter_width=7,
-            )[0]
-            starts = token_starts(found.alignments, len(text))
-            probabilities = found.text_token_probs
-            spans = [(starts[k], starts[k + 1], float(probabilities[k])) for k in range(len(text))]
-            out.append(tuple(spans[len(window.prefix) :]))
-        return out
+    def _token_spans(self, encoded: Any, window: Window, language: str, tokens: list[int]) -> list[TokenSpan]:
+        """Return the spans of text tokens in a window, by itself encoded, from the decoder's cross-attention."""
+        found = self._model.align(
+            encoded,
+            self.tokenizer(language).sot_sequence,
+            [tokens],
+            [min(len(window.pcm) // SAMPLES_PER_FRAME, MAX_FRAMES)],
+            median_filter_width=7,
+        )[0]
+        starts = token_starts(found.alignments, len(tokens))
+        return [(starts[k], starts[k + 1], float(p)) for k, p in enumerate(found.text_token_probs[: len(tokens)])]
 
 
 class WhisperStream:
@@ -437,8 +411,3 @@ def _num_frames(window: Window) -> int:
     search = _FINAL if window.final else _PARTIAL
     seconds = max(search.min_s, len(window.pcm) / SAMPLE_RATE_HZ + search.pad_s)
     return min(MAX_FRAMES, math.ceil(seconds * 2) * FRAMES_PER_S // 2)
-
-
-def _without_control_tokens(text: str) -> str:
-    """The text with a space in every `<|`, so that none of it can become a control token."""
-    return text.replace("<|", "< |")
