@@ -121,6 +121,8 @@ class Ears:
             raise ModelError("scripted failure")
         new = words[len(window.prefix) :]
         pieces = tuple(HypothesisWord(f" {w}", (VOCABULARY.index(w),), 1.0) for w, *_ in new)
+        if window.logprobs:
+            pieces = tuple(replace(p, logprobs=(TokenLogprob(p.text.encode(), 0.0),)) for p in pieces)
         places = tuple(Word(w, a, b, 1.0) for w, a, b in new) if window.word_times else ()
         return Hypothesis(pieces, window.language or "en", 1.0, True, 4, len(pieces), places)
 

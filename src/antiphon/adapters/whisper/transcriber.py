@@ -28,6 +28,7 @@ from faster_whisper import WhisperModel
 from faster_whisper.tokenizer import Tokenizer
 
 from antiphon.adapters.spec import LaneModelOptions
+from antiphon.adapters.whisper.languages import chosen_language
 from antiphon.adapters.whisper.outputs import (
     SAMPLES_PER_FRAME,
     TokenSpan,
@@ -53,6 +54,7 @@ from antiphon.contracts import (
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.events.words import Word
+from antiphon.modeling.token_words import with_logprobs
 
 # Mel frames a second, and the most that the encoder takes: 30 s.
 FRAMES_PER_S = 100
@@ -70,6 +72,8 @@ NO_SPEECH_PROBABILITY = 0.6
 NO_SPEECH_LOGPROB = -0.8
 # Below this mean log-probability a window is noise in any case (whisper/transcribe.py uses -1.0).
 MIN_LOGPROB = -1.2
+# The least probability whose logarithm is reported.
+MIN_PROBABILITY = 1e-10
 MAX_PROMPT_TOKENS = 200
 # What is encoded of a prompt for each of its tokens, from the end, and how many encoded texts are kept: a session gives
 # the same prompt with each of its windows.
@@ -157,7 +161,8 @@ class WhisperTranscriber:
     async def decode(self, window: Window) -> Hypothesis:
         """Decode one window, in a batch with others of the same shape. Finals come before partials.
 
-        Partials are decoded greedily, with each word's probability; finals with a beam of 5, and probabilities of 1.0.
+        Partials are decoded greedily, with each word's probability; finals with a beam of 5, and probabilities of 1.0
+        unless the window asks for word times or log-probabilities.
         A final that loops is decoded again with the loop forbidden. Waits in the lane. Raises Refused where it is full,
         ModelError.
         """
@@ -223,7 +228,7 @@ class WhisperTranscriber:
 
     def _key(self, window: Window) -> tuple[int, int, bool, bool]:
         """Windows with equal keys may share a batch: same frames, same search, as many tokens before the start."""
-        return (_num_frames(window), self._num_prompt_tokens(window), window.final, window.word_times)
+        return (_num_frames(window), self._num_prompt_tokens(window), window.final, _is_aligned(window))
 
     def _num_prompt_tokens(self, window: Window) -> int:
         return len(self.prompt_tokens(window)) if window.context or window.prompt else 0
@@ -244,27 +249,34 @@ class WhisperTranscriber:
             # The decoder fell into a loop; where OpenAI tries again with chance, forbidding the loop is deterministic.
             outputs = self._generate(encoded, prompts, cap, search, no_repeat_ngram_size=LOOP_TOKENS)
             tokens = self._new_ids(outputs, windows, languages)
-        timed = windows[0].word_times
-        spans = self._token_spans(encoded, windows, languages, tokens) if timed else [()] * len(windows)
+        aligned = _is_aligned(windows[0])
+        spans = self._token_spans(encoded, windows, languages, tokens) if aligned else [()] * len(windows)
         return [
-            self._hypothesis(output, ids, language, len(prompt), own, greedy=search.beam_size == 1)
-            for language, output, ids, prompt, own in zip(languages, outputs, tokens, prompts, spans, strict=True)
+            self._hypothesis(window, output, ids, language, len(prompt), own)
+            for window, language, output, ids, prompt, own in zip(
+                windows, languages, outputs, tokens, prompts, spans, strict=True
+            )
         ]
 
     def _hypothesis(
         self,
+        window: Window,
         output: Any,
         ids: list[int],
         language: tuple[str, float],
         num_prompt: int,
         spans: tuple[TokenSpan, ...],
-        *,
-        greedy: bool,
     ) -> Hypothesis:
         code, certainty = language
-        # Only a greedy search returns logits.
-        probabilities = token_probabilities(output, len(ids)) if greedy else [1.0] * len(ids)
+        # Only a greedy search returns logits. The alignment of the other's tokens is a forced decode, and gives theirs.
+        if not window.final:
+            probabilities = token_probabilities(output, len(ids))
+        else:
+            probabilities = [s[2] for s in spans] or [1.0] * len(ids)
         pieces = hypothesis_words(self.tokenizer(code), ids, probabilities, code)
+        if window.logprobs:
+            logprobs = [math.log(max(p, MIN_PROBABILITY)) for p in probabilities]
+            pieces = tuple(with_logprobs(pieces, logprobs, self._whisper.hf_tokenizer.id_to_token))
         logprob = output.scores[0]  # the mean over the sequence
         is_noise = output.no_speech_prob > NO_SPEECH_PROBABILITY and logprob < NO_SPEECH_LOGPROB
         is_speech = logprob >= MIN_LOGPROB and not is_noise
@@ -299,8 +311,11 @@ class WhisperTranscriber:
             return [("en", 1.0)] * len(windows)
         if all(w.language for w in windows):
             return [(w.language or "en", 1.0) for w in windows]
-        found = [(token[2:-2], float(p)) for ((token, p), *_) in self._model.detect_language(encoded)]
-        return [(w.language, 1.0) if w.language else f for w, f in zip(windows, found, strict=True)]
+        ranked = [[(token[2:-2], float(p)) for token, p in all_] for all_ in self._model.detect_language(encoded)]
+        return [
+            (w.language, 1.0) if w.language else chosen_language(r, w.languages, w.likely_language)
+            for w, r in zip(windows, ranked, strict=True)
+        ]
 
     def _prompt(self, window: Window, language: str) -> list[int]:
         tokenizer = self.tokenizer(language)
@@ -435,6 +450,11 @@ def _num_frames(window: Window) -> int:
     search = _FINAL if window.final else _PARTIAL
     seconds = max(search.min_s, len(window.pcm) / SAMPLE_RATE_HZ + search.pad_s)
     return min(MAX_FRAMES, math.ceil(seconds * 2) * FRAMES_PER_S // 2)
+
+
+def _is_aligned(window: Window) -> bool:
+    """Whether the tokens of a window's hypothesis are aligned with its audio."""
+    return window.word_times or (window.final and window.logprobs)
 
 
 def _without_control_tokens(text: str) -> str:
