@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,7 +43,7 @@ from antiphon.contracts import (
 )
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
-from antiphon.events.words import Word
+from antiphon.events.words import TokenLogprob, Word
 from antiphon.vision.images import EncodedImage
 
 HEARD_HZ, SPOKEN_HZ = 16_000, 24_000

@@ -39,6 +39,7 @@ from antiphon.adapters.whisper.outputs import (
     token_probabilities,
     token_starts,
 )
+from antiphon.adapters.whisper.word_edges import with_edges
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import (
@@ -277,10 +278,11 @@ class WhisperTranscriber:
         if window.logprobs:
             logprobs = [math.log(max(p, MIN_PROBABILITY)) for p in probabilities]
             pieces = tuple(with_logprobs(pieces, logprobs, self._whisper.hf_tokenizer.id_to_token))
+        words = with_edges(timed_words(pieces, spans), window.pcm)
         logprob = output.scores[0]  # the mean over the sequence
         is_noise = output.no_speech_prob > NO_SPEECH_PROBABILITY and logprob < NO_SPEECH_LOGPROB
         is_speech = logprob >= MIN_LOGPROB and not is_noise
-        return Hypothesis(pieces, code, certainty, is_speech, num_prompt, len(ids), timed_words(pieces, spans))
+        return Hypothesis(pieces, code, certainty, is_speech, num_prompt, len(ids), words)
 
     def _generate(
         self, encoded: Any, prompts: list[list[int]], cap: int, search: _Search, *, no_repeat_ngram_size: int = 0
@@ -381,7 +383,7 @@ class WhisperTranscriber:
         encoded = self._model.encode(ctranslate2.StorageView.from_array(self._features(pcm, _num_frames(window))[None]))
         (spans,) = self._token_spans(encoded, [window], [(window.language or "en", 1.0)], [flat])
         pieces = [HypothesisWord(w, tuple(i), 1.0) for w, i in zip(words, ids, strict=True) if i]
-        return timed_words(pieces, spans)
+        return with_edges(timed_words(pieces, spans), pcm)
 
     def _token_spans(
         self, encoded: Any, windows: Sequence[Window], languages: Sequence[tuple[str, float]], tokens: list[list[int]]
