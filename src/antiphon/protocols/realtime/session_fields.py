@@ -374,6 +374,8 @@ def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | N
     vad = audio.turn_detection or TurnDetection()
     asked = audio.transcription or Transcription()
     turns = audio.turn_detection.config() if audio.turn_detection else None
+    # Without transcripts for the client, there is nothing to add to them.
+    included = fields.included if audio.transcription else ()
     idle_ms = vad.idle_timeout_ms
     most = fields.max_output_tokens
     return ConversationConfig(
@@ -385,9 +387,9 @@ def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | N
             partials=audio.transcription is not None or bool(turns and turns.patience_ms),
             preflight=True,
             languages=tuple(asked.languages or ()),
-            word_times=WORDS in fields.included,
-            logprobs=LOGPROBS in fields.included,
-            reports_language=LANGUAGE in fields.included,
+            word_times=WORDS in included,
+            logprobs=LOGPROBS in included,
+            reports_language=LANGUAGE in included,
         ),
         instructions=fields.instructions,
         audio_output=fields.speaks,

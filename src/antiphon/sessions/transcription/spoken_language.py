@@ -5,8 +5,8 @@ is not transcribed in another language. It changes only where the speech of one 
 once a window at most: that corrects a first second that misled, and follows a speaker who goes on in another language.
 
 Whisper's base model, given the first seconds of 43 recordings in seven other languages and of 40 in English, 15 of
-these by learners: after 1 s the best language was wrong for 10 of the 46 with a probability of 0.5 or more, and for 4 of
-the 33 with 0.7 or more, all four learners; after 3 s for 4 of 66 with 0.5 or more. With 0.9 or more it was wrong for
+these by learners: after 1 s the best language was wrong for 10 of the 46 with a probability of 0.5 or more, and for 4
+of the 33 with 0.7 or more, all four learners; after 3 s for 4 of 66 with 0.5 or more. With 0.9 or more it was wrong for
 none of 36 after 2 s.
 """
 
