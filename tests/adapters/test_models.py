@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,6 +64,48 @@ def test_word_times_rise_and_lie_in_the_audio(whisper: WhisperTranscriber, recor
     # "Americans" ends before the long pause, "Ask" comes after it (measured on the waveform).
     ask = next(w for w in final.words if w.text.lower().startswith("ask"))
     assert 2.7 < ask.start_s < 3.7
+
+
+def test_words_beside_a_pause_do_not_reach_into_it(
+    whisper: WhisperTranscriber, recordings: dict[str, Recording]
+) -> None:
+    first, second = recordings["lj-LJ001-0008"].pcm, recordings["lj-LJ001-0002"].pcm
+    pause = np.zeros(16000, np.float32)
+    window = Window(np.concatenate((first, pause, second)), language="en", final=True, word_times=True)
+    words = asyncio.run(whisper.decode(window)).words
+    before = next(w for w in words if w.text.lower().startswith("surpassed"))
+    after = words[words.index(before) + 1]
+    begin_s = len(first) / 16000
+    assert before.end_s < begin_s + 0.1
+    assert begin_s + 0.9 < after.start_s < begin_s + 1.2
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_when_log_probabilities_are_asked_for_then_every_token_has_its_own(
+    whisper: WhisperTranscriber, recordings: dict[str, Recording], final: bool
+) -> None:
+    window = Window(recordings["lj-LJ001-0004"].pcm, language="en", final=final, logprobs=True)
+    pieces = asyncio.run(whisper.decode(window)).pieces
+    assert all(b"".join(t.utf8 for t in p.logprobs).decode() == p.text for p in pieces)
+    assert all(p.probability == pytest.approx(np.exp(min(t.logprob for t in p.logprobs))) for p in pieces)
+    assert all(p.probability <= 1.0 for p in pieces)
+    # Read speech is likely, and no two words are equally so.
+    assert 0.5 < np.mean([p.probability for p in pieces]) < 0.999
+    assert len({p.probability for p in pieces}) > len(pieces) // 2
+
+
+def test_a_likely_language_is_kept_in_short_speech_and_given_up_where_another_is_clear(
+    whisper: WhisperTranscriber, recordings: dict[str, Recording]
+) -> None:
+    german = recordings["fleurs-de-001"].pcm
+
+    def heard(seconds: float, **asked: Any) -> str:
+        return asyncio.run(whisper.decode(Window(german[: int(seconds * 16000)], **asked))).language
+
+    assert heard(6.0) == heard(6.0, likely_language="en") == "de"
+    assert heard(6.0, languages=("en", "fr")) in ("en", "fr")
+    assert heard(0.5, likely_language="en") == "en"
+    assert heard(6.0, language="en") == "en"
 
 
 @pytest.mark.parametrize("text", ["<|fr|><|translate|>", "<|endoftext|>", "a <|startofprev|> b", "<|0.00|>"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from antiphon.audio import Pcm
-from antiphon.events.words import Word
+from antiphon.events.words import TokenLogprob, Word
 
 TranscriptionTask = Literal["transcribe", "translate"]
 
@@ -66,12 +66,13 @@ class TranscriberProfile:
 @dataclass(frozen=True, slots=True)
 class HypothesisWord:
     """One word of a hypothesis: its text as the model spelled it, with its leading space, its tokens, and the
-    probability of the least likely of them.
+    probability of the least likely of them. `logprobs` has one entry for each token where the window asked for them.
     """
 
     text: str
     tokens: tuple[int, ...]
     probability: float
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,13 @@ class Window:
     - `context`: text spoken before the window. Neither it nor `prompt` can become a control token.
     - `prompt`: the client's hint, words and names to expect.
     - `language`: ISO-639-1; None: it is detected.
+    - `languages`: detection chooses one of these; empty: one of all that the model knows. A model that cannot be
+      restricted ignores them.
+    - `likely_language`: detection gives this one unless the audio is clearly in another. A model that writes the
+      language itself ignores it.
     - `final`: decode the whole window as well as possible; otherwise quickly.
     - `word_times`: the hypothesis has word times.
+    - `logprobs`: its pieces have the log-probabilities of their tokens.
     - `max_tokens`: the most tokens to add; None: the profile's.
     - `start_sample`: where in the session the window begins: windows with the same start begin with the same audio, so
       a stream may go on from what it computed.
@@ -95,8 +101,11 @@ class Window:
     context: str = ""
     prompt: str = ""
     language: str | None = None
+    languages: tuple[str, ...] = ()
+    likely_language: str | None = None
     final: bool = False
     word_times: bool = False
+    logprobs: bool = False
     max_tokens: int | None = None
     start_sample: int = 0
 
@@ -106,7 +115,8 @@ class Hypothesis:
     """A transcriber's text for a window.
 
     - `pieces`: its words after the prefix, as the model spelled them.
-    - `language`, `language_probability`: ISO-639-1, as given or detected, and how sure the model is.
+    - `language`, `language_probability`: ISO-639-1, and how sure the model is of what it detected; 1.0 where the
+      language was given or the likely one was kept.
     - `is_speech`: False where the model takes the window for noise; its words are then dropped.
     - `prompt_tokens`, `completion_tokens`: what the decode read and added.
     - `words`: with word times, one for each of the pieces, in seconds from the window's start.

@@ -28,6 +28,7 @@ from antiphon.adapters.whisper.outputs import (
     hypothesis_words,
     without_control_tokens,
 )
+from antiphon.adapters.whisper.word_edges import with_edges
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import FileInfo, FileOptions, HypothesisWord, TranscriptSegment, Urgency
@@ -80,6 +81,7 @@ class FileDecoder:
                 # Whisper repeats what it wrote in the same window.
                 window = [s for s in window if s.seek == segment.seek]
                 pcm = part[segment.seek * SAMPLES_PER_FRAME - start : int(segment.end_s * SAMPLE_RATE_HZ) - start]
+                segment = replace(segment, words=_with_edges(segment, pcm))
                 spoken = await self._without_copies(segment, window, pcm, language, word_times=options.word_times)
                 if spoken:
                     window.append(spoken)
@@ -139,3 +141,10 @@ class FileDecoder:
             return iter(segments), info
 
         return begin
+
+
+def _with_edges(segment: TranscriptSegment, pcm: Pcm) -> tuple[Word, ...]:
+    """The words of a segment, where it has any, with better times. pcm: its window, up to the segment's end."""
+    shift_s = segment.seek * SAMPLES_PER_FRAME / SAMPLE_RATE_HZ
+    words = [replace(w, start_s=w.start_s - shift_s, end_s=w.end_s - shift_s) for w in segment.words]
+    return tuple(replace(w, start_s=w.start_s + shift_s, end_s=w.end_s + shift_s) for w in with_edges(words, pcm))

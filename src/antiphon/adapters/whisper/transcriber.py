@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from antiphon.adapters.whisper.guard import (
     seconds_of_sound,
     unspoken_copies,
 )
+from antiphon.adapters.whisper.languages import chosen_language
 from antiphon.adapters.whisper.outputs import (
     SAMPLES_PER_FRAME,
     TokenSpan,
@@ -46,6 +47,7 @@ from antiphon.adapters.whisper.outputs import (
     without_control_tokens,
     without_pauses,
 )
+from antiphon.adapters.whisper.word_edges import with_edges
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import (
     FileInfo,
@@ -60,6 +62,7 @@ from antiphon.contracts import (
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.events.words import Word
+from antiphon.modeling.token_words import with_logprobs
 
 # Mel frames a second, and the most that the encoder takes: 30 s.
 FRAMES_PER_S = 100
@@ -71,6 +74,8 @@ FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS = 12.0, 16
 PARTIAL_TOKENS_PER_S, PARTIAL_EXTRA_TOKENS = 7.0, 2
 # Scripts whose characters take a token or more each.
 NON_LATIN_TOKENS_PER_S = 14.0
+# The least probability whose logarithm is reported.
+MIN_PROBABILITY = 1e-10
 MAX_PROMPT_TOKENS = 200
 # What is encoded of a prompt for each of its tokens, from the end, and how many encoded texts are kept: a session gives
 # the same prompt with each of its windows.
@@ -156,7 +161,8 @@ class WhisperTranscriber:
     async def decode(self, window: Window) -> Hypothesis:
         """Decode one window, in a batch with others of the same shape. Finals come before partials.
 
-        Partials are decoded greedily, with each word's probability; finals with a beam of 5, and probabilities of 1.0.
+        Partials are decoded greedily, with each word's probability; finals with a beam of 5, and probabilities of 1.0
+        unless the window asks for word times or log-probabilities.
         A final that loops is decoded again with the loop forbidden. Waits in the lane. Raises Refused where it is full,
         ModelError.
         """
@@ -197,7 +203,7 @@ class WhisperTranscriber:
 
     def _key(self, window: Window) -> tuple[int, int, bool, bool]:
         """Windows with equal keys may share a batch: same frames, same search, as many tokens before the start."""
-        return (_num_frames(window), self._num_prompt_tokens(window), window.final, window.word_times)
+        return (_num_frames(window), self._num_prompt_tokens(window), window.final, _is_aligned(window))
 
     def _num_prompt_tokens(self, window: Window) -> int:
         return len(self.prompt_tokens(window)) if window.context or window.prompt else 0
@@ -237,33 +243,53 @@ class WhisperTranscriber:
             # Only a greedy search returns logits.
             probabilities = token_probabilities(output, len(ids)) if search.beam_size == 1 else [1.0] * len(ids)
             pieces = hypothesis_words(self.tokenizer(language[0]), ids, probabilities, language[0])
-            pieces, timed = self._spoken(encoded, i, window, language[0], pieces)
+            pieces, timed = self._spoken(encoded, i, window, language[0], pieces, probabilities)
             is_speech = not is_noise(output.scores[0], output.no_speech_prob)  # the first is the mean of the sequence
             found.append(Hypothesis(pieces, *language, is_speech, len(prompt), len(ids), timed))
         return found
 
     def _spoken(
-        self, encoded: Any, index: int, window: Window, language: str, pieces: tuple[HypothesisWord, ...]
+        self,
+        encoded: Any,
+        index: int,
+        window: Window,
+        language: str,
+        pieces: tuple[HypothesisWord, ...],
+        probabilities: list[float],
     ) -> tuple[tuple[HypothesisWord, ...], tuple[Word, ...]]:
-        """Return the words without copies that have no sound of their own, and their times if the window asks for them.
+        """Return the words without copies that have no sound of their own, and their times and log-probabilities if the
+        window asks for them.
 
-        Words are aligned where their times are asked for, or where any come twice. `index`: the window's in `encoded`.
+        Words are aligned where times, or a final's probabilities, are asked for, or where any come twice. `index`: the
+        window's in `encoded`. `probabilities`: of each token of the words.
         """
         given = hypothesis_words(self.tokenizer(language), list(window.prefix), [1.0] * len(window.prefix), language)
         texts = [p.text for p in (*given, *pieces)]
         doubtful = says_twice(texts)
-        if not pieces or not (doubtful or window.word_times):
-            return pieces, ()
-        tokens = [t for p in (*given, *pieces) for t in p.tokens]
-        one = encoded if encoded.shape[0] == 1 else ctranslate2.StorageView.from_array(np.asarray(encoded)[index, None])
-        words = aligned_words((*given, *pieces), self._token_spans(one, window, language, tokens))
-        cut = set[int]()
-        if doubtful:
-            sound_s = seconds_of_sound(window.pcm, [(w.start_s, w.end_s) for w in words])
-            cut = unspoken_copies(texts, sound_s, len(given))
+        words, cut = list[Word](), set[int]()
+        if pieces and (doubtful or _is_aligned(window)):
+            tokens = [t for p in (*given, *pieces) for t in p.tokens]
+            one = encoded
+            if encoded.shape[0] > 1:
+                one = ctranslate2.StorageView.from_array(np.asarray(encoded)[index, None])
+            spans = self._token_spans(one, window, language, tokens)
+            words = aligned_words((*given, *pieces), spans)
+            if doubtful:
+                sound_s = seconds_of_sound(window.pcm, [(w.start_s, w.end_s) for w in words])
+                cut = unspoken_copies(texts, sound_s, len(given))
+            if window.final and _is_aligned(window):
+                # The alignment is a forced decode, and gives the tokens their probabilities.
+                probabilities = [s[2] for s in spans[len(tokens) - sum(len(p.tokens) for p in pieces) :]]
+                pieces = tuple(
+                    replace(p, probability=w.probability) for p, w in zip(pieces, words[len(given) :], strict=True)
+                )
+        if window.logprobs:
+            logprobs = [math.log(max(p, MIN_PROBABILITY)) for p in probabilities]
+            pieces = tuple(with_logprobs(pieces, logprobs, self._whisper.hf_tokenizer.id_to_token))
         kept = [k for k in range(len(given), len(texts)) if k not in cut]
         pieces = tuple(pieces[k - len(given)] for k in kept)
-        return pieces, without_pauses([words[k] for k in kept]) if window.word_times else ()
+        timed = [words[k] for k in kept] if window.word_times and words else []
+        return pieces, with_edges(without_pauses(timed), window.pcm)
 
     def _generate(
         self, encoded: Any, prompts: list[list[int]], cap: int, search: _Search, *, no_repeat_ngram_size: int = 0
@@ -285,8 +311,11 @@ class WhisperTranscriber:
             return [("en", 1.0)] * len(windows)
         if all(w.language for w in windows):
             return [(w.language or "en", 1.0) for w in windows]
-        found = [(token[2:-2], float(p)) for ((token, p), *_) in self._model.detect_language(encoded)]
-        return [(w.language, 1.0) if w.language else f for w, f in zip(windows, found, strict=True)]
+        ranked = [[(token[2:-2], float(p)) for token, p in all_] for all_ in self._model.detect_language(encoded)]
+        return [
+            (w.language, 1.0) if w.language else chosen_language(r, w.languages, w.likely_language)
+            for w, r in zip(windows, ranked, strict=True)
+        ]
 
     def _prompt(self, window: Window, language: str) -> list[int]:
         tokenizer = self.tokenizer(language)
@@ -352,7 +381,7 @@ class WhisperTranscriber:
         encoded = self._model.encode(ctranslate2.StorageView.from_array(self._features(pcm, _num_frames(window))[None]))
         spans = self._token_spans(encoded, window, window.language or "en", flat)
         pieces = [HypothesisWord(w, tuple(i), 1.0) for w, i in zip(words, ids, strict=True) if i]
-        return without_pauses(aligned_words(pieces, spans))
+        return with_edges(without_pauses(aligned_words(pieces, spans)), pcm)
 
     def _token_spans(self, encoded: Any, window: Window, language: str, tokens: list[int]) -> list[TokenSpan]:
         """Return the spans of text tokens in a window, by itself encoded, from the decoder's cross-attention."""
@@ -411,3 +440,8 @@ def _num_frames(window: Window) -> int:
     search = _FINAL if window.final else _PARTIAL
     seconds = max(search.min_s, len(window.pcm) / SAMPLE_RATE_HZ + search.pad_s)
     return min(MAX_FRAMES, math.ceil(seconds * 2) * FRAMES_PER_S // 2)
+
+
+def _is_aligned(window: Window) -> bool:
+    """Whether the words of a window's hypothesis are aligned with its audio, whatever they are."""
+    return window.word_times or (window.final and window.logprobs)

@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, UnsetType
 from antiphon.contracts import FileInfo, TranscriptionTask, TranscriptSegment
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import ServerVad
+from antiphon.events.words import Word
 
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS: tuple[TranscriptFormat, ...] = get_args(TranscriptFormat)
@@ -149,6 +150,7 @@ class _VerboseWord(msgspec.Struct):
     word: str
     start: float
     end: float
+    confidence: float
 
 
 class _VerboseTranscript(msgspec.Struct):
@@ -195,10 +197,12 @@ def _verbose(
         joined(segments),
         _Duration(duration_s),
         [_verbose_segment(s) for s in segments] if request.segments else UNSET,
-        [_VerboseWord(w.text, round(w.start_s, 3), round(w.end_s, 3)) for s in segments for w in s.words]
-        if request.words
-        else UNSET,
+        [_verbose_word(w) for s in segments for w in s.words] if request.words else UNSET,
     )
+
+
+def _verbose_word(word: Word) -> _VerboseWord:
+    return _VerboseWord(word.text, round(word.start_s, 3), round(word.end_s, 3), round(word.probability, 3))
 
 
 def _verbose_segment(segment: TranscriptSegment) -> _VerboseSegment:

@@ -22,7 +22,14 @@ from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.quiet import quietest_near
 from antiphon.contracts import Hypothesis, Transcriber, Window
 from antiphon.errors import ModelError, Refused
-from antiphon.events.transcription import GuessDropped, TranscriptGuessed, TranscriptionConfig, TranscriptionEvent
+from antiphon.events.transcription import (
+    GuessDropped,
+    LanguageDetected,
+    TranscriptGuessed,
+    TranscriptionConfig,
+    TranscriptionEvent,
+)
+from antiphon.sessions.transcription.spoken_language import SpokenLanguage
 from antiphon.sessions.transcription.stable_words import goes_on, shortened, tuned, words_before_cut
 from antiphon.sessions.transcription.transcripts import Transcripts
 from antiphon.signals import Signal
@@ -135,6 +142,7 @@ class Decoding:
         self._measure = measure
         self._clock = clock
         self._transcripts = Transcripts(self.profile, word_times=config.word_times)
+        self._language = SpokenLanguage(config.language, config.languages)
         # The open window as the listening last gave it, and whether it waits for the silence that settles it.
         self._window: SpeechWindow | None = None
         self._settling = False
@@ -169,6 +177,7 @@ class Decoding:
         self._config = config
         self.profile = tuned(self._transcriber.profile, config.tuning)
         self._transcripts.configure(self.profile, word_times=config.word_times)
+        self._language.configure(config.language, config.languages)
 
     def clear(self, turn: int) -> None:
         """Drop the open turn, which is the turn with this number, and its windows. No transcript of them follows."""
@@ -296,6 +305,7 @@ class Decoding:
         else:
             final = await self._decode_final_patiently(window)
         if final and not ended.dropped:
+            await self._note_language(window, final)
             await self._emit_all(self._transcripts.finish(window, final))
 
     async def _decode_final_patiently(self, window: SpeechWindow, *, word_times: bool = False) -> Hypothesis | None:
@@ -324,17 +334,30 @@ class Decoding:
         return replace(final, pieces=(*sent, *final.pieces), is_speech=final.is_speech or bool(sent))
 
     def _request(self, window: SpeechWindow, prefix: tuple[int, ...], *, final: bool, word_times: bool) -> Window:
+        spoken = self._language.request(window.id, window.speech_s)
         return Window(
             window.pcm,
             start_sample=window.start,
             prefix=prefix,
             context=self._transcripts.context if self.profile.context_tokens else "",
             prompt=self._config.prompt,
-            language=self._config.language,
+            language=spoken.language,
+            languages=spoken.languages,
+            likely_language=spoken.likely_language,
             final=final,
             word_times=word_times,
+            logprobs=self._config.logprobs,
             max_tokens=None if final else self.profile.max_tokens,
         )
+
+    async def _note_language(self, window: SpeechWindow, heard: Hypothesis) -> None:
+        """Learn the session's language from a hypothesis of the window, and report it where it is a new one."""
+        if not heard.is_speech:
+            return
+        is_new = self._language.offer(window.id, window.speech_s, heard.language, heard.language_probability)
+        if is_new and self._config.reports_language:
+            turn = window.spans[-1].turn
+            await self._emit(LanguageDetected(turn, heard.language, heard.language_probability))
 
     async def _emit_all(self, events: Iterable[TranscriptionEvent]) -> None:
         for event in events:
@@ -359,6 +382,7 @@ class Decoding:
         if not self._command(Cut(window.id, sample)):
             self._window = None
         elif final and keep:
+            await self._note_language(window, final)
             await self._emit_all(self._transcripts.finish(window, shortened(final, keep)))
 
     def _end_of_word(self, window: SpeechWindow, final: Hypothesis, num_words: int) -> int:
@@ -396,6 +420,7 @@ class Decoding:
         if partial is None:
             return
         self._measure("partial", self._clock() - started)
+        await self._note_language(window, partial)
         likely = self._transcripts.likely_text(window, partial) if self._config.preflight else None
         if likely:
             await self._emit(likely)
@@ -404,7 +429,8 @@ class Decoding:
     async def _decode_partial(self, window: SpeechWindow) -> Hypothesis | None:
         """Decode the window quickly. None where that failed, or where a final became due meanwhile."""
         prefix = self._transcripts.window_text.prefix
-        request = self._request(window, prefix, final=False, word_times=len(window.spans) > 1)
+        word_times = len(window.spans) > 1 or self._config.word_times
+        request = self._request(window, prefix, final=False, word_times=word_times)
         with anyio.CancelScope() as self._partial_scope:
             try:
                 return await self._stream.decode(request)
