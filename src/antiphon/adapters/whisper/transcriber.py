@@ -11,9 +11,11 @@ Nothing of a session is kept between windows. How outputs become words is in `ou
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -155,16 +157,25 @@ class WhisperTranscriber:
         return WhisperStream(self)
 
     async def decode(self, window: Window) -> Hypothesis:
-        """Decode one window, in a batch with others of the same shape. Finals come before partials.
+        """Decode one window, as `submit`, and wait for it in the lane. Raises Refused where that is full, ModelError.
 
         Partials are decoded greedily, with each word's probability; finals with a beam of 5, and probabilities of 1.0.
-        A final that loops is decoded again with the loop forbidden. Waits in the lane. Raises Refused where it is full,
-        ModelError.
+        A final that loops is decoded again with the loop forbidden.
         """
-        urgency = Urgency.FINAL if window.final else Urgency.PARTIAL
-        result = await self.lane.run(window, urgency, self._key(window))
-        assert isinstance(result, Hypothesis)
-        return result
+        return await asyncio.wrap_future(self.submit(window))
+
+    def submit(self, window: Window) -> Future[Hypothesis]:
+        """Queue one window, to be decoded in a batch with others of the same shape, and return its future at once.
+
+        Finals and urgent partials come before other partials. Raises Refused where the lane is full; the future may
+        have ModelError.
+        """
+        urgency = Urgency.FINAL if window.final or window.urgent else Urgency.PARTIAL
+        return self.lane.submit(window, urgency, self._key(window), deadline_s=window.deadline_s)
+
+    def replace(self, waiting: Future[Hypothesis], window: Window) -> bool:
+        """Have a window that waits in the lane replaced by another one. Returns False where it has begun."""
+        return self.lane.replace(waiting, window, self._key(window))
 
     async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
         """Return where each word lies, from the decoder's cross-attention with the words forced on the audio.
@@ -212,6 +223,10 @@ class WhisperTranscriber:
             return iter(segments), info
 
         return begin
+
+    def encoded_s(self, window: Window) -> float:
+        """Return how many seconds a window is padded to, by which its encoding costs."""
+        return _num_frames(window) / FRAMES_PER_S
 
     # The methods from here on are called in the workers' threads, but for _key and what it calls.
 
@@ -398,10 +413,19 @@ class WhisperStream:
 
     def __init__(self, model: WhisperTranscriber) -> None:
         self._model = model
+        self._waiting: Future[Hypothesis] | None = None
 
     async def decode(self, window: Window) -> Hypothesis:
         """Decode one window, as WhisperTranscriber.decode. Waits in the lane. Raises Refused, ModelError."""
-        return await self._model.decode(window)
+        self._waiting = self._model.submit(window)
+        try:
+            return await asyncio.wrap_future(self._waiting)
+        finally:
+            self._waiting = None
+
+    def replace(self, window: Window) -> bool:
+        """Replace the window that waits in the lane. Returns False where none waits, or it has begun."""
+        return self._waiting is not None and self._model.replace(self._waiting, window)
 
     def close(self) -> None:
         """Do nothing: a stream holds neither memory nor a place in the lane."""
