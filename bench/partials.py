@@ -16,7 +16,7 @@ import os
 import random
 import selectors
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +34,7 @@ from antiphon.engine.lane import DEFAULT_DUE_S, NUM_PRIORITIES, Lane
 from antiphon.events.transcription import (
     AppendAudio,
     ServerVad,
+    SpeechStarted,
     TranscriptDelta,
     TranscriptDone,
     TranscriptionConfig,
@@ -143,10 +144,12 @@ class VirtualLane:
                 self._idle -= 1
                 # One at a time, so that a window's hypothesis does not depend on its batch.
                 results = [self._lane.submit(w.job, key=object()).result() for w in batch]
-                took_s = self._cost_s([w.job for w in batch], results)
+                encode_s, decode_s = self._cost_s([w.job for w in batch], results)
+                took_s = (encode_s + decode_s) / (1 - OVERHEAD)
                 kind = "final" if batch[0].job.final else "first" if batch[0].job.urgent else "later"
                 self.count[kind] += len(batch)
-                self.busy_s[kind] += took_s
+                self.busy_s["encode"] += encode_s
+                self.busy_s["decode"] += decode_s
                 self._loop.call_later(took_s, self._end, batch, results)
 
     def _end(self, batch: Sequence[Job], results: Sequence[Any]) -> None:
@@ -156,13 +159,16 @@ class VirtualLane:
         self._start()
 
 
-def cost_s(cost: Cost, windows: Sequence[Window], results: Sequence[Hypothesis], window_s: Any) -> float:
-    """Seconds of a worker for a batch. A forced prefix costs a step for each token, as new ones do."""
-    final = windows[0].final
+def cost_s(
+    cost: Cost, windows: Sequence[Window], results: Sequence[Hypothesis], window_s: Callable[[Window], float]
+) -> tuple[float, float]:
+    """Seconds of CPU of a batch, in the encoder and in the decoder. A forced prefix costs a step for each token, as new
+    tokens do.
+    """
     steps = max(len(w.prefix) + r.completion_tokens + 1 for w, r in zip(windows, results, strict=True))
-    rows = len(windows) * (5 if final else 1)
-    seconds = len(windows) * cost.encode * window_s(windows[0]) + cost.begin + len(windows) * cost.begin_each
-    return (seconds + steps * (cost.step + rows * cost.step_each)) / (1 - OVERHEAD)
+    rows = len(windows) * (5 if windows[0].final else 1)
+    begin = cost.begin + len(windows) * cost.begin_each
+    return len(windows) * cost.encode * window_s(windows[0]), begin + steps * (cost.step + rows * cost.step_each)
 
 
 @dataclass(slots=True)
@@ -183,14 +189,22 @@ class Played:
                 return at_s - self.clip.speech_start
         return None
 
+    def first_is_wrong(self, language: str = "en") -> bool:
+        """Whether the first word shown is not among the first two of the final transcript."""
+        shown = wer.norm(self.deltas[0][1], language) if self.deltas else []
+        final = wer.norm(" ".join(text for _, text in self.finals), language)
+        return shown[:1] != final[:1] and shown[:1] != final[1:2]
+
 
 async def stream(models: Any, clips: Sequence[Clip], delay_s: float, out: list[Played], loop: VirtualLoop) -> None:
     """One session that hears clips one after another, each with silence behind it."""
     await asyncio.sleep(delay_s)
-    inbox, mine = Inbox(30.0), list[Played]()
+    inbox, mine, of_turn = Inbox(30.0), list[Played](), dict[int, Played]()
 
     async def emit(event: TranscriptionEvent) -> None:
-        heard = mine[-1]
+        if isinstance(event, SpeechStarted):
+            of_turn[event.turn] = mine[-1]
+        heard = of_turn.get(getattr(event, "turn", -1), mine[-1])
         if isinstance(event, TranscriptDelta):
             heard.deltas.append((loop.now_s - heard.zero_s, event.text))
         elif isinstance(event, TranscriptDone):
@@ -261,10 +275,12 @@ def play(models: Any, clips: Sequence[Clip], num_streams: int, max_batch: int) -
         "final_p95": percentile(final, 95),
         "live": word_errors([(p.clip, " ".join(t for _, t in p.finals)) for p in out]),
         "shown": word_errors([(p.clip, " ".join(p.shown)) for p in out]),
+        "first_wrong": 100 * sum(p.first_is_wrong() for p in out) / len(out),
         "first_jobs": lane.count["first"] / len(out),
         "later_jobs": lane.count["later"] / len(out),
         "final_jobs": lane.count["final"] / len(out),
-        "busy": sum(lane.busy_s.values()) / loop.now_s / WORKERS,
+        "encoder": lane.busy_s["encode"] / loop.now_s / WORKERS,
+        "decoder": lane.busy_s["decode"] / loop.now_s / WORKERS,
     }
 
 

@@ -130,6 +130,38 @@ def test_when_many_windows_wait_then_finals_and_first_words_come_before_later_pa
     assert not lone.replace(waiting[0], Window(pcm))
 
 
+def test_when_there_is_a_model_for_partials_then_it_decodes_those_of_a_known_language_and_no_final(
+    recordings: dict[str, Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings({}, os.environ)
+    folder = store_of(settings.models).require(MODELS["whisper-base"])
+    whisper = WhisperTranscriber(folder, "whisper-base", LaneModelOptions(), partials=folder)
+    model, prefixes = whisper.partials, list[str]()
+    assert model
+    text_ids = model.text_ids
+
+    def noted(text: str) -> tuple[int, ...]:
+        prefixes.append(text)
+        return text_ids(text)
+
+    monkeypatch.setattr(model, "text_ids", noted)
+    pcm = recordings["lj-LJ001-0008"].pcm[:32000]
+
+    async def main() -> None:
+        whole = await whisper.decode(Window(pcm, language="en"))
+        assert prefixes == [""]
+        prefix = whole.pieces[0].tokens
+        rest = await whisper.decode(Window(pcm, language="en", prefix=prefix))
+        assert prefixes[1:] == [whole.pieces[0].text]
+        assert [(p.text, p.tokens) for p in rest.pieces] == [(p.text, p.tokens) for p in whole.pieces[1:]]
+        await whisper.decode(Window(pcm, language="en", final=True))
+        await whisper.decode(Window(pcm))
+        assert len(prefixes) == 2
+
+    asyncio.run(main())
+    whisper.close()
+
+
 def test_when_a_window_is_noise_then_it_is_no_speech(whisper: WhisperTranscriber) -> None:
     sound = np.random.default_rng(0).normal(0, 0.01, 3 * 16000).astype(np.float32)
     final = asyncio.run(whisper.decode(Window(sound, language="en", final=True)))

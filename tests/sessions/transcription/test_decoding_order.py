@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import anyio
+import pytest
 
 from antiphon.contracts import Hypothesis, Window
 from antiphon.sessions.transcription.decoding import FINAL_DUE_S, FIRST_DUE_S, PARTIAL_DUE_S, Decoding
@@ -96,18 +97,16 @@ def at_times(now_s: list[float], *inputs: Input) -> list[Input]:
     return [at(second, give) for second, give in enumerate(inputs)]
 
 
-def test_when_nothing_was_sent_of_a_turn_then_its_partials_are_urgent_and_their_deadline_stays() -> None:
+def test_when_nothing_was_sent_of_a_turn_then_its_partials_are_urgent_and_each_decode_has_its_deadline() -> None:
     transcriber, now_s = ScriptedTranscriber(), [0.0]
     pcm = speech(1, 9)
-    over = together(ended(window(pcm)), turn_ended())
-    inputs = at_times(now_s, *growing(pcm, FRAME * 10), over)
+    inputs = at_times(now_s, *growing(pcm, FRAME * 10), together(ended(window(pcm)), turn_ended()))
     play(*inputs, transcriber=transcriber, clock=lambda: now_s[0])
-    wanted = [(w.final, w.urgent, w.deadline_s) for w in transcriber.windows]
-    num_first = [urgent for _, urgent, _ in wanted].count(True)
-    assert 1 < num_first < len(wanted) - 1
-    assert wanted[:num_first] == [(False, True, FIRST_DUE_S)] * num_first
-    later = wanted[num_first:-1]
-    assert [w[:2] for w in later] == [(False, False)] * len(later)
-    deadlines_s = [due_s - PARTIAL_DUE_S for _, _, due_s in later if due_s is not None]
-    assert deadlines_s == sorted({round(d) for d in deadlines_s})
-    assert wanted[-1] == (True, False, len(inputs) - 1 + FINAL_DUE_S)
+    *partials, final = transcriber.windows
+    num_urgent = [w.urgent for w in partials].count(True)
+    assert 1 < num_urgent < len(partials)
+    assert [w.urgent for w in partials] == [True] * num_urgent + [False] * (len(partials) - num_urgent)
+    # The input that each decode was due with is the second at which it was asked for.
+    asked_at = [(w.deadline_s or 0.0) - (FIRST_DUE_S if w.urgent else PARTIAL_DUE_S) for w in partials]
+    assert asked_at == pytest.approx([(len(w.pcm) - FRAME * 10) / (FRAME * 5) for w in partials])
+    assert (final.final, final.urgent, final.deadline_s) == (True, False, len(inputs) - 1 + FINAL_DUE_S)

@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,8 @@ Work = Window | Callable[[], Any]
 class WhisperTranscriber:
     """A Transcriber: one CTranslate2 model, and a lane whose `workers` threads each compute on one core.
 
-    `max_batch`: windows in one call of the model. `lane` is public for statistics.
+    `max_batch`: windows in one call of the model. `lane` is public for statistics,
+    `partials` is the model that decodes partials; None: this one does.
     """
 
     def __init__(
@@ -111,9 +112,11 @@ class WhisperTranscriber:
         model_id: str,
         options: LaneModelOptions,
         *,
+        partials: Path | None = None,
         max_batch: int = 1,
     ) -> None:
-        """Load the folder's model. Waits for seconds.
+        """Load the folder's model, and that of the folder `partials`, which then decodes partials in the languages that
+        it knows. Waits for seconds.
 
         Raises ModelError for a folder that does not load, or a type that the device does not have.
         """
@@ -129,6 +132,8 @@ class WhisperTranscriber:
         self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
         self._prompt_text_tokens = lru_cache(KEPT_PROMPTS)(self._text_tokens)
         self._profile = _profile(model_id, tuple(self._whisper.supported_languages))
+        # Its jobs run in this transcriber's lane, so that finals and partials have one order; its own lane stays empty.
+        self.partials = WhisperTranscriber(partials, partials.name, options) if partials else None
         # One job a batch on a CPU: batches of 2 to 8 measured no faster than one after another (docs/architecture.md).
         self.lane: Lane[Work, Any] = Lane(
             "transcriber",
@@ -151,6 +156,8 @@ class WhisperTranscriber:
     def close(self) -> None:
         """Close the lane: waiting jobs are cancelled, running ones are waited for, and the threads end."""
         self.lane.close()
+        if self.partials:
+            self.partials.close()
 
     def open(self) -> WhisperStream:
         """Return a stream, which keeps nothing: every window is decoded from its start."""
@@ -236,14 +243,41 @@ class WhisperTranscriber:
             return self._decode(windows)
         return [job() for job in jobs if not isinstance(job, Window)]
 
-    def _key(self, window: Window) -> tuple[int, int, bool, bool]:
-        """Windows with equal keys may share a batch: same frames, same search, as many tokens before the start."""
-        return (_num_frames(window), self._num_prompt_tokens(window), window.final, window.word_times)
+    def _key(self, window: Window) -> tuple[int, int, bool, bool, bool]:
+        """Windows with equal keys may share a batch: same frames, same search, as many tokens before the start, and the
+        same model.
+        """
+        tokens = self._num_prompt_tokens(window)
+        return (_num_frames(window), tokens, window.final, window.word_times, self._is_for_partials(window))
+
+    def _is_for_partials(self, window: Window) -> bool:
+        """Whether the model for partials decodes a window: not where its language is unknown, since a model of one
+        language would take any other for its own.
+        """
+        model = self.partials
+        return model is not None and not window.final and window.language in model.profile.languages
+
+    def _decode_partials(self, model: WhisperTranscriber, windows: Sequence[Window]) -> list[Hypothesis]:
+        """Decode partials with another model, whose vocabulary may be another one: tokens are translated as text."""
+        asked = [
+            replace(w, prefix=model.text_ids(self.tokenizer(w.language or "en").decode(list(w.prefix))))
+            for w in windows
+        ]
+        return [
+            replace(found, pieces=tuple(replace(p, tokens=self.text_ids(p.text)) for p in found.pieces))
+            for found in model._decode(asked)
+        ]
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text as it is spelled, with its leading space; none of them is a control token."""
+        return tuple(self._whisper.hf_tokenizer.encode(_without_control_tokens(text), add_special_tokens=False).ids)
 
     def _num_prompt_tokens(self, window: Window) -> int:
         return len(self.prompt_tokens(window)) if window.context or window.prompt else 0
 
     def _decode(self, windows: Sequence[Window]) -> list[Hypothesis]:
+        if self.partials and self._is_for_partials(windows[0]):
+            return self._decode_partials(self.partials, windows)
         frames = _num_frames(windows[0])
         search = _FINAL if windows[0].final else _PARTIAL
         encoded = self._model.encode(

@@ -41,9 +41,9 @@ GUESS_AFTER_S = 0.128
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
 BUSY_STEPS = 3
-# By when hypotheses are wanted: a final after the end of its turn, the first words after the first decode that may hold
-# them was due, and any other partial after it was due.
-FINAL_DUE_S, FIRST_DUE_S, PARTIAL_DUE_S = 1.0, 0.3, 0.3
+# By when hypotheses are wanted: a final after the end of its turn, partials after they were due. Finals and first words
+# have one queue: a final waits only for first words that have waited 0.7 s longer (docs/design/partials.md).
+FINAL_DUE_S, FIRST_DUE_S, PARTIAL_DUE_S = 0.3, 1.0, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,6 @@ class Decoding:
         self._partial_window: SpeechWindow | None = None
         # (window, sample) at which the last partial ended.
         self._partial_at = (0, 0)
-        # (turn, monotonic seconds) by which the first words of the newest turn are wanted.
-        self._first_due = (-1, 0.0)
 
     # --- inputs -------------------------------------------------------------------------------------------------------
 
@@ -427,12 +425,9 @@ class Decoding:
     def _partial_request(self, window: SpeechWindow) -> Window:
         prefix = self._transcripts.window_text.prefix
         request = self._request(window, prefix, final=False, word_times=len(window.spans) > 1)
-        if not self._transcripts.is_eager(window):
-            return replace(request, deadline_s=self._clock() + PARTIAL_DUE_S)
-        turn = window.spans[-1].turn
-        if self._first_due[0] != turn:
-            self._first_due = turn, self._clock() + FIRST_DUE_S
-        return replace(request, urgent=True, deadline_s=self._first_due[1])
+        urgent = self._transcripts.is_eager(window)
+        due_s = self._clock() + (FIRST_DUE_S if urgent else PARTIAL_DUE_S)
+        return replace(request, urgent=urgent, deadline_s=due_s)
 
     async def _decode_partial(self, window: SpeechWindow) -> Hypothesis | None:
         """Decode the window quickly. None where that failed, or where a final became due meanwhile."""
