@@ -176,8 +176,8 @@ class TranscriptionStream(Protocol):
     """
 
     async def decode(self, window: Window) -> Hypothesis:
-        """Decode one window. Waits in the model's lane, finals and urgent partials before other partials. Raises Refused
-        where the lane is full, ModelError.
+        """Decode one window. Waits in the model's lane, finals and urgent partials before other partials. Raises
+        Refused where the lane is full, ModelError.
         """
         ...
 

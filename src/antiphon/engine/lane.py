@@ -1,8 +1,8 @@
 """A lane: the bounded queue of one model and the worker threads that empty it.
 
 Many sessions share one copy of the weights through it. Jobs wait by priority, 0 first; among equals, owners (API keys)
-have turns, and an owner's jobs run by their deadlines, the earliest first. `workers` threads run them in batches of at most `max_batch`
-jobs with equal keys. A job whose caller was cancelled is dropped before it runs; one that is running finishes, and its
+have turns, and an owner's jobs run by their deadlines, the earliest first. `workers` threads run them in batches of at
+most `max_batch` jobs with equal keys. A job whose caller was cancelled is dropped before it runs; one that is running finishes, and its
 result is discarded.
 
 A worker that ends starts anew, and only the jobs that it was running fail. A lane is *lost* when its workers end too
@@ -251,8 +251,8 @@ class Lane(Generic[Job, Result]):
     def _make_room(self, owner: Hashable) -> _QueuedJob[Job, Result]:
         """Take the job out of the full queue that is refused in favour of this owner's next one, and return it.
 
-        It is the least urgent job of the owner that holds most, by priority and then by deadline. Raises Refused where this owner holds its
-        equal part already, or no other one holds more than that.
+        It is the least urgent job of the owner that holds most, by priority and then by deadline. Raises Refused
+        where this owner holds its equal part already, or no other one holds more than that.
         """
         held = Counter(job.owner for queue in self._queues for job in queue)
         share = self._max_queue // len(held | {owner: 1})
