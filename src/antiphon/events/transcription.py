@@ -58,6 +58,7 @@ class TranscriptionConfig:
     - `model`: the name that the client used; reported back, while the session has one transcriber.
     - `language`: ISO-639-1; None: it is detected.
     - `prompt`: words and names to expect, as a hint to the model.
+    - `keyterms`: words and phrases that are likely to be said; the model raises them in its search if it can.
     - `vad`: how the server finds turns; None: the client commits them.
     - `word_times`: TranscriptDone carries word times, which costs an alignment.
     - `partials`: words are sent while a turn is open; without it there are no deltas before the turn has ended.
@@ -74,6 +75,7 @@ class TranscriptionConfig:
     partials: bool = True
     preflight: bool = False
     tuning: StreamTuning = field(default_factory=StreamTuning)
+    keyterms: tuple[str, ...] = ()
 
 
 # --- commands ------------------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from faster_whisper import WhisperModel
 from faster_whisper.tokenizer import Tokenizer
 
 from antiphon.adapters.spec import LaneModelOptions
+from antiphon.adapters.whisper import keyterms
 from antiphon.adapters.whisper.outputs import (
     SAMPLES_PER_FRAME,
     TokenSpan,
@@ -244,6 +245,10 @@ class WhisperTranscriber:
             # The decoder fell into a loop; where OpenAI tries again with chance, forbidding the loop is deterministic.
             outputs = self._generate(encoded, prompts, cap, search, no_repeat_ngram_size=LOOP_TOKENS)
             tokens = self._new_ids(outputs, windows, languages)
+        if search is _FINAL and any(w.keyterms for w in windows):
+            tokens = [
+                self._with_keyterms(encoded, i, *a) for i, a in enumerate(zip(windows, languages, tokens, strict=True))
+            ]
         timed = windows[0].word_times
         spans = self._token_spans(encoded, windows, languages, tokens) if timed else [()] * len(windows)
         return [
@@ -368,6 +373,24 @@ class WhisperTranscriber:
         pieces = [HypothesisWord(w, tuple(i), 1.0) for w, i in zip(words, ids, strict=True) if i]
         return timed_words(pieces, spans)
 
+    def _with_keyterms(
+        self, encoded: Any, row: int, window: Window, language: tuple[str, float], ids: list[int]
+    ) -> list[int]:
+        """Return a final's tokens with the keyterms that win their place."""
+        tokenizer = self.tokenizer(language[0])
+
+        def score(hypotheses: list[list[int]]) -> list[list[float]]:
+            frames = min(len(window.pcm) // SAMPLES_PER_FRAME, MAX_FRAMES)
+            one = np.asarray(encoded)[row : row + 1]
+            repeated = ctranslate2.StorageView.from_array(np.repeat(one, len(hypotheses), axis=0))
+            texts = [[*window.prefix, *tokens] for tokens in hypotheses]
+            found = self._model.align(repeated, tokenizer.sot_sequence, texts, [frames] * len(texts))
+            return [list(f.text_token_probs)[len(window.prefix) :] for f in found]
+
+        pieces = hypothesis_words(tokenizer, ids, [1.0] * len(ids), language[0])
+        terms = tuple(_without_control_tokens(t) for t in window.keyterms)
+        return [t for piece in keyterms.search(pieces, terms, tokenizer.encode, score) for t in piece.tokens]
+
     def _token_spans(
         self, encoded: Any, windows: Sequence[Window], languages: Sequence[tuple[str, float]], tokens: list[list[int]]
     ) -> list[tuple[TokenSpan, ...]]:
@@ -427,6 +450,7 @@ def _profile(model_id: str, languages: tuple[str, ...]) -> TranscriberProfile:
         context_tokens=0,
         max_tokens=224,
         max_prefix_tokens=180,
+        keyterms=True,
     )
 
 
