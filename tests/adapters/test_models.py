@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, wait
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +18,7 @@ from antiphon.adapters.spec import LaneModelOptions
 from antiphon.adapters.whisper.files import PART_S, PART_SLACK_S
 from antiphon.adapters.whisper.transcriber import WhisperTranscriber
 from antiphon.audio.quiet import split_at_quiet
-from antiphon.contracts import FileInfo, FileOptions, TranscriptSegment, Window, one_slab
+from antiphon.contracts import FileInfo, FileOptions, Hypothesis, TranscriptSegment, Window, one_slab
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import TRANSCRIPTION_ROLES
@@ -139,6 +141,67 @@ def test_windows_decoded_in_a_batch_equal_those_decoded_alone(recordings: dict[s
     assert asyncio.run(together()) == asyncio.run(alone())
     assert batched.lane.stats.batches < batched.lane.stats.jobs
     batched.close()
+
+
+def test_when_many_windows_wait_then_finals_and_first_words_come_before_later_partials_by_their_deadlines(
+    recordings: dict[str, Recording],
+) -> None:
+    settings = load_settings({}, os.environ)
+    lone = WhisperTranscriber(
+        store_of(settings.models).require(MODELS["whisper-base"]), "whisper-base", LaneModelOptions()
+    )
+    pcm, release, order = recordings["lj-LJ001-0008"].pcm[:16000], threading.Event(), list[str]()
+
+    def queue(name: str, **facts: Any) -> Future[Hypothesis]:
+        waiting = lone.submit(Window(pcm, language="en", max_tokens=1, **facts))
+        waiting.add_done_callback(lambda _: order.append(name))
+        return waiting
+
+    lone.lane.submit(release.wait)
+    waiting = [
+        queue("later", deadline_s=1.0),
+        queue("final", final=True, deadline_s=9.0),
+        queue("first", urgent=True, deadline_s=8.5),
+        queue("newer first", urgent=True, deadline_s=9.5),
+    ]
+    assert lone.replace(waiting[0], Window(pcm[:8000], language="en", max_tokens=1))
+    release.set()
+    wait(waiting)
+    lone.close()
+    assert order == ["first", "final", "newer first", "later"]
+    assert not lone.replace(waiting[0], Window(pcm))
+
+
+def test_when_there_is_a_model_for_partials_then_it_decodes_those_of_a_known_language_and_no_final(
+    recordings: dict[str, Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings({}, os.environ)
+    folder = store_of(settings.models).require(MODELS["whisper-base"])
+    whisper = WhisperTranscriber(folder, "whisper-base", LaneModelOptions(), partials=folder)
+    model, prefixes = whisper.partials, list[str]()
+    assert model
+    text_ids = model.text_ids
+
+    def noted(text: str) -> tuple[int, ...]:
+        prefixes.append(text)
+        return text_ids(text)
+
+    monkeypatch.setattr(model, "text_ids", noted)
+    pcm = recordings["lj-LJ001-0008"].pcm[:32000]
+
+    async def main() -> None:
+        whole = await whisper.decode(Window(pcm, language="en"))
+        assert prefixes == [""]
+        prefix = whole.pieces[0].tokens
+        rest = await whisper.decode(Window(pcm, language="en", prefix=prefix))
+        assert prefixes[1:] == [whole.pieces[0].text]
+        assert [(p.text, p.tokens) for p in rest.pieces] == [(p.text, p.tokens) for p in whole.pieces[1:]]
+        await whisper.decode(Window(pcm, language="en", final=True))
+        await whisper.decode(Window(pcm))
+        assert len(prefixes) == 2
+
+    asyncio.run(main())
+    whisper.close()
 
 
 def test_when_a_window_is_noise_then_it_is_no_speech(whisper: WhisperTranscriber) -> None:

@@ -115,6 +115,9 @@ class Ears:
     def close(self) -> None:
         return
 
+    def replace(self, window: Window) -> bool:
+        return False
+
     async def decode(self, window: Window) -> Hypothesis:
         await asyncio.sleep(0.0313 if window.final else 0.0217)
         words = heard(window.pcm)

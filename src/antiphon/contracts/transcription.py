@@ -94,6 +94,9 @@ class Window:
     - `max_tokens`: the most tokens to add; None: the profile's.
     - `start_sample`: where in the session the window begins: windows with the same start begin with the same audio, so
       a stream may go on from what it computed.
+    - `urgent`: a partial before which nothing was sent of its turn, and which goes before other partials.
+    - `deadline_s`: by when the hypothesis is wanted, in monotonic seconds. Among windows that are equally urgent, the
+      earliest deadline goes first. None: soon, like that of other work without a deadline.
     """
 
     pcm: Pcm
@@ -108,6 +111,8 @@ class Window:
     logprobs: bool = False
     max_tokens: int | None = None
     start_sample: int = 0
+    urgent: bool = False
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +187,16 @@ class TranscriptionStream(Protocol):
     """
 
     async def decode(self, window: Window) -> Hypothesis:
-        """Decode one window. Waits in the model's lane, finals before partials. Raises Refused where the lane is full,
-        ModelError.
+        """Decode one window. Waits in the model's lane, finals and urgent partials before other partials. Raises
+        Refused where the lane is full, ModelError.
+        """
+        ...
+
+    def replace(self, window: Window) -> bool:
+        """Have the `decode` that waits in the lane decode this window in place of its own, at the same deadline.
+
+        Returns False where none waits or it has begun, so that its result is that of the window it was called with. A
+        model that cannot do so always returns False. Does not wait.
         """
         ...
 

@@ -354,6 +354,10 @@ class Qwen3AsrStream:
         known = words(texts, groups, [1.0] * len(window.prefix), language)
         return spread([*known, *pieces], window.pcm)[len(known) :]
 
+    def replace(self, window: Window) -> bool:
+        """Return False: an engine does not queue windows that could be replaced."""
+        return False
+
     def close(self) -> None:
         """Close the session in the engine, if there is one, and free its KV. The next window would open another."""
         session, self._session, self._audio_key, self._encoded = self._session, None, None, []

@@ -11,10 +11,12 @@ Nothing of a session is kept between windows. How outputs become words is in `ou
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -47,8 +49,18 @@ from antiphon.adapters.whisper.outputs import (
     without_control_tokens,
     without_pauses,
 )
+from antiphon.adapters.whisper.windows import (
+    FRAMES_PER_S,
+    MAX_FRAMES,
+    Search,
+    is_aligned,
+    num_frames,
+    profile_of,
+    search_of,
+    token_cap,
+)
 from antiphon.adapters.whisper.word_edges import with_edges
-from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio import Pcm
 from antiphon.contracts import (
     FileInfo,
     FileOptions,
@@ -64,16 +76,6 @@ from antiphon.errors import ModelError
 from antiphon.events.words import Word
 from antiphon.modeling.token_words import with_logprobs
 
-# Mel frames a second, and the most that the encoder takes: 30 s.
-FRAMES_PER_S = 100
-MAX_FRAMES = 3000
-# Most tokens a second of speech, and besides, against endless repetition. English speech has 4 on average and 7 in fast
-# passages; a cap of 7 cut the ends of long finals off. A partial of a second of audio says its two words again and
-# again up to the cap.
-FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS = 12.0, 16
-PARTIAL_TOKENS_PER_S, PARTIAL_EXTRA_TOKENS = 7.0, 2
-# Scripts whose characters take a token or more each.
-NON_LATIN_TOKENS_PER_S = 14.0
 # The least probability whose logarithm is reported.
 MIN_PROBABILITY = 1e-10
 MAX_PROMPT_TOKENS = 200
@@ -84,18 +86,6 @@ PROMPT_CHARS_PER_TOKEN, KEPT_PROMPTS = 16, 256
 LOOP_TOKENS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """How a window is padded and searched: to at least `min_s`, with `pad_s` of silence, in seconds."""
-
-    min_s: float
-    pad_s: float
-    beam_size: int
-
-
-_PARTIAL = _Search(min_s=5.0, pad_s=2.0, beam_size=1)
-_FINAL = _Search(min_s=10.0, pad_s=3.0, beam_size=5)
-
 # A job of the lane: a window, or another call of the model, in the worker's thread.
 Work = Window | Callable[[], Any]
 
@@ -103,7 +93,8 @@ Work = Window | Callable[[], Any]
 class WhisperTranscriber:
     """A Transcriber: one CTranslate2 model, and a lane whose `workers` threads each compute on one core.
 
-    `max_batch`: windows in one call of the model. `lane` is public for statistics.
+    `max_batch`: windows in one call of the model. `lane` is public for statistics,
+    `partials` is the model that decodes partials; None: this one does.
     """
 
     def __init__(
@@ -112,9 +103,11 @@ class WhisperTranscriber:
         model_id: str,
         options: LaneModelOptions,
         *,
+        partials: Path | None = None,
         max_batch: int = 1,
     ) -> None:
-        """Load the folder's model. Waits for seconds.
+        """Load the folder's model, and that of the folder `partials`, which then decodes partials in the languages that
+        it knows. Waits for seconds.
 
         Raises ModelError for a folder that does not load, or a type that the device does not have.
         """
@@ -129,7 +122,9 @@ class WhisperTranscriber:
         self._model = self._whisper.model
         self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
         self._prompt_text_tokens = lru_cache(KEPT_PROMPTS)(self._text_tokens)
-        self._profile = _profile(model_id, tuple(self._whisper.supported_languages))
+        self._profile = profile_of(model_id, tuple(self._whisper.supported_languages))
+        # Its jobs run in this transcriber's lane, so that finals and partials have one order; its own lane stays empty.
+        self.partials = WhisperTranscriber(partials, partials.name, options) if partials else None
         # One job a batch on a CPU: batches of 2 to 8 measured no faster than one after another (docs/architecture.md).
         self.lane: Lane[Work, Any] = Lane(
             "transcriber",
@@ -153,23 +148,34 @@ class WhisperTranscriber:
     def close(self) -> None:
         """Close the lane: waiting jobs are cancelled, running ones are waited for, and the threads end."""
         self.lane.close()
+        if self.partials:
+            self.partials.close()
 
     def open(self) -> WhisperStream:
         """Return a stream, which keeps nothing: every window is decoded from its start."""
         return WhisperStream(self)
 
     async def decode(self, window: Window) -> Hypothesis:
-        """Decode one window, in a batch with others of the same shape. Finals come before partials.
+        """Decode one window, as `submit`, and wait for it in the lane. Raises Refused where that is full, ModelError.
 
         Partials are decoded greedily, with each word's probability; finals with a beam of 5, and probabilities of 1.0
-        unless the window asks for word times or log-probabilities.
-        A final that loops is decoded again with the loop forbidden. Waits in the lane. Raises Refused where it is full,
-        ModelError.
+        unless the window asks for word times or log-probabilities. A final that loops is decoded again with the loop
+        forbidden.
         """
-        urgency = Urgency.FINAL if window.final else Urgency.PARTIAL
-        result = await self.lane.run(window, urgency, self._key(window))
-        assert isinstance(result, Hypothesis)
-        return result
+        return await asyncio.wrap_future(self.submit(window))
+
+    def submit(self, window: Window) -> Future[Hypothesis]:
+        """Queue one window, to be decoded in a batch with others of the same shape, and return its future at once.
+
+        Finals and urgent partials come before other partials. Raises Refused where the lane is full; the future may
+        have ModelError.
+        """
+        urgency = Urgency.FINAL if window.final or window.urgent else Urgency.PARTIAL
+        return self.lane.submit(window, urgency, self._key(window), deadline_s=window.deadline_s)
+
+    def replace(self, waiting: Future[Hypothesis], window: Window) -> bool:
+        """Have a window that waits in the lane replaced by another one. Returns False where it has begun."""
+        return self.lane.replace(waiting, window, self._key(window))
 
     async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
         """Return where each word lies, from the decoder's cross-attention with the words forced on the audio.
@@ -193,6 +199,10 @@ class WhisperTranscriber:
         """
         return self._files.transcribe(slabs, options)
 
+    def encoded_s(self, window: Window) -> float:
+        """Return how many seconds a window is padded to, by which its encoding costs."""
+        return num_frames(window) / FRAMES_PER_S
+
     # The methods from here on are called in the workers' threads, but for _key and what it calls.
 
     def _work(self, jobs: Sequence[Work]) -> list[Any]:
@@ -201,25 +211,51 @@ class WhisperTranscriber:
             return self._decode(windows)
         return [job() for job in jobs if not isinstance(job, Window)]
 
-    def _key(self, window: Window) -> tuple[int, int, bool, bool]:
-        """Windows with equal keys may share a batch: same frames, same search, as many tokens before the start."""
-        return (_num_frames(window), self._num_prompt_tokens(window), window.final, _is_aligned(window))
+    def _key(self, window: Window) -> tuple[int, int, bool, bool, bool]:
+        """Windows with equal keys may share a batch: same frames, same search, as many tokens before the start, and the
+        same model.
+        """
+        tokens = self._num_prompt_tokens(window)
+        return (num_frames(window), tokens, window.final, is_aligned(window), self._is_for_partials(window))
+
+    def _is_for_partials(self, window: Window) -> bool:
+        """Whether the model for partials decodes a window: not where its language is unknown, since a model of one
+        language would take any other for its own.
+        """
+        model = self.partials
+        return model is not None and not window.final and window.language in model.profile.languages
+
+    def _decode_partials(self, model: WhisperTranscriber, windows: Sequence[Window]) -> list[Hypothesis]:
+        """Decode partials with another model, whose vocabulary may be another one: tokens are translated as text."""
+        asked = [
+            replace(w, prefix=model.text_ids(self.tokenizer(w.language or "en").decode(list(w.prefix))))
+            for w in windows
+        ]
+        return [
+            replace(found, pieces=tuple(replace(p, tokens=self.text_ids(p.text)) for p in found.pieces))
+            for found in model._decode(asked)
+        ]
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text as it is spelled, with its leading space; none of them is a control token."""
+        return tuple(self._whisper.hf_tokenizer.encode(without_control_tokens(text), add_special_tokens=False).ids)
 
     def _num_prompt_tokens(self, window: Window) -> int:
         return len(self.prompt_tokens(window)) if window.context or window.prompt else 0
 
     def _decode(self, windows: Sequence[Window]) -> list[Hypothesis]:
-        frames = _num_frames(windows[0])
-        search = _FINAL if windows[0].final else _PARTIAL
+        if self.partials and self._is_for_partials(windows[0]):
+            return self._decode_partials(self.partials, windows)
+        frames = num_frames(windows[0])
         encoded = self._model.encode(
             ctranslate2.StorageView.from_array(np.stack([self._features(w.pcm, frames) for w in windows])),
             to_cpu=self._model.device == "cuda" and len(self._model.device_index) > 1,
         )
         languages = self._languages(windows, encoded)
         prompts = [self._prompt(w, lang) + list(w.prefix) for w, (lang, _) in zip(windows, languages, strict=True)]
-        cap = max(self._token_cap(w, lang) for w, (lang, _) in zip(windows, languages, strict=True))
+        cap = max(token_cap(w, lang, self._profile.max_tokens) for w, (lang, _) in zip(windows, languages, strict=True))
         found = self._search(encoded, windows, languages, prompts, cap)
-        if search is _FINAL and any(is_loop("".join(p.text for p in h.pieces)) for h in found):
+        if windows[0].final and any(is_loop("".join(p.text for p in h.pieces)) for h in found):
             # The decoder fell into a loop; where OpenAI tries again with chance, forbidding the loop is deterministic.
             found = self._search(encoded, windows, languages, prompts, cap, no_repeat_ngram_size=LOOP_TOKENS)
         return found
@@ -235,7 +271,7 @@ class WhisperTranscriber:
         no_repeat_ngram_size: int = 0,
     ) -> list[Hypothesis]:
         """Search once for the texts of encoded windows. Copies of words without sound of their own are cut."""
-        search = _FINAL if windows[0].final else _PARTIAL
+        search = search_of(windows[0])
         outputs = self._generate(encoded, prompts, cap, search, no_repeat_ngram_size=no_repeat_ngram_size)
         found = []
         for i, (output, window, language, prompt) in enumerate(zip(outputs, windows, languages, prompts, strict=True)):
@@ -267,7 +303,7 @@ class WhisperTranscriber:
         texts = [p.text for p in (*given, *pieces)]
         doubtful = says_twice(texts)
         words, cut = list[Word](), set[int]()
-        if pieces and (doubtful or _is_aligned(window)):
+        if pieces and (doubtful or is_aligned(window)):
             tokens = [t for p in (*given, *pieces) for t in p.tokens]
             one = encoded
             if encoded.shape[0] > 1:
@@ -277,7 +313,7 @@ class WhisperTranscriber:
             if doubtful:
                 sound_s = seconds_of_sound(window.pcm, [(w.start_s, w.end_s) for w in words])
                 cut = unspoken_copies(texts, sound_s, len(given))
-            if window.final and _is_aligned(window):
+            if window.final and is_aligned(window):
                 # The alignment is a forced decode, and gives the tokens their probabilities.
                 probabilities = [s[2] for s in spans[len(tokens) - sum(len(p.tokens) for p in pieces) :]]
                 pieces = tuple(
@@ -292,7 +328,7 @@ class WhisperTranscriber:
         return pieces, with_edges(without_pauses(timed), window.pcm)
 
     def _generate(
-        self, encoded: Any, prompts: list[list[int]], cap: int, search: _Search, *, no_repeat_ngram_size: int = 0
+        self, encoded: Any, prompts: list[list[int]], cap: int, search: Search, *, no_repeat_ngram_size: int = 0
     ) -> list[Any]:
         return self._model.generate(  # type: ignore[no-any-return]
             encoded,
@@ -340,16 +376,6 @@ class WhisperTranscriber:
         ids = self._whisper.hf_tokenizer.encode(without_control_tokens(" " + text), add_special_tokens=False).ids
         return [i for i in ids if i < self.tokenizer("en").eot]
 
-    def _token_cap(self, window: Window, language: str) -> int:
-        if window.final:
-            rate, spare = FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS
-        else:
-            rate, spare = PARTIAL_TOKENS_PER_S, PARTIAL_EXTRA_TOKENS
-        if language != "en":
-            rate = max(rate, NON_LATIN_TOKENS_PER_S)
-        cap = int(len(window.pcm) / SAMPLE_RATE_HZ * rate) + spare
-        return min(max(1, cap - len(window.prefix)), window.max_tokens or self._profile.max_tokens)
-
     def tokenizer(self, language: str) -> Tokenizer:
         """Return the tokenizer for a language, which is made once. From `eot` on, its ids are control tokens."""
         key = (language, "transcribe")
@@ -378,7 +404,7 @@ class WhisperTranscriber:
         flat = [i for word in ids for i in word]
         if not flat or len(flat) > self._profile.max_tokens:
             return ()
-        encoded = self._model.encode(ctranslate2.StorageView.from_array(self._features(pcm, _num_frames(window))[None]))
+        encoded = self._model.encode(ctranslate2.StorageView.from_array(self._features(pcm, num_frames(window))[None]))
         spans = self._token_spans(encoded, window, window.language or "en", flat)
         pieces = [HypothesisWord(w, tuple(i), 1.0) for w, i in zip(words, ids, strict=True) if i]
         return with_edges(without_pauses(aligned_words(pieces, spans)), pcm)
@@ -401,47 +427,19 @@ class WhisperStream:
 
     def __init__(self, model: WhisperTranscriber) -> None:
         self._model = model
+        self._waiting: Future[Hypothesis] | None = None
 
     async def decode(self, window: Window) -> Hypothesis:
         """Decode one window, as WhisperTranscriber.decode. Waits in the lane. Raises Refused, ModelError."""
-        return await self._model.decode(window)
+        self._waiting = self._model.submit(window)
+        try:
+            return await asyncio.wrap_future(self._waiting)
+        finally:
+            self._waiting = None
+
+    def replace(self, window: Window) -> bool:
+        """Replace the window that waits in the lane. Returns False where none waits, or it has begun."""
+        return self._waiting is not None and self._model.replace(self._waiting, window)
 
     def close(self) -> None:
         """Do nothing: a stream holds neither memory nor a place in the lane."""
-
-
-def _profile(model_id: str, languages: tuple[str, ...]) -> TranscriberProfile:
-    return TranscriberProfile(
-        id=model_id,
-        languages=languages,
-        step_s=0.3,
-        first_step_s=0.2,
-        agreement_s=0.9,
-        first_agreement_s=0.2,
-        rollback_tokens=1,
-        min_probability=0.3,
-        unfixed_chunks=0,
-        settle_s=0.5,
-        # With its predecessor's audio and words in front of it, a window costs half as much again, and a turn that
-        # follows another speaker's by 0.2 to 0.9 s loses words (docs/design/turns.md).
-        context_pause_s=0.0,
-        pause_s=0.8,
-        long_window_s=10.0,
-        long_pause_s=0.3,
-        max_window_s=22.0,
-        context_tokens=0,
-        max_tokens=224,
-        max_prefix_tokens=180,
-    )
-
-
-def _num_frames(window: Window) -> int:
-    """The mel frames that a window is padded to: a whole number of half seconds, so that windows can share a batch."""
-    search = _FINAL if window.final else _PARTIAL
-    seconds = max(search.min_s, len(window.pcm) / SAMPLE_RATE_HZ + search.pad_s)
-    return min(MAX_FRAMES, math.ceil(seconds * 2) * FRAMES_PER_S // 2)
-
-
-def _is_aligned(window: Window) -> bool:
-    """Whether the words of a window's hypothesis are aligned with its audio, whatever they are."""
-    return window.word_times or (window.final and window.logprobs)
