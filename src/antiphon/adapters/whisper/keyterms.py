@@ -21,7 +21,7 @@ import numpy as np
 from antiphon.contracts import HypothesisWord
 
 # What a keyterm adds to the log-probability of a candidate that has it, in nats: for each of its tokens, at most so
-# many. Tuned by bench/asr_keyterms.py.
+# many. `bench asr --sections keyterms` says what they change.
 BONUS_PER_TOKEN = 2.0
 MAX_BONUS = 6.0
 # Words that are less like a keyterm, from 0 to 1, are not its candidates; the most candidates scored for a window; and
@@ -71,28 +71,35 @@ def find_candidates(words: Sequence[str], terms: tuple[str, ...], most: int = MA
     Words that already spell a keyterm are not replaced. Of one place only the two most alike keyterms are returned.
     """
     sounds = _term_sounds(terms)
-    most_words = EXTRA_WORDS + max((n for _, _, _, n in sounds), default=0)
+    if not sounds:
+        return []
     spelled = {_letters(term) for term, *_ in sounds}
-    found: list[Candidate] = []
+    weights = np.array([w for _, _, w, _ in sounds])
+    longest = np.array([n + EXTRA_WORDS for _, _, _, n in sounds])
+    runs: list[tuple[int, int, str, str]] = []
+    # (run, term) of all that may be alike by their lengths.
+    pairs: list[tuple[int, int]] = []
     for first in range(len(words)):
-        here: list[Candidate] = []
-        for last in range(first + 1, min(len(words), first + most_words) + 1):
+        for last in range(first + 1, min(len(words), first + int(longest.max())) + 1):
             text = " ".join(words[first:last])
             letters, sound = _letters(text), sounds_of(text)
-            weight = _weight(sound)
             if not sound or letters in spelled:
                 continue
-            for term, own, own_weight, num_words in sounds:
-                # A run with the keyterm inside it would only lose its other words.
-                if last - first > num_words + EXTRA_WORDS or _letters(term) in letters:
-                    continue
-                if min(weight, own_weight) < MIN_SIMILARITY * max(weight, own_weight):
-                    continue
-                alike = similarity(sound, own)
-                if alike >= MIN_SIMILARITY:
-                    here.append(Candidate(term, first, last, alike))
-        here.sort(key=lambda c: -c.similarity)
-        found += here[:2]
+            weight = _weight(sound)
+            fits = np.minimum(weights, weight) >= MIN_SIMILARITY * np.maximum(weights, weight)
+            # A run with the keyterm inside it would only lose its other words.
+            near = [
+                t for t in np.flatnonzero(fits & (longest >= last - first)) if _letters(sounds[t][0]) not in letters
+            ]
+            pairs += [(len(runs), int(t)) for t in near]
+            runs.append((first, last, letters, sound))
+    alike = similarities([(runs[r][3], sounds[t][1]) for r, t in pairs])
+    here: dict[int, list[Candidate]] = {}
+    for (r, t), degree in zip(pairs, alike, strict=True):
+        if degree >= MIN_SIMILARITY:
+            first, last = runs[r][:2]
+            here.setdefault(first, []).append(Candidate(sounds[t][0], first, last, float(degree)))
+    found = [c for group in here.values() for c in sorted(group, key=lambda c: -c.similarity)[:2]]
     found.sort(key=lambda c: -c.similarity)
     return found[:most]
 
@@ -162,18 +169,38 @@ def _letters(text: str) -> str:
     return "".join(c for c in text.casefold() if c.isalnum())
 
 
-@lru_cache(4096)
+def similarities(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
+    """Return how alike two results of `sounds_of` are, for each pair: from 0 to 1, float64 [pairs].
+
+    1 less their weighted edit distance over the heavier one's weight. The pairs are compared side by side.
+    """
+    symbols = {c: i for i, c in enumerate(sorted({c for pair in pairs for text in pair for c in text}), start=1)}
+    weight = np.array([0.0, *(_weight(c) for c in symbols)])
+    swap = np.ones((len(weight), len(weight)))
+    swap[1:, 1:] = [[_swap(a, b) for b in symbols] for a in symbols]
+
+    def coded(texts: list[str]) -> np.ndarray:
+        """The symbols of the texts, [longest, texts]; 0 behind the end of a text, which weighs nothing."""
+        codes = np.zeros((max(map(len, texts), default=0), len(texts)), np.intp)
+        for i, text in enumerate(texts):
+            codes[: len(text), i] = [symbols[c] for c in text]
+        return codes
+
+    ones, others = coded([a for a, _ in pairs]), coded([b for _, b in pairs])
+    # Of the other's beginnings, their distances to the beginning of one: [longest other + 1, pairs].
+    row = np.concatenate((np.zeros((1, len(pairs))), np.cumsum(weight[others], axis=0)))
+    for symbol in ones:
+        above, row = row, row + weight[symbol]
+        for j, other in enumerate(others):
+            np.minimum(row[j + 1], np.where(symbol > 0, above[j] + swap[symbol, other], np.inf), out=row[j + 1])
+            np.minimum(row[j + 1], row[j] + weight[other], out=row[j + 1])
+    heavier = np.maximum(weight[ones].sum(axis=0), weight[others].sum(axis=0))
+    return np.asarray(1.0 - row[-1] / np.maximum(heavier, 1e-9))
+
+
 def similarity(one: str, other: str) -> float:
-    """Return how alike two results of `sounds_of` are: 1 less their weighted edit distance over the longer's weight."""
-    row = [0.0]
-    for c in other:
-        row.append(row[-1] + _weight(c))
-    for a in one:
-        above = row
-        row = [above[0] + _weight(a)]
-        for j, b in enumerate(other):
-            row.append(min(above[j] + _swap(a, b), above[j + 1] + _weight(a), row[j] + _weight(b)))
-    return 1.0 - row[-1] / max(_weight(one), _weight(other), 1e-9)
+    """Return how alike two results of `sounds_of` are, from 0 to 1."""
+    return float(similarities([(one, other)])[0])
 
 
 def _weight(sound: str) -> float:

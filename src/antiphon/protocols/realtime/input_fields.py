@@ -125,12 +125,13 @@ class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
     prompt: Text | UnsetType | None = UNSET
     keywords: list[Text] | UnsetType | None = UNSET
     keyterms: list[Text] | UnsetType | None = UNSET
+    languages: list[Text] | UnsetType | None = UNSET
 
     def terms(self, param: str) -> list[str] | UnsetType:
         """Return `keywords`, or `keyterms`, which is another name for it; null is an empty list.
 
-        Blank ones are left out. Raises RemoteProtocolError where both are given, for more than MAX_KEYTERMS of them, and for one of more than
-        MAX_KEYTERM_CHARS characters.
+        Blank ones are left out. Raises RemoteProtocolError where both are given, for more than MAX_KEYTERMS of them,
+        and for one of more than MAX_KEYTERM_CHARS characters.
         """
         name = "keywords" if self.keyterms is UNSET else "keyterms"
         if self.keywords is not UNSET and self.keyterms is not UNSET:
@@ -157,6 +158,7 @@ class Transcription(msgspec.Struct):
     language: str | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
     keywords: list[str] | UnsetType = UNSET
+    languages: list[str] | UnsetType = UNSET
 
 
 class InputFields(msgspec.Struct, forbid_unknown_fields=True):
