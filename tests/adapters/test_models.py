@@ -118,6 +118,23 @@ def test_a_hint_can_never_become_a_control_token(whisper: WhisperTranscriber, te
     assert all(i < tokenizer.eot for i in ids)
 
 
+def test_a_keyterm_turns_a_wrong_word_right(whisper: WhisperTranscriber, recordings: dict[str, Recording]) -> None:
+    pcm = recordings["barista-19d5be84"].pcm
+
+    async def words(*keyterms: str) -> str:
+        final = await whisper.decode(Window(pcm, language="en", final=True, word_times=True, keyterms=keyterms))
+        assert [w.text for w in final.words] == [p.text.strip() for p in final.pieces]
+        return "".join(p.text for p in final.pieces).lower()
+
+    async def main() -> None:
+        plain = await words()
+        assert "americana " in plain
+        assert await words("cappuccino", "americano", "Reykjavik") == plain.replace("americana", "americano")
+        assert await words("Ljubljana", "Kubernetes", "amoxicillin", "<|endoftext|>") == plain
+
+    asyncio.run(main())
+
+
 def test_a_hint_is_bounded(whisper: WhisperTranscriber, recordings: dict[str, Recording]) -> None:
     window = Window(recordings["lj-LJ001-0008"].pcm, prompt="word " * 5000, language="en", final=True)
     assert "surpassed" in "".join(p.text for p in asyncio.run(whisper.decode(window)).pieces)

@@ -171,7 +171,35 @@ def test_an_update_changes_the_fields_it_has_and_shows_the_whole_session() -> No
     *_, last = connection.commands()
     assert isinstance(last, ConfigureTranscription)
     assert last.config.vad is None
-    assert last.config.prompt == "Sintra Byron"
+    assert last.config.prompt == "Sintra"
+    assert last.config.keyterms == ("Byron",)
+
+
+def test_keyterms_are_another_name_for_keywords() -> None:
+    connection = connect(dialect="openai")
+    frames(connection)
+    (answer,) = exchange(connection, **audio_input(transcription={"keyterms": [" Byron  Bay ", ""]}))
+    assert answer["session"]["audio"]["input"]["transcription"]["keywords"] == ["Byron Bay"]
+    *_, last = connection.commands()
+    assert isinstance(last, ConfigureTranscription)
+    assert last.config.keyterms == ("Byron Bay",)
+
+
+@pytest.mark.parametrize(
+    ("transcription", "code"),
+    [
+        ({"keywords": ["a"] * 201}, "invalid_value"),
+        ({"keywords": ["a" * 65]}, "string_above_max_length"),
+        ({"keywords": ["a"], "keyterms": ["b"]}, "invalid_value"),
+        ({"keyterms": [1]}, "invalid_type"),
+    ],
+)
+def test_keyterms_out_of_bounds_refuse_the_update(transcription: dict[str, Any], code: str) -> None:
+    connection = connect(dialect="openai")
+    frames(connection)
+    (answer,) = exchange(connection, **audio_input(transcription=transcription))
+    assert answer["error"]["code"] == code
+    assert answer["error"]["param"].startswith("session.audio.input.transcription.key")
 
 
 @pytest.mark.parametrize(

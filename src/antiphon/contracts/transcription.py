@@ -38,6 +38,7 @@ class TranscriberProfile:
     - `translates`: it can also translate into English.
     - `final_keeps_prefix`: a final goes on from what was sent; otherwise it is decoded without a prefix.
     - `aligns_words`: its word times are measured in the audio, and not estimated.
+    - `keyterms`: it raises `Window.keyterms` in its search; sessions give them to other models in `Window.prompt`.
     """
 
     id: str
@@ -61,6 +62,7 @@ class TranscriberProfile:
     translates: bool = True
     final_keeps_prefix: bool = False
     aligns_words: bool = True
+    keyterms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class Window:
     - `prefix`: tokens that the hypothesis must begin with.
     - `context`: text spoken before the window. Neither it nor `prompt` can become a control token.
     - `prompt`: the client's hint, words and names to expect.
+    - `keyterms`: words and phrases that are likely to be said; only where the profile says that the model takes them.
     - `language`: ISO-639-1; None: it is detected.
     - `languages`: detection chooses one of these; empty: one of all that the model knows. A model that cannot be
       restricted ignores them.
@@ -111,6 +114,7 @@ class Window:
     logprobs: bool = False
     max_tokens: int | None = None
     start_sample: int = 0
+    keyterms: tuple[str, ...] = ()
     urgent: bool = False
     deadline_s: float | None = None
 

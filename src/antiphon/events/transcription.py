@@ -59,6 +59,7 @@ class TranscriptionConfig:
     - `language`: ISO-639-1; None: it is detected.
     - `languages`: where it is detected, it is one of these; empty: any that the model knows.
     - `prompt`: words and names to expect, as a hint to the model.
+    - `keyterms`: words and phrases that are likely to be said; the model raises them in its search if it can.
     - `vad`: how the server finds turns; None: the client commits them.
     - `word_times`: TranscriptDelta and TranscriptDone carry word times, which costs an alignment for each decode.
     - `logprobs`: they carry the log-probabilities of their tokens, which costs an alignment for each final.
@@ -77,6 +78,7 @@ class TranscriptionConfig:
     partials: bool = True
     preflight: bool = False
     tuning: StreamTuning = field(default_factory=StreamTuning)
+    keyterms: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
     logprobs: bool = False
     reports_language: bool = False

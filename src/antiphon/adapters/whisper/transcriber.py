@@ -30,6 +30,7 @@ from faster_whisper import WhisperModel
 from faster_whisper.tokenizer import Tokenizer
 
 from antiphon.adapters.spec import LaneModelOptions
+from antiphon.adapters.whisper import keyterms
 from antiphon.adapters.whisper.files import FileDecoder
 from antiphon.adapters.whisper.guard import (
     is_loop,
@@ -276,6 +277,8 @@ class WhisperTranscriber:
         found = []
         for i, (output, window, language, prompt) in enumerate(zip(outputs, windows, languages, prompts, strict=True)):
             ids = self._text_ids(output, language[0])[len(window.prefix) :]
+            if window.final and window.keyterms:
+                ids = self._with_keyterms(encoded, i, window, language[0], ids)
             # Only a greedy search returns logits.
             probabilities = token_probabilities(output, len(ids)) if search.beam_size == 1 else [1.0] * len(ids)
             pieces = hypothesis_words(self.tokenizer(language[0]), ids, probabilities, language[0])
@@ -408,6 +411,22 @@ class WhisperTranscriber:
         spans = self._token_spans(encoded, window, window.language or "en", flat)
         pieces = [HypothesisWord(w, tuple(i), 1.0) for w, i in zip(words, ids, strict=True) if i]
         return with_edges(without_pauses(aligned_words(pieces, spans)), pcm)
+
+    def _with_keyterms(self, encoded: Any, index: int, window: Window, language: str, ids: list[int]) -> list[int]:
+        """Return a final's tokens with the keyterms that win their place. `index`: the window's in `encoded`."""
+        tokenizer = self.tokenizer(language)
+
+        def score(hypotheses: list[list[int]]) -> list[list[float]]:
+            frames = min(len(window.pcm) // SAMPLES_PER_FRAME, MAX_FRAMES)
+            one = np.asarray(encoded)[index, None]
+            repeated = ctranslate2.StorageView.from_array(np.repeat(one, len(hypotheses), axis=0))
+            texts = [[*window.prefix, *tokens] for tokens in hypotheses]
+            found = self._model.align(repeated, tokenizer.sot_sequence, texts, [frames] * len(texts))
+            return [list(f.text_token_probs)[len(window.prefix) :] for f in found]
+
+        pieces = hypothesis_words(tokenizer, ids, [1.0] * len(ids), language)
+        terms = tuple(without_control_tokens(t) for t in window.keyterms)
+        return [t for piece in keyterms.search(pieces, terms, tokenizer.encode, score) for t in piece.tokens]
 
     def _token_spans(self, encoded: Any, window: Window, language: str, tokens: list[int]) -> list[TokenSpan]:
         """Return the spans of text tokens in a window, by itself encoded, from the decoder's cross-attention."""

@@ -56,6 +56,7 @@ def profile_of(model_id: str, languages: tuple[str, ...]) -> TranscriberProfile:
         context_tokens=0,
         max_tokens=224,
         max_prefix_tokens=180,
+        keyterms=True,
     )
 
 

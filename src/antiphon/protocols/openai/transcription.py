@@ -22,7 +22,7 @@ from antiphon.events.transcription import (
     TranscriptionEvent,
 )
 from antiphon.protocols.connection import Command, Context
-from antiphon.protocols.fields import Reader, Text, check_length, decode
+from antiphon.protocols.fields import Reader, Text, decode
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.input_fields import (
     PCM_24K,
@@ -182,11 +182,11 @@ class OpenAITranscription:
         """
         asked, vad = self._audio.transcription or Transcription(), self._audio.turn_detection
         models = self._context.models
-        keywords = ", ".join(asked.keywords or ())
         config = TranscriptionConfig(
             model=models.lenient(asked.model or "") or models.loaded[0],
             language=asked.language or None,
-            prompt=" ".join(filter(None, [asked.prompt or "", keywords])),
+            prompt=asked.prompt or "",
+            keyterms=tuple(asked.keywords or ()),
             vad=vad.config() if vad else None,
             languages=tuple(asked.languages or ()),
             word_times=WORDS in self._transcripts.include,
@@ -292,9 +292,8 @@ class OpenAITranscription:
         previous, models = self._audio.transcription or Transcription(), self._context.models
         merged = msgspec.structs.replace(previous)
         given = given or TranscriptionFields()
-        if given.keywords is not UNSET:
-            merged.keywords = given.keywords or []
-            check_length(sum(map(len, merged.keywords)), f"{param}.keywords")
+        if (terms := given.terms(param)) is not UNSET:
+            merged.keywords = terms
         for name in ("model", "language", "prompt"):
             if (text := getattr(given, name)) is not UNSET:
                 setattr(merged, name, text or UNSET)

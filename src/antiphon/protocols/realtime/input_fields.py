@@ -112,6 +112,11 @@ CONVERSATION_VAD = msgspec.structs.replace(
 )
 
 
+# The most keyterms of a session, and the most characters of one. A final's search compares each with its words.
+MAX_KEYTERMS = 200
+MAX_KEYTERM_CHARS = 64
+
+
 class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
     """`transcription` as a client gives it."""
 
@@ -119,7 +124,31 @@ class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
     language: Text | UnsetType | None = UNSET
     prompt: Text | UnsetType | None = UNSET
     keywords: list[Text] | UnsetType | None = UNSET
+    keyterms: list[Text] | UnsetType | None = UNSET
     languages: list[Text] | UnsetType | None = UNSET
+
+    def terms(self, param: str) -> list[str] | UnsetType:
+        """Return `keywords`, or `keyterms`, which is another name for it; null is an empty list.
+
+        Blank ones are left out. Raises RemoteProtocolError where both are given, for more than MAX_KEYTERMS of them,
+        and for one of more than MAX_KEYTERM_CHARS characters.
+        """
+        name = "keywords" if self.keyterms is UNSET else "keyterms"
+        if self.keywords is not UNSET and self.keyterms is not UNSET:
+            raise RemoteProtocolError(
+                "invalid_value", "'keyterms' is another name for 'keywords': give one of them.", f"{param}.{name}"
+            )
+        given = self.keywords if self.keyterms is UNSET else self.keyterms
+        if given is UNSET:
+            return UNSET
+        terms = [" ".join(t.split()) for t in given or () if t.strip()]
+        if len(terms) > MAX_KEYTERMS:
+            message = f"Invalid '{param}.{name}': {len(terms)} items. Expected at most {MAX_KEYTERMS}."
+            raise RemoteProtocolError("invalid_value", message, f"{param}.{name}")
+        if any(len(t) > MAX_KEYTERM_CHARS for t in terms):
+            message = f"Invalid '{param}.{name}': string too long. Expected at most {MAX_KEYTERM_CHARS} characters."
+            raise RemoteProtocolError("string_above_max_length", message, f"{param}.{name}")
+        return terms
 
 
 class Transcription(msgspec.Struct):

@@ -334,9 +334,9 @@ def _transcription(
     """The fields of `transcription` merged into those in force; null turns the user's transcripts off."""
     if given is None:
         return None
-    if given.keywords is not UNSET:
-        raise RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}.keywords'.", f"{param}.keywords")
     merged = msgspec.structs.replace(audio.transcription or Transcription())
+    if (terms := given.terms(param)) is not UNSET:
+        merged.keywords = terms
     for name in ("model", "language", "prompt"):
         if text := getattr(given, name):
             setattr(merged, name, text)
@@ -382,6 +382,7 @@ def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | N
         TranscriptionConfig(
             language=asked.language or None,
             prompt=asked.prompt or "",
+            keyterms=tuple(asked.keywords or ()),
             vad=turns,
             # With semantic_vad, the first words of an overlap decide whether it is a barge-in.
             partials=audio.transcription is not None or bool(turns and turns.patience_ms),

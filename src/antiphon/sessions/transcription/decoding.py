@@ -354,13 +354,17 @@ class Decoding:
         return replace(final, pieces=(*sent, *final.pieces), is_speech=final.is_speech or bool(sent))
 
     def _request(self, window: SpeechWindow, prefix: tuple[int, ...], *, final: bool, word_times: bool) -> Window:
+        terms, prompt = self._config.keyterms, self._config.prompt
+        if terms and not self.profile.keyterms:
+            prompt, terms = " ".join(filter(None, [prompt, ", ".join(terms)])), ()
         spoken = self._language.request(window.id, window.speech_s)
         return Window(
             window.pcm,
             start_sample=window.start,
             prefix=prefix,
             context=self._transcripts.context if self.profile.context_tokens else "",
-            prompt=self._config.prompt,
+            prompt=prompt,
+            keyterms=terms,
             language=spoken.language,
             languages=spoken.languages,
             likely_language=spoken.likely_language,
