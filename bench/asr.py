@@ -1,15 +1,15 @@
 """Live transcription, measured from outside, over real sockets, on real recordings; and the same of whole files.
 
-    antiphon bench asr [--data DIR] [--sections quality,languages,latency,streams,ghosts,silent,words,long,peers]
+    antiphon bench asr [--data DIR] [--sections NAME,NAME]
                        [--kinds K,K] [--languages L,L] [--clips N] [--speed X] [--profile NAME]
 
 Words and times are those a client sees: audio is played in real time over the OpenAI transcription session (24 kHz),
 and the clock runs from the first sample. `speech_start` and `speech_end` of the manifest are the true bounds of the
 speech. "Live" are the finals, "shown" the joined deltas, "file" what `/v1/audio/transcriptions` makes of the clip.
 
---speed plays the clips of `quality`, `languages` and `ghosts` faster than real time. Finals and ghosts are then those
-of real time. Shown words are not: a session that decodes fewer partials shows later and better words. The other
-sections are always in real time.
+--speed plays clips faster than real time where only words are measured: in `quality`, `languages`, `ghosts`, `noise`
+and `keyterms`. Finals and ghosts are then close to those of real time. Shown words are not: a session that decodes
+fewer partials shows words later, and better ones. The other sections are always in real time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.common import HERE, Server, machine, save, server
 from bench.hearing.client import whole_files
-from bench.hearing.clips import PAUSE, Clip, loaded, read_manifest, spread, with_pauses
+from bench.hearing.clips import NOISY, PAUSE, Clip, loaded, made, read_manifest, spread
 from bench.hearing.ghosts import KINDS as GHOST_KINDS
 from bench.hearing.ghosts import ghosts
 from bench.hearing.latency import latency, plot, streams
 from bench.hearing.long_session import long_session
+from bench.hearing.options import keyterms, noise_reduction
 from bench.hearing.peers import peers, ratios
 from bench.hearing.quality import languages, quality
 from bench.hearing.silent import MODELS, silent
@@ -39,7 +40,9 @@ from antiphon.loading.loader import store_of
 from antiphon.settings import load as load_settings
 from antiphon.store.registry import profile
 
-SECTIONS = ("quality", "languages", "latency", "streams", "ghosts", "silent", "words", "long", "peers")
+TRANSCRIBING = ("quality", "languages", "ghosts", "noise", "keyterms", "latency", "streams")
+TALKING = ("silent", "words")
+SECTIONS = (*TRANSCRIBING, *TALKING, "long", "peers")
 KINDS = (
     "asr_read",
     "asr_nonnative",
@@ -52,6 +55,9 @@ KINDS = (
     PAUSE,
 )
 LANGUAGE_KIND = "asr_multilang"
+ORDER_KIND, READ_KIND = "command_slots", "asr_read"
+# Recordings that get pauses or noise, three clips of each, and clean ones beside them.
+MADE_CLIPS = 12
 # What is played in `latency`, `streams`, `long` and `peers`.
 PLAIN_KINDS = ("asr_read", "asr_nonnative", "asr_speech")
 PLAIN_MAX_S = 25.0
@@ -59,12 +65,13 @@ NO_VOICE = ("--language-model", "none", "--synthesizer", "none")
 
 
 def arguments() -> argparse.Namespace:
+    """The command line, its sections as a set."""
     parser = argparse.ArgumentParser(
         prog="antiphon bench asr", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     data = HERE.parent / "tests" / "data"
     parser.add_argument("--data", type=Path, default=data, help="folder with a manifest.jsonl")
-    parser.add_argument("--sections", default=",".join(SECTIONS))
+    parser.add_argument("--sections", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}; all if not given")
     parser.add_argument("--kinds", default=",".join(KINDS), help="of recordings, in the quality section")
     parser.add_argument("--languages", default="", help="of the languages section; all if empty")
     parser.add_argument("--clips", type=int, default=0, help="at most so many of a kind, and in latency and peers (30)")
@@ -86,6 +93,7 @@ def arguments() -> argparse.Namespace:
 
 
 def numbers(text: str) -> list[int]:
+    """Numbers with commas between them."""
     return [int(n) for n in text.split(",")]
 
 
@@ -94,10 +102,15 @@ def judged(args: argparse.Namespace, everything: list[Clip]) -> list[Clip]:
     clips: list[Clip] = []
     for kind in args.kinds.split(","):
         if kind == PAUSE:
-            clips += with_pauses(args.data, args.clips or 12)
+            clips += made(args.data, kind, args.clips or MADE_CLIPS)
         else:
-            clips += loaded(spread([c for c in everything if c.kind == kind and c.text], args.clips))
+            clips += of_kind(everything, kind, args.clips)
     return clips
+
+
+def of_kind(everything: list[Clip], kind: str, most: int) -> list[Clip]:
+    """At most so many clips of a kind, loaded; all if 0."""
+    return loaded(spread([c for c in everything if c.kind == kind and c.text], most))
 
 
 def foreign(args: argparse.Namespace, everything: list[Clip]) -> list[Clip]:
@@ -118,6 +131,15 @@ async def transcribe(srv: Server, args: argparse.Namespace, everything: list[Cli
     if "ghosts" in wanted:
         noise = loaded(c for c in everything if c.kind in GHOST_KINDS)
         document["ghosts"] = await ghosts(srv, noise, args.ghost_minutes, args.speed)
+    if "noise" in wanted:
+        clean = of_kind(everything, READ_KIND, args.clips or MADE_CLIPS)
+        noisy = made(args.data, NOISY, args.clips or MADE_CLIPS)
+        document["noise"] = await noise_reduction(srv, clean, noisy, speed=args.speed)
+    if "keyterms" in wanted:
+        orders = loaded(spread([c for c in everything if c.kind == ORDER_KIND and c.terms], args.clips))
+        if orders:
+            others = of_kind(everything, READ_KIND, args.clips)
+            document["keyterms"] = await keyterms(srv, orders, others, speed=args.speed)
     if wanted & {"latency", "peers"}:
         some = spread(plain(everything), args.clips or 30)
         files = await whole_files(srv, some, word_times=True)
@@ -157,10 +179,10 @@ def main() -> None:
     everything = read_manifest(args.data)
     document: dict[str, Any] = {"machine": machine(), "profile": args.profile, "data": args.data.name}
     chosen = ("--profile", args.profile)
-    if args.sections & {"quality", "languages", "ghosts", "latency", "peers", "streams"}:
+    if args.sections & {*TRANSCRIBING, "peers"}:
         with server(*chosen, *NO_VOICE) as srv:
             asyncio.run(transcribe(srv, args, everything, document))
-    if args.sections & {"silent", "words"}:
+    if args.sections & set(TALKING):
         with server(*chosen, *MODELS) as srv:
             asyncio.run(talk(srv, args, document))
     if "long" in args.sections:

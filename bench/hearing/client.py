@@ -70,8 +70,8 @@ class Client:
     - `session`: fields of `session.audio.input`.
     - `instructions`: those of a conversation; None for a transcription session.
     - `speed`: how many times faster than real time audio is sent. Above 1 the client also waits whenever the server has
-      more than a second of audio waiting, so that nothing overflows. Words of finals are then those of real time. Times
-      mean nothing, and deltas come from fewer partials than in real time.
+      more than a second of audio waiting, so that nothing overflows. Times then mean nothing, and deltas come from
+      fewer partials than in real time.
     """
 
     def __init__(

@@ -16,9 +16,9 @@ import numpy as np
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_all
 
-# Clips that tools/evalmix.py makes: read sentences with a pause put between two words.
-PAUSE = "pause"
-PAUSES_S = "0.3,0.5,0.8"
+# Clips that tools/evalmix.py makes: read sentences with a pause put between two words, and with noise.
+PAUSE, NOISY = "pause", "noisy"
+MADE = {PAUSE: ("--hold", "0.3,0.5,0.8"), NOISY: ("--snr", "10,5,0")}
 
 
 @dataclass(slots=True)
@@ -26,7 +26,8 @@ class Clip:
     """One recording. `text` is what is said, empty where nobody knows or speaks; `language` is ISO 639-1.
 
     `speech_start` and `speech_end` are the true bounds of the speech, in seconds of the clip; `active_dbfs` is its
-    level. `pcm` is empty until `loaded` reads it: float32, mono, 16 kHz.
+    level. `terms` are words that are said, where no more is known. `pcm` is empty until `loaded` reads it: float32,
+    mono, 16 kHz.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Clip:
     speech_start: float
     speech_end: float
     active_dbfs: float = 0.0
+    terms: tuple[str, ...] = ()
     pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
@@ -59,6 +61,7 @@ def read_manifest(data: Path) -> list[Clip]:
                 row.get("speech_start", 0.0),
                 row.get("speech_end", row["seconds"]),
                 row.get("active_dbfs", 0.0),
+                tuple(row.get("slots", {}).values()),
             )
         )
     return clips
@@ -81,16 +84,17 @@ def spread(clips: Sequence[Clip], most: int) -> list[Clip]:
     return [ordered[k * len(ordered) // most] for k in range(most)]
 
 
-def with_pauses(data: Path, num_clips: int) -> list[Clip]:
-    """Make clips with a pause of 0.3, 0.5 and 0.8 s between two words, three of each recording, and load them.
+def made(data: Path, kind: str, num_clips: int) -> list[Clip]:
+    """Make clips of PAUSE or NOISY out of so many recordings, three of each, and load them.
 
-    They are made by the data's tools/evalmix.py, which needs ffmpeg. Returns none, and says why, without them.
+    A pause lasts 0.3, 0.5 or 0.8 s; noise is 10, 5 or 0 dB below the speech, as the end of a clip's id says. The clips
+    are made by the data's tools/evalmix.py, which needs ffmpeg. Returns none, and says why, without them.
     """
     tool = data / "tools" / "evalmix.py"
     if not tool.is_file() or not shutil.which("ffmpeg"):
-        print(f"no clips with pauses: they need {tool} and ffmpeg")
+        print(f"no clips of the kind {kind}: they need {tool} and ffmpeg")
         return []
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(tool), "pause", str(data), folder, "--n", str(num_clips), "--hold", PAUSES_S]
+        command = [sys.executable, str(tool), kind, str(data), folder, "--n", str(num_clips), *MADE[kind]]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return loaded(read_manifest(Path(folder)))

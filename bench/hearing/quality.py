@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.common import Server, table
-from bench.hearing.client import play_shared, whole_files
+from bench.hearing.client import Heard, play_shared, whole_files
 from bench.hearing.clips import Clip
 from bench.hearing.figures import ERRORS_HEAD, Reading, errors_cells, errors_row, readings
 
@@ -16,15 +16,19 @@ STREAMS = 4
 FAST_NOTE = ", faster than real time: shown words are not those of a live client"
 
 
+async def hear(srv: Server, clips: Sequence[Clip], *, speed: float, session: dict[str, Any]) -> dict[str, Heard]:
+    """Play clips of one language live, over four sessions at once. session: fields of `session.audio.input`."""
+    return await play_shared(srv, clips, min(STREAMS, len(clips)), session=session, speed=speed, chunk_s=0.1)
+
+
 async def read_clips(srv: Server, clips: Sequence[Clip], *, speed: float, tell_language: bool = True) -> list[Reading]:
-    """Have the server hear clips live, four at once, and as files. With `tell_language`, a session has one language."""
+    """Have the server transcribe clips live and as files. A session hears one language, which it may be told."""
     files = await whole_files(srv, clips, tell_language=tell_language)
     found: list[Reading] = []
     for language in dict.fromkeys(c.language for c in clips):
         part = [c for c in clips if c.language == language]
         session = {"transcription": {"language": language}} if tell_language else {}
-        heard = await play_shared(srv, part, min(STREAMS, len(part)), session=session, speed=speed, chunk_s=0.1)
-        found += readings(part, heard, files)
+        found += readings(part, await hear(srv, part, speed=speed, session=session), files)
     return found
 
 
