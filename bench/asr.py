@@ -80,6 +80,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--load-seconds", type=float, default=60.0, help="of each number of streams")
     parser.add_argument("--ghost-minutes", type=float, default=30.0, help="of noise, live and in one file")
     parser.add_argument("--silent-clients", default="1,3,8", help="numbers of the silent section")
+    parser.add_argument("--silences", default="1.5", help="seconds of silence that they send after a question")
     parser.add_argument("--questions", type=int, default=30, help="that the silent clients ask in all")
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the long session")
     parser.add_argument("--transcripts", type=Path, help="append what was made of each clip to this file (JSON lines)")
@@ -160,7 +161,9 @@ def plain(everything: list[Clip]) -> list[Clip]:
 async def talk(srv: Server, args: argparse.Namespace, document: dict[str, Any]) -> None:
     """The sections of a server that also speaks."""
     if "silent" in args.sections:
-        document["silent"] = await silent(srv, numbers(args.silent_clients), args.questions)
+        document["silent"] = await silent(
+            srv, numbers(args.silent_clients), [float(s) for s in args.silences.split(",")], args.questions
+        )
     if "words" in args.sections:
         document["words"] = await word_times(srv, args.clips or 60)
 

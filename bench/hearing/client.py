@@ -10,6 +10,7 @@ import time
 import wave
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +95,11 @@ class Client:
         self._of_item: dict[str, Heard] = {}
         self._open: set[str] = set()
         self._sent_s = 0.0
+        # Is cleared while too much audio waits. It is looked after beside the sending: a session whose client falls
+        # silent for more than half a second takes that for the end of a turn.
+        self._may_send = asyncio.Event()
+        self._may_send.set()
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Client:
         query = "intent=transcription" if self._instructions is None else "model=gpt-realtime"
@@ -103,12 +109,28 @@ class Client:
             session |= {"type": "realtime", "instructions": self._instructions}
         if self._session:
             await self._send({"type": "session.update", "session": session})
-        self._listener = asyncio.create_task(self._listen())
+        self._tasks = [asyncio.create_task(self._listen())]
+        if self._speed > 1:
+            self._tasks.append(asyncio.create_task(self._watch_backlog()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._listener.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self._socket.close()
+
+    async def _watch_backlog(self) -> None:
+        while True:
+            # A server that does not answer in time is asked again.
+            with suppress(OSError):
+                if await self._backlog_s() > MAX_BACKLOG_S:
+                    self._may_send.clear()
+                else:
+                    self._may_send.set()
+            await asyncio.sleep(0.1)
+
+    async def _backlog_s(self) -> float:
+        return await asyncio.to_thread(self._server.metric, "antiphon_backlog_seconds")
 
     async def _send(self, event: dict[str, Any]) -> None:
         await self._socket.send(json.dumps(event))
@@ -123,15 +145,13 @@ class Client:
         """Send 16 kHz audio at the client's speed: a chunk goes out when its last sample would have been recorded."""
         wire = to_pcm16(np.asarray(soxr.resample(pcm, SAMPLE_RATE_HZ, WIRE_HZ), np.float32))
         step = int(self._chunk_s * WIRE_HZ) * 2
-        begun, asked_s = time.monotonic(), 0.0
+        begun = time.monotonic()
         self._sent_s += len(pcm) / SAMPLE_RATE_HZ
         for at in range(0, len(wire), step):
             end_s = min(at + step, len(wire)) / 2 / WIRE_HZ
             await asyncio.sleep(max(0.0, begun + end_s / self._speed - time.monotonic()))
+            await self._may_send.wait()
             await self.append(wire[at : at + step])
-            if self._speed > 1 and end_s - asked_s >= MAX_BACKLOG_S:
-                await self.caught_up()
-                asked_s = end_s
 
     async def append(self, data: bytes) -> None:
         """Send audio as it is on the wire, at once."""
@@ -139,7 +159,7 @@ class Client:
 
     async def caught_up(self) -> None:
         """Wait until no session of the server has more than a second of audio waiting."""
-        while await asyncio.to_thread(self._server.metric, "antiphon_backlog_seconds") > MAX_BACKLOG_S:
+        while await self._backlog_s() > MAX_BACKLOG_S:
             await asyncio.sleep(0.02)
 
     async def drained(self) -> None:
@@ -147,7 +167,7 @@ class Client:
         end = time.monotonic() + PATIENCE_S
         await self.caught_up()
         await asyncio.sleep(0.5)
-        while self._open and not self._listener.done() and time.monotonic() < end:
+        while self._open and not self._tasks[0].done() and time.monotonic() < end:
             await asyncio.sleep(0.05)
 
     async def _listen(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,11 @@ from antiphon.audio.pcm import from_pcm16
 # Answers are spoken, so that the server is as busy as in a conversation.
 MODELS = ("--language-model", "smollm2-135m-instruct", "--synthesizer", "hibari-heart")
 INSTRUCTIONS = "Answer in one long sentence."
-# After each question so much silence is sent, and then nothing for so long.
-SILENCE_S, NOTHING_S = 1.5, 4.0
+# After each question and its silence, nothing is sent for so long.
+NOTHING_S = 4.0
 CHUNK_S = 0.04
+# Clients begin so long after each other.
+STAGGER_S = 0.7
 QUESTIONS = (
     "Who painted the Mona Lisa?",
     "Which planet is the largest?",
@@ -89,9 +92,11 @@ def judged(clip: Clip, heard: Heard, alone: str) -> Answer:
     return Answer(clip.text, turns, len(turns) == 1 and wer.norm(turns[0]) in words)
 
 
-async def ask(srv: Server, clips: Sequence[Clip], delay_s: float, alone: dict[str, str]) -> list[Answer]:
-    """Ask some questions in one conversation."""
-    silence = np.zeros(int(SILENCE_S * SAMPLE_RATE_HZ), np.float32)
+async def ask(
+    srv: Server, clips: Sequence[Clip], silence_s: float, delay_s: float, alone: dict[str, str]
+) -> list[Answer]:
+    """Ask some questions in one conversation, with so much silence sent after each."""
+    silence = np.zeros(int(silence_s * SAMPLE_RATE_HZ), np.float32)
     session = {"transcription": {"model": "whisper-1"}}
     await asyncio.sleep(delay_s)
     heard = []
@@ -104,26 +109,29 @@ async def ask(srv: Server, clips: Sequence[Clip], delay_s: float, alone: dict[st
     return [judged(c, h, alone[c.id]) for c, h in zip(clips, heard, strict=True)]
 
 
-async def silent(srv: Server, counts: Sequence[int], num_questions: int) -> dict[str, Any]:
-    """How many of the questions come out whole, shared by so many clients at once, in real time."""
+async def silent(srv: Server, counts: Sequence[int], silences_s: Sequence[float], num_questions: int) -> dict[str, Any]:
+    """How many of the questions come out whole, shared by so many clients at once, in real time.
+
+    silences_s: seconds of silence that are sent after each question. From half a second on a turn is over in any case;
+    a shorter gap than a second and a half in the sound's time gives the next turn this one as context.
+    """
     clips = await spoken(srv)
-    files = await whole_files(srv, clips)
-    alone = {name: text.text for name, text in files.items()}
+    alone = {name: text.text for name, text in (await whole_files(srv, clips)).items()}
+    asked = [clips[k % len(clips)] for k in range(num_questions)]
     rows = {}
-    for count in counts:
-        asked = [clips[k % len(clips)] for k in range(num_questions)]
-        parts = await asyncio.gather(*(ask(srv, asked[k::count], 0.7 * k, alone) for k in range(count)))
-        answers = [a for part in parts for a in part]
-        rows[str(count)] = {
+    for count, silence_s in itertools.product(counts, silences_s):
+        shares = [ask(srv, asked[k::count], silence_s, STAGGER_S * k, alone) for k in range(count)]
+        answers = [a for part in await asyncio.gather(*shares) for a in part]
+        rows[f"{count} clients, {silence_s:g} s"] = {
             "questions": len(answers),
             "whole": sum(a.whole for a in answers),
             "broken": [(a.question, list(a.turns)) for a in answers if not a.whole],
         }
     table(
-        f"questions that came out whole, of clients that send {SILENCE_S} s of silence and then nothing",
-        ("clients", "questions", "whole"),
+        "questions that came out whole, of clients that send some silence and then nothing",
+        ("clients, silence", "questions", "whole"),
         [(n, r["questions"], r["whole"]) for n, r in rows.items()],
     )
     broken = [(n, question, " | ".join(turns)) for n, r in rows.items() for question, turns in r["broken"]]
-    table("broken", ("clients", "question", "heard"), broken)
+    table("broken", ("clients, silence", "question", "heard"), broken)
     return rows
