@@ -12,6 +12,7 @@ from bench.hearing.figures import difference, errors_row, first_words_s, matches
 from bench.hearing.ghosts import FLOORS, pieces_of
 from bench.hearing.silent import judged
 from bench.hearing.word_times import apart_ms
+from bench.words import score
 
 from antiphon.audio import SAMPLE_RATE_HZ
 
@@ -54,6 +55,11 @@ def test_scripts_without_spaces_are_counted_by_characters():
     one = clip("今天天气", language="zh")
     row = errors_row(readings([one], {"a": final("今天 天气")}, {"a": FileText("今天天", "zh")}))
     assert (row["words"], row["live"], row["file"]) == (4, 0.0, 25.0)
+
+
+def test_a_numeral_may_stand_for_its_digits():
+    assert score("order number one two three four", "Order number 1234.") == (0, 6)
+    assert score("one thousand two hundred thirty four", "1234") == (0, 6)
 
 
 def test_first_words_that_were_not_said_do_not_count():
