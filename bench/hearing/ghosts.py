@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from bench import words as wer
 from bench.common import Server, table
 from bench.hearing.client import FILE_TIMEOUT_S, Client, transcribe_file, whole_files
 from bench.hearing.clips import Clip
@@ -81,10 +82,10 @@ async def ghosts(srv: Server, clips: list[Clip], minutes: float, speed: float) -
     }
     rows = {}
     for name, (seconds, heard) in found.items():
-        num_words = sum(len(text.split()) for _, text in heard)
+        num_words = sum(len(wer.norm(text)) for _, text in heard)
         rows[name] = {
             "minutes": seconds / 60,
-            "sounds_with_words": len(heard),
+            "sounds_with_words": sum(bool(wer.norm(text)) for _, text in heard),
             "words": num_words,
             "words_a_minute": num_words * 60 / seconds,
             "heard": heard,
