@@ -100,6 +100,9 @@ class ScriptedTranscriber:
         )
         return Hypothesis(pieces, "en", 1.0, True, 4, len(pieces), words)
 
+    def replace(self, window: Window) -> bool:
+        return False
+
     async def transcribe(
         self, slabs: AsyncIterable[Pcm], options: FileOptions
     ) -> AsyncIterator[FileInfo | TranscriptSegment]:

@@ -183,6 +183,11 @@ class ModelSettings:
     transcriber: str = option(
         "", "Transcriber: a name from `antiphon pull --list`, or the folder of a checkpoint (Qwen3-ASR)."
     )
+    partials: str = option(
+        "",
+        "A cheaper model of the transcriber's kind that decodes partials, such as `whisper-tiny.en`: a name from "
+        "`antiphon pull --list`. It is used for sessions whose language is set to one that it knows.",
+    )
     home: str = option("~/.cache/antiphon", "Where models are kept.")
     models_from: str = option("", "A local folder that is searched for model files first.")
     offline: bool = option(False, "Never touch the network; use what is there.")

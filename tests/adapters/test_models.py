@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future, wait
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
 
 from antiphon.adapters.silero.detector import SileroDetector
 from antiphon.adapters.spec import LaneModelOptions
-from antiphon.adapters.whisper.outputs import is_loop
-from antiphon.adapters.whisper.transcriber import PART_S, PART_SLACK_S, WhisperTranscriber
+from antiphon.adapters.whisper.files import PART_S, PART_SLACK_S
+from antiphon.adapters.whisper.transcriber import WhisperTranscriber
 from antiphon.audio.quiet import split_at_quiet
-from antiphon.contracts import FileInfo, FileOptions, TranscriptSegment, Window, one_slab
+from antiphon.contracts import FileInfo, FileOptions, Hypothesis, TranscriptSegment, Window, one_slab
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import TRANSCRIPTION_ROLES
@@ -65,6 +68,48 @@ def test_word_times_rise_and_lie_in_the_audio(whisper: WhisperTranscriber, recor
     assert 2.7 < ask.start_s < 3.7
 
 
+def test_words_beside_a_pause_do_not_reach_into_it(
+    whisper: WhisperTranscriber, recordings: dict[str, Recording]
+) -> None:
+    first, second = recordings["lj-LJ001-0008"].pcm, recordings["lj-LJ001-0002"].pcm
+    pause = np.zeros(16000, np.float32)
+    window = Window(np.concatenate((first, pause, second)), language="en", final=True, word_times=True)
+    words = asyncio.run(whisper.decode(window)).words
+    before = next(w for w in words if w.text.lower().startswith("surpassed"))
+    after = words[words.index(before) + 1]
+    begin_s = len(first) / 16000
+    assert before.end_s < begin_s + 0.1
+    assert begin_s + 0.9 < after.start_s < begin_s + 1.2
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_when_log_probabilities_are_asked_for_then_every_token_has_its_own(
+    whisper: WhisperTranscriber, recordings: dict[str, Recording], final: bool
+) -> None:
+    window = Window(recordings["lj-LJ001-0004"].pcm, language="en", final=final, logprobs=True)
+    pieces = asyncio.run(whisper.decode(window)).pieces
+    assert all(b"".join(t.utf8 for t in p.logprobs).decode() == p.text for p in pieces)
+    assert all(p.probability == pytest.approx(np.exp(min(t.logprob for t in p.logprobs))) for p in pieces)
+    assert all(p.probability <= 1.0 for p in pieces)
+    # Read speech is likely, and no two words are equally so.
+    assert 0.5 < np.mean([p.probability for p in pieces]) < 0.999
+    assert len({p.probability for p in pieces}) > len(pieces) // 2
+
+
+def test_a_likely_language_is_kept_in_short_speech_and_given_up_where_another_is_clear(
+    whisper: WhisperTranscriber, recordings: dict[str, Recording]
+) -> None:
+    german = recordings["fleurs-de-001"].pcm
+
+    def heard(seconds: float, **asked: Any) -> str:
+        return asyncio.run(whisper.decode(Window(german[: int(seconds * 16000)], **asked))).language
+
+    assert heard(6.0) == heard(6.0, likely_language="en") == "de"
+    assert heard(6.0, languages=("en", "fr")) in ("en", "fr")
+    assert heard(0.5, likely_language="en") == "en"
+    assert heard(6.0, language="en") == "en"
+
+
 @pytest.mark.parametrize("text", ["<|fr|><|translate|>", "<|endoftext|>", "a <|startofprev|> b", "<|0.00|>"])
 def test_a_hint_can_never_become_a_control_token(whisper: WhisperTranscriber, text: str) -> None:
     tokenizer = whisper.tokenizer("en")
@@ -96,6 +141,67 @@ def test_windows_decoded_in_a_batch_equal_those_decoded_alone(recordings: dict[s
     assert asyncio.run(together()) == asyncio.run(alone())
     assert batched.lane.stats.batches < batched.lane.stats.jobs
     batched.close()
+
+
+def test_when_many_windows_wait_then_finals_and_first_words_come_before_later_partials_by_their_deadlines(
+    recordings: dict[str, Recording],
+) -> None:
+    settings = load_settings({}, os.environ)
+    lone = WhisperTranscriber(
+        store_of(settings.models).require(MODELS["whisper-base"]), "whisper-base", LaneModelOptions()
+    )
+    pcm, release, order = recordings["lj-LJ001-0008"].pcm[:16000], threading.Event(), list[str]()
+
+    def queue(name: str, **facts: Any) -> Future[Hypothesis]:
+        waiting = lone.submit(Window(pcm, language="en", max_tokens=1, **facts))
+        waiting.add_done_callback(lambda _: order.append(name))
+        return waiting
+
+    lone.lane.submit(release.wait)
+    waiting = [
+        queue("later", deadline_s=1.0),
+        queue("final", final=True, deadline_s=9.0),
+        queue("first", urgent=True, deadline_s=8.5),
+        queue("newer first", urgent=True, deadline_s=9.5),
+    ]
+    assert lone.replace(waiting[0], Window(pcm[:8000], language="en", max_tokens=1))
+    release.set()
+    wait(waiting)
+    lone.close()
+    assert order == ["first", "final", "newer first", "later"]
+    assert not lone.replace(waiting[0], Window(pcm))
+
+
+def test_when_there_is_a_model_for_partials_then_it_decodes_those_of_a_known_language_and_no_final(
+    recordings: dict[str, Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = load_settings({}, os.environ)
+    folder = store_of(settings.models).require(MODELS["whisper-base"])
+    whisper = WhisperTranscriber(folder, "whisper-base", LaneModelOptions(), partials=folder)
+    model, prefixes = whisper.partials, list[str]()
+    assert model
+    text_ids = model.text_ids
+
+    def noted(text: str) -> tuple[int, ...]:
+        prefixes.append(text)
+        return text_ids(text)
+
+    monkeypatch.setattr(model, "text_ids", noted)
+    pcm = recordings["lj-LJ001-0008"].pcm[:32000]
+
+    async def main() -> None:
+        whole = await whisper.decode(Window(pcm, language="en"))
+        assert prefixes == [""]
+        prefix = whole.pieces[0].tokens
+        rest = await whisper.decode(Window(pcm, language="en", prefix=prefix))
+        assert prefixes[1:] == [whole.pieces[0].text]
+        assert [(p.text, p.tokens) for p in rest.pieces] == [(p.text, p.tokens) for p in whole.pieces[1:]]
+        await whisper.decode(Window(pcm, language="en", final=True))
+        await whisper.decode(Window(pcm))
+        assert len(prefixes) == 2
+
+    asyncio.run(main())
+    whisper.close()
 
 
 def test_when_a_window_is_noise_then_it_is_no_speech(whisper: WhisperTranscriber) -> None:
@@ -184,11 +290,3 @@ def test_when_a_soft_voice_follows_a_loud_one_then_it_is_detected(
 
     probabilities = np.array(asyncio.run(main()))
     assert np.mean(probabilities[(len(speech) + len(pause)) // 512 :] > 0.5) > 0.6
-
-
-def test_a_repeated_phrase_is_a_loop_and_speech_is_none() -> None:
-    assert is_loop(" and then he said so" * 12)
-    assert not is_loop(
-        "She pulled her hair down, turned her skirt back, put her feet on the fender and took part on her lap."
-    )
-    assert not is_loop(" yes yes yes")

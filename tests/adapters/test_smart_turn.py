@@ -24,7 +24,8 @@ def test_whole_sentences_are_complete_more_often_than_cut_ones(recordings: dict[
     settings = load_settings({}, os.environ)
     (source,) = selected_models(settings, TURN_ROLES)
     detector = SmartTurn(prepare(settings, store_of(settings.models), source), source.id, LaneModelOptions())
-    spoken = [r.pcm for r in recordings.values() if r.text]
+    # A command of one word has no phrase to cut.
+    spoken = [r.pcm for r in recordings.values() if r.text and r.kind != "asr_short"]
     assert len(spoken) >= 9
 
     async def main() -> tuple[list[float], list[float]]:

@@ -86,7 +86,7 @@ def test_a_class_takes_what_its_spec_says_it_is_given(name: str) -> None:
     parameters = inspect.signature(named(spec.model), eval_str=True).parameters
     options = EngineModelOptions if spec.runs_on == "engine" else LaneModelOptions
     assert parameters["options"].annotation is options
-    given = (*spec.uses, *(["voices"] if spec.takes_voices else []))
+    given = [*spec.uses, *["voices"] * spec.takes_voices, *["partials"] * spec.takes_partials]
     assert set(given) <= {p.name for p in parameters.values() if p.kind is p.KEYWORD_ONLY}
 
 

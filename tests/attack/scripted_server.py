@@ -87,8 +87,16 @@ class ScriptedServer:
 
     def until(self, line: str) -> None:
         """Wait until /metrics has the line."""
+        end_s = time.monotonic() + LIMIT_S
         while line not in httpx.get(f"{self.url}/metrics", timeout=LIMIT_S).text.splitlines():
             assert self.popen.poll() is None
+            assert time.monotonic() < end_s, f"no line {line!r}"
+
+    def until_ready(self, name: str, value: Any) -> None:
+        """Wait until the body of /ready has this value."""
+        end_s = time.monotonic() + LIMIT_S
+        while (body := self.ready())[name] != value:
+            assert time.monotonic() < end_s, f"{name} is {body[name]!r}, not {value!r}"
 
     def exit_code(self) -> int:
         """Wait for the end of the process; what it logged must hold no traceback."""

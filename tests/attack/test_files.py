@@ -31,6 +31,8 @@ from tests.server.scripted import serving
 LIMIT_S = 30
 MAX_S = 600
 PATH = "/v1/audio/transcriptions"
+# Silence is given to the transcriber without detection, and by one that takes all for speech.
+ALL_OF_IT = ("null", '{"type": "server_vad", "threshold": 0}')
 
 
 def silence(seconds: int, rate_hz: int = SAMPLE_RATE_HZ) -> bytes:
@@ -118,11 +120,13 @@ def test_when_a_file_holds_more_than_the_limit_then_it_is_refused_by_name_before
     assert not transcriber.begun.is_set()
 
 
-def test_when_a_file_is_within_the_limit_then_its_transcriber_gets_all_of_it_in_slabs() -> None:
+@pytest.mark.parametrize("strategy", ALL_OF_IT)
+def test_when_a_file_is_within_the_limit_then_its_transcriber_gets_all_of_it_in_slabs(strategy: str) -> None:
     transcriber = SlabCounter()
     with server(transcriber) as (url, _):
-        response = post(url, silence(MAX_S), response_format="verbose_json")
+        response = post(url, silence(MAX_S), response_format="verbose_json", chunking_strategy=strategy)
     assert response.json()["duration"] == MAX_S
+    assert sum(transcriber.seconds) == MAX_S
     assert max(transcriber.seconds) < 31
 
 
@@ -139,14 +143,13 @@ def test_when_packets_do_not_tell_their_length_then_the_limit_holds_while_the_fi
     assert "600 s" in json.loads(last)["error"]["message"]
 
 
-@pytest.mark.parametrize("stream", ["false", "true"])
-def test_when_a_sender_leaves_then_its_work_stops_and_its_place_is_given_back(stream: str) -> None:
+@pytest.mark.parametrize(("stream", "strategy"), [("false", ALL_OF_IT[0]), ("true", ALL_OF_IT[1])])
+def test_when_a_sender_leaves_then_its_work_stops_and_its_place_is_given_back(stream: str, strategy: str) -> None:
     transcriber = SlabCounter(hold=True)
     data = silence(MAX_S)
     with server(transcriber, sessions_per_key=1) as (url, state):
-        request = httpx.Request(
-            "POST", f"{url}{PATH}", data={"model": "default", "stream": stream}, files={"file": ("a.flac", data)}
-        )
+        fields = {"model": "default", "stream": stream, "chunking_strategy": strategy}
+        request = httpx.Request("POST", f"{url}{PATH}", data=fields, files={"file": ("a.flac", data)})
         request.read()
         head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
         with socket.create_connection((request.url.host, request.url.port or 0), LIMIT_S) as raw:

@@ -26,7 +26,8 @@ class Posted(threading.Thread):
         super().__init__(daemon=True)
         self._request: dict[str, Any] = {
             "url": f"{server.url}/v1/audio/transcriptions",
-            "data": {"model": "default", "prompt": prompt, **fields},
+            # The file is silent: it would not reach the transcriber if speech were looked for.
+            "data": {"model": "default", "prompt": prompt, "chunking_strategy": "null", **fields},
             "files": {"file": ("a.wav", FILE)},
         }
         self.status, self.text = 0, ""
@@ -41,12 +42,6 @@ class Posted(threading.Thread):
         return self.status, self.text
 
 
-def under_way(server: ScriptedServer, num: int) -> None:
-    """Wait until so many places are held."""
-    while server.ready()["sessions"] < num:
-        pass
-
-
 def test_when_models_load_then_sigterm_ends_the_server_at_once_and_it_never_says_ready(tmp_path: Path) -> None:
     with scripted_server(tmp_path, loads="slowly") as server:
         began_s = time.monotonic()
@@ -59,10 +54,9 @@ def test_when_models_load_then_sigterm_ends_the_server_at_once_and_it_never_says
 def test_when_files_are_under_way_then_the_drain_finishes_them_and_refuses_new_ones(tmp_path: Path) -> None:
     with scripted_server(tmp_path, "--drain-s", "60") as server:
         file = Posted(server, "wait")
-        under_way(server, 1)
+        server.until_ready("sessions", 1)
         server.popen.send_signal(signal.SIGTERM)
-        while server.ready()["status"] != "draining":
-            pass
+        server.until_ready("status", "draining")
         status, text = Posted(server, "").done()
         assert (status, json.loads(text)["error"]["message"]) == (503, "the server is shutting down")
         while file.is_alive():
@@ -77,7 +71,7 @@ def test_when_files_are_under_way_then_the_drain_finishes_them_and_refuses_new_o
 def test_when_files_are_not_finished_in_time_then_each_is_told_so_and_the_process_ends_with_0(tmp_path: Path) -> None:
     with scripted_server(tmp_path, "--drain-s", "0.5") as server:
         whole, stream = Posted(server, "hang"), Posted(server, "wait", stream="true")
-        under_way(server, 2)
+        server.until_ready("sessions", 2)
         server.until('antiphon_running_jobs{lane="files"} 1.0')
         began_s = time.monotonic()
         server.popen.send_signal(signal.SIGTERM)
@@ -94,10 +88,9 @@ def test_when_files_are_not_finished_in_time_then_each_is_told_so_and_the_proces
 def test_when_a_second_sigterm_comes_then_the_drain_ends_now(tmp_path: Path) -> None:
     with scripted_server(tmp_path, "--drain-s", "600") as server:
         file = Posted(server, "wait")
-        under_way(server, 1)
+        server.until_ready("sessions", 1)
         server.popen.send_signal(signal.SIGTERM)
-        while server.ready()["status"] != "draining":
-            pass
+        server.until_ready("status", "draining")
         server.popen.send_signal(signal.SIGTERM)
         assert server.exit_code() == 0
         assert file.done()[0] == 503

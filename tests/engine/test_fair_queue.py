@@ -11,6 +11,7 @@ from antiphon.engine.fair_queue import FairQueue
 class Job:
     owner: str
     number: int
+    deadline_s: float = 0.0
 
 
 def served(queue: FairQueue[Job]) -> str:
@@ -41,3 +42,10 @@ def test_when_a_job_is_taken_out_without_a_turn_then_its_owner_still_has_its_tur
     queue.append(Job("a", 1))
     queue.remove(cancelled)
     assert [served(queue), served(queue)] == ["b1", "a1"]
+
+
+def test_when_jobs_have_deadlines_then_each_owners_run_by_them_and_the_owners_still_have_turns() -> None:
+    queue = FairQueue[Job]()
+    for job in (Job("a", 0, 9.0), Job("a", 1, 2.0), Job("a", 2, 9.0), Job("a", 3, 1.0), Job("b", 0, 50.0)):
+        queue.append(job)
+    assert [served(queue) for _ in range(5)] == ["a3", "b0", "a1", "a0", "a2"]

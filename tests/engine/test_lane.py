@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -46,6 +47,44 @@ def test_jobs_run_by_priority_and_equal_keys_share_a_batch() -> None:
     assert gate.batches == [[0], [4], [1, 3], [2], [5]]
     assert (lane.stats.jobs, lane.depth, lane.running) == (6, 0, 0)
     lane.close()
+
+
+def test_when_jobs_have_deadlines_then_the_earliest_runs_first_and_one_without_is_due_soon() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        lane: Lane[int, int] = Lane("t", gate)
+        now_s = time.monotonic()
+        held = lane.submit(0)
+        await asyncio.to_thread(gate.entered.wait, 10)
+        deadlines_s = {1: now_s + 600, 2: None, 3: now_s - 5, 4: now_s - 5}
+        waiting = [lane.submit(job, deadline_s=due_s) for job, due_s in deadlines_s.items()]
+        gate.open.set()
+        for future in (held, *waiting):
+            await asyncio.wrap_future(future)
+        lane.close()
+
+    asyncio.run(main())
+    assert gate.batches == [[0], [3], [4], [2], [1]]
+
+
+def test_when_a_waiting_job_is_replaced_then_the_new_one_runs_in_its_place_and_a_running_one_stays() -> None:
+    gate = Gate()
+
+    async def main() -> tuple[list[bool], list[int]]:
+        lane: Lane[int, int] = Lane("t", gate, max_batch=2)
+        held = lane.submit(0)
+        await asyncio.to_thread(gate.entered.wait, 10)
+        waiting = [lane.submit(job, key=job) for job in (1, 2)]
+        replaced = [lane.replace(held, 9), lane.replace(waiting[0], 5, key=2), lane.replace(waiting[0], 6, key=2)]
+        gate.open.set()
+        results = [await asyncio.wrap_future(future) for future in (held, *waiting)]
+        lane.close()
+        return replaced, results
+
+    assert asyncio.run(main()) == ([False, True, True], [0, 60, 20])
+    # The key is replaced too.
+    assert gate.batches == [[0], [6, 2]]
 
 
 def test_when_files_are_many_then_they_leave_half_of_the_workers_to_live_jobs() -> None:

@@ -199,9 +199,16 @@ def draw_form(draw: random.Random) -> Input:
         "temperature",
         "timestamp_granularities[]",
         "stream",
+        "chunking_strategy",
+        "chunking_strategy[type]",
+        "chunking_strategy[threshold]",
+        "chunking_strategy[",
         "x",
     )
-    values = ("default", "en", "", "verbose_json", "srt", "0.5", "nan", "1e400", "word", "true", "\0", "a" * 500)
+    values = (
+        *("default", "en", "", "verbose_json", "srt", "0.5", "nan", "1e400", "word", "true", "\0", "a" * 500),
+        *("auto", "null", "server_vad", '{"type":"server_vad"}', '{"type":"server_vad","threshold":1e400}', "[" * 9999),
+    )
     form = {
         draw.choice(names): [draw.choice(values) for _ in range(draw.randrange(3))] for _ in range(draw.randrange(6))
     }

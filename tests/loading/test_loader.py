@@ -32,6 +32,7 @@ class Made:
     synthesizer: Any = None
     transcriber: Any = None
     voices: Any = None
+    partials: Any = None
     lane: Any = field(default_factory=object)
     brain: Any = field(default_factory=object)
     profile: Any = field(
@@ -99,6 +100,19 @@ def test_when_voices_are_named_then_the_adapter_gets_the_folders_of_the_further_
         "hibari-kore": Path("/store/hibari-kore"),
     }
     assert models.lanes == (models.synthesizer.lane,)
+
+
+def test_when_a_model_for_partials_is_named_then_it_is_given_to_the_transcriber_and_is_no_model_of_its_own(
+    specs: dict[str, Spec],
+) -> None:
+    specs["whisper"] = replace(LANE, role="transcriber", takes_partials=True)
+    models = made(Settings(models=ModelSettings(partials="whisper-tiny.en")), "transcriber")
+    assert (models.transcriber.model_id, models.transcriber.partials) == (
+        "whisper-base",
+        Path("/store/whisper-tiny.en"),
+    )
+    assert (models.names, models.lanes) == (("whisper-base",), (models.transcriber.lane,))
+    assert made(Settings(), "transcriber").transcriber.partials is None
 
 
 def test_when_a_conversation_model_has_a_language_model_then_it_stands_in_for_one(

@@ -84,6 +84,17 @@ def test_when_voices_are_named_then_they_are_those_of_the_synthesizers_adapter()
         selected_models(Settings(speech=SpeechSettings(voices=("nobody",))))
 
 
+def test_when_a_model_for_partials_is_named_then_it_is_of_the_transcribers_kind(tmp_path: Path) -> None:
+    found = selected_models(Settings(models=ModelSettings(partials="whisper-tiny.en")), ("transcriber",))
+    assert [m.id for m in found] == ["whisper-base", "whisper-tiny.en"]
+    with pytest.raises(SettingsError, match="--partials: there is no transcriber silero-vad-v6"):
+        selected_models(Settings(models=ModelSettings(partials="silero-vad-v6")))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen3_asr"}))
+    other = ModelSettings(transcriber=str(tmp_path), partials="whisper-tiny.en")
+    with pytest.raises(SettingsError, match="it cannot decode for"):
+        selected_models(Settings(models=other))
+
+
 def test_when_an_adapter_is_not_in_the_table_then_the_error_names_it_and_the_model() -> None:
     with pytest.raises(StoreError, match="mine: there is no adapter named other"):
         spec_of(LocalModel("mine", Path("/"), "language", "other"))

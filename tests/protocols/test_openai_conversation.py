@@ -30,9 +30,12 @@ from antiphon.events.conversation import (
     ResponseDone,
     Usage,
 )
+from antiphon.events.transcription import LanguageDetected, TranscriptDelta, TranscriptionConfig
+from antiphon.events.words import TokenLogprob, Word
 from antiphon.protocols.connection import Context
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.openai.conversation import SUPPORTED, OpenAIConversation
+from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS
 from tests.protocols.gathered import Gathered
 from tests.protocols.json_values import JSON, KEYS
 
@@ -292,3 +295,32 @@ def test_when_json_is_nested_too_deeply_then_it_is_an_error() -> None:
     wire = dialect()
     wire.receive("[" * 100_000)
     assert frames_of(wire)[0]["error"]["code"] == "invalid_event"
+
+
+def test_include_adds_to_the_users_transcripts_where_they_are_sent() -> None:
+    connection = dialect()
+
+    def frames() -> list[dict[str, Any]]:
+        # The vendor's types know none of our names, which are sent to those who ask for them.
+        return [json.loads(f.encode()) for f in connection.frames()]
+
+    def config(**audio_input: Any) -> TranscriptionConfig:
+        session = {"type": "realtime", "include": [LOGPROBS, WORDS, LANGUAGE, "else"], "audio": {"input": audio_input}}
+        connection.receive(json.dumps({"type": "session.update", "session": session}))
+        (shown,) = frames()
+        assert shown["session"]["include"][-1] == "else", "what has no effect is echoed"
+        command = connection.commands()[-1]
+        assert isinstance(command, ConfigureConversation)
+        return command.config.transcription
+
+    silent = config(transcription=None)
+    assert (silent.logprobs, silent.word_times, silent.reports_language) == (False, False, False)
+    asked = config(transcription={"model": "whisper-1", "languages": ["de", "en"]})
+    assert (asked.logprobs, asked.word_times, asked.reports_language) == (True, True, True)
+    assert asked.languages == ("de", "en")
+    connection.send(TranscriptDelta(0, "Hi", (Word("Hi", 0.5, 0.75, 0.9),), (TokenLogprob(b"Hi", -0.5),)))
+    connection.send(LanguageDetected(0, "de", 0.9))
+    delta, language = frames()
+    assert delta["words"] == [{"word": "Hi", "start": 0.5, "end": 0.75, "confidence": 0.9}]
+    assert delta["logprobs"] == [{"token": "Hi", "logprob": -0.5, "bytes": [72, 105]}]
+    assert (language["language"], language["item_id"]) == ("de", delta["item_id"])

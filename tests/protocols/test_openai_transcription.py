@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from openai.types.beta.realtime import RealtimeServerEvent as BetaServerEvent
 from pydantic import TypeAdapter
 
-from antiphon.events.transcription import AppendAudio, ClearAudio, CommitAudio, CommitRefused, ConfigureTranscription
-from tests.protocols.realtime_connection import OUTPUTS, VENDOR, connect, exchange, frames, pcm, trace
+from antiphon.events.transcription import (
+    AppendAudio,
+    ClearAudio,
+    CommitAudio,
+    CommitRefused,
+    ConfigureTranscription,
+    LanguageDetected,
+    TranscriptDelta,
+)
+from antiphon.events.words import TokenLogprob, Word
+from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS
+from tests.protocols.realtime_connection import DONE, OUTPUTS, VENDOR, connect, exchange, frames, pcm, trace
 
 BETA = TypeAdapter[Any](BetaServerEvent)
 
@@ -203,3 +214,45 @@ def test_each_turn_is_an_item_that_names_the_one_before() -> None:
     first, second = [f for f in got if f["type"] == "input_audio_buffer.committed"]
     assert first["previous_item_id"] is None
     assert second["previous_item_id"] == first["item_id"]
+
+
+def test_what_include_asks_for_is_sent_with_transcripts_and_nothing_else_is() -> None:
+    connection = connect(dialect="openai")
+    words, tokens = (Word("Hi", 0.5, 0.75, 0.9),), (TokenLogprob(b"H\xc3", -0.25),)
+    delta = TranscriptDelta(0, "Hi", words, tokens)
+    done = replace(DONE, words=words, logprobs=tokens)
+    events = [delta, LanguageDetected(0, "en", 0.98765), done]
+
+    def sent(*include: str) -> list[dict[str, Any]]:
+        exchange(connection, type="session.update", session={"type": "transcription", "include": list(include)})
+        command = connection.commands()[-1]
+        assert isinstance(command, ConfigureTranscription)
+        asked = (command.config.logprobs, command.config.word_times, command.config.reports_language)
+        assert asked == (LOGPROBS in include, WORDS in include, LANGUAGE in include)
+        for event in events:
+            connection.send(event)
+        return frames(connection)
+
+    plain_delta, plain_done = sent()
+    assert not {"words", "logprobs"} & (set(plain_delta) | set(plain_done))
+    shown_words = [{"word": "Hi", "start": 0.5, "end": 0.75, "confidence": 0.9}]
+    shown_tokens = [{"token": "H\ufffd", "logprob": -0.25, "bytes": [72, 195]}]
+    for frame in sent(LOGPROBS):
+        VENDOR.validate_python(frame)
+        assert (frame["logprobs"], "words" in frame) == (shown_tokens, False)
+    first, language, last = sent(WORDS, LANGUAGE)
+    assert first["words"] == last["words"] == shown_words
+    assert language["type"] == "conversation.item.input_audio_transcription.language"
+    assert (language["item_id"], language["language"], language["probability"]) == (first["item_id"], "en", 0.988)
+
+
+def test_languages_restrict_what_is_detected() -> None:
+    connection = connect(dialect="openai")
+    frames(connection)
+    (shown,) = exchange(connection, **audio_input(transcription={"languages": ["en", "de"]}))
+    assert shown["session"]["audio"]["input"]["transcription"]["languages"] == ["en", "de"]
+    (answer,) = exchange(connection, **audio_input(transcription={"languages": ["en", "tlh"]}))
+    assert answer["error"]["param"] == "session.audio.input.transcription.languages"
+    command = connection.commands()[-1]
+    assert isinstance(command, ConfigureTranscription)
+    assert command.config.languages == ("en", "de")

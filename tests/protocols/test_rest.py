@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 
 from antiphon.contracts import Message, ReplyDone, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.transcription import ServerVad
 from antiphon.events.words import Word
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.rest import chat
 from antiphon.protocols.rest.chat import ChatBody, ChatCompletion
+from antiphon.protocols.rest.transcriptions import FileRequest, parse_form
 from antiphon.protocols.speech import rest as speech
 from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.speech.rest import BatchResults, SpeechBody, SpeechRequest
@@ -250,3 +252,50 @@ def test_a_seed_has_at_most_64_bits() -> None:
         with pytest.raises(RemoteProtocolError) as refused:
             chat.parse(json.dumps(body | {"seed": seed}).encode())
         assert refused.value.param == "seed"
+
+
+# --- transcriptions
+
+
+def form(**fields: str) -> FileRequest:
+    named = {k.replace("__", "[") + ("]" if "__" in k else ""): [v] for k, v in fields.items()}
+    return parse_form({"model": ["whisper-1"], **named}, ("en",))
+
+
+@pytest.mark.parametrize("value", ["", "auto", '"auto"'])
+def test_speech_is_detected_in_files_by_default(value: str) -> None:
+    assert form().speech_detection == "auto"
+    assert form(chunking_strategy=value).speech_detection == "auto"
+
+
+def test_a_chunking_strategy_comes_as_json_and_as_fields() -> None:
+    strategy = {"type": "server_vad", "threshold": 0.4, "silence_duration_ms": 700}
+    vad = ServerVad(threshold=0.4, prefix_padding_ms=300, silence_duration_ms=700)
+    assert form(chunking_strategy=json.dumps(strategy)).speech_detection == vad
+    # As the client library of OpenAI sends an object in a form.
+    fields = {f"chunking_strategy__{name}": str(value) for name, value in strategy.items()}
+    assert form(**fields).speech_detection == vad
+    assert form(chunking_strategy="null").speech_detection is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "none",
+        "[]",
+        "{}",
+        '{"type": "semantic_vad"}',
+        '{"type": "server_vad", "threshold": 1.1}',
+        '{"type": "server_vad", "prefix_padding_ms": -1}',
+        '{"type": "server_vad", "silence_duration_ms": 0}',
+        '{"type": "server_vad", "eagerness": "low"}',
+        "[" * 100_000,
+        "\ud800",
+    ],
+)
+def test_when_a_chunking_strategy_is_wrong_then_the_error_names_it(value: str) -> None:
+    with pytest.raises(RemoteProtocolError) as error:
+        form(chunking_strategy=value)
+    assert (error.value.code, error.value.param) == ("invalid_value", "chunking_strategy")
+    with pytest.raises(RemoteProtocolError):
+        form(chunking_strategy__type="server_vad", chunking_strategy__threshold="nan")

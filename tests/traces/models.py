@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -42,7 +43,7 @@ from antiphon.contracts import (
 )
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
-from antiphon.events.words import Word
+from antiphon.events.words import TokenLogprob, Word
 from antiphon.vision.images import EncodedImage
 
 HEARD_HZ, SPOKEN_HZ = 16_000, 24_000
@@ -114,6 +115,9 @@ class Ears:
     def close(self) -> None:
         return
 
+    def replace(self, window: Window) -> bool:
+        return False
+
     async def decode(self, window: Window) -> Hypothesis:
         await asyncio.sleep(0.0313 if window.final else 0.0217)
         words = heard(window.pcm)
@@ -121,6 +125,8 @@ class Ears:
             raise ModelError("scripted failure")
         new = words[len(window.prefix) :]
         pieces = tuple(HypothesisWord(f" {w}", (VOCABULARY.index(w),), 1.0) for w, *_ in new)
+        if window.logprobs:
+            pieces = tuple(replace(p, logprobs=(TokenLogprob(p.text.encode(), 0.0),)) for p in pieces)
         places = tuple(Word(w, a, b, 1.0) for w, a, b in new) if window.word_times else ()
         return Hypothesis(pieces, window.language or "en", 1.0, True, 4, len(pieces), places)
 

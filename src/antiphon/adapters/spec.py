@@ -39,6 +39,8 @@ class Spec:
       None for a role that has no model.
     - `takes_voices`: the models of the registry with this adapter are voices, whose ids are ADAPTER-VOICE. The further
       voices that the settings name are given to the class as `voices`, a mapping from model ids to folders.
+    - `takes_partials`: the settings may name a second model with this adapter, which decodes partials. Its folder is
+      given to the class as `partials`.
     - `native`: the model is a NativeModel, which takes turns by itself.
     - `language_model`: the attribute of a conversation model that is a LanguageModel, and stands in where the settings
       name none; "": there is none.
@@ -52,6 +54,7 @@ class Spec:
     prepare: str = ""
     uses: tuple[ModelRole, ...] = ()
     takes_voices: bool = False
+    takes_partials: bool = False
     native: bool = False
     language_model: str = ""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from antiphon.audio import Pcm
-from antiphon.events.words import Word
+from antiphon.events.words import TokenLogprob, Word
 
 TranscriptionTask = Literal["transcribe", "translate"]
 
@@ -26,7 +26,8 @@ class TranscriberProfile:
     - `min_probability`: what a word's least likely token must have for the word to be sent.
     - `unfixed_chunks`: partials at the head of a window that send nothing and force nothing.
     - `settle_s`: seconds of silence that end a window under server VAD.
-    - `context_pause_s`: speech that begins within so many seconds after a window has that window's audio as context.
+    - `context_pause_s`: speech that begins within so many seconds after a window has that window's audio as context;
+      0: no window has context.
     - `pause_s`: seconds of silence that end a window where the client commits.
     - `long_window_s`: a window of so many seconds is long, and ends at shorter pauses.
     - `long_pause_s`: seconds of silence that end a long window.
@@ -65,12 +66,13 @@ class TranscriberProfile:
 @dataclass(frozen=True, slots=True)
 class HypothesisWord:
     """One word of a hypothesis: its text as the model spelled it, with its leading space, its tokens, and the
-    probability of the least likely of them.
+    probability of the least likely of them. `logprobs` has one entry for each token where the window asked for them.
     """
 
     text: str
     tokens: tuple[int, ...]
     probability: float
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,19 @@ class Window:
     - `context`: text spoken before the window. Neither it nor `prompt` can become a control token.
     - `prompt`: the client's hint, words and names to expect.
     - `language`: ISO-639-1; None: it is detected.
+    - `languages`: detection chooses one of these; empty: one of all that the model knows. A model that cannot be
+      restricted ignores them.
+    - `likely_language`: detection gives this one unless the audio is clearly in another. A model that writes the
+      language itself ignores it.
     - `final`: decode the whole window as well as possible; otherwise quickly.
     - `word_times`: the hypothesis has word times.
+    - `logprobs`: its pieces have the log-probabilities of their tokens.
     - `max_tokens`: the most tokens to add; None: the profile's.
     - `start_sample`: where in the session the window begins: windows with the same start begin with the same audio, so
       a stream may go on from what it computed.
+    - `urgent`: a partial before which nothing was sent of its turn, and which goes before other partials.
+    - `deadline_s`: by when the hypothesis is wanted, in monotonic seconds. Among windows that are equally urgent, the
+      earliest deadline goes first. None: soon, like that of other work without a deadline.
     """
 
     pcm: Pcm
@@ -94,10 +104,15 @@ class Window:
     context: str = ""
     prompt: str = ""
     language: str | None = None
+    languages: tuple[str, ...] = ()
+    likely_language: str | None = None
     final: bool = False
     word_times: bool = False
+    logprobs: bool = False
     max_tokens: int | None = None
     start_sample: int = 0
+    urgent: bool = False
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +120,8 @@ class Hypothesis:
     """A transcriber's text for a window.
 
     - `pieces`: its words after the prefix, as the model spelled them.
-    - `language`, `language_probability`: ISO-639-1, as given or detected, and how sure the model is.
+    - `language`, `language_probability`: ISO-639-1, and how sure the model is of what it detected; 1.0 where the
+      language was given or the likely one was kept.
     - `is_speech`: False where the model takes the window for noise; its words are then dropped.
     - `prompt_tokens`, `completion_tokens`: what the decode read and added.
     - `words`: with word times, one for each of the pieces, in seconds from the window's start.
@@ -171,8 +187,16 @@ class TranscriptionStream(Protocol):
     """
 
     async def decode(self, window: Window) -> Hypothesis:
-        """Decode one window. Waits in the model's lane, finals before partials. Raises Refused where the lane is full,
-        ModelError.
+        """Decode one window. Waits in the model's lane, finals and urgent partials before other partials. Raises
+        Refused where the lane is full, ModelError.
+        """
+        ...
+
+    def replace(self, window: Window) -> bool:
+        """Have the `decode` that waits in the lane decode this window in place of its own, at the same deadline.
+
+        Returns False where none waits or it has begun, so that its result is that of the window it was called with. A
+        model that cannot do so always returns False. Does not wait.
         """
         ...
 

@@ -1,23 +1,28 @@
 """Jobs of one priority that wait for a lane, shared equally between owners.
 
-Owners have their turns one after another, and each has its own jobs run in the order they came. No locks: the lane has
-one.
+Owners have their turns one after another, and each has its own jobs run by their deadlines, the earliest first. No
+locks: the lane has one.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort_right
 from collections.abc import Hashable, Iterator
 from itertools import zip_longest
 from typing import Generic, Protocol, TypeVar
 
 
 class OwnedJob(Protocol):
-    """A job, and whose it is. Jobs are compared by identity."""
+    """A job, whose it is and by when it is wanted. Jobs are compared by identity."""
 
     @property
     def owner(self) -> Hashable:
         """Whose job it is, by any value; jobs that are nobody's have the owner None, and count as those of one."""
+        ...
+
+    @property
+    def deadline_s(self) -> float:
+        """By when its result is wanted, in seconds of any clock that is the same for all jobs. It never changes."""
         ...
 
 
@@ -29,19 +34,19 @@ class FairQueue(Generic[Owned]):
 
     def __init__(self) -> None:
         self.num_waiting = 0
-        self._by_owner: dict[Hashable, deque[Owned]] = {}
+        self._by_owner: dict[Hashable, list[Owned]] = {}
         # The number of each owner's last turn. It is kept while an owner has no job, so that one with a single job at
         # a time does not pass those with many. Owners are API keys, and few.
         self._last_turn: dict[Hashable, int] = {}
         self._num_turns = 0
 
     def __iter__(self) -> Iterator[Owned]:
-        """Iterate over the jobs, owner by owner, each owner's oldest first."""
+        """Iterate over the jobs, owner by owner, each owner's by their deadlines."""
         return (job for jobs in self._by_owner.values() for job in jobs)
 
     def append(self, job: Owned) -> None:
-        """Add a job behind those of its owner."""
-        self._by_owner.setdefault(job.owner, deque()).append(job)
+        """Add a job behind those of its owner whose deadlines are not later."""
+        insort_right(self._by_owner.setdefault(job.owner, []), job, key=lambda waiting: waiting.deadline_s)
         self.num_waiting += 1
 
     def remove(self, job: Owned) -> None:
@@ -63,7 +68,7 @@ class FairQueue(Generic[Owned]):
         self._last_turn[owner] = self._num_turns
 
     def in_turns(self) -> list[Owned]:
-        """Return all jobs in the order they are to run: the oldest of each owner, then the next of each, and so on.
+        """Return all jobs in the order they are to run: the first of each owner, then the next of each, and so on.
 
         The owner whose last turn is longest ago comes first.
         """

@@ -1,9 +1,9 @@
 """A lane: the bounded queue of one model and the worker threads that empty it.
 
 Many sessions share one copy of the weights through it. Jobs wait by priority, 0 first; among equals, owners (API keys)
-have turns, and an owner's jobs run in the order they came. `workers` threads run them in batches of at most `max_batch`
-jobs with equal keys. A job whose caller was cancelled is dropped before it runs; one that is running finishes, and its
-result is discarded.
+have turns, and an owner's jobs run by their deadlines, the earliest first. `workers` threads run them in batches of at
+most `max_batch` jobs with equal keys. A job whose caller was cancelled is dropped before it runs; one that is running
+finishes, and its result is discarded.
 
 A worker that ends starts anew, and only the jobs that it was running fail. A lane is *lost* when its workers end too
 often, or when a watch declares it so (`fail`): all its jobs fail then, and it takes no more.
@@ -39,6 +39,8 @@ NUM_PRIORITIES = 3
 BULK = 2
 # Whose jobs are submitted in this context: set once for a request or session, whose tasks inherit it. None: nobody's.
 current_owner: ContextVar[Hashable] = ContextVar("owner", default=None)
+# A job without a deadline is due so many seconds after it came, so that jobs without run in the order they came.
+DEFAULT_DUE_S = 1.0
 # How often the workers of a lane may start anew within RESTART_WINDOW_S. Beyond that, the fault is not in one job.
 MAX_RESTARTS, RESTART_WINDOW_S = 3, 3600.0
 
@@ -67,6 +69,7 @@ class _QueuedJob(Generic[Job, Result]):
     key: Hashable
     owner: Hashable
     since_s: float
+    deadline_s: float
     result: Future[Result] = field(default_factory=Future)
 
     def resolve(self, result: Result) -> None:
@@ -131,22 +134,30 @@ class Lane(Generic[Job, Result]):
         for thread in self._threads:
             thread.start()
 
-    async def run(self, job: Job, priority: int = 0, key: Hashable = None) -> Result:
+    async def run(
+        self, job: Job, priority: int = 0, key: Hashable = None, *, deadline_s: float | None = None
+    ) -> Result:
         """Queue a job and wait for its result. Jobs with equal `key` may share a batch.
 
-        `priority`: 0 (first) to 2. The job is that of `current_owner`. A caller that is cancelled takes the job back
+        `priority`: 0 (first) to 2. `deadline_s`: by when the result is wanted, in monotonic seconds; it decides the
+        order among the owner's jobs of this priority, and a job that misses it runs all the same. None:
+        DEFAULT_DUE_S from now. The job is that of `current_owner`. A caller that is cancelled takes the job back
         unless it is running. Raises Refused where the lane is closed, or the queue is full and the owner holds its part
         of it or, while the job waits, more than that; ModelError where `work` fails, ModelLost where the lane is lost
         or is so before the result is there, CancelledError where the lane is closed while the job waits.
         """
-        return await asyncio.wrap_future(self.submit(job, priority, key))
+        return await asyncio.wrap_future(self.submit(job, priority, key, deadline_s=deadline_s))
 
-    def submit(self, job: Job, priority: int = 0, key: Hashable = None) -> Future[Result]:
+    def submit(
+        self, job: Job, priority: int = 0, key: Hashable = None, *, deadline_s: float | None = None
+    ) -> Future[Result]:
         """Queue a job from any thread and return its future at once. The future is cancelled by `close`.
 
         Raises Refused and ModelLost as `run` does; a failing `work` sets ModelError on the future.
         """
-        waiting = _QueuedJob[Job, Result](job, key, current_owner.get(), time.monotonic())
+        now_s = time.monotonic()
+        due_s = now_s + DEFAULT_DUE_S if deadline_s is None else deadline_s
+        waiting = _QueuedJob[Job, Result](job, key, current_owner.get(), now_s, due_s)
         displaced: _QueuedJob[Job, Result] | None = None
         with self._changed:
             if self._closed:
@@ -160,6 +171,18 @@ class Lane(Generic[Job, Result]):
         if displaced:
             displaced.fail(self._full_error())
         return waiting.result
+
+    def replace(self, future: Future[Result], job: Job, key: Hashable = None) -> bool:
+        """Put a job in place of the one whose future `submit` returned, unless that one has begun to run.
+
+        The new job keeps the old one's place in the queue, its deadline and its future. Returns whether it will be run.
+        """
+        with self._changed:
+            for waiting in (job for queue in self._queues for job in queue):
+                if waiting.result is future:
+                    waiting.job, waiting.key = job, key
+                    return True
+        return False
 
     @property
     def depth(self) -> int:
@@ -228,8 +251,8 @@ class Lane(Generic[Job, Result]):
     def _make_room(self, owner: Hashable) -> _QueuedJob[Job, Result]:
         """Take the job out of the full queue that is refused in favour of this owner's next one, and return it.
 
-        It is the newest and least urgent job of the owner that holds most. Raises Refused where this owner holds its
-        equal part already, or no other one holds more than that.
+        It is the least urgent job of the owner that holds most, by priority and then by deadline. Raises Refused
+        where this owner holds its equal part already, or no other one holds more than that.
         """
         held = Counter(job.owner for queue in self._queues for job in queue)
         share = self._max_queue // len(held | {owner: 1})

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from antiphon.audio import Pcm
-from antiphon.events.words import Word
+from antiphon.events.words import TokenLogprob, Word
 
 # --- configuration -------------------------------------------------------------------------------------------------
 
@@ -57,9 +57,12 @@ class TranscriptionConfig:
 
     - `model`: the name that the client used; reported back, while the session has one transcriber.
     - `language`: ISO-639-1; None: it is detected.
+    - `languages`: where it is detected, it is one of these; empty: any that the model knows.
     - `prompt`: words and names to expect, as a hint to the model.
     - `vad`: how the server finds turns; None: the client commits them.
-    - `word_times`: TranscriptDone carries word times, which costs an alignment.
+    - `word_times`: TranscriptDelta and TranscriptDone carry word times, which costs an alignment for each decode.
+    - `logprobs`: they carry the log-probabilities of their tokens, which costs an alignment for each final.
+    - `reports_language`: LanguageDetected is reported.
     - `partials`: words are sent while a turn is open; without it there are no deltas before the turn has ended.
     - `preflight`: the turns are answered. TranscriptGuessed is reported in a pause that may end the turn, and a turn
       whose end confirms its guess is done at once.
@@ -74,6 +77,9 @@ class TranscriptionConfig:
     partials: bool = True
     preflight: bool = False
     tuning: StreamTuning = field(default_factory=StreamTuning)
+    languages: tuple[str, ...] = ()
+    logprobs: bool = False
+    reports_language: bool = False
 
 
 # --- commands ------------------------------------------------------------------------------------------------------
@@ -160,10 +166,16 @@ class CommitRefused:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptDelta:
-    """Words of a turn that will not change any more. Joined, a turn's deltas are `TranscriptDone.streamed`."""
+    """Words of a turn that will not change any more. Joined, a turn's deltas are `TranscriptDone.streamed`.
+
+    `words`: their times in seconds of session audio. `logprobs`: of their tokens; the first token of a turn may begin
+    with a space that `text` lacks. Both are empty unless they were asked for.
+    """
 
     turn: int
     text: str
+    words: tuple[Word, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +217,7 @@ class TranscriptDone:
     - `language`: ISO-639-1, as asked for or detected.
     - `audio_s`: the length of the turn's audio in seconds.
     - `prompt_tokens`, `completion_tokens`: the tokens of all decodes of the turn.
+    - `logprobs`: of the tokens of `text`; empty unless they were asked for.
     """
 
     turn: int
@@ -215,6 +228,19 @@ class TranscriptDone:
     audio_s: float
     prompt_tokens: int
     completion_tokens: int
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LanguageDetected:
+    """The language that the session is transcribed in from now on, found in the speech of `turn`: reported when it
+    becomes known and when it changes, and never where the client has named the language. `probability` is how sure
+    the model is, in [0, 1].
+    """
+
+    turn: int
+    language: str
+    probability: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +290,7 @@ TranscriptionEvent = (
     | TranscriptPartial
     | GuessDropped
     | TranscriptDone
+    | LanguageDetected
     | TranscriptFailed
     | SessionEnding
     | OverlapStarted

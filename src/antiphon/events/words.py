@@ -20,6 +20,16 @@ class Word:
     probability: float
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token of a transcript: its text in UTF-8, which may end inside a character, and the natural logarithm of the
+    probability that the model gave it. Joined, the texts of a word's tokens are the word as the model spelled it.
+    """
+
+    utf8: bytes
+    logprob: float
+
+
 def bare_word(text: str) -> str:
     """A word stripped to what words are compared by: its letters, marks, digits and apostrophes, with case folded and
     compatibility forms (full-width letters, ligatures) unified. Empty for punctuation and white space."""

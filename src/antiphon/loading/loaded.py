@@ -182,9 +182,12 @@ async def _warm_language_model(model: LanguageModel) -> None:
 
 
 async def _warm_transcriber(transcriber: Transcriber) -> None:
-    stream = transcriber.open()
+    stream, silence = transcriber.open(), np.zeros(SAMPLE_RATE_HZ, np.float32)
+    language = "en" if "en" in transcriber.profile.languages else None
     try:
-        await stream.decode(Window(np.zeros(SAMPLE_RATE_HZ, np.float32), final=True, max_tokens=1))
+        # Partials may have a model of their own.
+        for final in (True, False):
+            await stream.decode(Window(silence, language=language, final=final, max_tokens=1))
     finally:
         stream.close()
 

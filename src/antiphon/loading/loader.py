@@ -103,7 +103,7 @@ def load(
     # Models that are given others come last.
     for model in sorted(selected, key=lambda m: bool(spec_of(m).uses)):
         if model.role in by_role:
-            # One more voice of the synthesizer that is loaded.
+            # One more voice of the synthesizer that is loaded, or the transcriber's model for partials.
             continue
         spec = spec_of(model)
         loaded = _load_model(settings, store, model, selected, by_role, observe)
@@ -166,10 +166,12 @@ def _load_model(
     """
     spec = spec_of(model)
     used = {role: by_role.get(role) for role in spec.uses}
-    further: dict[str, dict[str, Path]] = {}
+    further: dict[str, dict[str, Path] | Path] = {}
+    others = [m for m in selected if m.role == model.role and m is not model]
     if spec.takes_voices:
-        others = (m for m in selected if m.role == model.role and m is not model)
         further["voices"] = {m.id: prepare(settings, store, m) for m in others}
+    if spec.takes_partials and others:
+        further["partials"] = prepare(settings, store, others[0])
     folder = prepare(settings, store, model)
     options = (_engine_options if spec.runs_on == "engine" else _lane_options)(settings, model.role, observe)
     return _imported(spec.model)(folder, model.id, options, **used, **further)

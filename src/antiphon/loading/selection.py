@@ -63,6 +63,8 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
         models = _with_synthesizers(models, settings)
     if settings.models.transcriber and "transcriber" in roles:
         models = [*_without(models, "transcriber"), _transcriber(settings.models.transcriber)]
+    if settings.models.partials and "transcriber" in roles:
+        models.append(_partials(settings.models.partials, next(m for m in models if m.role == "transcriber")))
     if settings.engine.partner and "partner" in roles:
         partner = _checkpoint("partner", settings.engine.partner)
         if spec_of(partner).language_model and not language:
@@ -99,6 +101,14 @@ def _transcriber(name: str) -> Model | LocalModel:
     if MODELS[name].role != "transcriber":
         raise SettingsError(f"--transcriber {name}: that is a {MODELS[name].role}")
     return MODELS[name]
+
+
+def _partials(name: str, transcriber: Model | LocalModel) -> Model:
+    """The model that decodes partials beside a transcriber. Both run in one lane, so they have one adapter."""
+    model = _registered("transcriber", name, "--partials")
+    if model.adapter != transcriber.adapter or not spec_of(model).takes_partials:
+        raise SettingsError(f"--partials {name}: it cannot decode for {transcriber.id}, which is of another kind")
+    return model
 
 
 def _synthesizer(name: str) -> Model | LocalModel:

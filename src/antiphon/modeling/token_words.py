@@ -6,12 +6,14 @@ Pure: knows arrays and words, and no tokenizer but a function that decodes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import HypothesisWord
-from antiphon.events.words import Word
+from antiphon.events.words import TokenLogprob, Word
 
 # Scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
@@ -57,6 +59,39 @@ def words(
         else:
             pieces.append(HypothesisWord(text, tuple(group), probability))
     return pieces
+
+
+def with_logprobs(
+    pieces: Sequence[HypothesisWord], logprobs: Sequence[float], token_text: Callable[[int], str | None]
+) -> list[HypothesisWord]:
+    """Return the words with the log-probability of each of their tokens.
+
+    `logprobs`: of all their tokens, in order; more at the end are ignored. `token_text`: a token as a byte-level BPE
+    vocabulary spells it.
+    """
+    out, at = list[HypothesisWord](), 0
+    for piece in pieces:
+        own = logprobs[at : at + len(piece.tokens)]
+        at += len(piece.tokens)
+        tokens = zip(piece.tokens, own, strict=True)
+        out.append(replace(piece, logprobs=tuple(TokenLogprob(token_bytes(token_text(i) or ""), p) for i, p in tokens)))
+    return out
+
+
+def token_bytes(spelling: str) -> bytes:
+    """Return the bytes of a token that is given as a byte-level BPE vocabulary spells it: one character a byte.
+    Characters that stand for no byte, as those of control tokens may, are left out.
+    """
+    table = _bytes_of_characters()
+    return bytes(table[c] for c in spelling if c in table)
+
+
+@cache
+def _bytes_of_characters() -> dict[str, int]:
+    # Printable Latin-1 characters stand for themselves, the other bytes for the characters from 256 on, in order.
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + n): b for n, b in enumerate(others)}
 
 
 def spread(pieces: Sequence[HypothesisWord], pcm: Pcm) -> list[Word]:

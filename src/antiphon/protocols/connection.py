@@ -73,6 +73,12 @@ class Context:
                 "invalid_value", f"Invalid value: '{language}' is no language of this model.", param
             )
 
+    def check_languages(self, languages: list[str] | None, param: str) -> list[str]:
+        """The languages; none for null. Raises RemoteProtocolError as `check_language` does for any of them."""
+        for language in languages or ():
+            self.check_language(language, param)
+        return languages or []
+
 
 class WireSnapshot(msgspec.Struct):
     """What is stored of a conversation besides its items. `dialect`: its name in the table. `session`: the dialect's

@@ -12,6 +12,7 @@ from enum import Enum, auto
 
 from antiphon.events.transcription import (
     GuessDropped,
+    LanguageDetected,
     OverlapDecided,
     OverlapStarted,
     SpeechStarted,
@@ -45,6 +46,7 @@ TurnEvent = (
     | TranscriptGuessed
     | GuessDropped
     | TranscriptDone
+    | LanguageDetected
     | TranscriptFailed
 )
 

@@ -72,6 +72,14 @@ class SpeechWindow:
         """Its length in seconds, with the context that it begins with."""
         return len(self.pcm) / SAMPLE_RATE_HZ
 
+    @property
+    def speech_s(self) -> float:
+        """Seconds from the start of its first turn to its newest speech: without context, and without the pause that
+        it is in.
+        """
+        end = self.end if self.quiet_since is None else self.quiet_since
+        return max(0, end - self.spans[0].start) / SAMPLE_RATE_HZ
+
     def from_sample(self, start: int) -> SpeechWindow:
         """The same window without its audio before `start`, which has to lie in it. Its id and turns stay."""
         return replace(self, start=start, pcm=self.pcm[start - self.start :]) if start > self.start else self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -45,6 +46,7 @@ def play(
     config: TranscriptionConfig | None = None,
     answer: Answer = no_answer,
     measured: list[str] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[Output]:
     """Give each input once the decodes before it are done, then end. Returns events and commands, in order."""
     out: list[Output] = []
@@ -62,7 +64,7 @@ def play(
                 measured.append(kind)
 
         decoding = Decoding(
-            config or TranscriptionConfig(), transcriber or ScriptedTranscriber(), emit, command, measure
+            config or TranscriptionConfig(), transcriber or ScriptedTranscriber(), emit, command, measure, clock
         )
         async with anyio.create_task_group() as group:
             group.start_soon(decoding.run)

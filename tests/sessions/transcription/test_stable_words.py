@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from hypothesis import given
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.transcription import StreamTuning
 from antiphon.events.words import bare_word
-from antiphon.sessions.transcription.stable_words import WindowText, goes_on, tuned
+from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText, goes_on, tuned
 
 PROFILE = TranscriberProfile(
     id="t",
@@ -40,14 +41,22 @@ def hypothesis(text: str, probability: float = 1.0, language: float = 1.0, heard
     return Hypothesis(pieces(text, probability), "en", language, heard, 4, len(text.split()))
 
 
+def texts(sent: Iterable[TurnPiece]) -> dict[int, str]:
+    """What was sent of each turn."""
+    out: dict[int, str] = {}
+    for turn, piece in sent:
+        out[turn] = out.get(turn, "") + piece.text
+    return out
+
+
 def offer(text: WindowText, partial: Hypothesis, audio_s: float, turn: int = 0) -> str:
     """One turn's window: its new text."""
-    return "".join(d for _, d in text.offer(partial, audio_s, [turn] * len(partial.pieces), text.untouched(turn)))
+    return texts(text.offer(partial, audio_s, [turn] * len(partial.pieces), text.untouched(turn))).get(turn, "")
 
 
 def finish(text: WindowText, final: Hypothesis) -> tuple[str, tuple[HypothesisWord, ...]]:
-    deltas, kept = text.finish(final, [0] * len(final.pieces))
-    return "".join(d for _, d in deltas), tuple(p for _, p in kept)
+    sent, kept = text.finish(final, [0] * len(final.pieces))
+    return texts(sent).get(0, ""), tuple(p for _, p in kept)
 
 
 def test_when_a_word_has_stood_long_enough_with_another_behind_it_then_it_is_sent() -> None:
@@ -135,12 +144,12 @@ def test_when_turns_share_a_window_then_each_gets_its_own_words() -> None:
     turns = [0, 0, 1, 1]
     for at in (1.0, 2.0):
         partial = hypothesis("one two three four")
-        deltas = text.offer(partial, at, turns, eager=False)
-    assert deltas == [(0, " one two"), (1, " three")]
+        sent = text.offer(partial, at, turns, eager=False)
+    assert texts(sent) == {0: " one two", 1: " three"}
     # The final gives turn 0 another word; turn 1 keeps what it had, and no word comes twice.
     final = hypothesis("one two too three four five")
-    deltas, kept = text.finish(final, [0, 0, 0, 1, 1, 1])
-    assert deltas == [(0, " too"), (1, " four five")]
+    sent, kept = text.finish(final, [0, 0, 0, 1, 1, 1])
+    assert texts(sent) == {0: " too", 1: " four five"}
     assert [t for t, _ in kept] == [0, 0, 0, 1, 1, 1]
 
 

@@ -46,7 +46,11 @@ def test_when_turns_share_a_window_then_the_newest_is_previewed_and_each_is_comp
     shared = transcripts.enter(window(1, TurnSpan(4, 0, True), TurnSpan(5, 2 * RATE, True), length_s=4))
     final = timed("so they say it")
     assert transcripts.preview(shared, final) == "say it"
-    assert transcripts.finish(shared, final) == [TranscriptDelta(4, "so they"), TranscriptDelta(5, "say it")]
+    so, they, say, it = final.words
+    assert transcripts.finish(shared, final) == [
+        TranscriptDelta(4, "so they", (so, they)),
+        TranscriptDelta(5, "say it", (say, it)),
+    ]
     four, five = transcripts.complete(TurnEnded(4, 2.0)), transcripts.complete(TurnEnded(5, 2.0))
     assert four == TranscriptDone(4, "so they", "so they", final.words[:2], "en", 2.0, 0, 0)
     assert five == TranscriptDone(5, "say it", "say it", final.words[2:], "en", 2.0, 4, 4)

@@ -39,7 +39,7 @@ from antiphon.engine.local.runner import Runner
 from antiphon.engine.threads import available_cores
 from antiphon.errors import EngineError, ModelError
 from antiphon.events.words import Word
-from antiphon.modeling.token_words import UNSPACED, characters, spread, words
+from antiphon.modeling.token_words import UNSPACED, characters, spread, with_logprobs, words
 
 LANGUAGE_CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
 TEXT_MARK = "<asr_text>"
@@ -331,16 +331,18 @@ class Qwen3AsrStream:
         if not forced:
             self._language = language
         code = "" if language.lower() == NO_LANGUAGE else LANGUAGE_CODES.get(language, language.lower())
-        pieces = self._words(tokens, code, first=not window.prefix)
+        pieces = self._words(tokens, code, first=not window.prefix, logprobs=window.logprobs)
         times = self._times(window, pieces, code) if window.word_times else ()
         return Hypothesis(tuple(pieces), code, certainty, bool(pieces), 0, 0, tuple(times))
 
-    def _words(self, tokens: Sequence[Token], code: str, *, first: bool) -> list[HypothesisWord]:
-        """Return the words of text tokens. `first`: they begin the window."""
+    def _words(self, tokens: Sequence[Token], code: str, *, first: bool, logprobs: bool) -> list[HypothesisWord]:
+        """Return the words of text tokens. `first`: they begin the window. `logprobs`: with those of their tokens."""
         vocabulary = self._model.parts.vocabulary
         plain = [t for t in tokens if t.id not in vocabulary.special]
         texts, groups = characters([t.id for t in plain], vocabulary.text)
         pieces = words(texts, groups, [math.exp(t.logprob or 0.0) for t in plain], code)
+        if logprobs:
+            pieces = with_logprobs(pieces, [t.logprob or 0.0 for t in plain], vocabulary.tokenizer.id_to_token)
         if pieces and first and code not in UNSPACED and not pieces[0].text.startswith(" "):
             # Other models begin with a space too: what one window said is followed by what the next does.
             pieces[0] = replace(pieces[0], text=" " + pieces[0].text)
@@ -351,6 +353,10 @@ class Qwen3AsrStream:
         texts, groups = characters(window.prefix, self._model.parts.vocabulary.text)
         known = words(texts, groups, [1.0] * len(window.prefix), language)
         return spread([*known, *pieces], window.pcm)[len(known) :]
+
+    def replace(self, window: Window) -> bool:
+        """Return False: an engine does not queue windows that could be replaced."""
+        return False
 
     def close(self) -> None:
         """Close the session in the engine, if there is one, and free its KV. The next window would open another."""

@@ -6,4 +6,5 @@ SPEC = Spec(
     role="transcriber",
     model="antiphon.adapters.whisper.transcriber:WhisperTranscriber",
     runs_on="lane",
+    takes_partials=True,
 )

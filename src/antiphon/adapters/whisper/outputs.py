@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,15 +13,11 @@ from faster_whisper.tokenizer import Tokenizer
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import HypothesisWord, TranscriptSegment
 from antiphon.events.words import Word
-from antiphon.modeling.token_words import words
+from antiphon.modeling import token_words
 
 # Seconds of one position of the decoder's cross-attention, and samples of one mel frame.
 POSITION_S = 0.02
 SAMPLES_PER_FRAME = 160
-# A final that compresses better than this is a loop (whisper/transcribe.py).
-LOOP_COMPRESSION = 2.4
-# Shorter texts, in bytes, are never called a loop.
-LOOP_MIN_BYTES = 80
 # A word is at most twice this or twice the median of the words, whichever is less.
 MEDIAN_WORD_S = 0.7
 PAUSE_MARKS = tuple(".,?!;:。，？！、")
@@ -31,13 +26,9 @@ PAUSE_MARKS = tuple(".,?!;:。，？！、")
 TokenSpan = tuple[float, float, float]
 
 
-def is_loop(text: str) -> bool:
-    """Return whether a text says the same over and over: whether it compresses too well.
-
-    This is the measure of whisper/transcribe.py. A text of less than LOOP_MIN_BYTES is never a loop.
-    """
-    data = text.encode()
-    return len(data) > LOOP_MIN_BYTES and len(data) / len(zlib.compress(data)) > LOOP_COMPRESSION
+def without_control_tokens(text: str) -> str:
+    """Return the text with a space in every `<|`, so that none of it can become a control token."""
+    return text.replace("<|", "< |")
 
 
 def token_probabilities(output: Any, count: int) -> list[float]:
@@ -61,7 +52,7 @@ def hypothesis_words(
 ) -> tuple[HypothesisWord, ...]:
     """Return the words of text tokens, without a last one that ends inside a character: that is not text yet."""
     texts, groups = tokenizer.split_tokens_on_unicode(ids) if ids else ([], [])
-    pieces = words(texts, groups, probabilities, language)
+    pieces = token_words.words(texts, groups, probabilities, language)
     if pieces and "\ufffd" in pieces[-1].text:
         pieces.pop()
     return tuple(pieces)
@@ -85,20 +76,24 @@ def token_starts(alignments: Sequence[tuple[int, int]], count: int) -> list[floa
     return times
 
 
-def timed_words(pieces: Sequence[HypothesisWord], spans: Sequence[TokenSpan]) -> tuple[Word, ...]:
-    """Return the words with their times, given the spans of all their tokens; () where there are no spans.
+def aligned_words(pieces: Sequence[HypothesisWord], spans: Sequence[TokenSpan]) -> list[Word]:
+    """Return the words with the times of their tokens, given the spans of all these."""
+    out, at = list[Word](), 0
+    for piece in pieces:
+        own = spans[at : at + len(piece.tokens)]
+        at += len(piece.tokens)
+        out.append(Word(piece.text.strip(), own[0][0], own[-1][1], min(s[2] for s in own)))
+    return out
+
+
+def without_pauses(words: Sequence[Word]) -> tuple[Word, ...]:
+    """Return aligned words without the pauses before them.
 
     The silence before a word is aligned with its beginning. So a word that is far longer than the others and follows a
     pause mark is given the length of a long word, counted from its end (as openai/whisper, timing.py,
     add_word_timestamps).
     """
-    if not spans:
-        return ()
-    out, at = [], 0
-    for piece in pieces:
-        own = spans[at : at + len(piece.tokens)]
-        at += len(piece.tokens)
-        out.append(Word(piece.text.strip(), own[0][0], own[-1][1], min(s[2] for s in own)))
+    out = list(words)
     lengths = sorted(w.end_s - w.start_s for w in out if w.end_s > w.start_s)
     longest = 2 * min(MEDIAN_WORD_S, lengths[len(lengths) // 2]) if lengths else math.inf
     for k, word in enumerate(out):

@@ -11,10 +11,12 @@ Nothing of a session is kept between windows. How outputs become words is in `ou
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -28,18 +30,37 @@ from faster_whisper import WhisperModel
 from faster_whisper.tokenizer import Tokenizer
 
 from antiphon.adapters.spec import LaneModelOptions
+from antiphon.adapters.whisper.files import FileDecoder
+from antiphon.adapters.whisper.guard import (
+    is_loop,
+    is_noise,
+    says_twice,
+    seconds_of_sound,
+    unspoken_copies,
+)
+from antiphon.adapters.whisper.languages import chosen_language
 from antiphon.adapters.whisper.outputs import (
     SAMPLES_PER_FRAME,
     TokenSpan,
-    file_segment,
+    aligned_words,
     hypothesis_words,
-    is_loop,
-    timed_words,
     token_probabilities,
     token_starts,
+    without_control_tokens,
+    without_pauses,
 )
-from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.quiet import split_at_quiet
+from antiphon.adapters.whisper.windows import (
+    FRAMES_PER_S,
+    MAX_FRAMES,
+    Search,
+    is_aligned,
+    num_frames,
+    profile_of,
+    search_of,
+    token_cap,
+)
+from antiphon.adapters.whisper.word_edges import with_edges
+from antiphon.audio import Pcm
 from antiphon.contracts import (
     FileInfo,
     FileOptions,
@@ -53,45 +74,17 @@ from antiphon.contracts import (
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.events.words import Word
+from antiphon.modeling.token_words import with_logprobs
 
-# Mel frames a second, and the most that the encoder takes: 30 s.
-FRAMES_PER_S = 100
-MAX_FRAMES = 3000
-# Most tokens a second of speech, and besides, against endless repetition. English speech has 4 on average and 7 in fast
-# passages; a cap of 7 cut the ends of long finals off. A partial of a second of audio says its two words again and
-# again up to the cap.
-FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS = 12.0, 16
-PARTIAL_TOKENS_PER_S, PARTIAL_EXTRA_TOKENS = 7.0, 2
-# Scripts whose characters take a token or more each.
-NON_LATIN_TOKENS_PER_S = 14.0
-# A window counts as noise above this probability and below this mean log-probability; the first is OpenAI's threshold
-# (whisper/transcribe.py).
-NO_SPEECH_PROBABILITY = 0.6
-NO_SPEECH_LOGPROB = -0.8
-# Below this mean log-probability a window is noise in any case (whisper/transcribe.py uses -1.0).
-MIN_LOGPROB = -1.2
+# The least probability whose logarithm is reported.
+MIN_PROBABILITY = 1e-10
 MAX_PROMPT_TOKENS = 200
 # What is encoded of a prompt for each of its tokens, from the end, and how many encoded texts are kept: a session gives
 # the same prompt with each of its windows.
 PROMPT_CHARS_PER_TOKEN, KEPT_PROMPTS = 16, 256
 # A final that is a loop is decoded again, and then no run of so many tokens may come twice.
 LOOP_TOKENS = 4
-# Files are decoded in parts of this length, cut at the quietest place of the last PART_SLACK_S seconds.
-PART_S = 120
-PART_SLACK_S = 15
 
-
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """How a window is padded and searched: to at least `min_s`, with `pad_s` of silence, in seconds."""
-
-    min_s: float
-    pad_s: float
-    beam_size: int
-
-
-_PARTIAL = _Search(min_s=5.0, pad_s=2.0, beam_size=1)
-_FINAL = _Search(min_s=10.0, pad_s=3.0, beam_size=5)
 
 # A job of the lane: a window, or another call of the model, in the worker's thread.
 Work = Window | Callable[[], Any]
@@ -100,7 +93,8 @@ Work = Window | Callable[[], Any]
 class WhisperTranscriber:
     """A Transcriber: one CTranslate2 model, and a lane whose `workers` threads each compute on one core.
 
-    `max_batch`: windows in one call of the model. `lane` is public for statistics.
+    `max_batch`: windows in one call of the model. `lane` is public for statistics,
+    `partials` is the model that decodes partials; None: this one does.
     """
 
     def __init__(
@@ -109,9 +103,11 @@ class WhisperTranscriber:
         model_id: str,
         options: LaneModelOptions,
         *,
+        partials: Path | None = None,
         max_batch: int = 1,
     ) -> None:
-        """Load the folder's model. Waits for seconds.
+        """Load the folder's model, and that of the folder `partials`, which then decodes partials in the languages that
+        it knows. Waits for seconds.
 
         Raises ModelError for a folder that does not load, or a type that the device does not have.
         """
@@ -126,7 +122,9 @@ class WhisperTranscriber:
         self._model = self._whisper.model
         self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
         self._prompt_text_tokens = lru_cache(KEPT_PROMPTS)(self._text_tokens)
-        self._profile = _profile(model_id, tuple(self._whisper.supported_languages))
+        self._profile = profile_of(model_id, tuple(self._whisper.supported_languages))
+        # Its jobs run in this transcriber's lane, so that finals and partials have one order; its own lane stays empty.
+        self.partials = WhisperTranscriber(partials, partials.name, options) if partials else None
         # One job a batch on a CPU: batches of 2 to 8 measured no faster than one after another (docs/architecture.md).
         self.lane: Lane[Work, Any] = Lane(
             "transcriber",
@@ -136,6 +134,7 @@ class WhisperTranscriber:
             max_queue=options.max_queue,
             observe=options.observe,
         )
+        self._files = FileDecoder(self._whisper, self.lane, self._align, self.tokenizer)
 
     @property
     def profile(self) -> TranscriberProfile:
@@ -149,22 +148,34 @@ class WhisperTranscriber:
     def close(self) -> None:
         """Close the lane: waiting jobs are cancelled, running ones are waited for, and the threads end."""
         self.lane.close()
+        if self.partials:
+            self.partials.close()
 
     def open(self) -> WhisperStream:
         """Return a stream, which keeps nothing: every window is decoded from its start."""
         return WhisperStream(self)
 
     async def decode(self, window: Window) -> Hypothesis:
-        """Decode one window, in a batch with others of the same shape. Finals come before partials.
+        """Decode one window, as `submit`, and wait for it in the lane. Raises Refused where that is full, ModelError.
 
-        Partials are decoded greedily, with each word's probability; finals with a beam of 5, and probabilities of 1.0.
-        A final that loops is decoded again with the loop forbidden. Waits in the lane. Raises Refused where it is full,
-        ModelError.
+        Partials are decoded greedily, with each word's probability; finals with a beam of 5, and probabilities of 1.0
+        unless the window asks for word times or log-probabilities. A final that loops is decoded again with the loop
+        forbidden.
         """
-        urgency = Urgency.FINAL if window.final else Urgency.PARTIAL
-        result = await self.lane.run(window, urgency, self._key(window))
-        assert isinstance(result, Hypothesis)
-        return result
+        return await asyncio.wrap_future(self.submit(window))
+
+    def submit(self, window: Window) -> Future[Hypothesis]:
+        """Queue one window, to be decoded in a batch with others of the same shape, and return its future at once.
+
+        Finals and urgent partials come before other partials. Raises Refused where the lane is full; the future may
+        have ModelError.
+        """
+        urgency = Urgency.FINAL if window.final or window.urgent else Urgency.PARTIAL
+        return self.lane.submit(window, urgency, self._key(window), deadline_s=window.deadline_s)
+
+    def replace(self, waiting: Future[Hypothesis], window: Window) -> bool:
+        """Have a window that waits in the lane replaced by another one. Returns False where it has begun."""
+        return self.lane.replace(waiting, window, self._key(window))
 
     async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
         """Return where each word lies, from the decoder's cross-attention with the words forced on the audio.
@@ -179,39 +190,18 @@ class WhisperTranscriber:
         )
         return found
 
-    async def transcribe(
+    def transcribe(
         self, slabs: AsyncIterable[Pcm], options: FileOptions
     ) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        """Yield the segments of a file, which is decoded in parts of about two minutes, then one FileInfo.
+        """Yield the segments of a file, then one FileInfo, as `files.py` (`FileDecoder`) says.
 
-        The language found in the first part holds for the rest. Each window of 30 s is one job of the lane, behind all
-        live ones. A `temperature` of 0 means OpenAI's own fallback: higher ones where the decode fails. Raises Refused,
-        ModelError.
+        Each window of 30 s is one job of the lane, behind all live ones. Raises Refused, ModelError.
         """
-        language, number, num_samples = options.language, 0, 0
-        async for start, part in split_at_quiet(slabs, PART_S, PART_SLACK_S):
-            segments, info = await self.lane.run(self._opener(part, options, language), Urgency.BULK)
-            language, num_samples = info.language, start + len(part)
-            while (raw := await self.lane.run(partial(next, segments, None), Urgency.BULK)) is not None:
-                yield file_segment(number, raw, start)
-                number += 1
-        yield FileInfo(language or "en", num_samples / SAMPLE_RATE_HZ)
+        return self._files.transcribe(slabs, options)
 
-    def _opener(self, pcm: Pcm, options: FileOptions, language: str | None) -> Callable[[], tuple[Iterator[Any], Any]]:
-        def begin() -> tuple[Iterator[Any], Any]:
-            segments, info = self._whisper.transcribe(
-                pcm,
-                language=language,
-                task=options.task,
-                initial_prompt=_without_control_tokens(options.prompt) or None,
-                temperature=options.temperature or (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
-                word_timestamps=options.word_times,
-                condition_on_previous_text=False,
-                beam_size=_FINAL.beam_size,
-            )
-            return iter(segments), info
-
-        return begin
+    def encoded_s(self, window: Window) -> float:
+        """Return how many seconds a window is padded to, by which its encoding costs."""
+        return num_frames(window) / FRAMES_PER_S
 
     # The methods from here on are called in the workers' threads, but for _key and what it calls.
 
@@ -221,57 +211,124 @@ class WhisperTranscriber:
             return self._decode(windows)
         return [job() for job in jobs if not isinstance(job, Window)]
 
-    def _key(self, window: Window) -> tuple[int, int, bool, bool]:
-        """Windows with equal keys may share a batch: same frames, same search, as many tokens before the start."""
-        return (_num_frames(window), self._num_prompt_tokens(window), window.final, window.word_times)
+    def _key(self, window: Window) -> tuple[int, int, bool, bool, bool]:
+        """Windows with equal keys may share a batch: same frames, same search, as many tokens before the start, and the
+        same model.
+        """
+        tokens = self._num_prompt_tokens(window)
+        return (num_frames(window), tokens, window.final, is_aligned(window), self._is_for_partials(window))
+
+    def _is_for_partials(self, window: Window) -> bool:
+        """Whether the model for partials decodes a window: not where its language is unknown, since a model of one
+        language would take any other for its own.
+        """
+        model = self.partials
+        return model is not None and not window.final and window.language in model.profile.languages
+
+    def _decode_partials(self, model: WhisperTranscriber, windows: Sequence[Window]) -> list[Hypothesis]:
+        """Decode partials with another model, whose vocabulary may be another one: tokens are translated as text."""
+        asked = [
+            replace(w, prefix=model.text_ids(self.tokenizer(w.language or "en").decode(list(w.prefix))))
+            for w in windows
+        ]
+        return [
+            replace(found, pieces=tuple(replace(p, tokens=self.text_ids(p.text)) for p in found.pieces))
+            for found in model._decode(asked)
+        ]
+
+    def text_ids(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a text as it is spelled, with its leading space; none of them is a control token."""
+        return tuple(self._whisper.hf_tokenizer.encode(without_control_tokens(text), add_special_tokens=False).ids)
 
     def _num_prompt_tokens(self, window: Window) -> int:
         return len(self.prompt_tokens(window)) if window.context or window.prompt else 0
 
     def _decode(self, windows: Sequence[Window]) -> list[Hypothesis]:
-        frames = _num_frames(windows[0])
-        search = _FINAL if windows[0].final else _PARTIAL
+        if self.partials and self._is_for_partials(windows[0]):
+            return self._decode_partials(self.partials, windows)
+        frames = num_frames(windows[0])
         encoded = self._model.encode(
             ctranslate2.StorageView.from_array(np.stack([self._features(w.pcm, frames) for w in windows])),
             to_cpu=self._model.device == "cuda" and len(self._model.device_index) > 1,
         )
         languages = self._languages(windows, encoded)
         prompts = [self._prompt(w, lang) + list(w.prefix) for w, (lang, _) in zip(windows, languages, strict=True)]
-        cap = max(self._token_cap(w, lang) for w, (lang, _) in zip(windows, languages, strict=True))
-        outputs = self._generate(encoded, prompts, cap, search)
-        tokens = self._new_ids(outputs, windows, languages)
-        if search is _FINAL and any(is_loop(self.tokenizer("en").decode(ids)) for ids in tokens):
+        cap = max(token_cap(w, lang, self._profile.max_tokens) for w, (lang, _) in zip(windows, languages, strict=True))
+        found = self._search(encoded, windows, languages, prompts, cap)
+        if windows[0].final and any(is_loop("".join(p.text for p in h.pieces)) for h in found):
             # The decoder fell into a loop; where OpenAI tries again with chance, forbidding the loop is deterministic.
-            outputs = self._generate(encoded, prompts, cap, search, no_repeat_ngram_size=LOOP_TOKENS)
-            tokens = self._new_ids(outputs, windows, languages)
-        timed = windows[0].word_times
-        spans = self._token_spans(encoded, windows, languages, tokens) if timed else [()] * len(windows)
-        return [
-            self._hypothesis(output, ids, language, len(prompt), own, greedy=search.beam_size == 1)
-            for language, output, ids, prompt, own in zip(languages, outputs, tokens, prompts, spans, strict=True)
-        ]
+            found = self._search(encoded, windows, languages, prompts, cap, no_repeat_ngram_size=LOOP_TOKENS)
+        return found
 
-    def _hypothesis(
+    def _search(
         self,
-        output: Any,
-        ids: list[int],
-        language: tuple[str, float],
-        num_prompt: int,
-        spans: tuple[TokenSpan, ...],
+        encoded: Any,
+        windows: Sequence[Window],
+        languages: Sequence[tuple[str, float]],
+        prompts: list[list[int]],
+        cap: int,
         *,
-        greedy: bool,
-    ) -> Hypothesis:
-        code, certainty = language
-        # Only a greedy search returns logits.
-        probabilities = token_probabilities(output, len(ids)) if greedy else [1.0] * len(ids)
-        pieces = hypothesis_words(self.tokenizer(code), ids, probabilities, code)
-        logprob = output.scores[0]  # the mean over the sequence
-        is_noise = output.no_speech_prob > NO_SPEECH_PROBABILITY and logprob < NO_SPEECH_LOGPROB
-        is_speech = logprob >= MIN_LOGPROB and not is_noise
-        return Hypothesis(pieces, code, certainty, is_speech, num_prompt, len(ids), timed_words(pieces, spans))
+        no_repeat_ngram_size: int = 0,
+    ) -> list[Hypothesis]:
+        """Search once for the texts of encoded windows. Copies of words without sound of their own are cut."""
+        search = search_of(windows[0])
+        outputs = self._generate(encoded, prompts, cap, search, no_repeat_ngram_size=no_repeat_ngram_size)
+        found = []
+        for i, (output, window, language, prompt) in enumerate(zip(outputs, windows, languages, prompts, strict=True)):
+            ids = self._text_ids(output, language[0])[len(window.prefix) :]
+            # Only a greedy search returns logits.
+            probabilities = token_probabilities(output, len(ids)) if search.beam_size == 1 else [1.0] * len(ids)
+            pieces = hypothesis_words(self.tokenizer(language[0]), ids, probabilities, language[0])
+            pieces, timed = self._spoken(encoded, i, window, language[0], pieces, probabilities)
+            is_speech = not is_noise(output.scores[0], output.no_speech_prob)  # the first is the mean of the sequence
+            found.append(Hypothesis(pieces, *language, is_speech, len(prompt), len(ids), timed))
+        return found
+
+    def _spoken(
+        self,
+        encoded: Any,
+        index: int,
+        window: Window,
+        language: str,
+        pieces: tuple[HypothesisWord, ...],
+        probabilities: list[float],
+    ) -> tuple[tuple[HypothesisWord, ...], tuple[Word, ...]]:
+        """Return the words without copies that have no sound of their own, and their times and log-probabilities if the
+        window asks for them.
+
+        Words are aligned where times, or a final's probabilities, are asked for, or where any come twice. `index`: the
+        window's in `encoded`. `probabilities`: of each token of the words.
+        """
+        given = hypothesis_words(self.tokenizer(language), list(window.prefix), [1.0] * len(window.prefix), language)
+        texts = [p.text for p in (*given, *pieces)]
+        doubtful = says_twice(texts)
+        words, cut = list[Word](), set[int]()
+        if pieces and (doubtful or is_aligned(window)):
+            tokens = [t for p in (*given, *pieces) for t in p.tokens]
+            one = encoded
+            if encoded.shape[0] > 1:
+                one = ctranslate2.StorageView.from_array(np.asarray(encoded)[index, None])
+            spans = self._token_spans(one, window, language, tokens)
+            words = aligned_words((*given, *pieces), spans)
+            if doubtful:
+                sound_s = seconds_of_sound(window.pcm, [(w.start_s, w.end_s) for w in words])
+                cut = unspoken_copies(texts, sound_s, len(given))
+            if window.final and is_aligned(window):
+                # The alignment is a forced decode, and gives the tokens their probabilities.
+                probabilities = [s[2] for s in spans[len(tokens) - sum(len(p.tokens) for p in pieces) :]]
+                pieces = tuple(
+                    replace(p, probability=w.probability) for p, w in zip(pieces, words[len(given) :], strict=True)
+                )
+        if window.logprobs:
+            logprobs = [math.log(max(p, MIN_PROBABILITY)) for p in probabilities]
+            pieces = tuple(with_logprobs(pieces, logprobs, self._whisper.hf_tokenizer.id_to_token))
+        kept = [k for k in range(len(given), len(texts)) if k not in cut]
+        pieces = tuple(pieces[k - len(given)] for k in kept)
+        timed = [words[k] for k in kept] if window.word_times and words else []
+        return pieces, with_edges(without_pauses(timed), window.pcm)
 
     def _generate(
-        self, encoded: Any, prompts: list[list[int]], cap: int, search: _Search, *, no_repeat_ngram_size: int = 0
+        self, encoded: Any, prompts: list[list[int]], cap: int, search: Search, *, no_repeat_ngram_size: int = 0
     ) -> list[Any]:
         return self._model.generate(  # type: ignore[no-any-return]
             encoded,
@@ -285,22 +342,16 @@ class WhisperTranscriber:
             suppress_blank=True,
         )
 
-    def _new_ids(
-        self, outputs: Sequence[Any], windows: Sequence[Window], languages: Sequence[tuple[str, float]]
-    ) -> list[list[int]]:
-        """Return the text tokens after each window's prefix."""
-        return [
-            self._text_ids(o, lang)[len(w.prefix) :]
-            for o, w, (lang, _) in zip(outputs, windows, languages, strict=True)
-        ]
-
     def _languages(self, windows: Sequence[Window], encoded: Any) -> list[tuple[str, float]]:
         if not self._model.is_multilingual:
             return [("en", 1.0)] * len(windows)
         if all(w.language for w in windows):
             return [(w.language or "en", 1.0) for w in windows]
-        found = [(token[2:-2], float(p)) for ((token, p), *_) in self._model.detect_language(encoded)]
-        return [(w.language, 1.0) if w.language else f for w, f in zip(windows, found, strict=True)]
+        ranked = [[(token[2:-2], float(p)) for token, p in all_] for all_ in self._model.detect_language(encoded)]
+        return [
+            (w.language, 1.0) if w.language else chosen_language(r, w.languages, w.likely_language)
+            for w, r in zip(windows, ranked, strict=True)
+        ]
 
     def _prompt(self, window: Window, language: str) -> list[int]:
         tokenizer = self.tokenizer(language)
@@ -322,18 +373,8 @@ class WhisperTranscriber:
 
     def _text_tokens(self, text: str) -> list[int]:
         # The tokenizer reads "<|...|>" as a control token: only the ids of text are taken.
-        ids = self._whisper.hf_tokenizer.encode(_without_control_tokens(" " + text), add_special_tokens=False).ids
+        ids = self._whisper.hf_tokenizer.encode(without_control_tokens(" " + text), add_special_tokens=False).ids
         return [i for i in ids if i < self.tokenizer("en").eot]
-
-    def _token_cap(self, window: Window, language: str) -> int:
-        if window.final:
-            rate, spare = FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS
-        else:
-            rate, spare = PARTIAL_TOKENS_PER_S, PARTIAL_EXTRA_TOKENS
-        if language != "en":
-            rate = max(rate, NON_LATIN_TOKENS_PER_S)
-        cap = int(len(window.pcm) / SAMPLE_RATE_HZ * rate) + spare
-        return min(max(1, cap - len(window.prefix)), window.max_tokens or self._profile.max_tokens)
 
     def tokenizer(self, language: str) -> Tokenizer:
         """Return the tokenizer for a language, which is made once. From `eot` on, its ids are control tokens."""
@@ -357,40 +398,28 @@ class WhisperTranscriber:
         """Force the words' tokens on the audio, and take their times as those of a transcript's words."""
         window = Window(pcm, language=language if self._model.is_multilingual else "en")
         ids = [
-            self._whisper.hf_tokenizer.encode(_without_control_tokens(" " + w), add_special_tokens=False).ids
+            self._whisper.hf_tokenizer.encode(without_control_tokens(" " + w), add_special_tokens=False).ids
             for w in words
         ]
         flat = [i for word in ids for i in word]
         if not flat or len(flat) > self._profile.max_tokens:
             return ()
-        encoded = self._model.encode(ctranslate2.StorageView.from_array(self._features(pcm, _num_frames(window))[None]))
-        (spans,) = self._token_spans(encoded, [window], [(window.language or "en", 1.0)], [flat])
+        encoded = self._model.encode(ctranslate2.StorageView.from_array(self._features(pcm, num_frames(window))[None]))
+        spans = self._token_spans(encoded, window, window.language or "en", flat)
         pieces = [HypothesisWord(w, tuple(i), 1.0) for w, i in zip(words, ids, strict=True) if i]
-        return timed_words(pieces, spans)
+        return with_edges(without_pauses(aligned_words(pieces, spans)), pcm)
 
-    def _token_spans(
-        self, encoded: Any, windows: Sequence[Window], languages: Sequence[tuple[str, float]], tokens: list[list[int]]
-    ) -> list[tuple[TokenSpan, ...]]:
-        """Return the spans of each window's tokens after its prefix, from the decoder's cross-attention."""
-        out: list[tuple[TokenSpan, ...]] = []
-        for i, (window, (language, _), ids) in enumerate(zip(windows, languages, tokens, strict=True)):
-            if not ids:
-                out.append(())
-                continue
-            one = encoded if len(windows) == 1 else ctranslate2.StorageView.from_array(np.asarray(encoded)[i : i + 1])
-            text = [*window.prefix, *ids]
-            found = self._model.align(
-                one,
-                self.tokenizer(language).sot_sequence,
-                [text],
-                [min(len(window.pcm) // SAMPLES_PER_FRAME, MAX_FRAMES)],
-                median_filter_width=7,
-            )[0]
-            starts = token_starts(found.alignments, len(text))
-            probabilities = found.text_token_probs
-            spans = [(starts[k], starts[k + 1], float(probabilities[k])) for k in range(len(text))]
-            out.append(tuple(spans[len(window.prefix) :]))
-        return out
+    def _token_spans(self, encoded: Any, window: Window, language: str, tokens: list[int]) -> list[TokenSpan]:
+        """Return the spans of text tokens in a window, by itself encoded, from the decoder's cross-attention."""
+        found = self._model.align(
+            encoded,
+            self.tokenizer(language).sot_sequence,
+            [tokens],
+            [min(len(window.pcm) // SAMPLES_PER_FRAME, MAX_FRAMES)],
+            median_filter_width=7,
+        )[0]
+        starts = token_starts(found.alignments, len(tokens))
+        return [(starts[k], starts[k + 1], float(p)) for k, p in enumerate(found.text_token_probs[: len(tokens)])]
 
 
 class WhisperStream:
@@ -398,45 +427,19 @@ class WhisperStream:
 
     def __init__(self, model: WhisperTranscriber) -> None:
         self._model = model
+        self._waiting: Future[Hypothesis] | None = None
 
     async def decode(self, window: Window) -> Hypothesis:
         """Decode one window, as WhisperTranscriber.decode. Waits in the lane. Raises Refused, ModelError."""
-        return await self._model.decode(window)
+        self._waiting = self._model.submit(window)
+        try:
+            return await asyncio.wrap_future(self._waiting)
+        finally:
+            self._waiting = None
+
+    def replace(self, window: Window) -> bool:
+        """Replace the window that waits in the lane. Returns False where none waits, or it has begun."""
+        return self._waiting is not None and self._model.replace(self._waiting, window)
 
     def close(self) -> None:
         """Do nothing: a stream holds neither memory nor a place in the lane."""
-
-
-def _profile(model_id: str, languages: tuple[str, ...]) -> TranscriberProfile:
-    return TranscriberProfile(
-        id=model_id,
-        languages=languages,
-        step_s=0.3,
-        first_step_s=0.2,
-        agreement_s=0.9,
-        first_agreement_s=0.2,
-        rollback_tokens=1,
-        min_probability=0.3,
-        unfixed_chunks=0,
-        settle_s=0.5,
-        context_pause_s=1.5,
-        pause_s=0.8,
-        long_window_s=10.0,
-        long_pause_s=0.3,
-        max_window_s=22.0,
-        context_tokens=0,
-        max_tokens=224,
-        max_prefix_tokens=180,
-    )
-
-
-def _num_frames(window: Window) -> int:
-    """The mel frames that a window is padded to: a whole number of half seconds, so that windows can share a batch."""
-    search = _FINAL if window.final else _PARTIAL
-    seconds = max(search.min_s, len(window.pcm) / SAMPLE_RATE_HZ + search.pad_s)
-    return min(MAX_FRAMES, math.ceil(seconds * 2) * FRAMES_PER_S // 2)
-
-
-def _without_control_tokens(text: str) -> str:
-    """The text with a space in every `<|`, so that none of it can become a control token."""
-    return text.replace("<|", "< |")

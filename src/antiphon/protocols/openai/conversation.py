@@ -117,7 +117,8 @@ class OpenAIConversation:
         self._items = ItemContext(context.new_id, self._buffer.whole, self._loaded_voice)
         self._writer = EventWriter(context.new_id)
         self._writer.beta = beta
-        self._events = ConversationEvents(self._writer, TranscriptEvents(self._writer, context.new_id))
+        self._transcripts = TranscriptEvents(self._writer, context.new_id)
+        self._events = ConversationEvents(self._writer, self._transcripts)
         self._output = OutputAudio(self._writer, self._events, by_events=not server_plays)
         # The client was sent audio: the voice cannot be changed any more.
         self._has_spoken = False
@@ -150,6 +151,7 @@ class OpenAIConversation:
         self._audio, self._fields = kept.audio, kept.fields
         self._writer.beta, self._has_spoken = kept.beta, kept.spoken
         self._buffer.set_format(kept.audio.format)
+        self._transcripts.include = kept.fields.included
 
     def _config(self) -> ConversationConfig:
         return conversation_config(self._fields, self._audio, self._loaded_voice(self._fields.output.voice))
@@ -216,6 +218,7 @@ class OpenAIConversation:
             held_back = self._buffer.flush()
             self._buffer.set_format(audio.format)
         self._audio, self._fields, self._writer.beta = audio, fields, beta
+        self._transcripts.include = fields.included
         return held_back
 
     # --- to the client

@@ -48,14 +48,18 @@ from antiphon.protocols.realtime.messages import (
     event_id_in,
     read_message,
 )
-from antiphon.protocols.realtime.transcript_events import TranscriptEvents
+from antiphon.protocols.realtime.transcript_events import (
+    INCLUDABLE,
+    LANGUAGE,
+    LOGPROBS,
+    WORDS,
+    TranscriptEvents,
+)
 from antiphon.protocols.realtime.writer import EventWriter
 from antiphon.protocols.wire import Frame, Received
 
 # OpenAI's own minimum of new audio in a commit.
 MIN_COMMIT_MS = 100
-# The one value of `include`. It is accepted and shown; no logprobs are sent.
-LOGPROBS = "item.input_audio_transcription.logprobs"
 
 
 class TranscriptionUpdate(ClientMessage, tag="session.update", kw_only=True, forbid_unknown_fields=True):
@@ -184,6 +188,10 @@ class OpenAITranscription:
             language=asked.language or None,
             prompt=" ".join(filter(None, [asked.prompt or "", keywords])),
             vad=vad.config() if vad else None,
+            languages=tuple(asked.languages or ()),
+            word_times=WORDS in self._transcripts.include,
+            logprobs=LOGPROBS in self._transcripts.include,
+            reports_language=LANGUAGE in self._transcripts.include,
         )
         return ConfigureTranscription(config)
 
@@ -261,6 +269,7 @@ class OpenAITranscription:
         self._audio, self._writer.beta = audio, beta
         if include is not UNSET:
             self._include = include or []
+            self._transcripts.include = self._include
         return held_back
 
     def _merged(self, given: InputFields, *, beta: bool) -> AudioInput:
@@ -289,6 +298,8 @@ class OpenAITranscription:
         for name in ("model", "language", "prompt"):
             if (text := getattr(given, name)) is not UNSET:
                 setattr(merged, name, text or UNSET)
+        if given.languages is not UNSET:
+            merged.languages = self._context.check_languages(given.languages, f"{param}.languages")
         merged.model = merged.model or models.loaded[0]
         if models.lenient(merged.model) is None:
             raise RemoteProtocolError(
@@ -329,8 +340,8 @@ def _beta_changes(session: msgspec.Raw) -> tuple[InputFields, list[str] | UnsetT
 
 def _check_include(given: list[str] | UnsetType | None) -> list[str] | UnsetType | None:
     for value in given or ():
-        if value != LOGPROBS:
-            raise RemoteProtocolError(
-                "invalid_value", f"Invalid value: '{value}'. Supported values are: '{LOGPROBS}'.", "session.include"
-            )
+        if value not in INCLUDABLE:
+            names = ", ".join(f"'{name}'" for name in INCLUDABLE)
+            message = f"Invalid value: '{value}'. Supported values are: {names}."
+            raise RemoteProtocolError("invalid_value", message, "session.include")
     return given

@@ -119,6 +119,7 @@ class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
     language: Text | UnsetType | None = UNSET
     prompt: Text | UnsetType | None = UNSET
     keywords: list[Text] | UnsetType | None = UNSET
+    languages: list[Text] | UnsetType | None = UNSET
 
 
 class Transcription(msgspec.Struct):
@@ -128,6 +129,7 @@ class Transcription(msgspec.Struct):
     language: str | UnsetType = UNSET
     prompt: str | UnsetType = UNSET
     keywords: list[str] | UnsetType = UNSET
+    languages: list[str] | UnsetType = UNSET
 
 
 class InputFields(msgspec.Struct, forbid_unknown_fields=True):

@@ -35,6 +35,7 @@ from antiphon.protocols.realtime.input_fields import (
     format_of_beta,
 )
 from antiphon.protocols.realtime.items import NamedTool, VoiceId, tool_choice_from, tools_from
+from antiphon.protocols.realtime.transcript_events import INCLUDABLE, LANGUAGE, LOGPROBS, WORDS
 
 # A value that has no effect here: it is shown as it was given.
 Echoed = msgspec.Raw | UnsetType
@@ -170,6 +171,12 @@ class SessionFields(msgspec.Struct):
     def speaks(self) -> bool:
         """Whether responses are spoken; otherwise they are text."""
         return self.output_modalities == ["audio"]
+
+    @property
+    def included(self) -> tuple[str, ...]:
+        """What `include` asks for of the user's transcripts. Other values in it have no effect."""
+        asked = msgspec.json.decode(self.include)
+        return tuple(name for name in INCLUDABLE if name in asked) if isinstance(asked, list) else ()
 
 
 class _Head(msgspec.Struct, kw_only=True):
@@ -334,6 +341,8 @@ def _transcription(
         if text := getattr(given, name):
             setattr(merged, name, text)
     context.check_language(merged.language or None, f"{param}.language")
+    if given.languages is not UNSET:
+        merged.languages = context.check_languages(given.languages, f"{param}.languages")
     return merged
 
 
@@ -365,6 +374,8 @@ def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | N
     vad = audio.turn_detection or TurnDetection()
     asked = audio.transcription or Transcription()
     turns = audio.turn_detection.config() if audio.turn_detection else None
+    # Without transcripts for the client, there is nothing to add to them.
+    included = fields.included if audio.transcription else ()
     idle_ms = vad.idle_timeout_ms
     most = fields.max_output_tokens
     return ConversationConfig(
@@ -375,6 +386,10 @@ def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | N
             # With semantic_vad, the first words of an overlap decide whether it is a barge-in.
             partials=audio.transcription is not None or bool(turns and turns.patience_ms),
             preflight=True,
+            languages=tuple(asked.languages or ()),
+            word_times=WORDS in included,
+            logprobs=LOGPROBS in included,
+            reports_language=LANGUAGE in included,
         ),
         instructions=fields.instructions,
         audio_output=fields.speaks,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from functools import partial
+from typing import Any
 
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
 from antiphon.events.transcription import (
     CommitRefused,
+    LanguageDetected,
     SessionEnding,
     SpeechStarted,
     SpeechStopped,
@@ -17,16 +20,27 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
+from antiphon.events.words import TokenLogprob, Word
 from antiphon.protocols.realtime.writer import EventWriter
 from antiphon.protocols.wire import NewId
 
+# What `include` may ask for: OpenAI's name, and names in its style.
+LOGPROBS = "item.input_audio_transcription.logprobs"
+WORDS = "item.input_audio_transcription.words"
+LANGUAGE = "item.input_audio_transcription.language"
+INCLUDABLE = (LOGPROBS, WORDS, LANGUAGE)
+
 
 class TranscriptEvents:
-    """Writes the events of a transcription. Each turn is an item, whose id the turn's first event makes."""
+    """Writes the events of a transcription. Each turn is an item, whose id the turn's first event makes.
+
+    `include`: which of INCLUDABLE the client has asked for. What it has not asked for is not written.
+    """
 
     def __init__(self, writer: EventWriter, new_id: NewId) -> None:
         self._writer = writer
         self._new_id = new_id
+        self.include: Collection[str] = ()
         # The items of turns whose transcript is still to come, by turn.
         self._items: dict[int, str] = {}
         self._last_item: str | None = None
@@ -55,6 +69,10 @@ class TranscriptEvents:
                 self._writer.error(RemoteProtocolError("input_audio_buffer_commit_empty", message), None)
             case TranscriptDelta() | TranscriptDone() | TranscriptFailed():
                 self._transcript(event)
+            case LanguageDetected(turn, language, probability):
+                if LANGUAGE in self.include:
+                    kind = "conversation.item.input_audio_transcription.language"
+                    add(kind, item_id=self._item_id(turn), language=language, probability=round(probability, 3))
             case SessionEnding(code, message):
                 kind = "server_error" if code != "session_expired" else "invalid_request_error"
                 self._writer.error(RemoteProtocolError(code, message), None, kind)
@@ -65,16 +83,24 @@ class TranscriptEvents:
         add = partial(self._writer.event, item_id=self._item_id(event.turn), content_index=0)
         match event:
             case TranscriptDelta(_, text):
-                add("conversation.item.input_audio_transcription.delta", delta=text)
+                add("conversation.item.input_audio_transcription.delta", delta=text, **self._included(event))
             case TranscriptDone():
                 usage = {"type": "duration", "seconds": round(event.audio_s, 3)}
                 kind = "conversation.item.input_audio_transcription.completed"
-                add(kind, transcript=event.text, usage=usage)
+                add(kind, transcript=event.text, usage=usage, **self._included(event))
             case TranscriptFailed(_, message):
                 error = {"type": "server_error", "code": "transcription_failed", "message": message}
                 add("conversation.item.input_audio_transcription.failed", error=error)
         if not isinstance(event, TranscriptDelta):
             self._items.pop(event.turn, None)
+
+    def _included(self, event: TranscriptDelta | TranscriptDone) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if LOGPROBS in self.include:
+            fields["logprobs"] = [_shown_logprob(token) for token in event.logprobs]
+        if WORDS in self.include:
+            fields["words"] = shown_words(event.words)
+        return fields
 
     def _committed(self, item_id: str) -> None:
         previous, self._last_item = self._last_item, item_id
@@ -94,3 +120,25 @@ class TranscriptEvents:
         if turn not in self._items:
             self._items[turn] = self._new_id("item_")
         return self._items[turn]
+
+
+def shown_words(words: Iterable[Word]) -> list[dict[str, Any]]:
+    """The words as clients get them: their text, start and end in seconds, and the model's probability of each."""
+    return [
+        {
+            "word": w.text,
+            "start": round(w.start_s, 3),
+            "end": round(w.end_s, 3),
+            "confidence": round(w.probability, 3),
+        }
+        for w in words
+    ]
+
+
+def _shown_logprob(token: TokenLogprob) -> dict[str, Any]:
+    """A token in OpenAI's form. A character that is divided between tokens is a replacement character in each."""
+    return {
+        "token": token.utf8.decode(errors="replace"),
+        "logprob": round(token.logprob, 5),
+        "bytes": list(token.utf8),
+    }

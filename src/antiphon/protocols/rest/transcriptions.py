@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from antiphon.contracts import FileInfo, TranscriptionTask, TranscriptSegment
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.transcription import ServerVad
+from antiphon.events.words import Word
 
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS: tuple[TranscriptFormat, ...] = get_args(TranscriptFormat)
@@ -28,7 +30,8 @@ class FileRequest:
     """The fields of a form, checked; only the `model` may be one that is not loaded.
 
     `language` is a code such as `en`, None to detect it. `temperature` is in [0, 1]. `words` and `segments`: whether
-    `verbose_json` has them.
+    `verbose_json` has them. `speech_detection`: what is transcribed is the speech that is found so; "auto" leaves how
+    to the server, and None is all of the file.
     """
 
     model: str
@@ -39,6 +42,7 @@ class FileRequest:
     words: bool = False
     segments: bool = True
     stream: bool = False
+    speech_detection: ServerVad | Literal["auto"] | None = "auto"
 
 
 def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRequest:
@@ -72,7 +76,37 @@ def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRe
         words="word" in wanted,
         segments=not wanted or "segment" in wanted,
         stream=one.get("stream", "").lower() in ("true", "1"),
+        speech_detection=_speech_detection(one),
     )
+
+
+class _ServerVadFields(msgspec.Struct, forbid_unknown_fields=True):
+    type: Literal["server_vad"]
+    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    prefix_padding_ms: Annotated[int, Meta(ge=0, le=5000)] = 300
+    silence_duration_ms: Annotated[int, Meta(ge=32, le=60000)] = 200
+
+
+def _speech_detection(form: dict[str, str]) -> ServerVad | Literal["auto"] | None:
+    """Read `chunking_strategy`: a word, a JSON object, or the object's fields as form fields of their own.
+
+    The last is how OpenAI's own client libraries send it: `chunking_strategy[type]`, and so on.
+    """
+    name = "chunking_strategy"
+    fields: object = {k[len(name) + 1 : -1]: v for k, v in form.items() if k.startswith(f"{name}[") and k[-1] == "]"}
+    text = form.get(name, "").strip()
+    if not fields and text in ("", "auto"):
+        return "auto"
+    try:
+        fields = fields or msgspec.json.decode(text)
+        if fields is None:
+            return None
+        if fields == "auto":
+            return "auto"
+        found = msgspec.convert(fields, _ServerVadFields, strict=False)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+        raise RemoteProtocolError("invalid_value", f"Invalid {name}: {error}.", name) from None
+    return ServerVad(found.threshold, found.prefix_padding_ms, found.silence_duration_ms)
 
 
 def _temperature(text: str) -> float:
@@ -116,6 +150,7 @@ class _VerboseWord(msgspec.Struct):
     word: str
     start: float
     end: float
+    confidence: float
 
 
 class _VerboseTranscript(msgspec.Struct):
@@ -162,10 +197,12 @@ def _verbose(
         joined(segments),
         _Duration(duration_s),
         [_verbose_segment(s) for s in segments] if request.segments else UNSET,
-        [_VerboseWord(w.text, round(w.start_s, 3), round(w.end_s, 3)) for s in segments for w in s.words]
-        if request.words
-        else UNSET,
+        [_verbose_word(w) for s in segments for w in s.words] if request.words else UNSET,
     )
+
+
+def _verbose_word(word: Word) -> _VerboseWord:
+    return _VerboseWord(word.text, round(word.start_s, 3), round(word.end_s, 3), round(word.probability, 3))
 
 
 def _verbose_segment(segment: TranscriptSegment) -> _VerboseSegment:

@@ -34,6 +34,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.protocols.connection import Command, Context, Event
 from antiphon.protocols.fields import number
+from antiphon.protocols.realtime.transcript_events import shown_words
 from antiphon.protocols.vllm.answers import VllmResponses
 from antiphon.protocols.vllm.messages import VllmAppend, VllmCommit, VllmUpdate, read_vllm
 from antiphon.protocols.wire import Frame, Received, message
@@ -84,6 +85,8 @@ class VllmDialect:
             return self._responses.frames(event)
         match event:
             case TranscriptDelta(_, text):
+                if self._config and self._config.word_times:
+                    return [message(type="transcription.delta", delta=text, words=shown_words(event.words))]
                 return [message(type="transcription.delta", delta=text)]
             case TranscriptDone():
                 return [self._done(event)]
@@ -112,8 +115,7 @@ class VllmDialect:
         }
         if not (self._config and self._config.word_times):
             return message(type="transcription.done", text=done.streamed, usage=usage)
-        words = [{"word": w.text, "start": round(w.start_s, 3), "end": round(w.end_s, 3)} for w in done.words]
-        return message(type="transcription.done", text=done.streamed, usage=usage, words=words)
+        return message(type="transcription.done", text=done.streamed, usage=usage, words=shown_words(done.words))
 
     def _commands(self, data: str | bytes) -> list[Command]:
         match read_vllm(data):

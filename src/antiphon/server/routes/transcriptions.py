@@ -28,6 +28,7 @@ from antiphon.server.body import FORM_BYTES, limited_form
 from antiphon.server.disconnect import HeldStream, unless_disconnected
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import ServerState
+from antiphon.sessions.transcription.file_speech import FILE_VAD, transcribe_speech
 
 MAX_FIELDS = 40
 # What is decoded at once: 2 MB, in some 50 ms.
@@ -51,7 +52,8 @@ async def translations(request: Request) -> Response:
 
 async def _respond(request: Request, task: TranscriptionTask) -> Response:
     state: ServerState = request.app.state.antiphon
-    transcriber = state.loaded().required_transcriber
+    models = state.loaded()
+    transcriber = models.required_transcriber
     async with AsyncExitStack() as stack:
         stack.enter_context(state.admit(identify(request)))
         asked, file = await _read(request, state, transcriber, stack)
@@ -62,7 +64,11 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
         if await anyio.to_thread.run_sync(measure_s, file, max_s, limiter=_DECODE_LIMITER) > max_s:
             raise _too_long(max_s)
         slabs = await stack.enter_async_context(aclosing(_slabs(state, file)))
-        parts = transcriber.transcribe(slabs, options)
+        if asked.speech_detection is None:
+            parts = transcriber.transcribe(slabs, options)
+        else:
+            vad = FILE_VAD if asked.speech_detection == "auto" else asked.speech_detection
+            parts = transcribe_speech(transcriber, models.required_vad, slabs, options, vad)
         await stack.enter_async_context(aclosing(parts))  # type: ignore[type-var]
         if asked.stream:
             return HeldStream(_events(parts, options), stack.pop_all())

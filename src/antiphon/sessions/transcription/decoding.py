@@ -22,7 +22,14 @@ from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.quiet import quietest_near
 from antiphon.contracts import Hypothesis, Transcriber, Window
 from antiphon.errors import ModelError, Refused
-from antiphon.events.transcription import GuessDropped, TranscriptGuessed, TranscriptionConfig, TranscriptionEvent
+from antiphon.events.transcription import (
+    GuessDropped,
+    LanguageDetected,
+    TranscriptGuessed,
+    TranscriptionConfig,
+    TranscriptionEvent,
+)
+from antiphon.sessions.transcription.spoken_language import SpokenLanguage
 from antiphon.sessions.transcription.stable_words import goes_on, shortened, tuned, words_before_cut
 from antiphon.sessions.transcription.transcripts import Transcripts
 from antiphon.signals import Signal
@@ -41,6 +48,9 @@ GUESS_AFTER_S = 0.128
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
 BUSY_STEPS = 3
+# By when hypotheses are wanted: a final after the end of its turn, partials after they were due. Finals and first words
+# have one queue: a final waits only for first words that have waited 0.7 s longer (docs/design/partials.md).
+FINAL_DUE_S, FIRST_DUE_S, PARTIAL_DUE_S = 0.3, 1.0, 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +145,7 @@ class Decoding:
         self._measure = measure
         self._clock = clock
         self._transcripts = Transcripts(self.profile, word_times=config.word_times)
+        self._language = SpokenLanguage(config.language, config.languages)
         # The open window as the listening last gave it, and whether it waits for the silence that settles it.
         self._window: SpeechWindow | None = None
         self._settling = False
@@ -144,6 +155,8 @@ class Decoding:
         self._ending = False
         self._guess: _Guess | None = None
         self._partial_scope: anyio.CancelScope | None = None
+        # The window that is decoded for a partial; while that waits in the lane, the newest audio takes its place.
+        self._partial_window: SpeechWindow | None = None
         # (window, sample) at which the last partial ended.
         self._partial_at = (0, 0)
 
@@ -154,6 +167,7 @@ class Decoding:
         ended, which was emitted, and it waits for the silence that ends it. Wakes the task, and does not wait for it.
         """
         self._window, self._settling = window, settling
+        self._renew_partial()
         self._changed.notify()
 
     def add(self, step: WindowEnded | TurnEnded) -> None:
@@ -169,6 +183,7 @@ class Decoding:
         self._config = config
         self.profile = tuned(self._transcriber.profile, config.tuning)
         self._transcripts.configure(self.profile, word_times=config.word_times)
+        self._language.configure(config.language, config.languages)
 
     def clear(self, turn: int) -> None:
         """Drop the open turn, which is the turn with this number, and its windows. No transcript of them follows."""
@@ -191,6 +206,15 @@ class Decoding:
         """Let `run` return once everything that was handed over is decoded. Does not wait for that itself."""
         self._ending = True
         self._changed.notify()
+
+    def _renew_partial(self) -> None:
+        """Have a partial that waits in the lane decode the audio that has come since."""
+        waiting, window = self._partial_window, self._window
+        if waiting is None or window is None or waiting.id != window.id or window.quiet_since is not None:
+            return
+        window = window.from_sample(waiting.start)
+        if self._stream.replace(self._partial_request(window)):
+            self._partial_window, self._partial_at = window, (window.id, window.end)
 
     def _cancel_partial(self) -> None:
         if self._partial_scope:
@@ -294,25 +318,30 @@ class Decoding:
         if guess and (guess.window, guess.pause) == (window.id, step.speech_end):
             final: Hypothesis | None = guess.final
         else:
-            final = await self._decode_final_patiently(window)
+            final = await self._decode_final_patiently(window, due_s=ended.since_s + FINAL_DUE_S)
         if final and not ended.dropped:
+            await self._note_language(window, final)
             await self._emit_all(self._transcripts.finish(window, final))
 
-    async def _decode_final_patiently(self, window: SpeechWindow, *, word_times: bool = False) -> Hypothesis | None:
+    async def _decode_final_patiently(
+        self, window: SpeechWindow, *, word_times: bool = False, due_s: float | None = None
+    ) -> Hypothesis | None:
         """Decode all words of a window, and ask a full lane up to FINAL_ATTEMPTS times. None: it failed for good."""
         try:
             for _ in range(FINAL_ATTEMPTS - 1):
                 try:
-                    return await self._decode_final(window, word_times=word_times)
+                    return await self._decode_final(window, word_times=word_times, due_s=due_s)
                 except Refused as refusal:
                     await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
-            return await self._decode_final(window, word_times=word_times)
+            return await self._decode_final(window, word_times=word_times, due_s=due_s)
         except (ModelError, Refused) as error:
             log.error("transcript failed: %s", error)
             self._transcripts.fail(window, error)
             return None
 
-    async def _decode_final(self, window: SpeechWindow, *, word_times: bool = False) -> Hypothesis:
+    async def _decode_final(
+        self, window: SpeechWindow, *, word_times: bool = False, due_s: float | None = None
+    ) -> Hypothesis:
         """Decode all words of a window once."""
         text = self._transcripts.window_text
         word_times = word_times or len(window.spans) > 1 or self._config.word_times
@@ -320,21 +349,35 @@ class Decoding:
         keeps_sent = self.profile.final_keeps_prefix and not word_times
         prefix = text.prefix if keeps_sent else text.base_tokens
         sent = tuple(p for _, p in text.sent) if keeps_sent else ()
-        final = await self._stream.decode(self._request(window, prefix, final=True, word_times=word_times))
+        request = self._request(window, prefix, final=True, word_times=word_times)
+        final = await self._stream.decode(replace(request, deadline_s=due_s))
         return replace(final, pieces=(*sent, *final.pieces), is_speech=final.is_speech or bool(sent))
 
     def _request(self, window: SpeechWindow, prefix: tuple[int, ...], *, final: bool, word_times: bool) -> Window:
+        spoken = self._language.request(window.id, window.speech_s)
         return Window(
             window.pcm,
             start_sample=window.start,
             prefix=prefix,
             context=self._transcripts.context if self.profile.context_tokens else "",
             prompt=self._config.prompt,
-            language=self._config.language,
+            language=spoken.language,
+            languages=spoken.languages,
+            likely_language=spoken.likely_language,
             final=final,
             word_times=word_times,
+            logprobs=self._config.logprobs,
             max_tokens=None if final else self.profile.max_tokens,
         )
+
+    async def _note_language(self, window: SpeechWindow, heard: Hypothesis) -> None:
+        """Learn the session's language from a hypothesis of the window, and report it where it is a new one."""
+        if not heard.is_speech:
+            return
+        is_new = self._language.offer(window.id, window.speech_s, heard.language, heard.language_probability)
+        if is_new and self._config.reports_language:
+            turn = window.spans[-1].turn
+            await self._emit(LanguageDetected(turn, heard.language, heard.language_probability))
 
     async def _emit_all(self, events: Iterable[TranscriptionEvent]) -> None:
         for event in events:
@@ -359,6 +402,7 @@ class Decoding:
         if not self._command(Cut(window.id, sample)):
             self._window = None
         elif final and keep:
+            await self._note_language(window, final)
             await self._emit_all(self._transcripts.finish(window, shortened(final, keep)))
 
     def _end_of_word(self, window: SpeechWindow, final: Hypothesis, num_words: int) -> int:
@@ -390,21 +434,30 @@ class Decoding:
             await self._emit(TranscriptGuessed(turn, text, window.quiet_since * 1000 // SAMPLE_RATE_HZ))
 
     async def _partial(self, window: SpeechWindow) -> None:
-        self._partial_at = window.id, window.end
+        self._partial_window, self._partial_at = window, (window.id, window.end)
         started = self._clock()
         partial = await self._decode_partial(window)
+        window, self._partial_window = self._partial_window, None
         if partial is None:
             return
         self._measure("partial", self._clock() - started)
+        await self._note_language(window, partial)
         likely = self._transcripts.likely_text(window, partial) if self._config.preflight else None
         if likely:
             await self._emit(likely)
         await self._emit_all(self._transcripts.offer(window, partial))
 
+    def _partial_request(self, window: SpeechWindow) -> Window:
+        prefix = self._transcripts.window_text.prefix
+        word_times = len(window.spans) > 1 or self._config.word_times
+        request = self._request(window, prefix, final=False, word_times=word_times)
+        urgent = self._transcripts.is_eager(window)
+        due_s = self._clock() + (FIRST_DUE_S if urgent else PARTIAL_DUE_S)
+        return replace(request, urgent=urgent, deadline_s=due_s)
+
     async def _decode_partial(self, window: SpeechWindow) -> Hypothesis | None:
         """Decode the window quickly. None where that failed, or where a final became due meanwhile."""
-        prefix = self._transcripts.window_text.prefix
-        request = self._request(window, prefix, final=False, word_times=len(window.spans) > 1)
+        request = self._partial_request(window)
         with anyio.CancelScope() as self._partial_scope:
             try:
                 return await self._stream.decode(request)

@@ -16,15 +16,15 @@ import difflib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.transcription import StreamTuning
 from antiphon.events.words import bare_word
+from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABILITY
 
-# A language guessed from a second of audio is too uncertain for words that cannot be taken back.
-MIN_LANGUAGE_PROBABILITY = 0.5
 LONE_PROBABILITY = 0.6
+# A word of a hypothesis with the number of its turn.
+TurnPiece = tuple[int, HypothesisWord]
 
 
 def tuned(profile: TranscriberProfile, tuning: StreamTuning) -> TranscriberProfile:
@@ -72,7 +72,7 @@ class WindowText:
     def __init__(self, profile: TranscriberProfile, base: tuple[HypothesisWord, ...] = ()) -> None:
         self._profile = profile
         self.base = base
-        self.sent: list[tuple[int, HypothesisWord]] = []
+        self.sent: list[TurnPiece] = []
         self._candidates: list[_Candidate] = []
         self._num_offers = 0
 
@@ -96,9 +96,9 @@ class WindowText:
         """
         return all(t != turn for t, _ in self.sent)
 
-    def offer(self, hypothesis: Hypothesis, audio_s: float, turns: Sequence[int], eager: bool) -> list[tuple[int, str]]:
-        """Compare a partial with those before it, and return the text that became stable: pairs of a turn's number and
-        its new text, in order, often none. What is returned counts as sent.
+    def offer(self, hypothesis: Hypothesis, audio_s: float, turns: Sequence[int], eager: bool) -> list[TurnPiece]:
+        """Compare a partial with those before it, and return the words of it that became stable, in order, often none.
+        What is returned counts as sent.
 
         - `hypothesis`: its pieces follow `prefix`. One without speech, or of an uncertain language, begins the
           comparison anew.
@@ -118,25 +118,23 @@ class WindowText:
         del self._candidates[:stable]
         return self._send(list(zip(turns[:stable], pieces[:stable], strict=True)))
 
-    def finish(
-        self, final: Hypothesis, turns: Sequence[int]
-    ) -> tuple[list[tuple[int, str]], list[tuple[int, HypothesisWord]]]:
+    def finish(self, final: Hypothesis, turns: Sequence[int]) -> tuple[list[TurnPiece], list[TurnPiece]]:
         """Complete the window with its final, which need not begin with what was sent. `turns` has the number of each
         piece's turn.
 
-        Returns the last deltas, as pairs of a turn's number and text, and the final's pieces, each with its turn's
-        number. Both are in order; without speech both are empty.
+        Returns the words that are sent last, and all words of the final. Both are in order; without speech both are
+        empty.
         """
         pieces = list(zip(turns, final.pieces, strict=True)) if final.is_speech else []
-        tail: list[tuple[int, HypothesisWord]] = []
+        tail: list[TurnPiece] = []
         for turn in dict.fromkeys(t for t, _ in pieces):
             of_turn = [p for t, p in pieces if t == turn]
             tail += [(turn, p) for p in of_turn[end_of([p for t, p in self.sent if t == turn], of_turn) :]]
         return self._send(tail), pieces
 
-    def _send(self, pieces: Sequence[tuple[int, HypothesisWord]]) -> list[tuple[int, str]]:
+    def _send(self, pieces: list[TurnPiece]) -> list[TurnPiece]:
         self.sent += pieces
-        return [(turn, "".join(p.text for _, p in group)) for turn, group in groupby(pieces, key=lambda x: x[0])]
+        return pieces
 
     def _update_candidates(self, pieces: Sequence[HypothesisWord], audio_s: float) -> None:
         words = [bare_word(p.text) for p in pieces]

@@ -8,13 +8,16 @@ of its turn are finished.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.transcription import TranscriptDelta, TranscriptDone, TranscriptFailed, TranscriptPartial
-from antiphon.events.words import Word
-from antiphon.sessions.transcription.stable_words import MIN_LANGUAGE_PROBABILITY, WindowText
+from antiphon.events.words import TokenLogprob, Word
+from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABILITY
+from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText
 from antiphon.turns.segmenter import SpeechWindow, TurnEnded
 
 # A model hears words in half a second of humming at a probability of 0.1, and in speech at 0.5 and more.
@@ -29,6 +32,7 @@ class _TurnText:
     text: str = ""
     language: str = ""
     words: list[Word] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_tokens: int = 0
     completion_tokens: int = 0
     failure: str = ""
@@ -49,7 +53,7 @@ class Transcripts:
     """The transcripts of one session that are not complete, and the words of the window that is being decoded.
 
     A window is entered before anything else is done with it, and every other method takes it as `enter` returned it.
-    `word_times`: complete transcripts have word times, and so must the finals.
+    `word_times`: deltas and complete transcripts have word times, and so must the hypotheses.
     """
 
     def __init__(self, profile: TranscriberProfile, *, word_times: bool) -> None:
@@ -105,7 +109,8 @@ class Transcripts:
     def offer(self, window: SpeechWindow, partial: Hypothesis) -> list[TranscriptDelta]:
         """Take a partial of the window, and return the words of it that may be sent now, often none."""
         turns, end_s = window.word_turns(partial), window.end / SAMPLE_RATE_HZ
-        return self._deltas(self.window_text.offer(partial, end_s, turns, self.is_eager(window)))
+        sent = self.window_text.offer(partial, end_s, turns, self.is_eager(window))
+        return self._deltas(sent, self._placed(window, partial))
 
     def likely_text(self, window: SpeechWindow, partial: Hypothesis) -> TranscriptPartial | None:
         """What the window's newest turn likely says: what was sent of it, and the likely words of a partial that is
@@ -132,7 +137,8 @@ class Transcripts:
         before the client asked for them, leaves its words without.
         """
         text = self.window_text
-        deltas, pieces = text.finish(final, window.word_turns(final))
+        sent, pieces = text.finish(final, window.word_turns(final))
+        words = self._placed(window, final)
         # Counted with the window's last turn, because one decode cannot be divided.
         last = self._turn(window.spans[-1].turn)
         last.prompt_tokens += final.prompt_tokens
@@ -141,17 +147,13 @@ class Transcripts:
             turn = self._turn(number)
             turn.text += piece.text
             turn.language = final.language
-        if self._word_times and pieces and final.words:
-            shift_s = window.start / SAMPLE_RATE_HZ
-            for (number, _), w in zip(pieces, final.words, strict=True):
-                word = Word(w.text, w.start_s + shift_s, w.end_s + shift_s, w.probability)
-                self._turn(number).words.append(word)
-        words = tuple(p for _, p in pieces)
-        self._finished = _FinishedWindow(window.id, window.start, (*text.base, *words))
+            turn.logprobs += piece.logprobs
+            turn.words += words.get(id(piece), ())
+        self._finished = _FinishedWindow(window.id, window.start, (*text.base, *(p for _, p in pieces)))
         # Bound: the adapter takes the last `context_tokens` of this; a token has at most a dozen characters.
         most = 12 * max(1, self._profile.context_tokens)
-        self._context = (self._context + "".join(p.text for p in words))[-most:]
-        return self._deltas(deltas)
+        self._context = (self._context + "".join(p.text for _, p in pieces))[-most:]
+        return self._deltas(sent, words)
 
     def fail(self, window: SpeechWindow, error: Exception) -> None:
         """Note that a part of the window's turns has no words. Each of them ends with TranscriptFailed."""
@@ -174,6 +176,7 @@ class Transcripts:
             ended.audio_s,
             turn.prompt_tokens,
             turn.completion_tokens,
+            tuple(turn.logprobs),
         )
 
     def drop(self, turn: int) -> None:
@@ -183,13 +186,29 @@ class Transcripts:
     def _turn(self, number: int) -> _TurnText:
         return self._turns.setdefault(number, _TurnText())
 
-    def _deltas(self, texts: list[tuple[int, str]]) -> list[TranscriptDelta]:
+    def _placed(self, window: SpeechWindow, hypothesis: Hypothesis) -> dict[int, tuple[Word]]:
+        """The words of a hypothesis by the ids of its pieces, because equal pieces lie in different places. Times are
+        seconds of session audio. Empty where word times are not asked for, or the hypothesis has none.
+        """
+        if not self._word_times or len(hypothesis.words) != len(hypothesis.pieces):
+            return {}
+        shift_s = window.start / SAMPLE_RATE_HZ
+        return {
+            id(piece): (replace(w, start_s=w.start_s + shift_s, end_s=w.end_s + shift_s),)
+            for piece, w in zip(hypothesis.pieces, hypothesis.words, strict=True)
+        }
+
+    def _deltas(self, sent: Sequence[TurnPiece], words: dict[int, tuple[Word]]) -> list[TranscriptDelta]:
+        """The deltas that bring these pieces, one for each of their turns, with the places that are known of them."""
         deltas = []
-        for number, text in texts:
+        for number, group in groupby(sent, key=lambda x: x[0]):
+            pieces = [piece for _, piece in group]
             turn = self._turn(number)
+            text = "".join(p.text for p in pieces)
             if not turn.streamed:
                 text = text.lstrip()
             if text:
                 turn.streamed += text
-                deltas.append(TranscriptDelta(number, text))
+                timed = tuple(w for p in pieces for w in words.get(id(p), ()))
+                deltas.append(TranscriptDelta(number, text, timed, tuple(t for p in pieces for t in p.logprobs)))
         return deltas

@@ -1,0 +1,150 @@
+"""Whole files by faster-whisper: in parts, window by window, and without words that were not said.
+
+Live windows, and the model itself, are in `transcriber.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from faster_whisper import WhisperModel
+from faster_whisper.tokenizer import Tokenizer
+
+from antiphon.adapters.whisper.guard import (
+    MIN_FILE_LOGPROB,
+    MIN_LOGPROB,
+    has_words,
+    is_noise,
+    says_twice,
+    seconds_of_sound,
+    unspoken_copies,
+)
+from antiphon.adapters.whisper.outputs import (
+    SAMPLES_PER_FRAME,
+    file_segment,
+    hypothesis_words,
+    without_control_tokens,
+)
+from antiphon.adapters.whisper.word_edges import with_edges
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.quiet import split_at_quiet
+from antiphon.contracts import FileInfo, FileOptions, HypothesisWord, TranscriptSegment, Urgency
+from antiphon.engine.lane import Lane
+from antiphon.events.words import Word
+
+# Files are decoded in parts of this length, cut at the quietest place of the last PART_SLACK_S seconds.
+PART_S = 120
+PART_SLACK_S = 15
+BEAM_SIZE = 5
+
+
+class FileDecoder:
+    """Transcribes files by jobs in a transcriber's lane. Keeps nothing of a file behind its end."""
+
+    def __init__(
+        self,
+        whisper: WhisperModel,
+        lane: Lane[Any, Any],
+        align: Callable[[Pcm, tuple[str, ...], str], tuple[Word, ...]],
+        tokenizer: Callable[[str], Tokenizer],
+    ) -> None:
+        """`align` gives words their times in at most 30 s of audio, `tokenizer` a language's tokenizer. Both are called
+        in the lane's threads.
+        """
+        self._whisper = whisper
+        self._lane = lane
+        self._align = align
+        self._tokenizer = tokenizer
+
+    async def transcribe(
+        self, slabs: AsyncIterable[Pcm], options: FileOptions
+    ) -> AsyncGenerator[FileInfo | TranscriptSegment, None]:
+        """Yield the segments of a file, which is decoded in parts of about two minutes, then one FileInfo.
+
+        The language found in the first part holds for the rest. Each window of 30 s is one job of the lane, behind all
+        live ones. A `temperature` of 0 means OpenAI's own fallback: higher ones where the decode fails. Raises Refused,
+        ModelError.
+        """
+        language, number, num_samples = options.language, 0, 0
+        min_logprob = MIN_LOGPROB if options.temperature else MIN_FILE_LOGPROB
+        async for start, part in split_at_quiet(slabs, PART_S, PART_SLACK_S):
+            segments, info = await self._lane.run(self._opener(part, options, language), Urgency.BULK)
+            language, num_samples = info.language, start + len(part)
+            window: list[TranscriptSegment] = []
+            while (raw := await self._lane.run(partial(next, segments, None), Urgency.BULK)) is not None:
+                if not has_words(raw.text) or is_noise(raw.avg_logprob, raw.no_speech_prob, min_logprob):
+                    continue
+                segment = file_segment(number, raw, start)
+                # Whisper repeats what it wrote in the same window.
+                window = [s for s in window if s.seek == segment.seek]
+                pcm = part[segment.seek * SAMPLES_PER_FRAME - start : int(segment.end_s * SAMPLE_RATE_HZ) - start]
+                segment = replace(segment, words=_with_edges(segment, pcm))
+                spoken = await self._without_copies(segment, window, pcm, language, word_times=options.word_times)
+                if spoken:
+                    window.append(spoken)
+                    yield spoken
+                    number += 1
+        yield FileInfo(language or "en", num_samples / SAMPLE_RATE_HZ)
+
+    async def _without_copies(
+        self, segment: TranscriptSegment, before: list[TranscriptSegment], pcm: Pcm, language: str, *, word_times: bool
+    ) -> TranscriptSegment | None:
+        """Return a segment of a file without copies that have no sound of their own; None where all of it is one.
+
+        `before`: the segments that come before it in its window. pcm: the window, up to the segment's end.
+        """
+        given = [p for s in before for p in self._segment_words(s, language)]
+        pieces = self._segment_words(segment, language)
+        texts = [p.text.strip() for p in (*given, *pieces)]
+        if not says_twice(texts):
+            return segment
+        words = await self._lane.run(partial(self._align, pcm, tuple(texts), language), Urgency.BULK)
+        if len(words) != len(texts):
+            # Too many for one window.
+            return segment
+        sound_s = seconds_of_sound(pcm, [(w.start_s, w.end_s) for w in words])
+        cut = unspoken_copies(texts, sound_s, len(given))
+        if not cut:
+            return segment
+        kept = [k for k in range(len(given), len(texts)) if k not in cut]
+        if not kept:
+            return None
+        shift_s = segment.seek * SAMPLES_PER_FRAME / SAMPLE_RATE_HZ
+        timed = [replace(words[k], start_s=words[k].start_s + shift_s, end_s=words[k].end_s + shift_s) for k in kept]
+        return replace(
+            segment,
+            text="".join(pieces[k - len(given)].text for k in kept),
+            tokens=tuple(t for k in kept for t in pieces[k - len(given)].tokens),
+            end_s=max(segment.start_s, timed[-1].end_s),
+            words=tuple(timed) if word_times else (),
+        )
+
+    def _segment_words(self, segment: TranscriptSegment, language: str) -> tuple[HypothesisWord, ...]:
+        ids = [t for t in segment.tokens if t < self._tokenizer(language).eot]
+        return hypothesis_words(self._tokenizer(language), ids, [1.0] * len(ids), language)
+
+    def _opener(self, pcm: Pcm, options: FileOptions, language: str | None) -> Callable[[], tuple[Iterator[Any], Any]]:
+        def begin() -> tuple[Iterator[Any], Any]:
+            segments, info = self._whisper.transcribe(
+                pcm,
+                language=language,
+                task=options.task,
+                initial_prompt=without_control_tokens(options.prompt) or None,
+                temperature=options.temperature or (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+                word_timestamps=options.word_times,
+                condition_on_previous_text=False,
+                beam_size=BEAM_SIZE,
+            )
+            return iter(segments), info
+
+        return begin
+
+
+def _with_edges(segment: TranscriptSegment, pcm: Pcm) -> tuple[Word, ...]:
+    """The words of a segment, where it has any, with better times. pcm: its window, up to the segment's end."""
+    shift_s = segment.seek * SAMPLES_PER_FRAME / SAMPLE_RATE_HZ
+    words = [replace(w, start_s=w.start_s - shift_s, end_s=w.end_s - shift_s) for w in segment.words]
+    return tuple(replace(w, start_s=w.start_s + shift_s, end_s=w.end_s + shift_s) for w in with_edges(words, pcm))

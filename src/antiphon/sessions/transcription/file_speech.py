@@ -1,0 +1,137 @@
+"""Speech detection in front of the transcription of files: a transcriber is given what a live session would hear.
+
+Without it a transcriber answers noise with words: of 27 recordings of noise 17 (docs/design/hearing.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+
+import numpy as np
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import FileInfo, FileOptions, Transcriber, TranscriptSegment, VoiceActivityDetector
+from antiphon.events.transcription import ServerVad
+from antiphon.events.words import Word
+from antiphon.turns.speech_stretches import SpeechStretches, SpeechTimeline
+
+# A pause that is longer than the silence and the padding is cut down to these: words keep their context across it. A
+# file can have more padding than a live turn: speech that begins in rain is detected 0.4 s late.
+FILE_VAD = ServerVad(threshold=0.5, prefix_padding_ms=600, silence_duration_ms=1000)
+# Stretches of speech that are further apart are transcribed on their own, so that no segment lasts through the silence.
+MAX_JOINED_GAP_S = 10.0
+# What the detector is given at once. It serves live sessions in the same batch, which must not wait for a whole slab.
+FEED_SAMPLES = SAMPLE_RATE_HZ // 2
+# `TranscriptSegment.seek` counts mel frames.
+SEEKS_PER_S = 100
+
+
+async def transcribe_speech(
+    transcriber: Transcriber,
+    detector: VoiceActivityDetector,
+    slabs: AsyncIterable[Pcm],
+    options: FileOptions,
+    vad: ServerVad = FILE_VAD,
+) -> AsyncIterator[FileInfo | TranscriptSegment]:
+    """Transcribe the speech of a file of any length: as `Transcriber.transcribe`, without what is no speech.
+
+    Times are those of the file, its length included. The transcriber is not asked where there is no speech at all; the
+    language is then the one of the options, or "en". `slabs` are read as they are needed. Raises what
+    `Transcriber.transcribe` raises, and Refused where the detector's lane is full.
+    """
+    speech, number, language = _Speech(slabs, detector, vad), 0, options.language
+    async with aclosing(speech):
+        while await speech.more():
+            timeline = SpeechTimeline()
+            passage = speech.passage(timeline)
+            parts = transcriber.transcribe(passage, replace(options, language=language))
+            async with aclosing(passage), aclosing(parts):  # type: ignore[type-var]
+                async for part in parts:
+                    if isinstance(part, TranscriptSegment):
+                        yield _in_file(part, number, timeline)
+                        number += 1
+                    else:
+                        language = language or part.language
+    yield FileInfo(language or "en", speech.num_samples / SAMPLE_RATE_HZ)
+
+
+class _Speech:
+    """The speech of a file, in passages: stretches that lie close enough to be transcribed as one."""
+
+    def __init__(self, slabs: AsyncIterable[Pcm], detector: VoiceActivityDetector, vad: ServerVad) -> None:
+        self.num_samples = 0
+        self._slabs = slabs
+        self._stream = detector.open()
+        self._stretches = SpeechStretches(vad, detector.frame_samples)
+        self._pieces = self._read()
+        # The piece after the last one given out.
+        self._next: tuple[int, Pcm] | None = None
+
+    async def more(self) -> bool:
+        """Whether there is another passage. Reads on until speech is found."""
+        if self._next is None:
+            self._next = await anext(self._pieces, None)
+        return self._next is not None
+
+    async def passage(self, timeline: SpeechTimeline) -> AsyncGenerator[Pcm, None]:
+        """Yield the audio of the next passage, and note in `timeline` where it comes from."""
+        max_gap = MAX_JOINED_GAP_S * SAMPLE_RATE_HZ
+        first = True
+        while await self.more() and self._next is not None:
+            sample, pcm = self._next
+            if not first and sample - timeline.end > max_gap:
+                return
+            first, self._next = False, None
+            timeline.add(sample, len(pcm))
+            yield pcm
+
+    async def _read(self) -> AsyncGenerator[tuple[int, Pcm], None]:
+        """Yield the stretches of speech, those of a slab joined where they go on from each other."""
+        async for slab in self._slabs:
+            kept: list[tuple[int, Pcm]] = []
+            for at in range(0, len(slab), FEED_SAMPLES):
+                pcm = slab[at : at + FEED_SAMPLES]
+                kept += self._stretches.feed(pcm, await self._stream.feed(pcm))
+            self.num_samples += len(slab)
+            for stretch in _joined(kept):
+                yield stretch
+        for stretch in self._stretches.end():
+            yield stretch
+
+    async def aclose(self) -> None:
+        """Stop reading the file."""
+        await self._pieces.aclose()
+
+
+def _joined(pieces: list[tuple[int, Pcm]]) -> list[tuple[int, Pcm]]:
+    """The same audio with the pieces joined that go on from each other."""
+    groups: list[tuple[int, list[Pcm]]] = []
+    end = -1
+    for sample, pcm in pieces:
+        if sample == end:
+            groups[-1][1].append(pcm)
+        else:
+            groups.append((sample, [pcm]))
+        end = sample + len(pcm)
+    return [(sample, np.concatenate(pcms)) for sample, pcms in groups]
+
+
+def _in_file(segment: TranscriptSegment, number: int, timeline: SpeechTimeline) -> TranscriptSegment:
+    """A segment of a passage with its number and its times in the file."""
+    start_s = timeline.start_s(segment.start_s)
+    seek_s = timeline.start_s(segment.seek / SEEKS_PER_S)
+    return replace(
+        segment,
+        id=number,
+        seek=round(seek_s * SEEKS_PER_S),
+        start_s=start_s,
+        end_s=max(start_s, timeline.end_s(segment.end_s)),
+        words=tuple(_word_in_file(word, timeline) for word in segment.words),
+    )
+
+
+def _word_in_file(word: Word, timeline: SpeechTimeline) -> Word:
+    start_s = timeline.start_s(word.start_s)
+    return replace(word, start_s=start_s, end_s=max(start_s, timeline.end_s(word.end_s)))

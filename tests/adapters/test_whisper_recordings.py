@@ -1,0 +1,113 @@
+"""Whisper on recordings that make it loop or hear words in noise: short commands said in a row, real repetitions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from antiphon.audio import Pcm
+from antiphon.contracts import FileOptions, TranscriptSegment, Window, one_slab
+from antiphon.events.transcription import AppendAudio, ServerVad, TranscriptDone, TranscriptionConfig
+from antiphon.loading.loaded import LoadedModels
+from antiphon.loading.loader import load, store_of
+from antiphon.loading.selection import TRANSCRIPTION_ROLES
+from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.file_speech import transcribe_speech
+from antiphon.sessions.transcription.session import TranscriptionSession
+from antiphon.settings import load as load_settings
+from tests.conftest import Recording
+
+Recordings = dict[str, Recording]
+COMMANDS = ("ps-cards-001", "ps-cards-003", "tau2-yes", "tau2-help-me", "tau2-hi-how-are-you")
+ORDER = ("ps-cards-003", "tau2-no", "tau2-check-order-12345")
+# Without detection Whisper hears "No! No! No! No! No!", "Now we're going to add the meat." and "Yeah"; the detector
+# takes the sneeze for speech.
+DOG, RAIN, SNEEZE = "esc10-001-2-114280-A", "esc10-002-2-101676-A", "esc10-006-2-109505-A"
+NOISE = (DOG, RAIN, SNEEZE, "librosa-trumpet")
+
+
+@pytest.fixture(scope="module")
+def models() -> Iterator[LoadedModels]:
+    settings = load_settings({}, os.environ)
+    loaded = load(settings, store_of(settings.models), roles=TRANSCRIPTION_ROLES)
+    yield loaded
+    loaded.close()
+
+
+def in_a_row(recordings: Recordings, ids: tuple[str, ...], gap_s: float) -> Pcm:
+    gap = np.zeros(int(gap_s * 16000), np.float32)
+    return np.concatenate([pcm for i in ids for pcm in (recordings[i].pcm, gap)])
+
+
+def bare(text: str) -> str:
+    return " ".join(re.findall(r"[\w']+", text.lower()))
+
+
+def final(models: LoadedModels, pcm: Pcm, *, word_times: bool = False) -> str:
+    window = Window(pcm, language="en", final=True, word_times=word_times)
+    found = asyncio.run(models.required_transcriber.open().decode(window))
+    assert not found.words or [w.text for w in found.words] == [p.text.strip() for p in found.pieces]
+    return bare("".join(p.text for p in found.pieces))
+
+
+async def segments(models: LoadedModels, pcm: Pcm) -> list[TranscriptSegment]:
+    options = FileOptions(language="en")
+    parts = transcribe_speech(models.required_transcriber, models.required_vad, one_slab(pcm), options)
+    return [p async for p in parts if isinstance(p, TranscriptSegment)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "gap_s", "word_times", "once"),
+    [(COMMANDS, 0.2, False, "can you help me with something"), (ORDER, 0.05, True, "can you check the status")],
+    ids=["commands", "order"],
+)
+def test_commands_said_in_a_row_come_once(
+    models: LoadedModels, recordings: Recordings, ids: tuple[str, ...], gap_s: float, word_times: bool, once: str
+) -> None:
+    heard = final(models, in_a_row(recordings, ids, gap_s), word_times=word_times)
+    assert heard.count(once) == 1
+    assert heard.startswith(("ten of", "seven of"))
+
+
+def test_what_is_really_said_again_stays(models: LoadedModels, recordings: Recordings) -> None:
+    thrice = final(models, in_a_row(recordings, ("tau2-no", "tau2-no", "tau2-no"), 0.1))
+    assert thrice == "no no no"
+    twice = final(models, in_a_row(recordings, ("tau2-help-me", "tau2-help-me"), 0.2))
+    assert twice == "can you help me with something can you help me with something"
+    numbers = final(models, in_a_row(recordings, ("ps-cards-004", "ps-cards-003"), 0.2))
+    assert numbers.startswith(("five five", "5 5"))
+
+
+@pytest.mark.parametrize("name", NOISE)
+def test_noise_in_a_file_gives_no_words(models: LoadedModels, recordings: Recordings, name: str) -> None:
+    assert asyncio.run(segments(models, recordings[name].pcm)) == []
+
+
+def test_speech_between_noise_is_heard_with_the_times_of_the_file(models: LoadedModels, recordings: Recordings) -> None:
+    order = recordings["tau2-check-order-12345"].pcm
+    pcm = np.concatenate([recordings[i].pcm for i in (DOG, RAIN)] + [order, recordings[RAIN].pcm])
+    heard = asyncio.run(segments(models, pcm))
+    assert bare("".join(s.text for s in heard)).startswith("can you check the status of my order number")
+    assert all(9.5 < s.start_s < s.end_s < 14.5 for s in heard)
+
+
+def test_noise_in_a_live_session_gives_no_words(models: LoadedModels, recordings: Recordings) -> None:
+    async def main() -> list[str]:
+        inbox, texts = Inbox(60.0), list[str]()
+
+        async def emit(event: object) -> None:
+            if isinstance(event, TranscriptDone):
+                texts.append(event.text)
+
+        config = TranscriptionConfig(language="en", vad=ServerVad())
+        await inbox.put(AppendAudio(in_a_row(recordings, NOISE, 0.7)))
+        inbox.close()
+        await TranscriptionSession(config, models.required_transcriber, models.required_vad, inbox, emit).run()
+        return texts
+
+    assert "".join(asyncio.run(main())) == ""
