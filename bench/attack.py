@@ -34,7 +34,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from asr import Clip
+from bench.hearing.clips import Clip
 from bench.hostile import death
 from bench.hostile.__main__ import CLASSES
 from common import HERE, RESULTS, Server, machine, percentile, save, server, table

@@ -27,7 +27,7 @@ import websockets
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from asr import Clip, loaded, read_manifest
+from bench.hearing.clips import Clip, loaded, read_manifest
 from common import HERE, RESULTS, Server, machine, percentile, save, server, table
 from talk import CHUNK_S, INSTRUCTIONS, STEP, STORY, TELLER, WIRE_HZ, Speaker, shared, whole_turns
 

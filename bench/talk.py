@@ -28,8 +28,9 @@ import numpy as np
 import soxr
 import websockets
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from asr import Clip, loaded, read_manifest
+from bench.hearing.clips import Clip, loaded, read_manifest
 from common import HERE, Server, machine, percentile, save, server, table
 
 from antiphon.audio import Pcm

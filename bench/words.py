@@ -54,12 +54,13 @@ def spelled(n: int) -> str:
     return str(n)
 
 
-def norm(text: str, language: str = "en") -> list[str]:
-    """The words (or characters) that are compared."""
+def norm(text: str, language: str = "en", *, digit_by_digit: bool = False) -> list[str]:
+    """The words (or characters) that are compared. A numeral is read as a number, or digit by digit."""
     text = unicodedata.normalize("NFKC", text).lower().replace("’", "'").replace("‘", "'")
     if language == "en":
         text = re.sub(r"(?<=\d),(?=\d{3})", "", text)
-        text = re.sub(r"\d+", lambda m: f" {spelled(int(m[0]))} ", text).replace("%", " percent ")
+        numeral = r"\d" if digit_by_digit else r"\d+"
+        text = re.sub(numeral, lambda m: f" {spelled(int(m[0]))} ", text).replace("%", " percent ")
     text = "".join(c if c == "'" or unicodedata.category(c)[0] in "LNM" else " " for c in text)
     if language in UNSPACED:
         return list(re.sub(r"[\s']", "", text))
@@ -81,6 +82,7 @@ def distance(reference: list[str], heard: list[str]) -> int:
 
 
 def score(reference: str, heard: str, language: str = "en") -> tuple[int, int]:
-    """(errors, words of the reference)."""
-    a, b = norm(reference, language), norm(heard, language)
-    return distance(a, b), len(a)
+    """(errors, words of the reference). The numerals of `heard` count as numbers or digit by digit, as suits best."""
+    a = norm(reference, language)
+    readings = (norm(heard, language, digit_by_digit=one_by_one) for one_by_one in (False, True))
+    return min(distance(a, b) for b in readings), len(a)

@@ -1,0 +1,1 @@
+"""Sections of `antiphon bench asr`: clips, the client that plays them, the figures, and a module for each section."""

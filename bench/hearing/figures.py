@@ -1,0 +1,134 @@
+"""Figures of what was heard: word errors, paired differences, delays. Pure: it knows no server and no files."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from bench import words as wer
+from bench.hearing.client import FileText, Heard
+from bench.hearing.clips import Clip
+
+RESAMPLES = 10_000
+# The first words of a clip are shown when one of so many words at its beginning is.
+FIRST_WORDS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A difference of two error rates over the same clips, in points, with its 95 % interval."""
+
+    points: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.points:+.1f} [{self.low:+.1f}, {self.high:+.1f}]"
+
+
+def difference(errors: Sequence[tuple[int, int]], num_words: Sequence[int]) -> Difference:
+    """The rate of the first kind of errors minus that of the second, in percent of all words.
+
+    errors: of each clip, of both kinds. The interval is that of a bootstrap over clips, which takes the two together;
+    of one clip it has no width.
+    """
+    more = np.array([a - b for a, b in errors], np.float64)
+    words = np.array(num_words, np.float64)
+    chosen = np.random.default_rng(0).integers(0, len(more), (RESAMPLES, len(more)))
+    rates = 100 * more[chosen].sum(1) / words[chosen].sum(1)
+    low, high = np.percentile(rates, (2.5, 97.5))
+    return Difference(float(100 * more.sum() / words.sum()), float(low), float(high))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One clip and what was made of it: `live` its finals, `shown` its deltas, `file` its whole file."""
+
+    clip: Clip
+    live: str
+    shown: str
+    file: str
+    num_turns: int
+    failures: tuple[str, ...] = ()
+
+    def errors(self, which: str) -> int:
+        """Errors in words, or in characters where the language's script has no spaces."""
+        return wer.score(self.clip.text, getattr(self, which), self.clip.language)[0]
+
+    @property
+    def num_words(self) -> int:
+        return wer.score(self.clip.text, "", self.clip.language)[1]
+
+
+def readings(clips: Sequence[Clip], heard: dict[str, Heard], files: dict[str, FileText]) -> list[Reading]:
+    """Put together what was made of each clip."""
+    return [
+        Reading(c, h.text, h.shown, files[c.id].text, len(h.finals), tuple(h.failures))
+        for c in clips
+        for h in [heard[c.id]]
+    ]
+
+
+def errors_row(found: Sequence[Reading]) -> dict[str, Any]:
+    """The error rates of some clips in percent, and their paired differences. Differences are (points, low, high)."""
+    num_words = [r.num_words for r in found]
+    errors = {which: [r.errors(which) for r in found] for which in ("live", "shown", "file")}
+    row: dict[str, Any] = {"clips": len(found), "words": sum(num_words)}
+    row |= {which: 100 * sum(wrong) / sum(num_words) for which, wrong in errors.items()}
+    for a, b in (("live", "file"), ("shown", "live")):
+        found_difference = difference(list(zip(errors[a], errors[b], strict=True)), num_words)
+        row[f"{a}_minus_{b}"] = (found_difference.points, found_difference.low, found_difference.high)
+    row["turns_a_clip"] = sum(r.num_turns for r in found) / len(found)
+    row["failures"] = sum(len(r.failures) for r in found)
+    return row
+
+
+ERRORS_HEAD = ("clips", "words", "live", "shown", "file", "live - file", "shown - live", "turns a clip", "failures")
+
+
+def errors_cells(row: dict[str, Any]) -> list[Any]:
+    """The cells of ERRORS_HEAD."""
+    return [str(Difference(*v)) if isinstance(v, tuple) else v for v in row.values()]
+
+
+def rate(pairs: Iterable[tuple[Clip, str]]) -> float:
+    """Word error rate (character error rate in scripts without spaces) over clips, in percent."""
+    errors = total = 0
+    for clip, text in pairs:
+        e, n = wer.score(clip.text, text, clip.language)
+        errors, total = errors + e, total + n
+    return 100 * errors / max(1, total)
+
+
+def shown_words(clip: Clip, heard: Heard) -> list[tuple[str, float]]:
+    """The normalised words that deltas brought, with the time of each."""
+    return [(w, t) for t, text in heard.deltas for w in wer.norm(text, clip.language)]
+
+
+def matches(these: Sequence[str], those: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of words that the two have in common, in order."""
+    match = difflib.SequenceMatcher(None, these, those, autojunk=False)
+    return [(a + k, b + k) for a, b, size in match.get_matching_blocks() for k in range(size)]
+
+
+def first_words_s(clip: Clip, heard: Heard) -> float | None:
+    """Seconds from the speech's true beginning to the first delta with one of the clip's first three words.
+
+    None where none of them was shown. What is shown and was not said does not count.
+    """
+    sent = shown_words(clip, heard)
+    said = wer.norm(clip.text, clip.language)
+    for at, shown in matches(said, [w for w, _ in sent]):
+        if at < FIRST_WORDS:
+            return sent[shown][1] - clip.speech_start
+    return None
+
+
+def word_delays(clip: Clip, heard: Heard, spoken: Sequence[tuple[str, float, float]]) -> list[float]:
+    """Seconds from the end of each word, as the whole file's transcript places it, to the delta that brought it."""
+    sent = shown_words(clip, heard)
+    theirs = [(w, end) for word, _, end in spoken for w in wer.norm(word, clip.language)]
+    return [sent[b][1] - theirs[a][1] for a, b in matches([w for w, _ in theirs], [w for w, _ in sent])]

@@ -1,0 +1,156 @@
+"""How soon words come: one stream by endpoint silence, and many streams at once. Always in real time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import websockets
+from bench import words as wer
+from bench.common import Server, percentile, table
+from bench.hearing.client import TRAIL_S, Client, FileText, Heard, play_clips
+from bench.hearing.clips import Clip
+from bench.hearing.figures import Reading, errors_row, first_words_s, rate, readings, word_delays
+
+from antiphon.audio import SAMPLE_RATE_HZ
+
+ENDPOINTS_MS = {"default (200 ms)": 200, "500 ms": 500}
+STREAMS_ENDPOINT_MS = 500
+GAP_S = 1.5
+# No more streams are tried once finals come this late.
+TOO_LATE_S = 6.0
+
+
+def delays_row(clips: Sequence[Clip], heard: Sequence[Heard]) -> dict[str, float]:
+    """First words from the speech's beginning, finals from its end, in seconds."""
+    pairs = list(zip(clips, heard, strict=True))
+    first = [s for c, h in pairs if (s := first_words_s(c, h)) is not None]
+    final = [h.finals[-1][0] - c.speech_end for c, h in pairs if h.finals]
+    return {
+        "clips": len(pairs),
+        "first_words_p50": percentile(first, 50),
+        "first_words_p95": percentile(first, 95),
+        "no_first_words": len(pairs) - len(first),
+        "final_p50": percentile(final, 50),
+        "final_p95": percentile(final, 95),
+        "no_final": len(pairs) - len(final),
+    }
+
+
+def latency_row(clips: Sequence[Clip], heard: dict[str, Heard], files: dict[str, FileText]) -> dict[str, float]:
+    """Delays and errors of one stream."""
+    words = [d for c in clips for d in word_delays(c, heard[c.id], files[c.id].words)]
+    turns = [t for c in clips for t in heard[c.id].turns]
+    changed = sum(wer.norm(a, "en") != wer.norm(b, "en") for a, b in turns)
+    return {
+        **delays_row(clips, [heard[c.id] for c in clips]),
+        "word_p50": percentile(words, 50),
+        "word_p95": percentile(words, 95),
+        "wer": rate((c, heard[c.id].text) for c in clips),
+        "wer_shown": rate((c, heard[c.id].shown) for c in clips),
+        "wer_file": rate((c, files[c.id].text) for c in clips),
+        "turns_corrected_by_final": changed / max(1, len(turns)),
+    }
+
+
+async def latency(srv: Server, clips: list[Clip], files: dict[str, FileText]) -> dict[str, Any]:
+    """One stream, at the default endpoint and at half a second."""
+    rows = {}
+    for name, silence_ms in ENDPOINTS_MS.items():
+        session = {"transcription": {"language": "en"}, "turn_detection": {"silence_duration_ms": silence_ms}}
+        before = srv.cpu_s()
+        row = latency_row(clips, await play_clips(srv, clips, session=session), files)
+        row["cpu_per_audio_s"] = (srv.cpu_s() - before) / sum(c.seconds + TRAIL_S for c in clips)
+        rows[name] = row
+    keys = ("first_words_p50", "final_p50", "final_p95", "word_p50", "wer", "wer_shown", "wer_file", "cpu_per_audio_s")
+    table(
+        "one stream in real time, by endpoint silence (seconds; word errors in %)",
+        ("endpoint", *keys),
+        [(n, *(r[k] for k in keys)) for n, r in rows.items()],
+    )
+    return rows
+
+
+async def talk_for(srv: Server, clips: list[Clip], number: int, count: int, seconds: float) -> list[tuple[Clip, Heard]]:
+    """One of `count` streams: clips in an order of its own for so many seconds, beginning at a time of its own."""
+    heard: list[tuple[Clip, Heard]] = []
+    order = random.Random(number).sample(clips, len(clips))
+    await asyncio.sleep(number * 2.0 / count)
+    silence = np.zeros(int(GAP_S * SAMPLE_RATE_HZ), np.float32)
+    session = {
+        "transcription": {"language": "en"},
+        "turn_detection": {"silence_duration_ms": STREAMS_ENDPOINT_MS},
+    }
+    async with Client(srv, chunk_s=0.1, session=session) as client:
+        end = time.monotonic() + seconds
+        try:
+            for clip in order:
+                if time.monotonic() > end:
+                    break
+                heard.append((clip, client.begin()))
+                await client.play(np.concatenate((clip.pcm, silence)))
+            await client.drained()
+        except websockets.ConnectionClosed as closed:
+            # A server that is too busy may end a session: that is a result.
+            heard[-1][1].failures.append(str(closed))
+    return heard
+
+
+async def streams(
+    srv: Server, clips: list[Clip], files: dict[str, FileText], counts: Sequence[int], seconds: float
+) -> dict[str, Any]:
+    """First words, finals and errors at so many streams at once, each for so many seconds."""
+    rows: dict[str, Any] = {}
+    for count in counts:
+        before, began = srv.cpu_s(), time.monotonic()
+        parts = await asyncio.gather(*(talk_for(srv, clips, k, count, seconds) for k in range(count)))
+        cores = (srv.cpu_s() - before) / (time.monotonic() - began)
+        played = [pair for part in parts for pair in part]
+        found: list[Reading] = [r for c, h in played for r in readings([c], {c.id: h}, files)]
+        rows[str(count)] = row = {
+            **delays_row([c for c, _ in played], [h for _, h in played]),
+            **errors_row(found),
+            "server_cores": cores,
+        }
+        head = (
+            "clips", "first_words_p50", "first_words_p95", "no_first_words", "final_p50", "final_p95", "no_final",
+            "live", "shown", "file", "failures", "server_cores",
+        )  # fmt: skip
+        table(
+            "streams at once in real time (seconds; errors in %)",
+            ("streams", *head),
+            [(n, *(r[k] for k in head)) for n, r in rows.items()],
+        )
+        if row["final_p95"] > TOO_LATE_S:
+            print(f"finals take more than {TOO_LATE_S:g} s: no more streams are tried")
+            break
+    return rows
+
+
+def plot(document: dict[str, Any], folder: Path) -> None:
+    """Write asr-streams.png: first words and finals against streams."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = document.get("streams")
+    if not rows:
+        return
+    counts = [int(n) for n in rows]
+    figure, both = pyplot.subplots(1, 2, figsize=(10, 4))
+    for axes, kind, title in zip(both, ("first_words", "final"), ("first words", "final transcript"), strict=True):
+        for q in ("p50", "p95"):
+            axes.plot(counts, [r[f"{kind}_{q}"] for r in rows.values()], marker="o", label=q)
+        axes.set(xlabel="live streams at once", ylabel="seconds", title=title)
+        axes.set_ylim(bottom=0)
+        axes.set_xticks(counts)
+        axes.legend()
+    figure.suptitle(f"Live transcription, {document['machine']['cores']} cores, profile {document['profile']}")
+    figure.tight_layout()
+    figure.savefig(folder / "asr-streams.png", dpi=110)

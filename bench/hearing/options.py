@@ -1,0 +1,79 @@
+"""What a session's options do to its words: noise reduction in noise and without it, and keyterms."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from bench import words as wer
+from bench.common import Server, table
+from bench.hearing.client import Heard
+from bench.hearing.clips import Clip
+from bench.hearing.figures import Difference, difference
+from bench.hearing.quality import hear
+
+ENGLISH = {"language": "en"}
+REDUCTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "near_field": {"noise_reduction": {"type": "near_field"}},
+    "far_field": {"noise_reduction": {"type": "far_field"}},
+}
+CLEAN = "clean"
+
+
+def text_errors(clip: Clip, heard: Heard) -> tuple[int, int]:
+    """(errors, words) of the finals."""
+    return wer.score(clip.text, heard.text, clip.language)
+
+
+def term_errors(clip: Clip, heard: Heard) -> tuple[int, int]:
+    """(words of the clip's terms that the finals lack, words of its terms)."""
+    words = Counter(w for term in clip.terms for w in wer.norm(term))
+    return (words - Counter(wer.norm(heard.text))).total(), words.total()
+
+
+def compared(errors: Sequence[tuple[int, int]], plain: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """The error rate of some clips in percent, and its difference from the same clips' without the option."""
+    num_words = [n for _, n in plain]
+    change = difference([(a, b) for (a, _), (b, _) in zip(errors, plain, strict=True)], num_words)
+    rate = 100 * sum(e for e, _ in errors) / sum(num_words)
+    return {"clips": len(errors), "errors": rate, "change": (change.points, change.low, change.high)}
+
+
+def show(title: str, rows: dict[str, dict[str, Any]]) -> None:
+    cells = [(n, *(str(Difference(*v)) if isinstance(v, tuple) else v for v in r.values())) for n, r in rows.items()]
+    table(title, ("", *next(iter(rows.values()), {})), cells)
+
+
+async def noise_reduction(srv: Server, clean: list[Clip], noisy: list[Clip], *, speed: float) -> dict[str, Any]:
+    """Word errors and turns with each kind of noise reduction, on clean sound and by level of noise."""
+    levels = {CLEAN: clean}
+    for clip in noisy:
+        levels.setdefault(clip.id.rsplit("-", 1)[1], []).append(clip)
+    rows = {}
+    for level, clips in levels.items():
+        plain: list[tuple[int, int]] = []
+        for name, option in REDUCTIONS.items():
+            heard = await hear(srv, clips, speed=speed, session={"transcription": ENGLISH, **option})
+            errors = [text_errors(c, heard[c.id]) for c in clips]
+            plain = plain or errors
+            num_turns = sum(len(heard[c.id].finals) for c in clips)
+            rows[f"{level} {name}"] = compared(errors, plain) | {"turns_a_clip": num_turns / len(clips)}
+    show("noise reduction: word errors in %, and their change", rows)
+    return {"speed": speed, "rows": rows}
+
+
+async def keyterms(srv: Server, orders: list[Clip], others: list[Clip], *, speed: float) -> dict[str, Any]:
+    """Errors in the terms of orders, and in sentences that have nothing to do with them, without and with keyterms."""
+    terms = sorted({term for clip in orders for term in clip.terms})
+    rows = {}
+    for name, clips, errors_of in (("terms", orders, term_errors), ("other words", others, text_errors)):
+        plain: list[tuple[int, int]] = []
+        for option in ({}, {"keywords": terms}):
+            heard = await hear(srv, clips, speed=speed, session={"transcription": ENGLISH | option})
+            errors = [errors_of(c, heard[c.id]) for c in clips]
+            plain = plain or errors
+            rows[f"{name} {'with' if option else 'without'}"] = compared(errors, plain)
+    show(f"{len(terms)} keyterms: errors in %, and their change", rows)
+    return {"speed": speed, "terms": terms, "rows": rows}

@@ -1,0 +1,75 @@
+"""Word errors live, shown and of whole files: by kind of recording, and by language told or detected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.common import Server, table
+from bench.hearing.client import Heard, play_shared, whole_files
+from bench.hearing.clips import Clip
+from bench.hearing.figures import ERRORS_HEAD, Reading, errors_cells, errors_row, readings
+
+STREAMS = 4
+FAST_NOTE = ", faster than real time: shown words are not those of a live client"
+
+
+async def hear(srv: Server, clips: Sequence[Clip], *, speed: float, session: dict[str, Any]) -> dict[str, Heard]:
+    """Play clips of one language live, over four sessions at once. session: fields of `session.audio.input`."""
+    return await play_shared(srv, clips, min(STREAMS, len(clips)), session=session, speed=speed, chunk_s=0.1)
+
+
+async def read_clips(srv: Server, clips: Sequence[Clip], *, speed: float, tell_language: bool = True) -> list[Reading]:
+    """Have the server transcribe clips live and as files. A session hears one language, which it may be told."""
+    files = await whole_files(srv, clips, tell_language=tell_language)
+    found: list[Reading] = []
+    for language in dict.fromkeys(c.language for c in clips):
+        part = [c for c in clips if c.language == language]
+        session = {"transcription": {"language": language}} if tell_language else {}
+        found += readings(part, await hear(srv, part, speed=speed, session=session), files)
+    return found
+
+
+def keep(found: Sequence[Reading], section: str, path: Path | None) -> None:
+    """Append what was made of each clip to a file of JSON lines, for reading."""
+    if path is None:
+        return
+    with path.open("a", encoding="utf-8") as file:
+        for r in found:
+            row = {"section": section, "id": r.clip.id, "kind": r.clip.kind, "language": r.clip.language}
+            row |= {"text": r.clip.text, "live": r.live, "shown": r.shown, "file": r.file, "turns": r.num_turns}
+            row |= {f"{which}_errors": r.errors(which) for which in ("live", "shown", "file")}
+            file.write(json.dumps(row | {"words": r.num_words}, ensure_ascii=False) + "\n")
+
+
+async def quality(srv: Server, clips: list[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:
+    """Errors by kind of recording and language, each session told its language."""
+    found = await read_clips(srv, clips, speed=speed)
+    keep(found, "quality", transcripts)
+    rows = {}
+    for kind in dict.fromkeys(r.clip.kind for r in found):
+        for language in sorted({r.clip.language for r in found if r.clip.kind == kind}):
+            mine = [r for r in found if (r.clip.kind, r.clip.language) == (kind, language)]
+            rows[f"{kind} {language}"] = errors_row(mine)
+    told = [r for r in found if r.clip.language == "en"]
+    if told:
+        rows["all en"] = errors_row(told)
+    title = f"word errors in %, {STREAMS} streams at once, and whole files{FAST_NOTE if speed > 1 else ''}"
+    table(title, ("kind", *ERRORS_HEAD), [(k, *errors_cells(r)) for k, r in rows.items()])
+    return {"speed": speed, "rows": rows}
+
+
+async def languages(srv: Server, clips: list[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:
+    """Errors by language, the language told and detected; characters in place of words in ja, zh and ko."""
+    rows = {}
+    for name, tell in (("told", True), ("detected", False)):
+        found = await read_clips(srv, clips, speed=speed, tell_language=tell)
+        keep(found, f"languages {name}", transcripts)
+        for language in sorted({r.clip.language for r in found}):
+            rows[f"{language} {name}"] = errors_row([r for r in found if r.clip.language == language])
+        rows[f"all {name}"] = errors_row(found)
+    title = f"errors by language in %{FAST_NOTE if speed > 1 else ''}"
+    table(title, ("language", *ERRORS_HEAD), [(k, *errors_cells(rows[k])) for k in sorted(rows)])
+    return {"speed": speed, "rows": rows}
