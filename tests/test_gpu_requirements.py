@@ -49,6 +49,7 @@ MISSING = {
 NEED_MORE = {
     "antiphon.adapters.hibari.synthesizer",
     "antiphon.adapters.smart_turn.turn_detector",
+    "antiphon.adapters.whisper.files",
     "antiphon.adapters.whisper.outputs",
     "antiphon.adapters.whisper.transcriber",
     "antiphon.audio.ffmpeg_encoder",
