@@ -76,18 +76,22 @@ def measure_s(file: BinaryIO, max_s: float) -> float:
     with closing(decode(file)) as chunks:
         next(chunks, None)
     file.seek(0)
-    seconds = Fraction(0)
+    # Counted in whole ticks: a file of a few megabytes has hundreds of thousands of packets.
+    tick_s, num_ticks = Fraction(1), 0
     try:
         with av.open(file, mode="r", metadata_errors="ignore") as container:
-            for packet in container.demux(container.streams.audio[0]):
-                seconds += (packet.duration or 0) * packet.time_base
-                if seconds > max_s:
+            stream = container.streams.audio[0]
+            tick_s = stream.time_base or tick_s
+            max_ticks = max_s / tick_s
+            for packet in container.demux(stream):
+                num_ticks += packet.duration or 0
+                if num_ticks > max_ticks:
                     break
     except av.error.FFmpegError:
         # Broken behind its beginning: what is before that is decoded, and says what is wrong.
         pass
     file.seek(0)
-    return float(seconds)
+    return float(num_ticks * tick_s)
 
 
 def decode_all(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Pcm:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -44,6 +45,9 @@ HARD_FRAME_FACTOR = 2
 PING_TIMEOUT_S = 300.0
 # What clients get to read the rest of their responses, and models to finish their steps, when the server stops.
 CLOSE_TIMEOUT_S, CLOSE_MODELS_S = 3.0, 2.0
+# A thread that computes in Python keeps the interpreter so long from one that waits for it (Python's own: 5 ms). A
+# model's step takes it hundreds of times, so that one busy thread would make each step last seconds.
+SWITCH_INTERVAL_S = 0.0005
 
 
 class _Server(uvicorn.Server):
@@ -81,6 +85,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
     `exit_on_model_loss` is set.
     """
     check_exposure(settings)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     log_failed_accepts(asyncio.get_running_loop())
     state = ServerState(settings, Metrics(), started_s=int(time.time()))
     logging.getLogger("uvicorn.error").addFilter(
