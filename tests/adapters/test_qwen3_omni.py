@@ -33,7 +33,8 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.engine.api import EngineSettings
-from antiphon.errors import ModelError, RemoteProtocolError
+from antiphon.errors import ModelError, Refused, RemoteProtocolError
+from antiphon.modeling import chat
 from antiphon.modeling.chat import MAX_SPARE_PARTS
 from antiphon.modeling.codec_talker import FirstCodeChooser
 from antiphon.vision.images import EncodedImage
@@ -320,6 +321,43 @@ def test_when_rows_leave_the_context_before_they_are_computed_then_the_response_
         return out
 
     assert isinstance(asyncio.run(run())[-1], ResponseAudio)
+
+
+def test_when_conversations_hold_all_the_media_they_may_then_new_ones_are_refused_until_one_ends(
+    model: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def say(stream: Any, *parts: Any) -> None:
+        async with aclosing(stream.respond([Message("user", "", parts=parts)], OPTIONS, None)) as answers:
+            async for _ in answers:
+                pass
+
+    images = [image(i) for i in range(5)]
+
+    async def run() -> None:
+        one, other = await model.open(), await model.open()
+        await say(one, images[1], "?")
+        budget = model.thinker.media_budget
+        assert budget.num_bytes == sum(rows.num_bytes for rows in one.chat.media_rows.values()) > 0
+        # Room for two images of this size, and not for what is begun when they are there.
+        limit_bytes = 2 * budget.num_bytes
+        kv_bytes = model.thinker.engine.last_state.kv_total_bytes
+        monkeypatch.setattr(chat, "KV_PER_MEDIA", -(-kv_bytes // limit_bytes))
+        await say(one, images[1], images[2], "?")
+        with pytest.raises(Refused, match="MB of encoded sound and images"):
+            await say(other, images[3], "?")
+        with pytest.raises(Refused):
+            await say(one, images[1], images[2], images[3], "?")
+        await say(other, "Words need no room.")
+        # What a conversation does not use any more makes room for what it needs.
+        await say(one, "?")
+        await say(one, images[4], "?")
+        assert set(one.chat.media_rows) == {images[4]}
+        one.close()
+        await say(other, images[3], "?")
+        other.close()
+        assert budget.num_bytes == 0
+
+    asyncio.run(run())
 
 
 def test_when_a_part_is_in_many_requests_then_it_is_encoded_once(model: Qwen3Omni) -> None:

@@ -16,7 +16,7 @@ import itertools
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +39,7 @@ from antiphon.errors import EngineError, GrammarError, MediaError, ModelError, R
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat_template import ChatTemplate
 from antiphon.modeling.detokenizer import Detokenizer
-from antiphon.modeling.media_rows import MediaEncoder, MediaRows
+from antiphon.modeling.media_rows import HeldMedia, MediaBudget, MediaEncoder, MediaRows
 from antiphon.modeling.tool_grammar import CALL_CLOSING, CALL_OPENING, CallReader, call_grammar, json_grammar
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ ChatRow = int | tuple[MediaPart, int]
 MediaSizes = dict[MediaPart, int]
 # Bound: encoded parts that are kept after they left the conversation, for when they come back.
 MAX_SPARE_PARTS = 8
+# Bound: the encoded parts of all conversations take at most one byte for so many of the KV's budget.
+KV_PER_MEDIA = 4
 # Bound: the characters that are rendered and encoded for each token of the context. English has four or five a token;
 # what has more than this does not fit into the context, and is not worth the time that encoding it takes.
 MAX_CHARS_PER_TOKEN = 16
@@ -100,6 +102,7 @@ class ChatModel:
     def __init__(self, folder: Path, model_id: str, engine: Engine, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.media_encoder: MediaEncoder | None = None
+        self.media_budget = MediaBudget()
         self.template = ChatTemplate(tokenizer)
         self.engine = engine
         self.defaults = SamplingDefaults.read(folder)
@@ -159,8 +162,8 @@ class ChatModel:
 class ChatStream:
     """One conversation on an engine session, with its KV. A LanguageStream, used from one event loop.
 
-    `rows`: what the session holds, prompt and reply. `media_rows`: the encoded audio clips and images that are in the
-    conversation, or were of late. `on_token`: where set, called with each token of a reply as it comes.
+    `rows`: what the session holds, prompt and reply. `on_token`: where set, called with each token of a reply as it
+    comes.
     """
 
     def __init__(self, model: ChatModel, session: Session) -> None:
@@ -168,8 +171,10 @@ class ChatStream:
         self._session = session
         self.on_token: Callable[[int], None] | None = None
         self.rows: list[ChatRow] = []
-        self.media_rows: dict[MediaPart, MediaRows] = {}
+        self._media = HeldMedia(model.media_budget)
         self._encoding: dict[MediaPart, asyncio.Future[MediaRows]] = {}
+        # The parts that the newest request asks for.
+        self._wanted: set[MediaPart] = set()
         # How many messages behind the system's a truncation dropped, and the first of these: the number holds for a
         # conversation with that message only.
         self._truncated: tuple[int, Message | None] = (0, None)
@@ -178,6 +183,11 @@ class ChatStream:
         # The number of the newest request: a prefill that another request overtakes does nothing.
         self._request = 0
         self._call_ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
+
+    @property
+    def media_rows(self) -> Mapping[MediaPart, MediaRows]:
+        """The encoded audio clips and images that are in the conversation, or were of late."""
+        return self._media.rows
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Have the conversation's rows computed ahead of the reply that is expected to follow.
@@ -241,6 +251,7 @@ class ChatStream:
     def close(self, *, keep: bool = False) -> None:
         """Give back the conversation's KV; `keep`: leave it to later conversations that begin alike."""
         self._session.close(keep=keep)
+        self._media.close()
 
     async def _prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions
@@ -335,15 +346,19 @@ class ChatStream:
     async def _encode_media(self, messages: Sequence[Message]) -> MediaSizes:
         """Encode the audio clips and images that are new, and return how many rows each of all has.
 
-        Raises RemoteProtocolError for what is no image, ModelError where the encoder fails.
+        Raises RemoteProtocolError for what is no image, ModelError where the encoder fails, Refused where the model's
+        conversations hold as much as they may, EngineError where this one is closed meanwhile.
         """
         encoder, sizes = self._model.media_encoder, MediaSizes()
+        self._wanted = wanted = set(_media(messages))
         for part in _media(messages) if encoder else ():
             assert encoder
             if part not in self.media_rows:
                 # Requests for the same part share one encoding, which goes on where one of them is cancelled.
                 encoding = self._encoding.get(part)
                 if encoding is None:
+                    used = self._used(self.rows) | wanted | self._wanted
+                    self._media.make_room(self._model.engine.last_state.kv_total_bytes // KV_PER_MEDIA, used)
                     encoding = self._encoding[part] = asyncio.ensure_future(encoder.encode(part))
                     # Retrieves an error that no request waits for any more, so that asyncio does not report it.
                     encoding.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -354,7 +369,7 @@ class ChatStream:
                 finally:
                     if encoding.done():
                         self._encoding.pop(part, None)
-                self.media_rows.setdefault(part, rows)
+                self._media.put(part, rows)
             sizes[part] = len(self.media_rows[part].rows)
         return sizes
 
@@ -407,11 +422,12 @@ class ChatStream:
         self._session.start_turn()
         self._append(ids[max(held, head) :])
         self.rows = list(ids)
-        if self.media_rows:
-            used = {row[0] for row in ids if not isinstance(row, int)}
-            for part in [part for part in self.media_rows if part not in used][:-MAX_SPARE_PARTS]:
-                del self.media_rows[part]
+        self._media.keep(self._used(ids), MAX_SPARE_PARTS)
         return held
+
+    def _used(self, rows: Sequence[ChatRow]) -> set[MediaPart]:
+        """The parts that some of these rows belong to."""
+        return {row[0] for row in rows if not isinstance(row, int)} if self.media_rows else set()
 
     def _append(self, rows: Sequence[ChatRow]) -> None:
         """Give the session rows, of which those of one audio clip or image are all here or none."""

@@ -6,7 +6,7 @@ placeholder. Nothing here encodes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,10 @@ import torch
 
 from antiphon.contracts import MediaPart
 from antiphon.engine.api import Position
+from antiphon.errors import EngineError, Refused
+
+# Of callers that have to wait until other conversations hold fewer rows.
+RETRY_AFTER_S = 10.0
 
 
 class MediaRows:
@@ -33,6 +37,71 @@ class MediaRows:
             # Rows that leave the context before they are computed stay zeros.
             self.hidden = hidden.new_zeros(len(self.rows), hidden.shape[1])
         self.hidden[offset : offset + len(hidden)] = hidden
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of `rows`. What a tapped layer makes of them has about as many again."""
+        return int(self.rows.numel() * self.rows.element_size())
+
+
+class MediaBudget:
+    """The bytes of encoded sound and images that all conversations of a model hold.
+
+    These rows lie on the model's device, beside the KV. The engine refers to the same rows, which it needs to compute
+    what has left its memory anew, so they are counted once. Used from one event loop.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def is_full(self, limit_bytes: int) -> bool:
+        """Whether so many bytes are held; 0: there is no limit."""
+        return 0 < limit_bytes <= self.num_bytes
+
+    def check(self, limit_bytes: int) -> None:
+        """Raise Refused where so many bytes are held.
+
+        To be called before anything is encoded, whose size nobody knows: the limit is exceeded by that, at most.
+        """
+        if self.is_full(limit_bytes):
+            held, most = self.num_bytes >> 20, limit_bytes >> 20
+            raise Refused(f"conversations hold {held} of {most} MB of encoded sound and images", RETRY_AFTER_S)
+
+
+class HeldMedia:
+    """The encoded audio clips and images of one conversation, counted in its model's budget. `rows`: not to be changed
+    by others.
+    """
+
+    def __init__(self, budget: MediaBudget) -> None:
+        self.rows: dict[MediaPart, MediaRows] = {}
+        self._budget = budget
+        self._closed = False
+
+    def make_room(self, limit_bytes: int, used: Collection[MediaPart]) -> None:
+        """Raise Refused where the budget is full, even without the parts that the conversation does not use."""
+        if self._budget.is_full(limit_bytes):
+            self.keep(used)
+        self._budget.check(limit_bytes)
+
+    def put(self, part: MediaPart, rows: MediaRows) -> None:
+        """Hold a part, unless it is held. Raises EngineError where the conversation is closed."""
+        if self._closed:
+            raise EngineError("the conversation is closed")
+        if part not in self.rows:
+            self.rows[part] = rows
+            self._budget.num_bytes += rows.num_bytes
+
+    def keep(self, used: Collection[MediaPart], spare: int = 0) -> None:
+        """Drop the parts that are not used, but for so many of the newest."""
+        unused = [part for part in self.rows if part not in used]
+        for part in unused[: len(unused) - spare] if len(unused) > spare else ():
+            self._budget.num_bytes -= self.rows.pop(part).num_bytes
+
+    def close(self) -> None:
+        """Drop all parts, for good."""
+        self._closed = True
+        self.keep(())
 
 
 class MediaEncoder(Protocol):
