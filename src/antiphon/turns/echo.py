@@ -30,6 +30,9 @@ MAX_HELD_FRAMES = 2 * MIN_COMPARED_FRAMES
 # The correlation of the levels from which audio is an echo: a room's echo has 0.9 and more, another speaker's voice at
 # the best of all delays up to 0.75.
 ECHO_CORRELATION = 0.83
+# The same once the microphone was silent for longer than an echo takes; in between it rises evenly. The best of all
+# delays of other speakers reached ECHO_CORRELATION within a sentence in one case of nine, this in one of a hundred.
+LATE_ECHO_CORRELATION = 0.9
 # The correlation from which audio may be an echo, so that it is worth waiting for more of it.
 POSSIBLE_ECHO_CORRELATION = 0.6
 # A frame with so many bands that are louder than the echo by this margin, in decibels, is another speaker's.
@@ -46,6 +49,9 @@ SPEECH_VOTE_FRAMES, MIN_SPEECH_VOTES, DELAY_SEARCH_FRAMES = 4, 3, 4
 # A frame of less speech probability is silence. After so many silent frames under a reference with audio, which is
 # longer than any delay, no echo is expected to come.
 MIN_SPEECH_PROBABILITY, MAX_QUIET_FRAMES = 0.3, 48
+# A frame misses the echo where most bands in which it is due lie so many decibels below it. The echo that was found was
+# none after so many of these, less those that have it: the client has headphones, or cancels echoes itself.
+MISSING_DB, MAX_MISSING_FRAMES = 12.0, 31
 # Audio that the client was told to stop playing may be heard for so many seconds yet.
 CUT_TAIL_S = 0.3
 # The weight of the newest estimate in the echo's gain. A band's noise floor rises by NOISE_RISE_DB each frame in which
@@ -85,6 +91,8 @@ class EchoGuard:
         self.held_since: int | None = None
         # The number of silent frames under a reference with audio.
         self._quiet_frames = 0
+        # The number of frames that miss the echo, less those that have it.
+        self._missing_frames = 0
         # The number of frames under a reference with audio.
         self._num_frames = 0
         # Which of the last frames were another speaker's.
@@ -153,11 +161,11 @@ class EchoGuard:
         score = 0.0
         if self.delay_hops is None or self._num_frames % DELAY_SEARCH_FRAMES == 0:
             score, delay = self._best()
-            if score >= ECHO_CORRELATION:
+            if score >= self._needed_correlation():
                 self._learn(delay, fresh=self.delay_hops is None)
                 self.delay_hops = delay
                 self._undecided_since = None
-        if self.delay_hops is not None:
+        if self.delay_hops is not None and not self._is_refuted(hop, self.delay_hops):
             is_speech = not self._explained(hop, self.delay_hops)
             self._speech_votes = [*self._speech_votes[1 - SPEECH_VOTE_FRAMES :], is_speech]
             return sum(self._speech_votes) < MIN_SPEECH_VOTES
@@ -173,6 +181,13 @@ class EchoGuard:
             return True
         self._release(hop, probability)
         return False
+
+    def _needed_correlation(self) -> float:
+        """The correlation that tells an echo: the longer none came where one was due, the higher."""
+        if self.delay_hops is not None:
+            return ECHO_CORRELATION
+        quiet = min(1.0, self._quiet_frames / MAX_QUIET_FRAMES)
+        return ECHO_CORRELATION + quiet * (LATE_ECHO_CORRELATION - ECHO_CORRELATION)
 
     def _release(self, hop: int, probability: float) -> None:
         """This frame is no echo: the frames that were held just before it are speech if it is."""
@@ -220,6 +235,20 @@ class EchoGuard:
         newest = self._microphone[-1][1]
         louder = newest > np.maximum(np.maximum(due, self._noise + MARGIN_DB), FLOOR_DB + MARGIN_DB) + MARGIN_DB
         return int(louder.sum()) < MIN_LOUDER_BANDS
+
+    def _is_refuted(self, hop: int, delay: int) -> bool:
+        """Count whether the newest frame has the echo that is due, and forget the echo if too many have not."""
+        # Only where the reference is loud throughout, so that a delay that is a little wrong misses nothing.
+        due = self._reference(hop - delay + np.arange(-EARLY_HOPS, EARLY_HOPS + 1)).min(axis=0) + self._gain
+        bands = due > np.maximum(self._noise + MARGIN_DB, FLOOR_DB) + MISSING_DB
+        if bands.sum() >= MIN_LOUDER_BANDS:
+            missing = np.mean(self._microphone[-1][1][bands] < due[bands] - MISSING_DB) > 0.5
+            self._missing_frames = max(0, self._missing_frames + (1 if missing else -1))
+        if self._missing_frames < MAX_MISSING_FRAMES:
+            return False
+        self.delay_hops, self._missing_frames, self._quiet_frames = None, 0, MAX_QUIET_FRAMES + 1
+        self._speech_votes.clear()
+        return True
 
     def _reference(self, hops: npt.NDArray[np.int64]) -> Levels:
         """The reference's levels at these hops, silence where it has none."""
