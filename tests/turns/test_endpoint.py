@@ -3,7 +3,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.turns.endpoint import EndpointChange, Endpointer, SpeechBegan, SpeechEnded, SpeechPaused, SpeechResumed
+from antiphon.turns.endpoint import (
+    MAX_BACKDATED,
+    EndpointChange,
+    Endpointer,
+    SpeechBegan,
+    SpeechEnded,
+    SpeechPaused,
+    SpeechResumed,
+)
 
 FRAME = 512
 LOUD, SOFT, QUIET = 0.9, 0.4, 0.05
@@ -45,6 +53,32 @@ def test_when_turns_follow_closely_then_padding_does_not_reach_into_the_last_one
     endpointer = Endpointer(0.5, 300, 64)
     changes = run(endpointer, [LOUD] * 4 + [QUIET] * 2 + [LOUD] * 2)
     assert changes[-1] == SpeechBegan(6 * FRAME)
+
+
+def test_when_speech_had_begun_before_it_was_recognized_then_an_interrupted_onset_does_not_lose_that() -> None:
+    endpointer = Endpointer(0.5, 0, 200)
+    run(endpointer, [QUIET] * 10)
+    endpointer.backdate(4 * FRAME)
+    assert run(endpointer, [LOUD, QUIET]) == []
+    # Later ones do not hide the first.
+    endpointer.backdate(11 * FRAME)
+    assert run(endpointer, [LOUD, LOUD]) == [SpeechBegan(4 * FRAME)]
+
+
+def test_when_speech_does_not_begin_soon_then_it_does_not_reach_back() -> None:
+    endpointer = Endpointer(0.5, 0, 200)
+    run(endpointer, [QUIET] * 10)
+    endpointer.backdate(4 * FRAME)
+    later = MAX_BACKDATED // FRAME
+    assert run(endpointer, [QUIET] * later + [LOUD, LOUD]) == [SpeechBegan((10 + later) * FRAME)]
+
+
+def test_when_a_turn_has_begun_then_the_next_does_not_reach_back_into_it() -> None:
+    endpointer = Endpointer(0.5, 0, 64)
+    run(endpointer, [QUIET] * 4)
+    endpointer.backdate(2 * FRAME)
+    changes = run(endpointer, [LOUD, LOUD, QUIET, QUIET, LOUD, LOUD])
+    assert [c.sample for c in changes if isinstance(c, SpeechBegan)] == [2 * FRAME, 8 * FRAME]
 
 
 def test_when_a_pause_is_hastened_then_only_that_pause_is_shorter() -> None:

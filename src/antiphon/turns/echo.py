@@ -24,14 +24,14 @@ FRAME_SAMPLES, HOP_SAMPLES = 512, 128
 MAX_DELAY_S = 1.2
 MAX_DELAY_HOPS = int(MAX_DELAY_S * SAMPLE_RATE_HZ / HOP_SAMPLES)
 # The number of the latest frames that are compared with the reference, and the fewest with audio that allow a result.
-COMPARED_FRAMES, MIN_COMPARED_FRAMES = 24, 10
+COMPARED_FRAMES, MIN_COMPARED_FRAMES = 32, 10
 # The most frames that are held until it is known whether they are an echo.
 MAX_HELD_FRAMES = 2 * MIN_COMPARED_FRAMES
 # The correlation of the levels from which audio is an echo: a room's echo has 0.9 and more, another speaker's voice at
 # the best of all delays up to 0.75.
 ECHO_CORRELATION = 0.83
-# The same once the microphone was silent for longer than an echo takes; in between it rises evenly. The best of all
-# delays of other speakers reached ECHO_CORRELATION within a sentence in one case of nine, this in one of a hundred.
+# The same once the microphone was still for longer than an echo takes; in between it rises evenly. The best of all
+# delays of another speaker reached the first in one of nine sentences under an answer, this in none of 180.
 LATE_ECHO_CORRELATION = 0.9
 # The correlation from which audio may be an echo, so that it is worth waiting for more of it.
 POSSIBLE_ECHO_CORRELATION = 0.6
@@ -169,18 +169,23 @@ class EchoGuard:
             is_speech = not self._explained(hop, self.delay_hops)
             self._speech_votes = [*self._speech_votes[1 - SPEECH_VOTE_FRAMES :], is_speech]
             return sum(self._speech_votes) < MIN_SPEECH_VOTES
-        if probability < MIN_SPEECH_PROBABILITY:
+        if probability < MIN_SPEECH_PROBABILITY and self._is_still():
             self._quiet_frames += 1
         if probability < MIN_SPEECH_PROBABILITY or self._quiet_frames > MAX_QUIET_FRAMES:
             return False
         # The first audio that ever came back: after one or two thirds of a second it is known what it is.
-        if not self._undecided_frames:
-            self._undecided_since = hop * HOP_SAMPLES
         self._undecided_frames += 1
         if self._undecided_frames < (MAX_HELD_FRAMES if score >= POSSIBLE_ECHO_CORRELATION else MIN_COMPARED_FRAMES):
+            if self._undecided_since is None:
+                self._undecided_since = hop * HOP_SAMPLES
             return True
         self._release(hop, probability)
         return False
+
+    def _is_still(self) -> bool:
+        """Whether the newest frame has no more than the microphone's noise."""
+        louder = self._microphone[-1][1] > np.maximum(self._noise, FLOOR_DB) + MARGIN_DB
+        return int(louder.sum()) < MIN_LOUDER_BANDS
 
     def _needed_correlation(self) -> float:
         """The correlation that tells an echo: the longer none came where one was due, the higher."""

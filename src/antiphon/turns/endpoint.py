@@ -13,6 +13,8 @@ from antiphon.audio import SAMPLE_RATE_HZ
 # A click or a breath is one or two loud frames: a turn starts after 64 ms of speech in a row.
 ONSET_FRAMES = 2
 RELEASE_MARGIN = 0.15
+# Speech may turn out to have begun so many samples before it was recognized.
+MAX_BACKDATED = 24 * 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,12 @@ class Endpointer:
         return self._speaking
 
     def backdate(self, sample: int) -> None:
-        """Let speech that begins with the next frame have begun at `sample` already, where frames before it were not
-        recognized as speech. Does nothing in a turn.
+        """Let speech that begins within MAX_BACKDATED samples have begun at `sample` already, where frames since then
+        were not recognized as speech. The earliest such sample holds. Does nothing in a turn.
         """
-        self._heard_since = None if self._speaking else sample
+        if not self._speaking:
+            earlier = self._recent(self._heard_since)
+            self._heard_since = sample if earlier is None else min(sample, earlier)
 
     def feed(self, probability: float, num_samples: int) -> list[EndpointChange]:
         """Add one frame of `num_samples` with its speech probability in [0, 1], and return what it changed, in order.
@@ -113,17 +117,21 @@ class Endpointer:
         self._prefix = prefix_padding_ms * SAMPLE_RATE_HZ // 1000
         self._silence = silence_duration_ms * SAMPLE_RATE_HZ // 1000
 
+    def _recent(self, sample: int | None) -> int | None:
+        """The sample, if speech that begins now may have begun there."""
+        return None if sample is None or self._now - sample > MAX_BACKDATED else sample
+
     def _between_turns(self, probability: float, begin: int) -> list[EndpointChange]:
         if probability < self.threshold:
             self._loud_frames = 0
             return []
         if not self._loud_frames:
-            self._loud_since = begin if self._heard_since is None else min(begin, self._heard_since)
-            self._heard_since = None
+            heard_since = self._recent(self._heard_since)
+            self._loud_since = begin if heard_since is None else min(begin, heard_since)
         self._loud_frames += 1
         if self._loud_frames < ONSET_FRAMES:
             return []
-        self._speaking, self._loud_frames, self._quiet_since = True, 0, None
+        self._speaking, self._loud_frames, self._quiet_since, self._heard_since = True, 0, None, None
         return [SpeechBegan(max(self._last_end, self._loud_since - self._prefix))]
 
     def _in_turn(self, probability: float, begin: int) -> list[EndpointChange]:

@@ -15,13 +15,19 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import Hypothesis, TranscriberProfile
 from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
-from antiphon.turns.endpoint import EndpointChange, Endpointer, SpeechBegan, SpeechEnded, SpeechPaused, SpeechResumed
+from antiphon.turns.endpoint import (
+    MAX_BACKDATED,
+    EndpointChange,
+    Endpointer,
+    SpeechBegan,
+    SpeechEnded,
+    SpeechPaused,
+    SpeechResumed,
+)
 
 # Sound kept before and after the speech of a window, where there is any.
 MARGIN_SAMPLES = SAMPLE_RATE_HZ // 5
 INNER_PREFIX_MS = 300
-# Frames that are kept besides: speech may turn out to have begun so many frames before it was recognized.
-HELD_FRAMES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +213,7 @@ class Segmenter:
 
         pcm: float32 [num_samples], mono, 16 kHz, of any length. The result does not depend on how the audio was cut.
         `heard_since`: the sample at which speech that these frames tell of has begun, where it was not recognized then;
-        at most HELD_FRAMES before them.
+        at most MAX_BACKDATED before them.
         """
         if heard_since is not None:
             self._endpoint.backdate(heard_since)
@@ -397,7 +403,7 @@ class Segmenter:
     def _forget(self) -> None:
         """Drop sound that no window can want any more."""
         prefix_ms = self._vad.prefix_padding_ms if self._vad else INNER_PREFIX_MS
-        keep = self._judged - prefix_ms * SAMPLE_RATE_HZ // 1000 - HELD_FRAMES * self._frame
+        keep = self._judged - prefix_ms * SAMPLE_RATE_HZ // 1000 - MAX_BACKDATED
         if self._warm and self._judged - self._warm[2] >= self._profile.context_pause_s * SAMPLE_RATE_HZ:
             self._warm = None
         if self._warm:
