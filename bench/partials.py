@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import words as wer
-from bench.asr import Clip, loaded, read_manifest
+from bench import words as wer
 from bench.common import percentile, table
+from bench.hearing.clips import Clip, loaded, read_manifest
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import Hypothesis, Window

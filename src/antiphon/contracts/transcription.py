@@ -22,6 +22,9 @@ class TranscriberProfile:
     - `first_step_s`: the same while nothing of the turn has been sent.
     - `agreement_s`: seconds of audio that must come in after a word first stood at its place before it is sent.
     - `first_agreement_s`: the same for the first words of a turn.
+    - `first_probability`: a turn's very first word of at least this probability is sent as soon as two partials have
+      it or a likely word follows it, and a less likely one waits for `agreement_s`. None: it waits as the other first
+      words do.
     - `rollback_tokens`: tokens at the end of a hypothesis that are neither sent nor forced as the next one's prefix.
     - `min_probability`: what a word's least likely token must have for the word to be sent.
     - `unfixed_chunks`: partials at the head of a window that send nothing and force nothing.
@@ -63,6 +66,7 @@ class TranscriberProfile:
     final_keeps_prefix: bool = False
     aligns_words: bool = True
     keyterms: bool = False
+    first_probability: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,44 @@ def test_when_a_window_was_decoded_once_then_nothing_is_sent_whatever_the_tuning
 def test_when_no_agreement_is_asked_for_then_a_word_seen_once_is_still_not_sent() -> None:
     text = WindowText(replace(PROFILE, agreement_s=0.0, first_agreement_s=0.0))
     assert offer(text, hypothesis("one two three"), 1.0) == ""
-    assert offer(text, hypothesis("one two three"), 1.1) == " one two three"
+    assert offer(text, hypothesis("one two three"), 1.1) == " one two"
+
+
+EARLY = replace(PROFILE, first_agreement_s=0.2, first_probability=0.4)
+
+
+def likely(*words: tuple[str, float]) -> Hypothesis:
+    """A hypothesis of these words, each with its probability."""
+    return Hypothesis(tuple(p for w, x in words for p in pieces(w, x)), "en", 1.0, True, 4, len(words))
+
+
+def test_when_a_turns_first_word_is_seen_twice_or_a_likely_word_follows_then_it_is_sent() -> None:
+    text = WindowText(EARLY)
+    assert offer(text, hypothesis("well", 0.4), 0.5) == ""
+    assert offer(text, hypothesis("well", 0.4), 0.6) == " well"
+    text = WindowText(EARLY)
+    assert offer(text, likely(("well", 0.4), ("then", 0.49)), 0.5) == ""
+    text = WindowText(EARLY)
+    assert offer(text, likely(("well", 0.4), ("then", 0.5)), 0.5) == " well"
+
+
+def test_when_a_turns_first_word_is_less_likely_then_it_waits_as_later_words_do() -> None:
+    text = WindowText(EARLY)
+    unsure = likely(("well", 0.39), ("then", 0.9), ("now", 0.9))
+    assert [offer(text, unsure, at) for at in (0.5, 0.7, 1.3)] == ["", "", ""]
+    assert offer(text, unsure, 1.4) == " well then"
+
+
+def test_only_the_very_first_word_is_sent_that_early() -> None:
+    text = WindowText(EARLY)
+    assert offer(text, hypothesis("well then now"), 0.5) == " well"
+    # Something of the turn was sent, so the next words have to stand for all of the agreement.
+    assert offer(text, hypothesis("then now"), 1.3) == ""
+    assert offer(text, hypothesis("then now"), 1.4) == " then"
+    # Without the early rule, a first word waits as the other first words do.
+    text = WindowText(replace(EARLY, first_probability=None))
+    assert [offer(text, hypothesis("well then"), at) for at in (0.5, 0.6, 0.7)] == ["", "", " well"]
+    assert [offer(WindowText(EARLY), hypothesis(""), 0.5)] == [""]
 
 
 def test_when_tuning_asks_for_more_rollback_or_unfixed_chunks_then_words_are_sent_later() -> None:

@@ -293,11 +293,10 @@ class Decoding:
     def _partial_is_due(self, window: SpeechWindow) -> bool:
         if window.quiet_since is not None or not self._config.partials:
             return False
-        if self._transcripts.is_eager(window):
-            step_s = self.profile.first_step_s
-        else:
+        step_s = self.profile.first_step_s if self._transcripts.is_eager(window) else self.profile.step_s
+        if self._transcriber.busy():
             # Where other sessions wait, partials come less often, so that finals stay on time.
-            step_s = self.profile.step_s * (BUSY_STEPS if self._transcriber.busy() else 1)
+            step_s *= BUSY_STEPS
         window_id, sample = self._partial_at
         since = sample if window_id == window.id else window.spans[0].start
         return window.end - since >= step_s * SAMPLE_RATE_HZ
