@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.events.transcription import ServerVad
-from antiphon.turns.speech_stretches import SpeechStretches, SpeechTimeline
+from antiphon.turns.speech_stretches import MAX_UNSURE, SpeechStretches, SpeechTimeline
 
 FRAME = 512
 # A padding of 2 frames, and 4 of silence.
@@ -53,6 +55,37 @@ def test_a_single_frame_and_silence_are_no_speech() -> None:
 
 def test_a_threshold_of_zero_keeps_all() -> None:
     assert cut([False] * 20, FRAME, rest=7, vad=ServerVad(threshold=0.0)) == [(0, 20 * FRAME + 7)]
+
+
+def stretches_of(probabilities: list[float], threshold: float = 0.5) -> list[tuple[int, int]]:
+    """The stretches, in frames, of a recording that is fed in one piece for each frame."""
+    stretches = SpeechStretches(replace(VAD, threshold=threshold), FRAME)
+    kept = [s for p in probabilities for s in stretches.feed(np.zeros(FRAME, np.float32), [p])] + stretches.end()
+    return [(sample // FRAME, len(pcm) // FRAME) for sample, pcm in kept]
+
+
+def test_what_the_detector_is_sure_of_nowhere_is_no_speech() -> None:
+    barks, word, silence = [0.8] * 4, [0.6, 0.7, 0.9], [0.0] * 5
+    assert stretches_of(barks + silence) == []
+    assert stretches_of(barks) == []
+    # What was held until the detector was sure is given out in one piece, with the padding before it.
+    assert stretches_of(silence + word + silence)[0] == (3, 5)
+    # The first frames of a stretch count, and those of the stretch before do not.
+    assert stretches_of([*silence, 0.9, 0.6, 0.6, *silence])[0] == (3, 4)
+    assert stretches_of(word + silence + barks + silence)[-1][0] < len(word + silence)
+    # With a lower threshold less is enough; with a threshold of zero everything is.
+    assert stretches_of(silence + [0.5] * 3 + silence, threshold=0.25)[0] == (3, 4)
+    assert stretches_of(silence + [0.44] * 3 + silence, threshold=0.25) == []
+
+
+def test_little_is_held_of_what_the_detector_is_unsure_of() -> None:
+    stretches = SpeechStretches(VAD, FRAME)
+    second = np.zeros(32 * FRAME, np.float32)
+    for _ in range(100):
+        assert stretches.feed(second, [0.8] * 32) == []
+    ((sample, pcm),) = stretches.feed(second, [0.8] * 31 + [0.95])
+    assert sample + len(pcm) == 101 * 32 * FRAME
+    assert len(pcm) <= MAX_UNSURE + 32 * FRAME
 
 
 @given(st.lists(st.booleans(), max_size=60), st.integers(1, 5000), st.integers(0, FRAME - 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,16 +12,31 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.events.transcription import ServerVad
 from antiphon.turns.endpoint import ONSET_FRAMES, Endpointer, SpeechBegan, SpeechEnded
 
+# A stretch is speech if the detector is this sure of it somewhere. Over 457 stretches of speech, with up to 0 dB of
+# noise, in far microphones and of single words, the peaks were at least 0.924; of 17 that it heard in half an hour of
+# noise, music and babble, 11 had less than 0.9.
+SURE = 0.9
+# The same as a multiple of a client's lower threshold.
+SURE_RATIO = SURE / 0.5
+# Bound: so much of a stretch is held until the detector is sure of it.
+MAX_UNSURE = 30 * SAMPLE_RATE_HZ
+
 
 class SpeechStretches:
     """Keeps of a recording what a live session with the same `vad` would hear as turns, padding and silence included.
 
-    Audio is given out as soon as it is known to be kept, so that no more is held than one call's audio and the padding.
+    What the detector is sure of nowhere is not kept, though it would begin a live turn, which cannot wait for that.
+    Audio is given out as soon as it is known to be kept, so that no more is held than one call's audio, the padding and
+    MAX_UNSURE.
     """
 
     def __init__(self, vad: ServerVad, frame_samples: int) -> None:
         self._endpointer = Endpointer(vad.threshold, vad.prefix_padding_ms, vad.silence_duration_ms)
         self._frame_samples = frame_samples
+        self._sure_from = min(SURE, vad.threshold * SURE_RATIO)
+        # The last probabilities while there is no speech, then the highest one of the stretch.
+        self._onset: deque[float] = deque(maxlen=ONSET_FRAMES)
+        self._peak = 0.0
         # What speech that begins with the next frame may still need: its padding, and the frames of its onset.
         self._reach = vad.prefix_padding_ms * SAMPLE_RATE_HZ // 1000 + ONSET_FRAMES * frame_samples
         # The audio that is neither given out nor dropped, its first sample's number, and where judged frames end.
@@ -38,19 +54,34 @@ class SpeechStretches:
         kept: list[tuple[int, Pcm]] = []
         for probability in probabilities:
             self._judged += self._frame_samples
+            self._onset.append(probability)
+            self._peak = max(self._peak, probability)
             for change in self._endpointer.feed(probability, self._frame_samples):
                 if isinstance(change, SpeechBegan):
                     self._drop(change.sample)
+                    self._peak = max(self._onset)
                 elif isinstance(change, SpeechEnded):
-                    kept += self._take(change.sample)
-        if self._endpointer.speaking:
-            return kept + self._take(self._judged)
-        self._drop(self._judged - self._reach)
+                    kept += self._take_if_sure(change.sample)
+        if not self._endpointer.speaking:
+            self._drop(self._judged - self._reach)
+        elif self._is_sure():
+            kept += self._take(self._judged)
+        else:
+            self._drop(self._judged - MAX_UNSURE)
         return kept
 
     def end(self) -> list[tuple[int, Pcm]]:
         """End the recording. Returns the samples that fill no frame, if speech lasts until the end."""
-        return self._take(self._start + len(self._held)) if self._endpointer.speaking else []
+        return self._take_if_sure(self._start + len(self._held)) if self._endpointer.speaking else []
+
+    def _is_sure(self) -> bool:
+        return self._peak >= self._sure_from
+
+    def _take_if_sure(self, end: int) -> list[tuple[int, Pcm]]:
+        if self._is_sure():
+            return self._take(end)
+        self._drop(end)
+        return []
 
     def _take(self, end: int) -> list[tuple[int, Pcm]]:
         start, piece = self._start, self._held[: max(0, end - self._start)]
