@@ -7,8 +7,8 @@ Words and times are those a client sees: audio is played in real time over the O
 and the clock runs from the first sample. `speech_start` and `speech_end` of the manifest are the true bounds of the
 speech. "Live" are the finals, "shown" the joined deltas, "file" what `/v1/audio/transcriptions` makes of the clip.
 
---speed plays clips faster than real time where only words are measured: in `quality`, `languages`, `ghosts`, `noise`
-and `keyterms`. Finals and ghosts are then close to those of real time. Shown words are not: a session that decodes
+--speed plays clips faster than real time where only words are measured: in `quality`, `languages`, `ghosts` and
+`keyterms`. Finals and ghosts are then close to those of real time. Shown words are not: a session that decodes
 fewer partials shows words later, and better ones. The other sections are always in real time.
 """
 
@@ -25,12 +25,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.common import HERE, Server, machine, save, server
 from bench.hearing.client import whole_files
-from bench.hearing.clips import NOISY, PAUSE, Clip, loaded, made, read_manifest, spread
+from bench.hearing.clips import PAUSE, Clip, loaded, made, read_manifest, spread
 from bench.hearing.ghosts import KINDS as GHOST_KINDS
 from bench.hearing.ghosts import ghosts
 from bench.hearing.latency import latency, plot, streams
 from bench.hearing.long_session import long_session
-from bench.hearing.options import keyterms, noise_reduction
+from bench.hearing.options import keyterms
 from bench.hearing.peers import peers, ratios
 from bench.hearing.quality import languages, quality
 from bench.hearing.silent import MODELS, silent
@@ -40,7 +40,7 @@ from antiphon.loading.loader import store_of
 from antiphon.settings import load as load_settings
 from antiphon.store.registry import profile
 
-TRANSCRIBING = ("quality", "languages", "ghosts", "noise", "keyterms", "latency", "streams")
+TRANSCRIBING = ("quality", "languages", "ghosts", "keyterms", "latency", "streams")
 TALKING = ("silent", "words")
 SECTIONS = (*TRANSCRIBING, *TALKING, "long", "peers")
 KINDS = (
@@ -56,7 +56,7 @@ KINDS = (
 )
 LANGUAGE_KIND = "asr_multilang"
 ORDER_KIND, READ_KIND = "command_slots", "asr_read"
-# Recordings that get pauses or noise, three clips of each, and clean ones beside them.
+# Recordings that get pauses, three clips of each.
 MADE_CLIPS = 12
 # What is played in `latency`, `streams`, `long` and `peers`.
 PLAIN_KINDS = ("asr_read", "asr_nonnative", "asr_speech")
@@ -132,10 +132,6 @@ async def transcribe(srv: Server, args: argparse.Namespace, everything: list[Cli
     if "ghosts" in wanted:
         noise = loaded(c for c in everything if c.kind in GHOST_KINDS)
         document["ghosts"] = await ghosts(srv, noise, args.ghost_minutes, args.speed)
-    if "noise" in wanted:
-        clean = of_kind(everything, READ_KIND, args.clips or MADE_CLIPS)
-        noisy = made(args.data, NOISY, args.clips or MADE_CLIPS)
-        document["noise"] = await noise_reduction(srv, clean, noisy, speed=args.speed)
     if "keyterms" in wanted:
         orders = loaded(spread([c for c in everything if c.kind == ORDER_KIND and c.terms], args.clips))
         if orders:

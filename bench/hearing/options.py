@@ -1,4 +1,4 @@
-"""What a session's options do to its words: noise reduction in noise and without it, and keyterms."""
+"""What keyterms do to a session's words."""
 
 from __future__ import annotations
 
@@ -14,12 +14,6 @@ from bench.hearing.figures import Difference, difference
 from bench.hearing.quality import hear
 
 ENGLISH = {"language": "en"}
-REDUCTIONS: dict[str, dict[str, Any]] = {
-    "none": {},
-    "near_field": {"noise_reduction": {"type": "near_field"}},
-    "far_field": {"noise_reduction": {"type": "far_field"}},
-}
-CLEAN = "clean"
 
 
 def text_errors(clip: Clip, heard: Heard) -> tuple[int, int]:
@@ -44,24 +38,6 @@ def compared(errors: Sequence[tuple[int, int]], plain: Sequence[tuple[int, int]]
 def show(title: str, rows: dict[str, dict[str, Any]]) -> None:
     cells = [(n, *(str(Difference(*v)) if isinstance(v, tuple) else v for v in r.values())) for n, r in rows.items()]
     table(title, ("", *next(iter(rows.values()), {})), cells)
-
-
-async def noise_reduction(srv: Server, clean: list[Clip], noisy: list[Clip], *, speed: float) -> dict[str, Any]:
-    """Word errors and turns with each kind of noise reduction, on clean sound and by level of noise."""
-    levels = {CLEAN: clean}
-    for clip in noisy:
-        levels.setdefault(clip.id.rsplit("-", 1)[1], []).append(clip)
-    rows = {}
-    for level, clips in levels.items():
-        plain: list[tuple[int, int]] = []
-        for name, option in REDUCTIONS.items():
-            heard = await hear(srv, clips, speed=speed, session={"transcription": ENGLISH, **option})
-            errors = [text_errors(c, heard[c.id]) for c in clips]
-            plain = plain or errors
-            num_turns = sum(len(heard[c.id].finals) for c in clips)
-            rows[f"{level} {name}"] = compared(errors, plain) | {"turns_a_clip": num_turns / len(clips)}
-    show("noise reduction: word errors in %, and their change", rows)
-    return {"speed": speed, "rows": rows}
 
 
 async def keyterms(srv: Server, orders: list[Clip], others: list[Clip], *, speed: float) -> dict[str, Any]:
