@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.transcription import AppendAudio, ConfigureTranscription, ServerVad
+from antiphon.events.transcription import AppendAudio, CommitAudio, ConfigureTranscription, ServerVad
 from tests.protocols.realtime_connection import VENDOR, connect, exchange, frames, pcm
 
 
@@ -83,15 +83,29 @@ def test_when_the_url_names_a_model_then_audio_before_any_update_is_openai() -> 
     assert 15000 < len(audio.pcm) <= 16000
 
 
-def test_when_too_much_audio_is_held_then_the_default_dialect_reads_all_of_it() -> None:
+def test_when_a_client_only_sends_sound_then_the_default_dialect_reads_all_of_it_after_a_second() -> None:
     connection = connect()
-    for _ in range(100):
-        connection.receive(json.dumps({"type": "input_audio_buffer.append", "audio": pcm(60000)}))
-    assert connection.dialect == "openai"
-    _, *audio = connection.commands()
+    for tenths in range(1, 31):
+        connection.receive(json.dumps({"type": "input_audio_buffer.append", "audio": pcm(4800)}))
+        assert connection.dialect == ("openai" if tenths > 10 else "undecided")
+    configured, *audio = connection.commands()
+    assert isinstance(configured, ConfigureTranscription)
+    assert configured.config.vad == ServerVad()
     num_samples = sum(len(command.pcm) for command in audio if isinstance(command, AppendAudio))
-    # 100 times 30,000 samples at 24 kHz, but for the few that the resampler still holds.
-    assert 1_999_000 < num_samples <= 2_000_000
+    # 30 times 2,400 samples at 24 kHz, but for the few that the resampler still holds.
+    assert 47_000 < num_samples <= 48_000
+
+
+def test_when_a_client_commits_without_an_update_then_the_default_dialect_reads_it_behind_the_sound() -> None:
+    connection = connect()
+    exchange(connection, type="input_audio_buffer.append", audio=pcm(9600))
+    exchange(connection, type="input_audio_buffer.commit")
+    assert connection.dialect == "openai"
+    configured, *audio, committed = connection.commands()
+    assert isinstance(configured, ConfigureTranscription)
+    assert audio
+    assert all(isinstance(command, AppendAudio) for command in audio)
+    assert isinstance(committed, CommitAudio)
 
 
 # --- what no client may break

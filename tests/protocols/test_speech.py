@@ -123,7 +123,7 @@ def test_a_request_may_bring_a_recording_or_an_embedding_of_a_voice() -> None:
     assert sample(ref_audio="AAAA", ref_text="Hi", x_vector_only_mode=True) == VoiceSample(bytes(3))
     assert sample(speaker_embedding=[1, 0.5], task_type="Base") == VoiceSample(embedding=(1.0, 0.5))
     assert sample(voice="mine") == VoiceSample()
-    assert sample(voice="mine", ref_audio="AAAA") == VoiceSample(bytes(3))
+    assert sample(voice="mine", ref_audio="AAAA", ref_text="Hi") == VoiceSample(bytes(3), "Hi")
     assert sample(language="Italian") is None
     for number in (10**400, float("nan"), float("inf"), 1e7):
         received = answer(speaker_embedding=[0.5, number])
@@ -131,6 +131,8 @@ def test_a_request_may_bring_a_recording_or_an_embedding_of_a_voice() -> None:
         assert texts(received.answers)
     for wrong in ("https://x.org/a.wav", "not base64!"):
         assert "Invalid value for 'ref_audio'" in texts(answer(ref_audio=wrong).answers)[0]["message"]
+    for without in ({}, {"ref_text": " "}, {"x_vector_only_mode": False}):
+        assert "'ref_text' is required" in texts(answer(ref_audio="AAAA", **without).answers)[0]["message"]
     assert "The loaded model does Base." in texts(answer(task_type="VoiceDesign").answers)[0]["message"]
 
 

@@ -14,6 +14,7 @@ import pytest
 from antiphon.events.video import (
     AnswerAudioDelta,
     AnswerDone,
+    AnswerSampling,
     AnswerStarted,
     AnswerTextDelta,
     AppendFrame,
@@ -80,12 +81,44 @@ def test_every_field_of_a_configuration_is_read_by_its_older_names_too() -> None
     assert (config.num_frames, config.filter) == (3, None)
 
 
+def test_the_first_sampling_params_are_those_of_the_text() -> None:
+    given = {"max_tokens": 5, "temperature": 0, "top_p": 0.5, "top_k": -1, "repetition_penalty": 1.5, "seed": -1}
+    first = given | {"stop": ["x"], "n": 2}
+    config = configured(sampling_params_list=[first, {"temperature": 1.0}])
+    assert config.sampling == AnswerSampling(5, 0, 0.5, 0, 1.5, 2**64 - 1)
+    for without in (None, [], [{}], [dict.fromkeys(given)]):
+        assert configured(sampling_params_list=without).sampling == AnswerSampling()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": 2.1},
+        {"temperature": "hot"},
+        {"top_p": -0.1},
+        {"top_k": -2},
+        {"max_tokens": 0},
+        {"max_tokens": 1.5},
+        {"repetition_penalty": 0},
+        {"seed": 2**63},
+        "x",
+    ],
+    ids=repr,
+)
+def test_when_sampling_params_are_wrong_then_the_error_names_them(wrong: object) -> None:
+    config = {"type": "session.config", "sampling_params_list": [wrong]}
+    (error,) = shown(VideoDialect(lambda: 0.0).feed(json.dumps(config)).answers)
+    assert error["type"] == "error"
+    assert "Invalid session config" in error["message"]
+    assert (next(iter(wrong)) if isinstance(wrong, dict) else "sampling_params_list") in error["message"]
+
+
 @pytest.mark.parametrize("value", JSON_TYPES, ids=repr)
 def test_what_was_always_taken_for_missing_still_is(value: object) -> None:
     plain = {"num_frames": 4, "enable_frame_filter": True, "frame_filter_threshold": 0.95}
     # An older name is not looked at where there is the canonical one.
     assert configured(**plain, num_sample_frames=value, evs_enabled=value, evs_threshold=value) == configured()
-    assert configured(model=value, sampling_params_list=value, data=value) == configured()
+    assert configured(model=value, data=value) == configured()
     (command,) = stream().feed(json.dumps({"type": "video.query", "text": value})).commands
     assert command == AskQuestion(value if isinstance(value, str) else "")
     if not value:

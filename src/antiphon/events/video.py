@@ -11,6 +11,20 @@ FrameFilterName = Literal["evs", "blocks"]
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerSampling:
+    """How the text of an answer is sampled. None: as the model's own settings have it; a `temperature` of 0 takes the
+    likeliest token, a `top_k` of 0 all of them. `max_tokens` None: as the context allows.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class VideoConfig:
     """The configuration of one video session.
 
@@ -23,6 +37,7 @@ class VideoConfig:
     - `uses_audio`: audio that was received belongs to the next question.
     - `voice`: the voice of spoken answers; None: the default.
     - `max_memory_s`: what was seen longer ago is forgotten; None: nothing is.
+    - `sampling`: how answers are sampled.
     """
 
     audio_output: bool = True
@@ -35,6 +50,7 @@ class VideoConfig:
     uses_audio: bool = True
     voice: str | None = None
     max_memory_s: float | None = None
+    sampling: AnswerSampling = AnswerSampling()
 
 
 @dataclass(frozen=True, slots=True)

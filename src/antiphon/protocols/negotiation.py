@@ -4,7 +4,7 @@ The server speaks first, with one `session.created` that the clients of all thre
 `session.update` decides: with a top-level `model` and no `session` object it is the vLLM dialect, with a `session` of
 type `transcription` OpenAI's transcription, otherwise OpenAI's conversation, or its transcription where no conversation
 model is loaded. `?dialect=`, `?intent=transcription` and a `model` in the URL decide earlier. Audio that comes before
-the decision is held.
+the decision is held for about a second: a client that sends no update at all is answered by the default.
 
 Full duplex and the bridges are not negotiated: their URLs name them (`dialects.py`).
 """
@@ -28,9 +28,9 @@ from antiphon.protocols.resume.control import Control, control, refused_frame, r
 from antiphon.protocols.vllm.dialect import VllmDialect
 from antiphon.protocols.wire import Frame, Received
 
-# How much may be held until the dialect is known, in bytes of frames: 98 s of PCM16 at 16 kHz in base64. With more, the
-# default dialect is chosen.
-MAX_HELD_BYTES = 4 << 20
+# How much may be held until the dialect is known, in bytes of frames: in base64, 1.5 s of PCM16 at 16 kHz, or 1 s at
+# 24 kHz. With more, the default dialect is chosen: the client knows of the session and has nothing to say about it.
+MAX_HELD_BYTES = 64 << 10
 
 OpenAIDialect = OpenAIConversation | OpenAITranscription
 
@@ -215,7 +215,7 @@ class RealtimeConnection:
     def feed(self, data: str | bytes | AppendAudio) -> Received[Command]:
         """Read one frame from the client. What is wrong with it is answered and changes nothing; nothing is raised.
 
-        Until the dialect is known, appends and commits of audio are held and read after the frame that decides.
+        Until the dialect is known, appends of audio are held and read after the frame that decides.
         """
         if self._dialect and not self._pending and not isinstance(data, AppendAudio):
             received: Received[Command] = self._dialect.feed(data)
@@ -234,8 +234,8 @@ class RealtimeConnection:
                     return Received(commands)
                 decided, waiting = self._answering, []
             commands += self._choose(decided)
-            # Held audio comes after the update that decided, so that it is read in the format that the update sets.
-            waiting += self._held
+            # Held audio comes after an update, so that it is read in the format that the update sets.
+            waiting = [*waiting, *self._held] if _is_update(data) else [*self._held, *waiting]
             self._held, self._held_bytes = [], 0
         dialect = self._answering
         for frame in waiting:
@@ -265,7 +265,9 @@ class RealtimeConnection:
         return [] if isinstance(dialect, VllmDialect) else [dialect.configured()]
 
     def _decided_by(self, data: str | bytes) -> OpenAIDialect | VllmDialect | None:
-        """The dialect that a frame decides for; None for audio, which decides nothing unless the URL names a model."""
+        """The dialect that a frame decides for; None for audio, which decides nothing unless the URL names a model. A
+        commit decides: vLLM's clients name their model before it.
+        """
         assert self._default
         assert self._transcription
         try:
@@ -273,7 +275,7 @@ class RealtimeConnection:
         except RemoteProtocolError:
             # Broken JSON decides for the default dialect, which says what is wrong.
             return self._default
-        if probe.type in ("input_audio_buffer.append", "input_audio_buffer.commit") and not self.opening.model:
+        if probe.type == "input_audio_buffer.append" and not self.opening.model:
             return None
         if probe.type == "session.update" and probe.session is UNSET and self.opening.dialect != "openai":
             # Without `session` and `model` it has the shape of neither dialect: the vLLM dialect says what is missing.
@@ -284,6 +286,13 @@ class RealtimeConnection:
         ):
             return self._transcription
         return self._default
+
+
+def _is_update(data: str | bytes) -> bool:
+    try:
+        return decode(data, _Probe).type in ("session.update", "transcription_session.update")
+    except RemoteProtocolError:
+        return False
 
 
 def _is_transcription(session: msgspec.Raw) -> bool:

@@ -101,7 +101,8 @@ def test_when_text_is_live_then_audio_comes_before_it_is_complete(server: Proces
 def test_when_a_sample_is_given_then_its_voice_is_cloned(cloning: Process) -> None:
     sound = sample()
     assert spoken(cloning, max_new_tokens=12).status_code == 200
-    along = spoken(cloning, language="English", max_new_tokens=12, ref_audio=base64.b64encode(sound).decode())
+    given = {"ref_audio": base64.b64encode(sound).decode(), "x_vector_only_mode": True}
+    along = spoken(cloning, language="English", max_new_tokens=12, **given)
     assert along.status_code == 200
     assert len(along.content) > 0
     upload = httpx.post(
@@ -113,7 +114,9 @@ def test_when_a_sample_is_given_then_its_voice_is_cloned(cloning: Process) -> No
     mine = spoken(cloning, language="English", max_new_tokens=12, voice="mia")
     assert mine.content == along.content
     assert mine.content != spoken(cloning, language="English", max_new_tokens=12).content
-    for wrong in ({"ref_audio": base64.b64encode(b"no sound at all").decode()}, {"speaker_embedding": [0.5] * 3}):
+    no_sound = {"ref_audio": base64.b64encode(b"no sound at all").decode(), "ref_text": "Hi."}
+    without_text = {"ref_text": "", "ref_audio": given["ref_audio"]}
+    for wrong in (no_sound, without_text, {"speaker_embedding": [0.5] * 3}):
         refused = spoken(cloning, **wrong)
         assert refused.status_code == 400, wrong
         assert refused.json()["error"]["param"] in wrong

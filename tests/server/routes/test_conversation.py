@@ -16,7 +16,7 @@ from antiphon.audio.g711 import from_ulaw
 from antiphon.audio.pcm import from_pcm16
 from tests.adapters.test_rapid_ocr import page
 from tests.conftest import SMALL, VOICE, Process, Recording, Serve
-from tests.server.clients import b64, until_idle
+from tests.server.clients import b64, connect, until_idle
 from tests.server.conversations import TEXT_ONLY, ConversationClient, talk
 from tests.vision.test_images import RED, encoded
 
@@ -487,3 +487,18 @@ def test_when_an_item_has_an_image_then_the_text_on_it_reaches_the_model(talker:
     assert {r["status"] for r in (plain, written, broken)} <= {"completed", "incomplete"}
     assert written["usage"]["input_tokens"] > plain["usage"]["input_tokens"]
     assert [(e["code"], e["event_id"]) for e in errors] == [("invalid_image", "mine")]
+
+
+def test_when_a_client_only_sends_sound_then_it_is_heard_and_answered(
+    partner: Process, recordings: dict[str, Recording]
+) -> None:
+    # As Hugging Face's speech-to-speech clients do: no model in the URL, no session.update.
+    question = np.concatenate((recordings["lj-LJ001-0002"].pcm, np.zeros(32000, np.float32)))
+
+    async def main() -> dict[str, Any]:
+        async with connect(partner.ws) as wire:
+            await wire.sound(question, rate=24000, chunk_s=0.1)
+            await wire.until("input_audio_buffer.speech_started")
+            return await wire.until("response.done")
+
+    assert asyncio.run(main())["response"]["status"] == "completed"

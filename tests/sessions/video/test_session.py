@@ -29,6 +29,7 @@ from antiphon.errors import MediaError, ModelError, Refused
 from antiphon.events.video import (
     AnswerAudioDelta,
     AnswerDone,
+    AnswerSampling,
     AnswerStarted,
     AnswerTextDelta,
     AppendFrame,
@@ -65,6 +66,7 @@ class ScriptedModel:
         self.frames: list[VideoFrame] = []
         self.asked: list[VideoQuestion] = []
         self.voices: list[VoiceOptions | None] = []
+        self.options: list[ReplyOptions] = []
         self.forgotten: list[float] = []
         self.instructions = ""
         self.num_ended = self.num_closed = self.num_running = 0
@@ -101,6 +103,7 @@ class ScriptedModel:
     ) -> AsyncGenerator[ResponseChunk, None]:
         self.asked.append(question)
         self.voices.append(voice)
+        self.options.append(options)
         try:
             for i, word in enumerate(question.text.split()):
                 if i and self.held:
@@ -194,6 +197,18 @@ def test_when_a_question_is_asked_then_it_is_answered_from_sampled_frames_in_tex
     assert (done.text, done.spoken) == ("What is this?", True)
     assert done.token_counts == {"prompt_tokens": 5, "cached_tokens": 4, "completion_tokens": 3}
     assert (model.num_closed, model.num_running) == (1, 0)
+
+
+def test_an_answer_is_sampled_as_the_configuration_says() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.frame("f")
+        await scene.ask("What is this?")
+
+    model = ScriptedModel()
+    run(model, act, sampling=AnswerSampling(5, 0.0, 0.5, 7, 1.5, 3))
+    run(model, act)
+    wanted = ReplyOptions(max_tokens=5, temperature=0.0, top_p=0.5, top_k=7, repetition_penalty=1.5, seed=3)
+    assert model.options == [wanted, ReplyOptions()]
 
 
 def test_when_text_or_audio_is_switched_off_then_answers_have_only_the_other() -> None:

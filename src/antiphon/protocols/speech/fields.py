@@ -128,8 +128,8 @@ def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechForm
     """The configuration that a request asks for.
 
     `format` is the audio format of a request that names none. A hosted name that the default model or voice serves is
-    logged. Raises RemoteProtocolError: `model_not_found`, `voice_not_found`, `voice_not_supported`, `not_supported`, or
-    `invalid_type` or `invalid_value` with the field in `param`.
+    logged. Raises RemoteProtocolError: `model_not_found`, `voice_not_found`, `voice_not_supported`, `not_supported`,
+    `missing_required_parameter`, or `invalid_type` or `invalid_value` with the field in `param`.
     """
     _check_model(fields.model, catalog)
     _check(fields, catalog)
@@ -206,9 +206,13 @@ def _sample(fields: SpeechFields) -> VoiceSample | None:
     if not fields.ref_audio:
         return None
     recording = audio_file(fields.ref_audio, "ref_audio", MAX_SAMPLE_BYTES)
-    # With x_vector_only_mode the voice is cloned from its sound alone, and the words of the recording are not used.
-    ref_text = "" if fields.x_vector_only_mode else fields.ref_text or ""
-    return VoiceSample(recording, ref_text)
+    if fields.x_vector_only_mode:
+        # The voice is cloned from its sound alone, and the words of the recording are not used.
+        return VoiceSample(recording)
+    if not (fields.ref_text or "").strip():
+        message = "'ref_text' is required: what is said in 'ref_audio', or x_vector_only_mode to clone without it."
+        raise RemoteProtocolError("missing_required_parameter", message, "ref_text")
+    return VoiceSample(recording, fields.ref_text or "")
 
 
 def _check(fields: SpeechFields, catalog: SpeechCatalog) -> None:

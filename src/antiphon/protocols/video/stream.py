@@ -20,6 +20,7 @@ from antiphon.events.data_uri import decode_base64
 from antiphon.events.video import (
     AnswerAudioDelta,
     AnswerDone,
+    AnswerSampling,
     AnswerStarted,
     AnswerTextDelta,
     AppendFrame,
@@ -35,7 +36,7 @@ from antiphon.events.video import (
     VideoEvent,
     VideoFailed,
 )
-from antiphon.protocols.fields import Text, check_length, decode, typed
+from antiphon.protocols.fields import Text, check_length, decode, seed, typed
 from antiphon.protocols.wire import Frame, Received, message
 
 T = TypeVar("T")
@@ -55,6 +56,17 @@ JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
 INVALID_REQUEST = "invalid_request"
 
 
+class _SamplingParams(msgspec.Struct):
+    """How one stage of the model samples, by the names of vLLM's `SamplingParams`; its other fields are not read."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+
+
 class _SessionConfig(msgspec.Struct, tag="session.config"):
     """What is kept and how it is answered. A field's older name is not read, and may be anything, where the field
     itself is given.
@@ -70,6 +82,7 @@ class _SessionConfig(msgspec.Struct, tag="session.config"):
     voice: Text | None = None
     use_audio_in_video: bool = True
     max_memory_s: float | None = None
+    sampling_params_list: list[_SamplingParams] | None = None
     num_sample_frames: msgspec.Raw | UnsetType = UNSET
     evs_enabled: msgspec.Raw | UnsetType = UNSET
     evs_threshold: msgspec.Raw | UnsetType = UNSET
@@ -331,7 +344,32 @@ def _config(fields: _SessionConfig) -> VideoConfig:
         uses_audio=fields.use_audio_in_video,
         voice=fields.voice,
         max_memory_s=None if memory_s is None else _in_range(memory_s, "max_memory_s", 1, 86_400),
+        # The first stage writes the text; what the others do is the model's own.
+        sampling=_sampling(fields.sampling_params_list[0]) if fields.sampling_params_list else AnswerSampling(),
     )
+
+
+def _sampling(given: _SamplingParams) -> AnswerSampling:
+    top_k = given.top_k
+    _check_range(given.max_tokens, "max_tokens", 1, 1 << 20)
+    _check_range(given.temperature, "temperature", 0, 2)
+    _check_range(given.top_p, "top_p", 0, 1)
+    # vLLM's -1 is all tokens, as 0 is.
+    _check_range(top_k, "top_k", -1, 1 << 20)
+    _check_range(given.repetition_penalty, "repetition_penalty", 0.01, 10)
+    return AnswerSampling(
+        max_tokens=given.max_tokens,
+        temperature=given.temperature,
+        top_p=given.top_p,
+        top_k=None if top_k is None else max(0, top_k),
+        repetition_penalty=given.repetition_penalty,
+        seed=seed(given.seed),
+    )
+
+
+def _check_range(value: float | None, name: str, least: float, most: float) -> None:
+    if value is not None:
+        _in_range(value, f"sampling_params_list[0].{name}", least, most)
 
 
 def _either(value: T | UnsetType, older: msgspec.Raw | UnsetType, kind: type[T], older_name: str, default: T) -> T:

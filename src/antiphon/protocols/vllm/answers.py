@@ -16,6 +16,7 @@ from antiphon.events.conversation import (
     ResponseTextDelta,
 )
 from antiphon.events.transcription import TranscriptionEvent
+from antiphon.protocols.vllm.messages import usage_of
 from antiphon.protocols.wire import Frame, message
 
 
@@ -45,12 +46,7 @@ class VllmResponses:
                 if response.status == "failed":
                     return [message(type="error", error=response.error, code="processing_error")]
                 used = response.usage
-                prompt, completion = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
-                usage = {
-                    "prompt_tokens": prompt,
-                    "completion_tokens": completion,
-                    "total_tokens": prompt + completion,
-                }
+                usage = usage_of(used.prompt_tokens, used.completion_tokens) if used else usage_of(0, 0)
                 return [
                     message(type="transcription.done", text=text, usage=usage),
                     message(type="response.output_audio.done", has_audio=has_audio),

@@ -36,7 +36,7 @@ from antiphon.protocols.connection import Command, Context, Event
 from antiphon.protocols.fields import number
 from antiphon.protocols.realtime.transcript_events import shown_words
 from antiphon.protocols.vllm.answers import VllmResponses
-from antiphon.protocols.vllm.messages import VllmAppend, VllmCommit, VllmUpdate, read_vllm
+from antiphon.protocols.vllm.messages import VllmAppend, VllmCommit, VllmUpdate, read_vllm, usage_of
 from antiphon.protocols.wire import Frame, Received, message
 
 # (field of a session.update, field of StreamTuning, least value, greatest value, whether it is a whole number)
@@ -108,11 +108,7 @@ class VllmDialect:
         return [_error(error.code, error.message)]
 
     def _done(self, done: TranscriptDone) -> Frame:
-        usage = {
-            "prompt_tokens": done.prompt_tokens,
-            "completion_tokens": done.completion_tokens,
-            "total_tokens": done.prompt_tokens + done.completion_tokens,
-        }
+        usage = usage_of(done.prompt_tokens, done.completion_tokens)
         if not (self._config and self._config.word_times):
             return message(type="transcription.done", text=done.streamed, usage=usage)
         return message(type="transcription.done", text=done.streamed, usage=usage, words=shown_words(done.words))

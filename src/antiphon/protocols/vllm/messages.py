@@ -80,3 +80,13 @@ def _refusal(data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolErr
             return RemoteProtocolError("invalid_event", error.message)
         case param:
             return RemoteProtocolError("invalid_event", f"Invalid field: {param}")
+
+
+def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int | None]:
+    """The `usage` of a transcript or an answer, with the fields of vLLM's `UsageInfo`; the details are never known."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "completion_tokens": completion_tokens,
+        "prompt_tokens_details": None,
+    }

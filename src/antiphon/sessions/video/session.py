@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import anyio
 import anyio.abc
@@ -306,11 +306,12 @@ class VideoSession:
         voice = None
         if config.audio_output and profile.voices:
             voice = VoiceOptions(config.voice if config.voice in profile.voices else profile.voices[0])
+        options = ReplyOptions(**asdict(config.sampling))
         asked_s, text, is_spoken = self._clock(), "", False
         token_counts: dict[str, int] = {}
         await self._emit(AnswerStarted(self._new_id("video-"), frames))
         try:
-            async with aclosing(self._stream.answer(question, ReplyOptions(), voice)) as chunks:
+            async with aclosing(self._stream.answer(question, options, voice)) as chunks:
                 async for chunk in chunks:
                     match chunk:
                         case TextDelta(delta):
