@@ -67,6 +67,9 @@ class ScriptedTranscriber:
     def busy(self) -> bool:
         return False
 
+    def overdue(self) -> bool:
+        return False
+
     def open(self) -> ScriptedTranscriber:
         self.opened += 1
         return self

@@ -49,6 +49,27 @@ def test_jobs_run_by_priority_and_equal_keys_share_a_batch() -> None:
     lane.close()
 
 
+def test_a_lane_is_overdue_while_a_job_of_the_first_priority_waits_past_its_deadline() -> None:
+    gate = Gate()
+
+    async def main() -> None:
+        lane: Lane[int, int] = Lane("t", gate)
+        now_s = time.monotonic()
+        held = lane.submit(0, deadline_s=now_s - 60)
+        await asyncio.to_thread(gate.entered.wait, 10)
+        # What is running waits no more, and what is less urgent has no deadline to keep.
+        waiting = [lane.submit(1, 1, deadline_s=now_s - 60), lane.submit(2, deadline_s=now_s + 600)]
+        assert lane.overdue_s() == 0
+        waiting.append(lane.submit(3, deadline_s=now_s - 5))
+        assert 5 <= lane.overdue_s() < 60
+        gate.open.set()
+        await asyncio.gather(*map(asyncio.wrap_future, (held, *waiting)))
+        assert lane.overdue_s() == 0
+        lane.close()
+
+    asyncio.run(main())
+
+
 def test_when_jobs_have_deadlines_then_the_earliest_runs_first_and_one_without_is_due_soon() -> None:
     gate = Gate()
 

@@ -112,6 +112,9 @@ class Ears:
     def busy(self) -> bool:
         return False
 
+    def overdue(self) -> bool:
+        return False
+
     def close(self) -> None:
         return
 

@@ -242,6 +242,12 @@ class Transcriber(Protocol):
         """
         ...
 
+    def overdue(self) -> bool:
+        """Whether work waits for a worker past its deadline: what can be left out should not be asked for. Does not
+        wait.
+        """
+        ...
+
     def transcribe(
         self, slabs: AsyncIterable[Pcm], options: FileOptions
     ) -> AsyncIterator[FileInfo | TranscriptSegment]:

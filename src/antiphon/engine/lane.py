@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -200,6 +201,14 @@ class Lane(Generic[Job, Result]):
         with self._changed:
             since_s = min((job.since_s for queue in self._queues for job in queue), default=None)
             return 0.0 if since_s is None else time.monotonic() - since_s
+
+    def overdue_s(self) -> float:
+        """Return how many seconds past its deadline a job of the first priority waits; 0 where none does. Takes the
+        lock.
+        """
+        with self._changed:
+            deadline_s = min((job.deadline_s for job in self._queues[0]), default=math.inf)
+        return max(0.0, time.monotonic() - deadline_s)
 
     def busy_s(self) -> float:
         """Return for how many seconds the batch that is running longest has run; 0 where none is. Takes the lock."""

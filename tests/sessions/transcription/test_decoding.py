@@ -111,6 +111,19 @@ def test_when_other_sessions_wait_then_partials_come_less_often_and_no_final_is_
     assert len(busy.windows) < len(idle.windows) / 2
 
 
+class Overdue(Busy):
+    def overdue(self) -> bool:
+        return True
+
+
+def test_when_work_waits_past_its_deadline_then_there_are_no_partials_and_the_final_has_all_words() -> None:
+    transcriber = Overdue()
+    pcm = speech(1, 20)
+    out = play(*growing(pcm), ended(window(pcm)), turn_ended(), transcriber=transcriber)
+    assert [w.final for w in transcriber.windows] == [True]
+    assert joined(out) == text(1, 20)
+
+
 def test_when_partials_are_off_then_the_words_come_with_the_final() -> None:
     pcm = speech(1, 6)
     out = play(*growing(pcm), ended(window(pcm)), turn_ended(), config=TranscriptionConfig(partials=False))

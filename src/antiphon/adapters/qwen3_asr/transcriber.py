@@ -111,6 +111,10 @@ class Qwen3Asr:
         """
         return self.engine.last_state.generating >= self._busy_from
 
+    def overdue(self) -> bool:
+        """Return False: the sessions of an engine share its steps, and none waits for another."""
+        return False
+
     def open(self) -> Qwen3AsrStream:
         """Return a new session's stream. It takes room in the engine with its first window only."""
         return Qwen3AsrStream(self)

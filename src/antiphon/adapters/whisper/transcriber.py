@@ -146,6 +146,10 @@ class WhisperTranscriber:
         """Return whether any job waits in the lane, so that one more would delay others. Does not wait."""
         return self.lane.depth > 0
 
+    def overdue(self) -> bool:
+        """Return whether a final or the first words of a turn wait in the lane past their deadline. Does not wait."""
+        return self.lane.overdue_s() > 0
+
     def close(self) -> None:
         """Close the lane: waiting jobs are cancelled, running ones are waited for, and the threads end."""
         self.lane.close()

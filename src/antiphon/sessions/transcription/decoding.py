@@ -291,7 +291,7 @@ class Decoding:
         return window.end - window.quiet_since >= GUESS_AFTER_S * SAMPLE_RATE_HZ
 
     def _partial_is_due(self, window: SpeechWindow) -> bool:
-        if window.quiet_since is not None or not self._config.partials:
+        if window.quiet_since is not None or not self._config.partials or self._transcriber.overdue():
             return False
         step_s = self.profile.first_step_s if self._transcripts.is_eager(window) else self.profile.step_s
         if self._transcriber.busy():
