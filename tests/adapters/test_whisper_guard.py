@@ -93,3 +93,6 @@ def test_unlikely_words_and_lone_punctuation_are_noise() -> None:
     assert not has_words(" . . !")
     assert has_words(" 5.")
     assert has_words(" はい。")
+    assert not has_words(" W-W-W-W-W-W-W-W.")
+    assert has_words(" W-W-W-W-W-W-W-W what?")
+    assert has_words(" No-no-no.")

@@ -16,6 +16,8 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 LOOP_COMPRESSION = 2.4
 # Shorter texts, in bytes, are never called a loop.
 LOOP_MIN_BYTES = 80
+# So many equal parts, joined by hyphens, are no word.
+MIN_STUTTER = 6
 # A word with so many seconds of sound was not spoken: the alignment has found no place for it.
 UNSPOKEN_WORD_S = 0.04
 # Sound is what is at most so much softer than the loudest 20 ms of the audio; the rest is a pause.
@@ -49,8 +51,16 @@ def is_noise(avg_logprob: float, no_speech_prob: float, min_logprob: float = MIN
 
 
 def has_words(text: str) -> bool:
-    """Return whether a text has a letter or a digit: for noise Whisper also writes lone punctuation."""
-    return any(c.isalnum() for c in text)
+    """Return whether a text has a word with a letter or a digit that is no stutter.
+
+    For noise Whisper also writes lone punctuation, and "W-W-W-W-W-W-W-W".
+    """
+    return any(any(c.isalnum() for c in word) and not _is_stutter(word) for word in text.split())
+
+
+def _is_stutter(word: str) -> bool:
+    parts = word.casefold().strip(",.!?-").split("-")
+    return len(parts) >= MIN_STUTTER and len(set(parts)) == 1
 
 
 def says_twice(texts: Sequence[str]) -> bool:
