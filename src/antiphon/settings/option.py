@@ -1,0 +1,40 @@
+"""One setting: its default, its help and its checks, stated once as a field of a section."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+# A setting's value. A tuple is given as a list by the command line and by a TOML file.
+Value = str | int | float | bool | tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A setting's limits, inclusive, and its flag and variable where those names differ from the field's, else "".
+
+    `no_blanks`: an empty value is an error, where other settings take it for one that was not given.
+    """
+
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    flag: str = ""
+    variable: str = ""
+    no_blanks: bool = False
+
+
+def option(
+    default: Value,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    flag: str = "",
+    variable: str = "",
+    no_blanks: bool = False,
+) -> Any:
+    """Return a field of the settings with its default, its help, and its checks, which are those of `Check`."""
+    check = Check(low, high, choices, flag, variable, no_blanks)
+    return field(default=default, metadata={"help": help, "check": check})

@@ -1,0 +1,157 @@
+"""Reads the settings from their sources, and checks each value: defaults < TOML file < environment < flags."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from antiphon.errors import SettingsError
+from antiphon.settings.option import Check, Value
+from antiphon.settings.sections import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting as the command line, the environment and the docs see it. `type` is its Python type."""
+
+    section: str
+    name: str
+    type: Any
+    default: Any
+    help: str
+    check: Check
+
+    @property
+    def flag(self) -> str:
+        """The flag with its leading dashes. A tuple's flag is given once for each value, a boolean's has a `--no-`
+        form.
+        """
+        return "--" + (self.check.flag or self.name.replace("_", "-"))
+
+    @property
+    def variable(self) -> str:
+        """The environment variable, which starts with ANTIPHON_ unless it is another server's. A tuple's values are
+        separated by commas in it.
+        """
+        return self.check.variable or "ANTIPHON_" + self.name.upper()
+
+
+def options() -> tuple[Option, ...]:
+    """Every setting, in the order of the tree. Their names are unique across the sections."""
+    out: list[Option] = []
+    for part in fields(Settings):
+        section = get_type_hints(Settings)[part.name]
+        hints = get_type_hints(section)
+        out += [
+            Option(part.name, f.name, hints[f.name], f.default, f.metadata["help"], f.metadata["check"])
+            for f in fields(section)
+        ]
+    return tuple(out)
+
+
+def parse(opt: Option, value: Any, where: str) -> Any:
+    """Convert `value` to the option's type and check it. It is a string from the environment or a flag, or a TOML
+    value. Raises SettingsError, beginning with `where`, which names the flag, variable or key.
+    """
+    if opt.check.no_blanks and _has_blank(value):
+        raise SettingsError(f"{where}: a value is empty; set it, or leave it out altogether")
+    try:
+        result = _convert(opt.type, value)
+    except (TypeError, ValueError):
+        raise SettingsError(f"{where}: {value!r} is not a valid value") from None
+    low, high, choices = opt.check.low, opt.check.high, opt.check.choices
+    if low is not None and result < low:
+        raise SettingsError(f"{where}: {result} is below {low}")
+    if high is not None and result > high:
+        raise SettingsError(f"{where}: {result} is above {high}")
+    if choices and result not in choices:
+        raise SettingsError(f"{where}: {result!r} is not one of {', '.join(choices)}")
+    return result
+
+
+def _has_blank(value: Any) -> bool:
+    values = value.split(",") if isinstance(value, str) else value
+    return isinstance(values, list | tuple) and any(isinstance(v, str) and not v.strip() for v in values)
+
+
+def _convert(kind: Any, value: Any) -> Any:
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        words = {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+        }
+        if str(value).lower() not in words:
+            raise ValueError
+        return words[str(value).lower()]
+    if kind in (int, float):
+        if isinstance(value, bool):
+            raise ValueError
+        return kind(value)
+    if kind is str:
+        if not isinstance(value, str):
+            raise ValueError
+        return value
+    items = value.split(",") if isinstance(value, str) else value
+    if not all(isinstance(i, str) for i in items):
+        raise ValueError
+    return tuple(i.strip() for i in items if i.strip())
+
+
+def load(
+    flags: Mapping[str, Value | list[str] | None] | None = None,
+    environment: Mapping[str, str] | None = None,
+    file: Path | None = None,
+) -> Settings:
+    """The settings from all sources: defaults, then the TOML `file`, then `environment`, then `flags`.
+
+    `flags` maps field names to values; None and an empty list are flags that were not given. Raises SettingsError,
+    which names the key, for a name that is no setting, a bad value, values that contradict each other, or a file that
+    cannot be read.
+    """
+    known = {o.name: o for o in options()}
+    chosen: dict[str, Value] = {}
+    if file is not None:
+        chosen |= _from_toml(file, known)
+    for o in known.values():
+        given = environment.get(o.variable) if environment else None
+        if given or (given is not None and o.check.no_blanks):
+            chosen[o.name] = parse(o, given, o.variable)
+    for name, value in (flags or {}).items():
+        if name not in known:
+            raise SettingsError(f"{name}: no such setting")
+        if value is not None and value != []:
+            chosen[name] = parse(known[name], value, known[name].flag)
+    tree = Settings()
+    for part in fields(Settings):
+        values = {n: v for n, v in chosen.items() if known[n].section == part.name}
+        tree = replace(tree, **{part.name: replace(getattr(tree, part.name), **values)})
+    if tree.engine.decode_shapes != "exact" and tree.engine.kv_layout != "paged":
+        raise SettingsError(f"--decode-shapes {tree.engine.decode_shapes} needs --kv-layout paged")
+    return tree
+
+
+def _from_toml(file: Path, known: Mapping[str, Option]) -> dict[str, Value]:
+    try:
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"{file}: {error}") from None
+    chosen: dict[str, Value] = {}
+    for section, values in data.items():
+        if not isinstance(values, dict):
+            raise SettingsError(f"{file}: {section}: no such section")
+        for name, value in values.items():
+            if name not in known or known[name].section != section:
+                raise SettingsError(f"{file}: [{section}] {name}: no such setting")
+            chosen[name] = parse(known[name], value, f"{file}: [{section}] {name}")
+    return chosen
