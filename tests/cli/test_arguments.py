@@ -7,7 +7,7 @@ import re
 import pytest
 
 from antiphon.cli.arguments import COMMANDS, HEADINGS, argument_parser
-from antiphon.settings import options
+from antiphon.settings import Option, options
 
 WITH_SETTINGS = [name for name in COMMANDS if name != "bench"]
 OPERANDS = {
@@ -38,6 +38,11 @@ def sections_of(text: str) -> dict[str, list[str]]:
     return found
 
 
+def with_flags() -> list[Option]:
+    """The settings but secrets, which other users could read on a command line."""
+    return [o for o in options() if not o.check.secret]
+
+
 def test_when_help_is_asked_for_then_the_commands_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(capsys=capsys)
     assert text.startswith("usage: antiphon COMMAND [options]\n")
@@ -55,21 +60,30 @@ def test_when_a_commands_help_is_asked_for_then_its_flags_stand_under_their_sect
     shown = sections_of(text)
     assert {"--help", "--config"} <= set(shown["options"])
     for section, heading in HEADINGS.items():
-        expected = [o.flag for o in options() if o.section == section] if section in COMMANDS[name].sections else None
-        assert shown.get(heading) == expected
+        flags = [o.flag for o in with_flags() if o.section == section]
+        assert shown.get(heading) == (flags if section in COMMANDS[name].sections else None)
 
 
 def test_when_serves_help_is_asked_for_then_every_setting_has_its_flag(capsys: pytest.CaptureFixture[str]) -> None:
     shown = sections_of(help_of("serve", capsys=capsys))
-    assert {o.flag for o in options()} <= {flag for flags in shown.values() for flag in flags}
+    assert {o.flag for o in with_flags()} <= {flag for flags in shown.values() for flag in flags}
 
 
 @pytest.mark.parametrize("name", WITH_SETTINGS)
 def test_when_no_flag_is_given_then_no_setting_is_set(name: str) -> None:
     parsed = vars(argument_parser().parse_args([name, *OPERANDS.get(name, [])]))
     assert parsed["command"] == name
-    names = {o.name for o in options() if o.section in COMMANDS[name].sections}
+    names = {o.name for o in with_flags() if o.section in COMMANDS[name].sections}
     assert {parsed[setting] for setting in names} <= {None}
+
+
+@pytest.mark.parametrize("name", WITH_SETTINGS)
+def test_a_secret_has_no_flag(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    secrets = [o.flag for o in options() if o.check.secret]
+    assert secrets == ["--remote-key"]
+    assert "--remote-key " not in help_of(name, capsys=capsys)
+    with pytest.raises(SystemExit):
+        argument_parser().parse_args([name, *OPERANDS.get(name, []), "--remote-key", "sk-1"])
 
 
 def test_when_flags_are_given_then_they_are_the_settings_values() -> None:

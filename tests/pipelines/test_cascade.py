@@ -102,7 +102,7 @@ class Voice:
 async def answers(
     writer: Writer, voice: Voice | None, speaks: bool = True, clock: Callable[[], float] = lambda: 0.0
 ) -> list[ResponseChunk]:
-    talk = await Cascade(writer, voice, clock).open()
+    talk = await Cascade(writer, voice, clock=clock).open()
     options = VoiceOptions("one") if speaks else None
     async with aclosing(talk.respond((Message("user", "Hi"),), ReplyOptions(), options)) as parts:
         return [p async for p in parts]

@@ -21,6 +21,7 @@ HEADINGS = {
     "audio": "audio (what clients send)",
     "models": "models (which are loaded, from where and on which device)",
     "engine": "engine (language model, partner, watcher and their KV)",
+    "remote": "remote (a language model that another server runs)",
     "speech": "speech (synthesizer, voices and speech streams)",
     "video": "video (video streams)",
 }
@@ -61,7 +62,13 @@ def argument_parser() -> argparse.ArgumentParser:
         # `bench` hands all its options on, `--help` too.
         description = f"{command.help[0].upper()}{command.help[1:]}."
         own = commands.add_parser(
-            name, help=command.help, usage=usage, description=description, add_help=name != "bench"
+            name,
+            help=command.help,
+            usage=usage,
+            description=description,
+            add_help=name != "bench",
+            # A key given as --remote-key would be taken for --remote-key-file, and be on a command line.
+            allow_abbrev=False,
         )
         command.add_arguments(own)
         if name != "bench":
@@ -74,7 +81,7 @@ def _add_settings(parser: argparse.ArgumentParser, sections: Sequence[str]) -> N
     for section in sections:
         group = parser.add_argument_group(HEADINGS[section])
         for option in options():
-            if option.section == section:
+            if option.section == section and not option.check.secret:
                 _add_option(group.add_argument, option)
 
 
@@ -161,31 +168,34 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command(
         "start the server",
         "",
-        ("server", "resume", "memory", "audio", "models", "engine", "speech", "video"),
+        ("server", "resume", "memory", "audio", "models", "engine", "remote", "speech", "video"),
         _add_serve,
     ),
-    "pull": Command("fetch the models of a profile", "", ("models", "engine", "speech"), _add_pull),
+    "pull": Command("fetch the models of a profile", "", ("models", "engine", "remote", "speech"), _add_pull),
     "transcribe": Command(
         "turn a file, or standard input, into text as it is read", "FILE", ("models",), _add_transcribe
     ),
     "say": Command("speak a text, or standard input as it arrives", "TEXT", ("models", "speech"), _add_say),
     "watch": Command(
-        "ask about a clip, a camera or a stream", "SOURCE --ask QUESTION", ("models", "engine"), _add_watch
+        "ask about a clip, a camera or a stream", "SOURCE --ask QUESTION", ("models", "engine", "remote"), _add_watch
     ),
     "chat": Command(
-        "talk to the language model in the terminal, or answer standard input", "", ("models", "engine"), _add_chat
+        "talk to the language model in the terminal, or answer standard input",
+        "",
+        ("models", "engine", "remote"),
+        _add_chat,
     ),
     "replay": Command(
         "run a recorded session again and print what differs",
         "FOLDER",
-        ("audio", "models", "engine", "speech"),
+        ("audio", "models", "engine", "remote", "speech"),
         _add_replay,
     ),
     "timeline": Command("draw a recorded session as one HTML file", "FOLDER", (), _add_timeline),
     "doctor": Command(
         "show what is installed, which devices and models there are, and how fast they are",
         "",
-        ("models", "engine", "speech"),
+        ("models", "engine", "remote", "speech"),
         _add_nothing,
     ),
     "bench": Command("measure (from a checkout); arguments go to bench/NAME.py", "NAME", (), _add_bench),

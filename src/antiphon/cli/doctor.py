@@ -27,7 +27,7 @@ from antiphon.contracts import (
 )
 from antiphon.errors import AntiphonError
 from antiphon.loading.loader import load, num_workers, store_of
-from antiphon.loading.selection import LocalModel, selected_models
+from antiphon.loading.selection import LocalModel, local_models
 from antiphon.settings import Settings
 
 PACKAGES = (
@@ -67,7 +67,7 @@ async def report(settings: Settings) -> int:
     store = store_of(settings.models)
     print(f"models in {store.home}, profile {settings.models.profile}")
     model_missing = False
-    for model in selected_models(settings):
+    for model in local_models(settings):
         gaps = () if isinstance(model, LocalModel) else store.missing(model)
         model_missing = model_missing or bool(gaps)
         print(f"  {model.id:28} {'missing: ' + ', '.join(f.name for f in gaps) if gaps else 'here, verified'}")

@@ -116,10 +116,10 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
 
 def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None) -> None:
     from antiphon.loading.loader import prepare, store_of
-    from antiphon.loading.selection import ALL_ROLES, LocalModel, selected_models
+    from antiphon.loading.selection import ALL_ROLES, LocalModel, local_models
 
     store = store_of(settings.models)
-    wanted = selected_models(settings, ALL_ROLES if roles is None else roles)
+    wanted = local_models(settings, ALL_ROLES if roles is None else roles)
     missing = [m for m in wanted if not isinstance(m, LocalModel) and store.missing(m)]
     if missing:
         _download(store, missing)
@@ -147,13 +147,13 @@ def _download(store: Store, missing: Sequence[Model]) -> None:
 
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.loading.loader import prepare, store_of
-    from antiphon.loading.selection import selected_models
+    from antiphon.loading.selection import local_models
     from antiphon.store.registry import MODELS, PROFILES
 
     store = store_of(settings.models)
     if not args.list:
         _fetch(settings)
-        for wanted in selected_models(settings):
+        for wanted in local_models(settings):
             print(f"{wanted.id:28} {prepare(settings, store, wanted)}")
         return 0
     for model in MODELS.values():

@@ -22,12 +22,15 @@ class ConversationProfile:
     - `sample_rate_hz`: of the audio of its responses.
     - `voices`: by name, the first is the default; empty: it does not speak.
     - `accepts_media`: it hears audio and sees images in messages; other models are given text in their place.
+    - `max_preemptive`: the responses that a conversation may begin in a minute before they are asked for; None: any
+      number.
     """
 
     id: str
     sample_rate_hz: int
     voices: tuple[str, ...]
     accepts_media: bool = False
+    max_preemptive: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

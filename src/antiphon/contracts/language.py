@@ -119,12 +119,20 @@ Reply = TextDelta | ToolCallStarted | ToolCallDelta | ReplyDone
 
 @dataclass(frozen=True, slots=True)
 class LanguageProfile:
-    """Facts of a language model. `context_tokens`: the most tokens that a conversation may have before its oldest
-    messages leave.
+    """Facts of a language model.
+
+    - `context_tokens`: the most tokens that a conversation may have before its oldest messages leave.
+    - `accepts_media`: it hears audio and sees images in messages; other models are given text in their place.
+    - `remote`: it runs on another server, where a request may cost money and which may be away for a while.
+    - `max_preemptive`: the responses that a conversation may begin in a minute before they are asked for; None: any
+      number.
     """
 
     id: str
     context_tokens: int
+    accepts_media: bool = False
+    remote: bool = False
+    max_preemptive: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

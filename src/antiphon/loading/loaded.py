@@ -58,6 +58,7 @@ class LoadedModels:
     - `partner`: a model that converses by itself; `watcher`: a model that sees pictures.
     - `names`: the ids under which clients may name the models.
     - `lanes`: the models' lanes, for metrics.
+    - `failure_line`: what is said where a language model fails in an answer; "": nothing.
     - `eager_frames`: a partner that accepts media computes frames as they come, not when a question is asked.
     """
 
@@ -72,6 +73,7 @@ class LoadedModels:
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
     eager_frames: bool = True
+    failure_line: str = ""
 
     @property
     def workers(self) -> dict[str, ModelWorker]:
@@ -127,7 +129,10 @@ class LoadedModels:
         """
         if self.partner:
             return self.partner
-        return Cascade(self.language_model, self.synthesizer) if self.language_model else None
+        return self._cascade(self.language_model) if self.language_model else None
+
+    def _cascade(self, language: LanguageModel) -> Cascade:
+        return Cascade(language, self.synthesizer, self.failure_line)
 
     @property
     def video_model(self) -> VideoModel | None:
@@ -139,11 +144,11 @@ class LoadedModels:
             return self.watcher
         if self.partner and self.partner.profile.accepts_media:
             return ConversationVideoModel(self.partner, eager=self.eager_frames)
+        if self.language_model and self.language_model.profile.accepts_media:
+            return ConversationVideoModel(self._cascade(self.language_model), eager=False)
         if self.language_model is None or self.image_reader is None:
             return None
-        return Observer(
-            Cascade(self.language_model, self.synthesizer), self.image_reader, self.transcriber, self.synthesizer
-        )
+        return Observer(self._cascade(self.language_model), self.image_reader, self.transcriber, self.synthesizer)
 
     async def warm(self) -> None:
         """Run one small step of each model, all at the same time. A first step is slow, because pages are read and
@@ -154,7 +159,7 @@ class LoadedModels:
                 group.start_soon(_warm_transcriber, self.transcriber)
             if self.turn_detector:
                 group.start_soon(self.turn_detector.complete, np.zeros(SAMPLE_RATE_HZ, np.float32))
-            if self.language_model:
+            if self.language_model and not self.language_model.profile.remote:
                 group.start_soon(_warm_language_model, self.language_model)
             if self.synthesizer:
                 group.start_soon(_warm_synthesizer, self.synthesizer)

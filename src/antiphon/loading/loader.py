@@ -27,8 +27,10 @@ from antiphon.engine.local import CAPABILITIES
 from antiphon.errors import ModelError
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.placement import placement
-from antiphon.loading.selection import ALL_ROLES, LocalModel, selected_models, spec_of
+from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selected_models, spec_of
 from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.remote.address import read_key
+from antiphon.remote.language import RemoteLanguageModel
 from antiphon.roles import ModelRole
 from antiphon.settings import ModelSettings, Settings
 from antiphon.store import Model, Store
@@ -95,11 +97,18 @@ def load(
     which need one. The caller closes the result. Raises SettingsError for a name of no model, StoreError for a missing
     file, ModelError for a model that does not load; for one that the engine cannot run, before any is loaded.
     """
-    selected = selected_models(settings, roles)
+    everything = selected_models(settings, roles)
+    selected = [m for m in everything if not isinstance(m, RemoteModel)]
     for model in selected:
         _check_engine(model, engine)
     by_role: ModelsByRole = {}
     names, lanes = list[str](), list[Lane[Any, Any]]()
+    for remote in everything:
+        if isinstance(remote, RemoteModel):
+            by_role["language"] = RemoteLanguageModel(
+                remote.address, read_key(settings.remote), settings.remote, settings.engine.context_tokens
+            )
+            names.append(remote.id)
     # Models that are given others come last.
     for model in sorted(selected, key=lambda m: bool(spec_of(m).uses)):
         if model.role in by_role:
@@ -118,7 +127,7 @@ def load(
     if "language" in by_role:
         reader = _load_reader(settings, observe)
         lanes.append(reader.lane)
-    return _assembled(by_role, reader, names, lanes, eager_frames=settings.engine.watcher_prefill == "eager")
+    return _assembled(by_role, reader, names, lanes, settings)
 
 
 def _check_engine(model: Model | LocalModel, engine: str) -> None:
@@ -135,8 +144,7 @@ def _assembled(
     reader: ImageReader | None,
     names: Sequence[str],
     lanes: Sequence[Lane[Any, Any]],
-    *,
-    eager_frames: bool,
+    settings: Settings,
 ) -> LoadedModels:
     return LoadedModels(
         transcriber=by_role.get("transcriber"),
@@ -149,7 +157,8 @@ def _assembled(
         watcher=by_role.get("watcher"),
         names=tuple(names),
         lanes=tuple(lanes),
-        eager_frames=eager_frames,
+        eager_frames=settings.engine.watcher_prefill == "eager",
+        failure_line=settings.speech.failure_line,
     )
 
 

@@ -12,6 +12,7 @@ from antiphon.adapters import SPECS
 from antiphon.adapters.spec import Spec
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.placement import placement
+from antiphon.remote.address import ServerAddress, is_address, parse_address
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings
 from antiphon.store import MODELS, Model
@@ -38,6 +39,20 @@ class LocalModel:
     adapter: str
 
 
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """A model that another server runs. Nothing of it is here: there are no files to fetch, and no adapter. `id` is the
+    model's name there, by which clients may name it too.
+    """
+
+    id: str
+    address: ServerAddress
+    role: ModelRole
+
+
+Selected = Model | LocalModel | RemoteModel
+
+
 def spec_of(model: Model | LocalModel) -> Spec:
     """Return the spec of the adapter that loads a model. Raises StoreError for an adapter that is not in the table."""
     if model.adapter not in SPECS:
@@ -45,7 +60,12 @@ def spec_of(model: Model | LocalModel) -> Spec:
     return SPECS[model.adapter]
 
 
-def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> tuple[Model | LocalModel, ...]:
+def local_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> tuple[Model | LocalModel, ...]:
+    """The models of these roles that this process runs, and whose files it needs; see `selected_models`."""
+    return tuple(m for m in selected_models(settings, roles) if not isinstance(m, RemoteModel))
+
+
+def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> tuple[Selected, ...]:
     """The models of these roles that the settings name, in the order in which they are loaded, each once.
 
     What is named replaces the profile's model of the same role, "none" removes it. Raises SettingsError for a name that
@@ -53,7 +73,7 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     """
     # A placement that cannot be is refused at once, whatever is loaded.
     placement(settings)
-    models: list[Model | LocalModel] = [m for m in profile(settings.models.profile) if m.role in roles]
+    models: list[Selected] = [m for m in profile(settings.models.profile) if m.role in roles]
     language = settings.engine.language_model
     if language and "language" in roles:
         models = _without(models, "language")
@@ -64,7 +84,8 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     if settings.models.transcriber and "transcriber" in roles:
         models = [*_without(models, "transcriber"), _transcriber(settings.models.transcriber)]
     if settings.models.partials and "transcriber" in roles:
-        models.append(_partials(settings.models.partials, next(m for m in models if m.role == "transcriber")))
+        transcriber = next(m for m in models if m.role == "transcriber" and not isinstance(m, RemoteModel))
+        models.append(_partials(settings.models.partials, transcriber))
     if settings.engine.partner and "partner" in roles:
         partner = _checkpoint("partner", settings.engine.partner)
         if spec_of(partner).language_model and not language:
@@ -76,11 +97,11 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     return tuple(dict.fromkeys(models))
 
 
-def _without(models: list[Model | LocalModel], role: ModelRole) -> list[Model | LocalModel]:
+def _without(models: list[Selected], role: ModelRole) -> list[Selected]:
     return [m for m in models if m.role != role]
 
 
-def _with_synthesizers(models: list[Model | LocalModel], settings: Settings) -> list[Model | LocalModel]:
+def _with_synthesizers(models: list[Selected], settings: Settings) -> list[Selected]:
     """The models with the synthesizer and the further voices that the settings name."""
     synthesizer, voices = settings.speech.synthesizer, settings.speech.voices
     if synthesizer:
@@ -89,7 +110,7 @@ def _with_synthesizers(models: list[Model | LocalModel], settings: Settings) -> 
             models.append(_synthesizer(synthesizer))
     if not voices or synthesizer == "none":
         return models
-    (speaker,) = (m for m in models if m.role == "synthesizer")
+    (speaker,) = (m for m in models if m.role == "synthesizer" and not isinstance(m, RemoteModel))
     if not spec_of(speaker).takes_voices:
         raise SettingsError(f"--voice: {synthesizer or speaker.id} has its own voices")
     return models + [_registered("synthesizer", f"{speaker.adapter}-{voice}", "--voice") for voice in voices]
@@ -125,7 +146,10 @@ def _registered(role: ModelRole, name: str, flag: str) -> Model:
     return MODELS[name]
 
 
-def _language_model(name: str) -> Model | LocalModel:
+def _language_model(name: str) -> Selected:
+    if is_address(name):
+        address = parse_address(name, "--language-model")
+        return RemoteModel(address.model, address, "language")
     if name in MODELS:
         if MODELS[name].role != "language":
             raise SettingsError(f"--language-model {name}: that is a {MODELS[name].role}")

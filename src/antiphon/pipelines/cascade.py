@@ -32,7 +32,7 @@ from antiphon.contracts import (
     Urgency,
     VoiceOptions,
 )
-from antiphon.errors import RemoteProtocolError
+from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.events.words import Word
 from antiphon.pipelines.merge import PutChunk, side_by_side
@@ -61,7 +61,8 @@ class Cascade:
     """A ConversationModel whose text is the language model's and whose audio is the synthesizer's.
 
     Without a synthesizer, which is None then, it answers in text. Both models belong to the caller, who closes them.
-    `clock` returns monotonic seconds; it only decides when audio is about to run out.
+    `failure_line` is spoken where the language model fails in a response that is spoken; "": nothing is. `clock`
+    returns monotonic seconds; it only decides when audio is about to run out.
     """
 
     native = None
@@ -70,14 +71,20 @@ class Cascade:
         self,
         language: LanguageModel,
         synthesizer: Synthesizer | None,
+        failure_line: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._language = language
+        self._failure_line = failure_line
         self._clock = clock
         self.synthesizer = synthesizer
         voice = synthesizer.profile if synthesizer else None
         self.profile = ConversationProfile(
-            language.profile.id, voice.sample_rate_hz if voice else DEFAULT_RATE_HZ, voice.voices if voice else ()
+            language.profile.id,
+            voice.sample_rate_hz if voice else DEFAULT_RATE_HZ,
+            voice.voices if voice else (),
+            language.profile.accepts_media,
+            language.profile.max_preemptive,
         )
 
     async def open(self, owner: Hashable | None = None) -> ConversationStream:
@@ -85,7 +92,7 @@ class Cascade:
 
         Raises Refused where there is no room for its KV.
         """
-        return _CascadeStream(await self._language.open(owner), self.synthesizer, self._clock)
+        return _CascadeStream(await self._language.open(owner), self.synthesizer, self._clock, self._failure_line)
 
 
 def spoken(
@@ -103,10 +110,17 @@ def spoken(
 
 
 class _CascadeStream:
-    def __init__(self, language: LanguageStream, synthesizer: Synthesizer | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        language: LanguageStream,
+        synthesizer: Synthesizer | None,
+        clock: Callable[[], float],
+        failure_line: str = "",
+    ) -> None:
         self._language = language
         self._synthesizer = synthesizer
         self._clock = clock
+        self._failure_line = failure_line
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Prefill the language model. The synthesizer has nothing to prepare."""
@@ -115,7 +129,10 @@ class _CascadeStream:
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """Write a response and speak it. What the voice cannot speak is in the text alone."""
+        """Write a response and speak it. What the voice cannot speak is in the text alone.
+
+        Where the language model fails, the failure line is spoken before that is raised.
+        """
         synthesizer = self._synthesizer
         if voice is None or synthesizer is None:
             async with aclosing(self._language.reply(messages, options)) as replies:
@@ -124,6 +141,7 @@ class _CascadeStream:
             return
         audio_left = _AudioLeft(self._clock)
         texts_in, texts_out = anyio.create_memory_object_stream[str](MAX_WAITING_TEXTS)
+        failure: Exception | None = None
 
         async def give(text: str) -> None:
             # A voice that has come to an end of its own reads no more; the text goes on.
@@ -131,11 +149,23 @@ class _CascadeStream:
                 await texts_in.send(text)
 
         async def write(put: PutChunk) -> None:
+            nonlocal failure
             cutter = _TextCutter(audio_left, whole_texts=synthesizer.profile.streams_text)
             async with texts_in, aclosing(self._language.reply(messages, options)) as replies:
-                async for reply in replies:
-                    await put(reply)
-                    for text in cutter.feed(reply.text) if isinstance(reply, TextDelta) else ():
+                ended_in = " "
+                try:
+                    async for reply in replies:
+                        await put(reply)
+                        ended_in = reply.text[-1:] or ended_in if isinstance(reply, TextDelta) else ended_in
+                        for text in cutter.feed(reply.text) if isinstance(reply, TextDelta) else ():
+                            await give(text)
+                except (ModelError, EngineError, Refused) as error:
+                    if not self._failure_line:
+                        raise
+                    failure = error
+                    line = self._failure_line if ended_in.isspace() else f" {self._failure_line}"
+                    await put(TextDelta(line))
+                    for text in cutter.feed(line):
                         await give(text)
                 if rest := cutter.flush():
                     await give(rest)
@@ -151,6 +181,8 @@ class _CascadeStream:
             async with aclosing(side_by_side(write, speak)) as chunks:
                 async for chunk in chunks:
                     yield chunk
+        if failure:
+            raise failure
 
     def close(self) -> None:
         """Close the language model's conversation; a later one that begins alike may go on from its KV."""

@@ -13,7 +13,8 @@ Value = str | int | float | bool | tuple[str, ...]
 class Check:
     """A setting's limits, inclusive, and its flag and variable where those names differ from the field's, else "".
 
-    `no_blanks`: an empty value is an error, where other settings take it for one that was not given.
+    `no_blanks`: an empty value is an error, where other settings take it for one that was not given. `secret`: it has
+    no flag, because other users of the machine can read flags, and no error repeats its value.
     """
 
     low: float | None = None
@@ -22,6 +23,7 @@ class Check:
     flag: str = ""
     variable: str = ""
     no_blanks: bool = False
+    secret: bool = False
 
 
 def option(
@@ -34,7 +36,8 @@ def option(
     flag: str = "",
     variable: str = "",
     no_blanks: bool = False,
+    secret: bool = False,
 ) -> Any:
     """Return a field of the settings with its default, its help, and its checks, which are those of `Check`."""
-    check = Check(low, high, choices, flag, variable, no_blanks)
+    check = Check(low, high, choices, flag, variable, no_blanks, secret)
     return field(default=default, metadata={"help": help, "check": check})

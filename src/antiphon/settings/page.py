@@ -25,6 +25,7 @@ def markdown() -> str:
             lines += ["", f"## [{section}]", ""]
         default = '""' if o.default == "" else "[]" if o.default == () else f"{o.default!r}".replace("'", "")
         choices = f" One of: {', '.join(o.check.choices)}." if o.check.choices else ""
-        entry = f"- **`{o.flag}`** (`{o.variable}`, `{o.name}`: `{default}`): {o.help}{choices}"
+        name = f"**`{o.variable}`** (no flag, " if o.check.secret else f"**`{o.flag}`** (`{o.variable}`, "
+        entry = f"- {name}`{o.name}`: `{default}`): {o.help}{choices}"
         lines += textwrap.wrap(entry, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines) + "\n"

@@ -164,7 +164,9 @@ class EngineOptions:
     """The section `[engine]`: the language model, the partner and the watcher, and the memory of their KV."""
 
     language_model: str = option(
-        "", "Language model: a name from `antiphon pull --list`, a checkpoint's folder, a .gguf file, or `none`."
+        "",
+        "Language model: a name from `antiphon pull --list`, a checkpoint's folder, a .gguf file, `URL#MODEL` for a "
+        "model of another server with OpenAI's API, as in `http://127.0.0.1:11434/v1#qwen3:4b`, or `none`.",
     )
     partner: str = option(
         "",
@@ -217,6 +219,32 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """The section `[remote]`: a language model that another server runs (`--language-model URL#MODEL`)."""
+
+    remote_key: str = option("", "The server's API key, sent to it as a bearer token.", secret=True)
+    remote_key_file: str = option("", "File with that key, where the variable is not set.")
+    remote_first_token_s: float = option(
+        10.0,
+        "Seconds in which the first word of an answer has to come. After half of it the question is asked a second "
+        "time, and whichever answer begins first is taken.",
+        low=0.1,
+    )
+    remote_token_s: float = option(
+        10.0, "Seconds in which each further word has to come, before the answer counts as failed.", low=0.1
+    )
+    remote_media: bool = option(
+        False, "The model hears and sees: it is given audio and images in place of the text made of them."
+    )
+    remote_preemptive: int = option(
+        0,
+        "Answers that a conversation may begin in a minute while the user may still go on; each is a request more that "
+        "may be for nothing.",
+        low=0,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class SpeechSettings:
     """The section `[speech]`: the synthesizer, its voices, and the timeouts of speech streams."""
 
@@ -232,6 +260,9 @@ class SpeechSettings:
         100,
         "Uploaded voices one API key (or all keyless clients together) may have, of at most 10 MB each.",
         low=0,
+    )
+    failure_line: str = option(
+        "", "What is said where the language model fails in an answer; nothing by default. The response still fails."
     )
     config_timeout_s: float = option(10.0, "Seconds a speech stream may take to send its session.config.", low=0.1)
     idle_timeout_s: float = option(30.0, "Seconds of silence on both sides after which a speech stream ends.", low=0.1)
@@ -271,5 +302,6 @@ class Settings:
     audio: AudioSettings = field(default_factory=AudioSettings)
     models: ModelSettings = field(default_factory=ModelSettings)
     engine: EngineOptions = field(default_factory=EngineOptions)
+    remote: RemoteSettings = field(default_factory=RemoteSettings)
     speech: SpeechSettings = field(default_factory=SpeechSettings)
     video: VideoSettings = field(default_factory=VideoSettings)

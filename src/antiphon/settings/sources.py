@@ -61,7 +61,8 @@ def parse(opt: Option, value: Any, where: str) -> Any:
     try:
         result = _convert(opt.type, value)
     except (TypeError, ValueError):
-        raise SettingsError(f"{where}: {value!r} is not a valid value") from None
+        shown = "the value given" if opt.check.secret else repr(value)
+        raise SettingsError(f"{where}: {shown} is not a valid value") from None
     low, high, choices = opt.check.low, opt.check.high, opt.check.choices
     if low is not None and result < low:
         raise SettingsError(f"{where}: {result} is below {low}")

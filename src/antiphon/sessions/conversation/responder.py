@@ -31,7 +31,7 @@ from antiphon.events.conversation import (
 from antiphon.events.transcription import TranscriptionEvent
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.playout import Playout
-from antiphon.sessions.conversation.preemptive import PreemptiveResponse
+from antiphon.sessions.conversation.preemptive import PreemptiveBudget, PreemptiveResponse
 from antiphon.sessions.conversation.response import (
     FAILURES,
     EmitConversation,
@@ -96,6 +96,7 @@ class Responder:
         self.active: ResponseTask | None = None
         self._out_of_band: set[ResponseTask] = set()
         self.preemptive = PreemptiveResponse()
+        self._budget = PreemptiveBudget(model.profile.max_preemptive)
         # Truncations, in milliseconds heard, that wait until their response is closed.
         self._truncations: list[tuple[ContentPosition, int]] = []
 
@@ -280,8 +281,11 @@ class Responder:
 
         `own` is the turn's item where the history has one already; it is replaced by `text`. `audio` is the turn's
         audio, for a model that accepts media; it must be the same object that the turn's item will hold, or the
-        response is not recognized as the one asked for.
+        response is not recognized as the one asked for. Nothing is begun where the model's budget for such responses is
+        spent.
         """
+        if not self._budget.take(self._now()):
+            return
         assert self._stream
         assert self._group
         others = [i for i in self._conversation.items if i is not own]

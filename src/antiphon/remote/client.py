@@ -1,0 +1,325 @@
+"""Sends requests to a model's server and yields what it streams: with timeouts, a second attempt and a circuit breaker.
+
+An attempt that fails before its first word is made again, once; so is one whose first word is late, while the first
+attempt goes on: whichever speaks first is taken. Nothing is asked twice once a word was given out, because the user may
+have heard it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+from antiphon.contracts import Reply, ReplyDone
+from antiphon.errors import AntiphonError, ModelError, Refused, RemoteProtocolError
+from antiphon.remote.chat_completions import error_text
+from antiphon.remote.replies import RemoteError, ReplyReader
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5.0
+# Bound: an event of a stream, and the body of an error.
+MAX_EVENT_BYTES, MAX_ERROR_BYTES = 1 << 20, 1 << 16
+# Replies that wait for their reader; with more the server waits.
+MAX_WAITING_REPLIES = 64
+# A server that asks for no more than this is asked again after it; for longer, the client is told when to try again.
+MAX_WAIT_S = 2.0
+# After so many failures in a row the server is left alone, for twice as long each time.
+FAILURES_TO_OPEN, FIRST_PAUSE_S, MAX_PAUSE_S = 3, 1.0, 30.0
+MAX_CONNECTIONS, MAX_IDLE_CONNECTIONS = 1024, 64
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """How long a server may take. `first_s`: to the first word, in each of two attempts; after half of it the second
+    is begun. `next_s`: from one word to the next.
+    """
+
+    first_s: float
+    next_s: float
+
+
+class Breaker:
+    """Counts failures in a row. While it is open, nothing is sent; then one request tries again. Pure.
+
+    Times are monotonic seconds.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._open_until_s = 0.0
+        self._pause_s = FIRST_PAUSE_S
+
+    def check(self, now_s: float) -> None:
+        """Raise Refused while it is open. The first caller afterwards may try, and others wait for what comes of it."""
+        if now_s < self._open_until_s:
+            raise Refused("The model's server does not answer.", self._open_until_s - now_s)
+        if self._failures >= FAILURES_TO_OPEN:
+            self._open_until_s = now_s + self._pause_s
+
+    def failed(self, now_s: float) -> None:
+        """Count a failure."""
+        self._failures += 1
+        if self._failures >= FAILURES_TO_OPEN:
+            self._open_until_s = now_s + self._pause_s
+            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+
+    def succeeded(self) -> None:
+        """Begin anew, closed."""
+        self._failures, self._open_until_s, self._pause_s = 0, 0.0, FIRST_PAUSE_S
+
+    def wait(self, until_s: float) -> None:
+        """Stay open until a time that the server named."""
+        self._open_until_s = max(self._open_until_s, until_s)
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was asked of a server: requests, those of them that were second attempts, and those that failed."""
+
+    requests: int = 0
+    second_attempts: int = 0
+    failures: int = 0
+    answering: int = 0
+
+
+class ModelServerClient:
+    """Requests to one URL, for all conversations of a process, from one event loop.
+
+    `key` is sent as a bearer token and is in no message of an error. `make_reader` gives the reader of one reply.
+    """
+
+    def __init__(self, url: str, key: str, timeouts: Timeouts, make_reader: Callable[[], ReplyReader]) -> None:
+        self.counts = Counts()
+        # Attempts that go on or are being closed, so that none is garbage before its connection is closed.
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._url = url
+        self._key = key
+        self._timeouts = timeouts
+        self._make_reader = make_reader
+        self._breaker = Breaker()
+        self._http: httpx.AsyncClient | None = None
+
+    async def replies(self, body: dict[str, Any]) -> AsyncGenerator[Reply, None]:
+        """Send a body, and yield the reply, a ReplyDone last. Closing the generator ends the request at the server.
+
+        Raises Refused where the server has no room, or is left alone after failures; RemoteProtocolError where it
+        does not accept the request; RemoteError, ModelError.
+        """
+        self._breaker.check(time.monotonic())
+        attempts = [_Attempt(self, body)]
+        self.counts.answering += 1
+        try:
+            reply, attempt = await self._first(attempts, body)
+            self._breaker.succeeded()
+            while True:
+                yield reply
+                if isinstance(reply, ReplyDone):
+                    return
+                try:
+                    reply = await attempt.next(self._timeouts.next_s)
+                except RemoteError:
+                    self.counts.failures += 1
+                    raise
+        finally:
+            self.counts.answering -= 1
+            for attempt in attempts:
+                attempt.end()
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if self._http:
+            await self._http.aclose()
+
+    async def _first(self, attempts: list[_Attempt], body: dict[str, Any]) -> tuple[Reply, _Attempt]:
+        """The first reply of whichever attempt gives one. Adds the second attempt to `attempts` where one is made."""
+        waiting: dict[asyncio.Future[Reply], _Attempt] = {asyncio.ensure_future(attempts[0].take()): attempts[0]}
+        first_s = self._timeouts.first_s
+        failure: AntiphonError = RemoteError(f"the model's server gave no word within {first_s:g} s")
+        try:
+            timeout_s = first_s / 2
+            while True:
+                done, _ = await asyncio.wait(waiting, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                for future in done:
+                    attempt = waiting.pop(future)
+                    error = future.exception()
+                    if error is None:
+                        return future.result(), attempt
+                    failure = self._counted(error)
+                if done and waiting:
+                    # The other one may still speak.
+                    continue
+                if len(attempts) == 2:
+                    raise failure
+                if done:
+                    await self._pause_before_again(failure)
+                self.counts.second_attempts += 1
+                attempts.append(_Attempt(self, body))
+                waiting[asyncio.ensure_future(attempts[1].take())] = attempts[1]
+                timeout_s = first_s
+        except RemoteError:
+            self._breaker.failed(time.monotonic())
+            raise
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _counted(self, error: BaseException) -> AntiphonError:
+        """The failure of an attempt. What is not the server's fault, or would fail again, is raised at once."""
+        if not isinstance(error, RemoteError | Refused):
+            raise error
+        self.counts.failures += 1
+        if isinstance(error, Refused):
+            self._breaker.wait(time.monotonic() + error.retry_after_s)
+        return error
+
+    async def _pause_before_again(self, failure: AntiphonError) -> None:
+        if isinstance(failure, Refused):
+            if failure.retry_after_s > MAX_WAIT_S:
+                raise failure
+            await asyncio.sleep(failure.retry_after_s)
+
+    async def read(self, body: dict[str, Any]) -> AsyncGenerator[Reply, None]:
+        """One attempt: send a body and yield the reply as it is streamed. Raises what `replies` raises."""
+        self.counts.requests += 1
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        reader = self._make_reader()
+        try:
+            async with self._client().stream("POST", self._url, json=body, headers=headers) as answer:
+                if answer.status_code != 200:
+                    raise await self._error(answer)
+                if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise RemoteError("the model's server does not stream its answer")
+                async with aclosing(events(answer.aiter_bytes())) as found:
+                    async for data in found:
+                        for reply in reader.feed(data):
+                            yield reply
+                        if reader.done and data == b"[DONE]":
+                            break
+        except httpx.HTTPError as error:
+            raise RemoteError(f"the model's server: {error or type(error).__name__}") from error
+        if not reader.done:
+            raise RemoteError("the model's server ended in the middle of its answer")
+        for reply in reader.end():
+            yield reply
+
+    def _client(self) -> httpx.AsyncClient:
+        if self._http is None:
+            self._http = httpx.AsyncClient(
+                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+                limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_IDLE_CONNECTIONS),
+            )
+        return self._http
+
+    async def _error(self, answer: httpx.Response) -> AntiphonError:
+        """What an answer's status says. The server's own words are passed on where the client can act on them."""
+        status = answer.status_code
+        text = ""
+        async for chunk in answer.aiter_text():
+            text += chunk
+            if len(text) > MAX_ERROR_BYTES:
+                break
+        if status in (401, 403):
+            return ModelError(f"the model's server does not accept the key (status {status})")
+        if status in (429, 503):
+            return Refused("The model's server has no room.", _retry_after_s(answer.headers.get("retry-after", "")))
+        if status >= 500:
+            return RemoteError(f"the model's server failed with status {status}")
+        said = error_text(_json(text))
+        if self._key:
+            said = said.replace(self._key, "***")
+        too_long = any(words in said.lower() for words in ("context length", "context size", "context window"))
+        code = "context_length_exceeded" if too_long else "invalid_value"
+        return RemoteProtocolError(code, f"The model's server does not accept this: {said}")
+
+
+class _Attempt:
+    """One request, read by a task of its own, so that two can be waited for."""
+
+    def __init__(self, client: ModelServerClient, body: dict[str, Any]) -> None:
+        self._queue: asyncio.Queue[Reply | Exception] = asyncio.Queue(MAX_WAITING_REPLIES)
+        self._ended = False
+        self._task = asyncio.create_task(self._run(client, body))
+        client.tasks.add(self._task)
+        self._task.add_done_callback(client.tasks.discard)
+
+    async def _run(self, client: ModelServerClient, body: dict[str, Any]) -> None:
+        try:
+            async with aclosing(client.read(body)) as replies:
+                async for reply in replies:
+                    await self._queue.put(reply)
+        except Exception as error:
+            # Nobody reads an attempt that was ended, and a full queue would hold it for ever.
+            if not self._ended:
+                await self._queue.put(error)
+
+    async def take(self) -> Reply:
+        """The next reply, however long it takes. Raises what the attempt failed with."""
+        found = await self._queue.get()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def next(self, timeout_s: float) -> Reply:
+        """The next reply. Raises RemoteError where none comes within the time, and what the attempt failed with."""
+        try:
+            return await asyncio.wait_for(self.take(), timeout_s)
+        except TimeoutError:
+            raise RemoteError(f"the model's server was silent for {timeout_s:g} s in its answer") from None
+
+    def end(self) -> None:
+        """Close the request's connection, which ends it at the server. Returns at once.
+
+        It is not waited for: a caller that is being cancelled itself would cancel the closing too.
+        """
+        self._ended = True
+        self._task.cancel()
+
+
+async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield the data of each event of a stream of server-sent events (https://html.spec.whatwg.org, chapter 9.2).
+
+    An event's lines of data are joined by line feeds. Raises RemoteError for one of more than MAX_EVENT_BYTES.
+    """
+    held, data = b"", list[bytes]()
+    async for chunk in chunks:
+        held += chunk
+        *lines, held = held.split(b"\n")
+        for line in lines:
+            line = line.rstrip(b"\r")
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                yield b"\n".join(data)
+                data = []
+        if len(held) + sum(map(len, data)) > MAX_EVENT_BYTES:
+            raise RemoteError("the model's server sent an event that is too long")
+    if held.startswith(b"data:"):
+        data.append(held[5:].strip())
+    if data:
+        yield b"\n".join(data)
+
+
+# An error's body is whatever a server of others sends.
+def _json(text: str) -> Any:
+    try:
+        return httpx.Response(200, text=text).json()
+    except ValueError:
+        return text.strip()
+
+
+def _retry_after_s(value: str) -> float:
+    """Seconds, or a date, as HTTP has them; 1 where neither is given."""
+    with suppress(ValueError):
+        return max(0.0, float(value))
+    with suppress(ValueError, TypeError):
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
+    return 1.0

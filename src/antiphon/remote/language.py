@@ -1,0 +1,199 @@
+"""A LanguageModel on another server: any that speaks OpenAI's Chat Completions or Responses.
+
+A conversation is sent whole each time, as it was heard; the server's own prefix cache finds what it knows of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Hashable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+
+from antiphon.contracts import LanguageLoad, LanguageProfile, Message, Reply, ReplyOptions
+from antiphon.errors import ModelError, RemoteProtocolError
+from antiphon.events.tools import Tool
+from antiphon.remote import chat_completions, responses
+from antiphon.remote.address import ServerAddress
+from antiphon.remote.chat_completions import ChatReader
+from antiphon.remote.client import Counts, ModelServerClient, Timeouts
+from antiphon.remote.messages import estimated_tokens, newest, refuse_if_cut, with_results, without_media
+from antiphon.remote.responses import ResponsesReader
+from antiphon.settings import RemoteSettings
+
+log = logging.getLogger(__name__)
+
+# What a server that does not say is taken to hold, in tokens.
+DEFAULT_CONTEXT_TOKENS = 8192
+# The share of the context that a conversation is cut back to, so that the next replies find the server's prefix cache.
+KEPT_SHARE = 0.6
+PROBE_TIMEOUT_S = 5.0
+# The name of the most tokens of a reply: of nearly all servers, and of OpenAI's models since o1.
+LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
+
+
+class RemoteLanguageModel:
+    """A model that another server runs. A LanguageModel.
+
+    `key`: the server's, "" for none. `context_tokens`: what the user says that the model holds; 0: what the server
+    says, else DEFAULT_CONTEXT_TOKENS. It asks the server for its models, and waits a few seconds for that; a server
+    that is not there yet is logged and no error. Raises ModelError where the key is not accepted.
+    """
+
+    def __init__(self, address: ServerAddress, key: str, settings: RemoteSettings, context_tokens: int = 0) -> None:
+        found = _probe(address, key)
+        context_tokens = context_tokens or found.get("max_model_len") or DEFAULT_CONTEXT_TOKENS
+        self.profile = LanguageProfile(
+            address.model,
+            context_tokens,
+            accepts_media=settings.remote_media,
+            remote=True,
+            max_preemptive=settings.remote_preemptive,
+        )
+        self.address = address
+        self.limit_field = LIMIT_FIELDS[0]
+        # vLLM keeps the prefix caches of two salts apart; other servers may refuse the field.
+        self._salt = secrets.token_bytes(16) if found.get("owned_by") == "vllm" else b""
+        self.client = ModelServerClient(
+            address.url,
+            key,
+            Timeouts(settings.remote_first_token_s, settings.remote_token_s),
+            ResponsesReader if address.api == "responses" else ChatReader,
+        )
+        self.num_open = 0
+
+    @property
+    def counts(self) -> Counts:
+        """What was asked of the server so far."""
+        return self.client.counts
+
+    async def open(self, owner: Hashable | None = None) -> RemoteLanguageStream:
+        """Open a conversation, which costs nothing. Where the server is vLLM, it tells no owner's prefixes to
+        another.
+        """
+        self.num_open += 1
+        salt = hmac.new(self._salt, repr(owner).encode(), hashlib.sha256).hexdigest() if self._salt else ""
+        return RemoteLanguageStream(self, salt)
+
+    def load(self) -> LanguageLoad:
+        """How many conversations are open and being answered. Their KV is the server's."""
+        return LanguageLoad(self.num_open, self.counts.answering, 0, 0, 0, 0)
+
+    def close(self) -> None:
+        """Nothing is left to close: connections end with their event loop."""
+
+
+class RemoteLanguageStream:
+    """One conversation with a model on another server. A LanguageStream, used from one event loop."""
+
+    def __init__(self, model: RemoteLanguageModel, salt: str) -> None:
+        self._model = model
+        self._salt = salt
+        # How many messages behind the system's were left out, and the first of these: as in ChatStream.
+        self._left_out: tuple[int, Message | None] = (0, None)
+        self._open = True
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        """Do nothing: a request that nobody waits for would cost as much as one that is."""
+
+    async def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
+        """Yield the reply: prose and calls as they come, then one ReplyDone. Closing the generator ends it there too.
+
+        Of a conversation that has outgrown the context, the oldest messages are left out. Raises
+        RemoteProtocolError, Refused and ModelError.
+        """
+        model = self._model
+        limit = model.profile.context_tokens - (options.max_tokens or 0)
+        if not model.profile.accepts_media:
+            messages = [without_media(m) for m in messages]
+        kept = self._fitting(messages, options, limit)
+        for attempt in range(3):
+            body = await self._body(kept, options)
+            begun = False
+            try:
+                async with aclosing(model.client.replies(body)) as replies:
+                    async for reply in replies:
+                        begun = True
+                        yield reply
+                return
+            except RemoteProtocolError as error:
+                if begun or attempt == 2 or not (changed := self._mended(error, kept, options)):
+                    raise
+                kept = changed
+
+    def close(self, *, keep: bool = False) -> None:
+        """End the conversation. The server keeps what it likes."""
+        if self._open:
+            self._open = False
+            self._model.num_open -= 1
+
+    def _fitting(self, messages: Sequence[Message], options: ReplyOptions, limit: int) -> list[Message]:
+        """The messages that fit. What was left out before stays so, that the server finds what it knows."""
+        count, first = self._left_out
+        system = [m for m in messages[:1] if m.role == "system"]
+        rest = list(messages[len(system) :])
+        if options.truncation != "disabled" and count and count < len(rest) and rest[0] == first:
+            rest = rest[count:]
+        kept = system + rest
+        if estimated_tokens(kept, options.tools) > limit:
+            share = options.truncation if isinstance(options.truncation, float) else KEPT_SHARE
+            kept = newest(kept, options.tools, int(limit * share))
+            if options.truncation == "disabled":
+                refuse_if_cut(messages, kept, self._model.profile.context_tokens)
+        self._note(messages, kept)
+        return kept
+
+    def _note(self, messages: Sequence[Message], kept: Sequence[Message]) -> None:
+        dropped = len(messages) - len(kept)
+        first = next((m for m in messages if m.role != "system"), None)
+        self._left_out = (dropped, first) if dropped else (0, None)
+
+    def _mended(self, error: RemoteProtocolError, kept: list[Message], options: ReplyOptions) -> list[Message] | None:
+        """The messages to send again after a server refused them; None where that would not help."""
+        if error.code == "context_length_exceeded" and options.truncation != "disabled":
+            half = newest(kept, options.tools, estimated_tokens(kept, options.tools) // 2)
+            return half if len(half) < len(kept) else None
+        model = self._model
+        if LIMIT_FIELDS[1] in error.message and model.limit_field != LIMIT_FIELDS[1]:
+            model.limit_field = LIMIT_FIELDS[1]
+            return kept
+        return None
+
+    # A body has fields of any kind.
+    async def _body(self, messages: list[Message], options: ReplyOptions) -> dict[str, Any]:
+        model = self._model
+        messages = with_results(messages)
+
+        def make() -> dict[str, Any]:
+            if model.address.api == "responses":
+                return responses.body(model.address.model, messages, options)
+            out = chat_completions.body(model.address.model, messages, options, limit_field=model.limit_field)
+            return out | ({"cache_salt": self._salt} if self._salt else {})
+
+        # Media are encoded in a thread.
+        return await asyncio.to_thread(make) if any(m.parts for m in messages) else make()
+
+
+# The entry of a list of models has fields that servers add as they like.
+def _probe(address: ServerAddress, key: str) -> dict[str, Any]:
+    """What the server says of the model; empty where it does not. Raises ModelError where the key is not accepted."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{address.base_url}/models", headers=headers, timeout=PROBE_TIMEOUT_S)
+        if answer.status_code in (401, 403):
+            raise ModelError(f"{address.base_url} does not accept the key (ANTIPHON_REMOTE_KEY)")
+        entries = answer.json().get("data") if answer.status_code == 200 else None
+        names = {e["id"]: e for e in entries if isinstance(e, dict)} if isinstance(entries, list) else {}
+    except (httpx.HTTPError, ValueError, KeyError, AttributeError) as error:
+        log.warning("%s does not tell its models: %s", address.base_url, error or type(error).__name__)
+        return {}
+    if names and address.model not in names:
+        log.warning("%s has no model %s; it has %s", address.base_url, address.model, ", ".join(sorted(names)[:20]))
+    found: dict[str, Any] = names.get(address.model, {})
+    return found

@@ -1,0 +1,31 @@
+"""Images and audio in a message, as OpenAI's APIs spell them: whole files in base64. Pure."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Literal
+
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio.pcm import to_pcm16
+from antiphon.audio.wav import wav_header
+from antiphon.contracts import ImagePart, MessagePart
+
+# The first bytes of each kind of image that antiphon accepts.
+_KINDS = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"GIF8", "gif"), (b"RIFF", "webp"), (b"BM", "bmp"))
+
+
+def content_part(part: MessagePart, api: Literal["chat_completions", "responses"]) -> dict[str, Any]:
+    """One part of a message's content in the form of the named API. Encoding a picture takes milliseconds."""
+    responses = api == "responses"
+    if isinstance(part, str):
+        return {"type": "input_text" if responses else "text", "text": part}
+    if isinstance(part, ImagePart):
+        data = part.image.data
+        kind = next((name for magic, name in _KINDS if data.startswith(magic)), "tiff")
+        url = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+        if responses:
+            return {"type": "input_image", "image_url": url, "detail": "auto"}
+        return {"type": "image_url", "image_url": {"url": url}}
+    pcm = to_pcm16(part.pcm)
+    sound = base64.b64encode(wav_header(SAMPLE_RATE_HZ, len(pcm)) + pcm).decode()
+    return {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}

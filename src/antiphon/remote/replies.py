@@ -1,0 +1,127 @@
+"""What every wire of this room gives: a body to send, and a reader of the events that come back. Pure."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from typing import Protocol
+
+from antiphon.contracts import Reply, ReplyDone, TextDelta, ToolCallDelta, ToolCallStarted
+from antiphon.errors import ModelError
+
+# Bound: the characters that one reply may have. A server that never ends is cut off.
+MAX_REPLY_CHARS = 1 << 20
+_OPENING, _CLOSING = "<think>", "</think>"
+
+
+class RemoteError(ModelError):
+    """The other server failed: it cannot be reached, does not answer in time, or answers what is no reply."""
+
+
+class ReplyReader(Protocol):
+    """Reads the events of one streamed reply.
+
+    `done`: the reply has ended as it should; a stream that ends before is cut off.
+    """
+
+    done: bool
+
+    def feed(self, data: bytes) -> Iterator[Reply]:
+        """Yield what one event says. `data` is the event's, without its name. Raises RemoteError for an event that is
+        none, or that tells of an error.
+        """
+        ...
+
+    def end(self) -> Iterator[Reply]:
+        """Yield what is left once the stream has ended well: calls that waited, and last one ReplyDone."""
+        ...
+
+
+class CallBuffer:
+    """Puts calls in a row: of several that a server writes side by side, the later ones wait for the first to end."""
+
+    def __init__(self) -> None:
+        # By the server's number: the call's id, its name, and the arguments that were not given out yet.
+        self._calls: dict[int, tuple[str, str, list[str]]] = {}
+        self._open: int | None = None
+        self._num_chars = 0
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def add(self, number: int, call_id: str, name: str, arguments: str) -> Iterator[Reply]:
+        """Add what an event says of a call. Of an event that goes on with one, `call_id` and `name` may be "".
+
+        Raises RemoteError for arguments of no call, and for more than a reply may have.
+        """
+        self._num_chars += len(arguments)
+        if number not in self._calls:
+            if not name:
+                raise RemoteError("the model's server sent arguments of a call that has no name")
+            self._calls[number] = (call_id or f"call_{secrets.token_hex(12)}", name, [])
+        if self._num_chars > MAX_REPLY_CHARS:
+            raise RemoteError("the model's server sent more arguments than a reply may have")
+        if self._open is None:
+            yield from self._begin(number)
+        if number == self._open and arguments:
+            yield ToolCallDelta(arguments)
+        elif arguments:
+            self._calls[number][2].append(arguments)
+
+    def end(self) -> Iterator[Reply]:
+        """Yield the calls that waited, in their order."""
+        first = self._open
+        for number, (_, _, waiting) in self._calls.items():
+            if number != first:
+                yield from self._begin(number)
+                yield from (ToolCallDelta(arguments) for arguments in waiting)
+
+    def _begin(self, number: int) -> Iterator[Reply]:
+        self._open = number
+        call_id, name, _ = self._calls[number]
+        yield ToolCallStarted(call_id, name)
+
+
+class ThoughtFilter:
+    """Takes the thoughts off a reply's head, `<think>…</think>`, which models write that were trained to reason.
+
+    They are not meant for the user, and would be spoken.
+    """
+
+    def __init__(self) -> None:
+        self._held = ""
+        # Whether the head was seen, and whether it opened a thought that is not closed yet.
+        self._decided = self._thinking = False
+        self._num_chars = 0
+
+    def feed(self, text: str) -> Iterator[TextDelta]:
+        """Add text, and yield what of it is for the user. Raises RemoteError for more than a reply may have."""
+        self._num_chars += len(text)
+        if self._num_chars > MAX_REPLY_CHARS:
+            raise RemoteError("the model's server sent more text than a reply may have")
+        if not self._decided:
+            text = self._held = (self._held + text).lstrip()
+            if len(text) < len(_OPENING) and _OPENING.startswith(text):
+                return
+            self._decided, self._thinking, self._held = True, text.startswith(_OPENING), ""
+        if self._thinking:
+            text = self._held + text
+            _, closing, rest = text.partition(_CLOSING)
+            if not closing:
+                self._held = text[-len(_CLOSING) :]
+                return
+            self._thinking, self._decided, self._held = False, False, ""
+            yield from self.feed(rest)
+        elif text:
+            yield TextDelta(text)
+
+    def end(self) -> Iterator[TextDelta]:
+        """Yield what was held back for it might have opened a thought."""
+        if not self._decided and self._held:
+            yield TextDelta(self._held)
+
+
+def done(reason: str | None, num_calls: int, usage: tuple[int, int, int]) -> ReplyDone:
+    """The end of a reply. `usage`: tokens of the prompt, of these the cached ones, and of the reply."""
+    why = "length" if reason == "length" else "tool_calls" if num_calls else "stop"
+    return ReplyDone(why, *usage)  # type: ignore[arg-type]

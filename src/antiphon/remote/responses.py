@@ -1,0 +1,165 @@
+"""OpenAI's Responses API from the client's side: the body of a request, and the events of its answer. Pure.
+
+Nothing is stored at the server: a conversation is sent whole, as it was heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from antiphon.contracts import Message, Reply, ReplyOptions
+from antiphon.remote.chat_completions import error_text, schema
+from antiphon.remote.media import content_part
+from antiphon.remote.replies import CallBuffer, RemoteError, ThoughtFilter, done
+
+
+class _Item(msgspec.Struct):
+    type: str = ""
+    call_id: str = ""
+    name: str = ""
+
+
+class _InputDetails(msgspec.Struct):
+    cached_tokens: int | None = 0
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: _InputDetails | None = None
+
+
+class _Incomplete(msgspec.Struct):
+    reason: str | None = None
+
+
+class _Response(msgspec.Struct):
+    usage: _Usage | None = None
+    incomplete_details: _Incomplete | None = None
+    # An error has a message, or is one: servers differ.
+    error: Any = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    delta: str = ""
+    output_index: int = 0
+    item: _Item | None = None
+    response: _Response | None = None
+    message: str | None = None
+
+
+class _AnyEvent(msgspec.Struct):
+    """An event of a type that is not read: its fields may have any form."""
+
+    type: str
+
+
+_type_decoder = msgspec.json.Decoder(_AnyEvent)
+_decoder = msgspec.json.Decoder(_Event)
+_READ = {
+    "response.output_text.delta",
+    "response.output_item.added",
+    "response.function_call_arguments.delta",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+    "error",
+}
+
+
+def body(model: str, messages: Sequence[Message], options: ReplyOptions) -> dict[str, Any]:
+    """The body of a request. What the API has no field for (seeds, penalties, stops, biases) is not sent."""
+    instructions = "\n\n".join(m.text for m in messages if m.role == "system")
+    out: dict[str, Any] = {
+        "model": model,
+        "input": [item for m in messages if m.role != "system" for item in _items(m)],
+        "stream": True,
+        "store": False,
+    }
+    chosen = {
+        "instructions": instructions or None,
+        "max_output_tokens": options.max_tokens,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+    }
+    out |= {name: value for name, value in chosen.items() if value is not None}
+    if options.tools and options.tool_choice != "none":
+        out["tools"] = [
+            {"type": "function", "name": t.name, "description": t.description, "parameters": schema(t.parameters)}
+            for t in options.tools
+        ]
+        choice = options.tool_choice
+        out["tool_choice"] = choice if choice in ("auto", "required") else {"type": "function", "name": choice}
+    if options.schema is not None:
+        out["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": dict(options.schema)}}
+    return out
+
+
+def _items(message: Message) -> list[dict[str, Any]]:
+    if message.role == "tool":
+        return [{"type": "function_call_output", "call_id": message.tool_call_id, "output": message.text}]
+    items: list[dict[str, Any]] = []
+    if message.role == "assistant":
+        if message.text:
+            items.append({"role": "assistant", "content": message.text})
+    else:
+        parts = [content_part(part, "responses") for part in message.parts]
+        items.append({"role": message.role, "content": parts or message.text})
+    items += [
+        {"type": "function_call", "call_id": c.id, "name": c.name, "arguments": c.arguments or "{}"}
+        for c in message.tool_calls
+    ]
+    return items
+
+
+class ResponsesReader:
+    """A ReplyReader of the Responses API."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._reason: str | None = None
+        self._calls = CallBuffer()
+        self._thoughts = ThoughtFilter()
+        self._usage = (0, 0, 0)
+
+    def feed(self, data: bytes) -> Iterator[Reply]:
+        """Yield what one event says; see ReplyReader. Events of other types say nothing."""
+        if data == b"[DONE]":
+            return
+        try:
+            if _type_decoder.decode(data).type not in _READ:
+                return
+            event = _decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise RemoteError(f"the model's server sent what is no event of an answer: {error}") from None
+        match event.type:
+            case "response.output_text.delta":
+                yield from self._thoughts.feed(event.delta)
+            case "response.output_item.added":
+                if event.item and event.item.type == "function_call":
+                    yield from self._calls.add(event.output_index, event.item.call_id, event.item.name, "")
+            case "response.function_call_arguments.delta":
+                yield from self._calls.add(event.output_index, "", "", event.delta)
+            case "response.completed" | "response.incomplete":
+                self._end(event.response or _Response())
+            case _:
+                failed = event.response and event.response.error
+                raise RemoteError(f"the model's server failed in its answer: {error_text(failed or event.message)}")
+
+    def _end(self, response: _Response) -> None:
+        self.done = True
+        if usage := response.usage:
+            cached = (usage.input_tokens_details and usage.input_tokens_details.cached_tokens) or 0
+            self._usage = (usage.input_tokens, cached, usage.output_tokens)
+        details = response.incomplete_details
+        self._reason = "length" if details and details.reason == "max_output_tokens" else None
+
+    def end(self) -> Iterator[Reply]:
+        """Yield what is left; see ReplyReader."""
+        yield from self._thoughts.end()
+        yield from self._calls.end()
+        yield done(self._reason, len(self._calls), self._usage)

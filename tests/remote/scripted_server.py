@@ -1,0 +1,159 @@
+"""A model's server on a real socket that does, request by request, what a test wrote down: answers, faults, silence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+END = "[DONE]"
+LIMIT_S = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request as it came. `headers` have names in lower case."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+class Answer:
+    """One response on the wire. `gone`: set once the client has closed the connection."""
+
+    def __init__(self, writer: asyncio.StreamWriter, gone: asyncio.Event) -> None:
+        self.writer = writer
+        self.gone = gone
+
+    async def head(self, status: int = 200, kind: str = "text/event-stream", **headers: str) -> None:
+        """Send the status line and the headers; underscores in names are written as dashes."""
+        fields = {"content-type": kind, "connection": "close"} | headers
+        lines = [f"HTTP/1.1 {status} -", *(f"{k.replace('_', '-')}: {v}" for k, v in fields.items())]
+        await self.raw("\r\n".join(lines).encode() + b"\r\n\r\n")
+
+    async def raw(self, data: bytes) -> None:
+        self.writer.write(data)
+        with suppress(ConnectionError):
+            await self.writer.drain()
+
+    async def event(self, data: dict[str, Any] | str) -> None:
+        text = data if isinstance(data, str) else json.dumps(data)
+        await self.raw(f"data: {text}\n\n".encode())
+
+    async def words(self, *words: str) -> None:
+        """Send words as chunks of Chat Completions."""
+        for word in words:
+            await self.event({"choices": [{"index": 0, "delta": {"content": word}}]})
+
+    async def end(self, reason: str = "stop", usage: dict[str, Any] | None = None) -> None:
+        """Send the end of a reply as Chat Completions have it."""
+        await self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+        await self.event({"choices": [], "usage": usage or {"prompt_tokens": 7, "completion_tokens": 2}})
+        await self.event(END)
+
+
+Script = Callable[[Answer], Awaitable[None]]
+
+
+def says(*words: str) -> Script:
+    """A good answer of these words."""
+
+    async def script(answer: Answer) -> None:
+        await answer.head()
+        await answer.words(*words)
+        await answer.end()
+
+    return script
+
+
+def fails(status: int, message: str = "no", **headers: str) -> Script:
+    """An error with a status, in OpenAI's form."""
+
+    async def script(answer: Answer) -> None:
+        await answer.head(status, "application/json", **headers)
+        await answer.raw(json.dumps({"error": {"message": message}}).encode())
+
+    return script
+
+
+async def hangs(answer: Answer) -> None:
+    """Nothing, until the client goes."""
+    await answer.gone.wait()
+
+
+async def lists_clever(answer: Answer) -> None:
+    """A list of models that has one, "clever", of 4,096 tokens."""
+    await answer.head(200, "application/json")
+    await answer.raw(b'{"object": "list", "data": [{"id": "clever", "max_model_len": 4096}]}')
+
+
+@dataclass(slots=True)
+class ScriptedServer:
+    """What was asked of it, in order, and its address. Requests for its models, which `models` answers, are not
+    counted.
+    """
+
+    url: str
+    scripts: Sequence[Script]
+    models: Script = lists_clever
+    asked: list[Asked] = field(default_factory=list)
+    # One entry for each connection that its client has closed before it was answered.
+    _closed: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            request = await self._read(reader)
+            gone = asyncio.Event()
+            watching = asyncio.create_task(self._watch(reader, gone))
+            answer = Answer(writer, gone)
+            if request.path.endswith("/models"):
+                await self.models(answer)
+            else:
+                self.asked.append(request)
+                await self.scripts[min(len(self.asked), len(self.scripts)) - 1](answer)
+                if gone.is_set():
+                    self._closed.put(None)
+            watching.cancel()
+        writer.close()
+
+    def begin(self, scripts: Sequence[Script]) -> None:
+        """Forget what was asked, and do these scripts from now on."""
+        self.scripts = scripts
+        self.asked.clear()
+        self._closed = queue.SimpleQueue()
+
+    async def client_left(self) -> None:
+        """Wait until a client has closed its connection before it was answered, each time for one more. Any thread's
+        event loop may wait.
+        """
+        await asyncio.to_thread(self._closed.get, timeout=LIMIT_S)
+
+    async def _watch(self, reader: asyncio.StreamReader, gone: asyncio.Event) -> None:
+        with suppress(ConnectionError):
+            await reader.read()
+        gone.set()
+
+    async def _read(self, reader: asyncio.StreamReader) -> Asked:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        method, path, _ = head[0].split(" ")
+        headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in head[1:] if line)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        return Asked(method, path, headers, json.loads(body) if body else {})
+
+
+@asynccontextmanager
+async def scripted_server(*scripts: Script) -> AsyncIterator[ScriptedServer]:
+    """A server that does one script for each request, and the last one again for all further ones."""
+    found = ScriptedServer("", scripts)
+    server = await asyncio.start_server(found.handle, "127.0.0.1", 0)
+    found.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+    try:
+        yield found
+    finally:
+        server.close()
