@@ -333,6 +333,15 @@ def test_text_comes_in_whole_characters(model: CausalLm) -> None:
     assert "\ufffd" not in "".join(pieces)
 
 
+def test_a_reader_knows_when_one_call_is_complete() -> None:
+    reader = CallReader(iter(("call-1", "call-2")), begun=False)
+    known = []
+    for text in ("Look.", "<tool_call>\n", '{"name": "f", "arguments": {}}', "\n</tool_call>", "\n<tool_call>\n{}"):
+        list(reader.feed(text))
+        known.append(reader.called)
+    assert known == [False, False, False, True, True]
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_prose_and_calls_are_separated_however_the_text_is_cut(size: int) -> None:
     text = (

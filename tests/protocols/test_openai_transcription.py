@@ -97,7 +97,7 @@ def test_the_recorded_beta_session_is_replayed_and_parses_with_the_vendors_types
         (audio_input(transcription={"language": "tlh"}), "invalid_value", "session.audio.input.transcription.language"),
         (audio_input(transcription="x"), "invalid_type", "session.audio.input.transcription"),
         (
-            audio_input(turn_detection={"type": "semantic_vad"}),
+            audio_input(turn_detection={"type": "psychic_vad"}),
             "invalid_value",
             "session.audio.input.turn_detection.type",
         ),

@@ -57,6 +57,7 @@ class ReplyOptions:
 
     - `bias`: token id to what is added to its logit.
     - `tool_choice`: "auto", "none", "required" or a function's name.
+    - `parallel_tool_calls`: the reply may hold several calls; otherwise it ends with its first one.
     - `schema`: all of the text must be JSON of this schema.
     - `truncation`: what happens where the conversation has outgrown the context. "auto": its oldest rows leave.
       "disabled": the reply is refused. A number: the newest messages are cut back to this share of the context at once,
@@ -76,6 +77,7 @@ class ReplyOptions:
     bias: Mapping[int, float] = field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
     truncation: Literal["auto", "disabled"] | float = "auto"
     schema: JsonSchema | None = None
 

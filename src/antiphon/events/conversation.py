@@ -87,6 +87,7 @@ class ConversationConfig:
     - `voice`: the voice of responses; None: the model's default.
     - `speed`: 1.0 is the voice's own tempo.
     - `tools`, `tool_choice`: the functions that the model may call; "auto", "none", "required" or a function's name.
+    - `parallel_tool_calls`: a response may hold several calls; otherwise it ends with its first one.
     - `max_tokens`: the most tokens of a response; None: as the context allows.
     - `create_response`: the end of a turn gets a response.
     - `interrupt_response`: speech ends the response that is under way.
@@ -104,6 +105,7 @@ class ConversationConfig:
     speed: float = 1.0
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
     max_tokens: int | None = None
     create_response: bool = True
     interrupt_response: bool = True
@@ -179,6 +181,7 @@ class CreateResponse:
     voice: str | None = None
     tools: tuple[Tool, ...] | None = None
     tool_choice: str | None = None
+    parallel_tool_calls: bool | None = None
     max_tokens: int | None = None
     stored: bool = True
     items: tuple[Item | str, ...] | None = None

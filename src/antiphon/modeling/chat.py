@@ -236,7 +236,7 @@ class ChatStream:
                         continue
                     for part in reader.feed(detokenizer.feed(token.id)):
                         yield part
-                    if detokenizer.stopped is not None:
+                    if detokenizer.stopped is not None or (reader.called and not options.parallel_tool_calls):
                         break
         except GrammarError as error:
             raise _invalid_schema(options, error) from error
@@ -481,6 +481,7 @@ class _ProseReader:
     """In the place of a CallReader, for a reply that may hold no calls."""
 
     calls = 0
+    called = False
 
     def feed(self, text: str) -> Iterator[Reply]:
         if text:

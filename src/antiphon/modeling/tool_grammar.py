@@ -111,6 +111,11 @@ class CallReader:
             yield TextDelta(self._text)
         self._text = ""
 
+    @property
+    def called(self) -> bool:
+        """Whether a call is complete, and no other has begun."""
+        return self.calls > 0 and not self._open
+
     def _call(self, body: str, *, done: bool) -> Iterator[Reply]:
         head = _HEAD.match(body)
         if not head:

@@ -74,7 +74,7 @@ async def transcription_openai_words(stage: Stage) -> None:
         {"transcription": {"language": "tlh"}},
         {"transcription": {"what": 1}},
         {"noise_reduction": {"type": "magic"}},
-        {"turn_detection": {"type": "semantic_vad"}},
+        {"turn_detection": {"type": "semantic_vad", "eagerness": "x"}},
         {"turn_detection": VAD | {"threshold": 2}},
         {"what": 1},
     ):

@@ -106,7 +106,10 @@ class DuplexConnection:
         # Why the client has asked for the end of the session, once it has.
         self._close_reason: str | None = None
         self._buffer = AudioBuffer(self._session.input_format, duplex_audio(context.max_append_bytes))
-        self._items = ItemContext(context.new_id, self._buffer.whole, self._session.loaded_voice)
+        session = self._session
+        self._items = ItemContext(
+            context.new_id, self._buffer.whole, session.loaded_voice, lambda: session.output.format
+        )
         self._writer = EventWriter(context.new_id, DUPLEX_CODES, RETRYABLE)
         self._events = ConversationEvents(self._writer, TranscriptEvents(self._writer, context.new_id))
         self._audio_texts = ResponseAudioTexts()

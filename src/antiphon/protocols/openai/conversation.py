@@ -114,7 +114,9 @@ class OpenAIConversation:
             ["audio"] if voices else ["text"], output=SessionOutput(voice=voices[0] if voices else "")
         )
         self._buffer = AudioBuffer(PCM_24K, openai_audio(context.max_append_bytes))
-        self._items = ItemContext(context.new_id, self._buffer.whole, self._loaded_voice)
+        self._items = ItemContext(
+            context.new_id, self._buffer.whole, self._loaded_voice, lambda: self._fields.output.format
+        )
         self._writer = EventWriter(context.new_id)
         self._writer.beta = beta
         self._transcripts = TranscriptEvents(self._writer, context.new_id)

@@ -49,11 +49,11 @@ from antiphon.protocols.realtime.messages import (
     read_message,
 )
 from antiphon.protocols.realtime.transcript_events import (
-    INCLUDABLE,
     LANGUAGE,
     LOGPROBS,
     WORDS,
     TranscriptEvents,
+    check_include,
 )
 from antiphon.protocols.realtime.writer import EventWriter
 from antiphon.protocols.wire import Frame, Received
@@ -323,7 +323,7 @@ def _ga_changes(session: msgspec.Raw) -> tuple[InputFields, list[str] | UnsetTyp
         raise RemoteProtocolError(
             "invalid_value", f"Invalid value: '{given.type}'. Supported values are: 'transcription'.", "session.type"
         )
-    return given.audio.input, _check_include(given.include)
+    return given.audio.input, check_include(given.include)
 
 
 def _beta_changes(session: msgspec.Raw) -> tuple[InputFields, list[str] | UnsetType | None]:
@@ -334,13 +334,4 @@ def _beta_changes(session: msgspec.Raw) -> tuple[InputFields, list[str] | UnsetT
         given.input_audio_noise_reduction,
         given.turn_detection,
     )
-    return changes, _check_include(given.include)
-
-
-def _check_include(given: list[str] | UnsetType | None) -> list[str] | UnsetType | None:
-    for value in given or ():
-        if value not in INCLUDABLE:
-            names = ", ".join(f"'{name}'" for name in INCLUDABLE)
-            message = f"Invalid value: '{value}'. Supported values are: {names}."
-            raise RemoteProtocolError("invalid_value", message, "session.include")
-    return given
+    return changes, check_include(given.include)

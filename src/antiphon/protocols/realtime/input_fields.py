@@ -220,18 +220,27 @@ def check_noise_reduction(given: NoiseReduction | None, param: str) -> NoiseRedu
 def check_transcription_vad(
     given: TurnDetectionFields | None, previous: TurnDetection | None, param: str
 ) -> TurnDetection | None:
-    """Turn detection of a transcription: `server_vad`, or None for turns that the client commits.
+    """Turn detection of a transcription: as of a conversation, but that there is no response to ask for.
 
-    Fields that are missing are as in `previous`, the turn detection before, and where that was None as by default.
+    `interrupt_response` has nothing to interrupt: it is accepted, and not shown.
     """
     if given is None:
         return None
+    if given.create_response not in (UNSET, None, False):
+        raise RemoteProtocolError(
+            "invalid_value", "A transcription session makes no responses.", f"{param}.create_response"
+        )
+    if given.type == "semantic_vad":
+        return TurnDetection(type="semantic_vad", eagerness=_check_semantic_vad(given, param).eagerness)
+    if previous and previous.type != "server_vad":
+        previous = None
     _check_server_vad(given, param)
     if given.idle_timeout_ms is not None:
         raise RemoteProtocolError(
             "invalid_value", "A transcription session has no idle timeout.", f"{param}.idle_timeout_ms"
         )
-    return _merge_server_vad(given, previous, param)
+    merged = _merge_server_vad(given, previous, param)
+    return msgspec.structs.replace(merged, create_response=UNSET, interrupt_response=UNSET)
 
 
 def check_conversation_vad(
@@ -260,7 +269,7 @@ def check_conversation_vad(
 
 def _check_server_vad(given: TurnDetectionFields, param: str) -> None:
     if given.type != "server_vad":
-        raise _unsupported(given.type, ("server_vad",), f"{param}.type")
+        raise _unsupported(given.type, ("server_vad", "semantic_vad"), f"{param}.type")
     if given.eagerness is not UNSET:
         raise RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}.eagerness'.", f"{param}.eagerness")
 

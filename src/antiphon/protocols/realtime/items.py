@@ -19,6 +19,7 @@ from antiphon.events.tools import JsonSchema, Tool
 from antiphon.protocols.fields import Text, check_length, decode, number
 from antiphon.protocols.wire import NewId
 
+NULL = msgspec.Raw(b"null")
 ROLES = ("system", "user", "assistant")
 
 
@@ -32,7 +33,7 @@ class NamedTool(msgspec.Struct, kw_only=True):
     """The choice of one function. `type` is shown as it was given."""
 
     type: Text | msgspec.UnsetType = msgspec.UNSET
-    name: Text
+    name: Text | None = None
 
 
 class ToolKind(msgspec.Struct):
@@ -109,14 +110,16 @@ class OutputAudioPart(msgspec.Struct):
 
 
 class InputImagePart(msgspec.Struct):
-    """A content part that is an image. `image_url` is a `data:` URI."""
+    """A content part that is an image. `image_url` is a `data:` URI. `detail`: images are always seen in full."""
 
     image_url: str
+    detail: Text | None = None
 
 
 class ResponseOutputFields(msgspec.Struct):
-    """`response.audio.output`."""
+    """`response.audio.output`. `format`: the session's, and no other."""
 
+    format: msgspec.Raw | None = None
     voice: VoiceId | str | None = None
 
 
@@ -127,7 +130,10 @@ class ResponseAudioFields(msgspec.Struct):
 
 
 class ResponseFields(msgspec.Struct, forbid_unknown_fields=True):
-    """`response` of a `response.create`, in GA and beta names. Fields of type `object` have no effect."""
+    """`response` of a `response.create`, in GA and beta names. Fields of type `object` have no effect.
+
+    Those of type `Raw` are refused, except where they ask for what is done anyway.
+    """
 
     instructions: Text | None = None
     output_modalities: list[object] | None = None
@@ -143,9 +149,9 @@ class ResponseFields(msgspec.Struct, forbid_unknown_fields=True):
     input: list[msgspec.Raw] | None = None
     output_audio_format: object = None
     temperature: object = None
-    parallel_tool_calls: object = None
-    prompt: object = None
-    reasoning: object = None
+    parallel_tool_calls: bool | None = None
+    prompt: msgspec.Raw = NULL
+    reasoning: msgspec.Raw = NULL
     commit: object = None
     cancel_previous: object = None
 
@@ -155,12 +161,14 @@ class ItemContext:
     """What reading items and responses needs of the session.
 
     `decode`: from base64 audio in the session's format, and the path of its field, to float32 [num_samples], 16 kHz;
-    raises RemoteProtocolError. `voice_of`: the loaded voice of a name; None for the default.
+    raises RemoteProtocolError. `voice_of`: the loaded voice of a name; None for the default. `output_format`: the
+    format of the session's audio, as it is shown.
     """
 
     new_id: NewId
     decode: Callable[[str, str], Pcm]
     voice_of: Callable[[VoiceId | str], str | None]
+    output_format: Callable[[], object]
 
 
 def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
@@ -205,7 +213,11 @@ def _part_from(raw: msgspec.Raw, role: str, where: str, context: ItemContext) ->
             media = AudioPart(context.decode(given.audio, f"{where}.audio")) if given.audio else None
             return ContentPart("input_audio", given.transcript or "", media=media)
         case ("user", "input_image"):
-            image = decode(raw, InputImagePart, where).image_url
+            given_image = decode(raw, InputImagePart, where)
+            image = given_image.image_url
+            if given_image.detail not in (None, "auto", "high"):
+                message = f"Invalid value: '{given_image.detail}'. Supported values are: 'auto', 'high'."
+                raise RemoteProtocolError("invalid_value", message, f"{where}.detail")
             if not image.startswith("data:image/") or ";base64," not in image[:64]:
                 raise RemoteProtocolError(
                     "invalid_value", "An image is given as data:image/<type>;base64,<data>.", f"{where}.image_url"
@@ -225,6 +237,11 @@ def response_from(raw: msgspec.Raw, context: ItemContext, event_id: str | None) 
     Fields that are missing are None: as the session has them. Fields without effect are accepted.
     """
     fields = ResponseFields() if bytes(raw) == b"null" else decode(raw, ResponseFields, "response")
+    check_nothing_asked(fields.prompt, "response.prompt")
+    check_nothing_asked(fields.reasoning, "response.reasoning")
+    output = fields.audio and fields.audio.output
+    if output and output.format is not None:
+        _check_response_format(output.format, context)
     modalities = fields.output_modalities or fields.modalities
     conversation = fields.conversation or "auto"
     if conversation not in ("auto", "none"):
@@ -234,19 +251,34 @@ def response_from(raw: msgspec.Raw, context: ItemContext, event_id: str | None) 
     items: tuple[Item | str, ...] | None = None
     if fields.input is not None:
         items = tuple(_input_item(value, f"response.input[{i}]", context) for i, value in enumerate(fields.input))
-    voice = (fields.audio and fields.audio.output and fields.audio.output.voice) or fields.voice
+    voice = (output and output.voice) or fields.voice
     return CreateResponse(
         instructions=fields.instructions,
         audio_output="audio" in modalities if modalities else None,
         voice=context.voice_of(voice) if voice else None,
         tools=tools_from(fields.tools, "response.tools") if fields.tools is not None else None,
         tool_choice=tool_choice_from(fields.tool_choice, "response.tool_choice") if fields.tool_choice else None,
+        parallel_tool_calls=fields.parallel_tool_calls,
         max_tokens=_max_tokens(fields.max_output_tokens or fields.max_response_output_tokens),
         stored=conversation == "auto",
         items=items,
         metadata=fields.metadata,
         event_id=event_id,
     )
+
+
+def check_nothing_asked(given: msgspec.Raw, param: str, *defaults: object) -> None:
+    """Raise RemoteProtocolError for a field that is not supported, unless it is null, `{}` or one of `defaults`."""
+    if msgspec.json.decode(given) not in (None, {}, *defaults):
+        raise RemoteProtocolError("unsupported_parameter", f"'{param}' is not supported.", param)
+
+
+def _check_response_format(given: msgspec.Raw, context: ItemContext) -> None:
+    shown = context.output_format()
+    if msgspec.json.decode(given) != msgspec.to_builtins(shown):
+        param = "response.audio.output.format"
+        message = "A response has the session's format: set 'session.audio.output.format'."
+        raise RemoteProtocolError("unsupported_parameter", message, param)
 
 
 def _max_tokens(given: int | str | None, param: str = "response.max_output_tokens") -> int | None:
@@ -281,6 +313,14 @@ def tool_choice_from(given: str | NamedTool | None, param: str = "session.tool_c
     if given is None:
         return "auto"
     if isinstance(given, NamedTool):
+        if given.type not in (msgspec.UNSET, "function"):
+            message = f"Invalid value: '{given.type}'. Supported values are: 'function'."
+            raise RemoteProtocolError("invalid_value", message, f"{param}.type")
+        if given.name is None:
+            missing = f"{param}.name"
+            raise RemoteProtocolError(
+                "missing_required_parameter", f"Missing required parameter: '{missing}'.", missing
+            )
         return given.name
     if given not in ("auto", "none", "required"):
         raise RemoteProtocolError("invalid_value", f"Invalid value: '{given}'.", param)

@@ -34,8 +34,14 @@ from antiphon.protocols.realtime.input_fields import (
     check_noise_reduction,
     format_of_beta,
 )
-from antiphon.protocols.realtime.items import NamedTool, VoiceId, tool_choice_from, tools_from
-from antiphon.protocols.realtime.transcript_events import INCLUDABLE, LANGUAGE, LOGPROBS, WORDS
+from antiphon.protocols.realtime.items import (
+    NamedTool,
+    VoiceId,
+    check_nothing_asked,
+    tool_choice_from,
+    tools_from,
+)
+from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS, check_include
 
 # A value that has no effect here: it is shown as it was given.
 Echoed = msgspec.Raw | UnsetType
@@ -43,7 +49,7 @@ _NULL = msgspec.Raw(b"null")
 
 
 class Truncation(msgspec.Struct, forbid_unknown_fields=True):
-    """What happens when the history outgrows the context, as an object. `token_limits` has no effect."""
+    """What happens when the history outgrows the context, as an object. `token_limits` is not supported."""
 
     type: str
     retention_ratio: float | UnsetType = UNSET
@@ -76,9 +82,9 @@ class OwnFields(msgspec.Struct):
     truncation: Text | Truncation | UnsetType | None = UNSET
     tracing: Echoed = UNSET
     prompt: Echoed = UNSET
-    include: Echoed = UNSET
+    include: list[Text] | UnsetType | None = UNSET
     reasoning: Echoed = UNSET
-    parallel_tool_calls: Echoed = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
 
 
 class GaFields(OwnFields, forbid_unknown_fields=True):
@@ -111,7 +117,7 @@ class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
     model: Echoed = UNSET
     type: Echoed = UNSET
     tracing: Echoed = UNSET
-    include: Echoed = UNSET
+    include: list[Text] | UnsetType | None = UNSET
     client_secret: Echoed = UNSET
 
 
@@ -151,7 +157,7 @@ class SessionOutput(msgspec.Struct):
 class SessionFields(msgspec.Struct):
     """The session's fields but those of its input, as the client is shown them in the GA names.
 
-    They are stored with a conversation, by these names. What has no effect is kept as it was given.
+    They are stored with a conversation, by these names. `tracing` and `prompt` are always null.
     """
 
     output_modalities: list[str]
@@ -162,9 +168,8 @@ class SessionFields(msgspec.Struct):
     truncation: str | Truncation = "auto"
     tracing: msgspec.Raw = _NULL
     prompt: msgspec.Raw = _NULL
-    include: msgspec.Raw = _NULL
-    reasoning: Echoed = UNSET
-    parallel_tool_calls: Echoed = UNSET
+    include: list[str] | None = None
+    parallel_tool_calls: bool | UnsetType | None = UNSET
     output: SessionOutput = msgspec.field(default_factory=SessionOutput)
 
     @property
@@ -174,9 +179,8 @@ class SessionFields(msgspec.Struct):
 
     @property
     def included(self) -> tuple[str, ...]:
-        """What `include` asks for of the user's transcripts. Other values in it have no effect."""
-        asked = msgspec.json.decode(self.include)
-        return tuple(name for name in INCLUDABLE if name in asked) if isinstance(asked, list) else ()
+        """What `include` asks for of the user's transcripts."""
+        return tuple(self.include or ())
 
 
 class _Head(msgspec.Struct, kw_only=True):
@@ -203,9 +207,8 @@ class GaSession(_Head, kw_only=True):
     truncation: str | Truncation
     tracing: Echoed
     prompt: Echoed
-    include: Echoed
-    reasoning: Echoed
-    parallel_tool_calls: Echoed
+    include: list[str] | None
+    parallel_tool_calls: bool | UnsetType | None
     audio: _Audio
 
 
@@ -257,6 +260,8 @@ def read_beta_update(session: msgspec.Raw) -> SessionChanges:
         tools=given.tools,
         tool_choice=given.tool_choice,
         max_output_tokens=given.max_response_output_tokens,
+        tracing=given.tracing,
+        include=given.include,
     )
     inputs = InputFields(
         format_of_beta(given.input_audio_format),
@@ -303,9 +308,14 @@ def apply_own(fields: SessionFields, given: OwnFields, *, speaks: bool) -> Sessi
     if given.truncation is not UNSET:
         truncation_from(given.truncation, "session.truncation")
         merged.truncation = given.truncation or "auto"
-    for name in ("tracing", "prompt", "include", "reasoning", "parallel_tool_calls"):
+    if given.include is not UNSET:
+        merged.include = check_include(given.include)
+    if given.parallel_tool_calls is not UNSET:
+        merged.parallel_tool_calls = given.parallel_tool_calls is not False
+    # Several released clients ask for a trace by default; there is none, and the session shows so.
+    for name, defaults in (("tracing", ("auto",)), ("prompt", ()), ("reasoning", ())):
         if (value := getattr(given, name)) is not UNSET:
-            setattr(merged, name, value.copy())
+            check_nothing_asked(value, f"session.{name}", *defaults)
     return merged
 
 
@@ -398,6 +408,7 @@ def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | N
         speed=fields.output.speed,
         tools=tools_from(fields.tools),
         tool_choice=tool_choice_from(fields.tool_choice),
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
         max_tokens=None if most == "inf" else most,
         create_response=vad.responds,
         interrupt_response=vad.interrupts,
@@ -423,6 +434,8 @@ def truncation_from(given: str | Truncation | None, param: str = "truncation") -
 
     Raises RemoteProtocolError for another value of `truncation`.
     """
+    if isinstance(given, Truncation) and given.token_limits is not UNSET:
+        check_nothing_asked(given.token_limits, f"{param}.token_limits")
     match given:
         case None | "auto":
             return "auto"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+from msgspec import UnsetType
 
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
 from antiphon.events.transcription import (
@@ -29,6 +31,17 @@ LOGPROBS = "item.input_audio_transcription.logprobs"
 WORDS = "item.input_audio_transcription.words"
 LANGUAGE = "item.input_audio_transcription.language"
 INCLUDABLE = (LOGPROBS, WORDS, LANGUAGE)
+Include = TypeVar("Include", list[str], list[str] | None, list[str] | UnsetType | None)
+
+
+def check_include(given: Include) -> Include:
+    """`session.include` as it was given. Raises RemoteProtocolError for a value that is not in INCLUDABLE."""
+    for value in given if isinstance(given, list) else ():
+        if value not in INCLUDABLE:
+            names = ", ".join(f"'{name}'" for name in INCLUDABLE)
+            message = f"Invalid value: '{value}'. Supported values are: {names}."
+            raise RemoteProtocolError("invalid_value", message, "session.include")
+    return given
 
 
 class TranscriptEvents:

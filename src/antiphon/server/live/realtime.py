@@ -355,6 +355,7 @@ class LiveRealtime:
                 self._emit,
                 min_commit_ms=self.wire.min_commit_ms,
                 measure=metrics.measure,
+                turn_detector=models.turn_detector,
             )
         self._live.count(self.wire.dialect)
         log.info("session %s begins (%s)", self.wire.id, self.wire.dialect)

@@ -95,6 +95,9 @@ def request_for(
         max_tokens=max_tokens,
         tools=config.tools if command.tools is None else command.tools,
         tool_choice=config.tool_choice if command.tool_choice is None else command.tool_choice,
+        parallel_tool_calls=(
+            config.parallel_tool_calls if command.parallel_tool_calls is None else command.parallel_tool_calls
+        ),
         truncation=config.truncation,
     )
     voices = profile.voices
