@@ -81,6 +81,12 @@ def test_tools_and_the_choice_of_them_are_sent(choice: str, sent: object) -> Non
     assert out.get("tool_choice") == sent
 
 
+def test_one_call_at_a_time_is_asked_for_only_where_it_was_chosen() -> None:
+    assert checked(ReplyOptions(tools=(LOOK,), parallel_tool_calls=False))["parallel_tool_calls"] is False
+    assert "parallel_tool_calls" not in checked(ReplyOptions(tools=(LOOK,)))
+    assert "parallel_tool_calls" not in checked(ReplyOptions(parallel_tool_calls=False))
+
+
 def test_no_tools_are_sent_where_none_may_be_called() -> None:
     assert "tools" not in checked(ReplyOptions(tools=(LOOK,), tool_choice="none"))
 

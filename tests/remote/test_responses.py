@@ -42,9 +42,10 @@ def test_a_conversation_is_spelled_as_openais_types_have_it() -> None:
     ("choice", "sent"), [("auto", "auto"), ("required", "required"), ("look", {"type": "function", "name": "look"})]
 )
 def test_tools_and_a_schema_are_sent(choice: str, sent: object) -> None:
-    out = checked(ReplyOptions(tools=(LOOK,), tool_choice=choice, schema={"type": "object"}))
+    out = checked(ReplyOptions(tools=(LOOK,), tool_choice=choice, schema={"type": "object"}, parallel_tool_calls=False))
     assert out["tools"][0]["name"] == "look"
     assert out["tool_choice"] == sent
+    assert out["parallel_tool_calls"] is False
     assert out["text"]["format"]["schema"] == {"type": "object"}
 
 

@@ -91,6 +91,8 @@ def body(model: str, messages: Sequence[Message], options: ReplyOptions, *, limi
             out["tool_choice"] = "required"
         elif options.tool_choice != "auto":
             out["tool_choice"] = {"type": "function", "function": {"name": options.tool_choice}}
+        if not options.parallel_tool_calls:
+            out["parallel_tool_calls"] = False
     if options.schema is not None:
         out["response_format"] = {
             "type": "json_schema",

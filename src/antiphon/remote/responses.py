@@ -94,6 +94,8 @@ def body(model: str, messages: Sequence[Message], options: ReplyOptions) -> dict
         ]
         choice = options.tool_choice
         out["tool_choice"] = choice if choice in ("auto", "required") else {"type": "function", "name": choice}
+        if not options.parallel_tool_calls:
+            out["parallel_tool_calls"] = False
     if options.schema is not None:
         out["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": dict(options.schema)}}
     return out

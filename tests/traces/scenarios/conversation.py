@@ -177,7 +177,7 @@ async def typed_items(stage: Stage) -> None:
 async def images(stage: Stage) -> None:
     socket = await opened(stage, output_modalities=["text"])
     url = "data:image/png;base64," + b64(image(128))
-    content = [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": url, "detail": "low"}]
+    content = [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": url, "detail": "high"}]
     await socket.say("conversation.item.create", item={"type": "message", "role": "user", "content": content})
     done = await answered(socket)
     assert "4228 bytes" in done["output"][0]["content"][0]["text"]
