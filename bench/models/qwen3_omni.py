@@ -18,10 +18,11 @@ from tests.adapters import tiny_qwen3_omni as tiny
 from tokenizers import AddedToken, Tokenizer
 from transformers import Qwen3OmniMoeConfig, Qwen3OmniMoeForConditionalGeneration, WhisperFeatureExtractor
 
-from antiphon.adapters.qwen3_omni.checkpoint import parts_of, tokenizer
+from antiphon.adapters.qwen3_omni.checkpoint import parts_of
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.engine.local.weights import weights_for
+from antiphon.modeling.omni.checkpoint import tokenizer
 
 ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0}
 SECTIONS = ROPE | {"mrope_section": [24, 20, 20], "mrope_interleaved": True}

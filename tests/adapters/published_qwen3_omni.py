@@ -17,7 +17,6 @@ from transformers import Qwen3OmniMoeForConditionalGeneration, WhisperFeatureExt
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
 
-from antiphon.adapters.qwen3_omni.checkpoint import tokenizer
 from antiphon.adapters.qwen3_omni.model import OmniStream, Qwen3Omni
 from antiphon.contracts import (
     AudioPart,
@@ -28,6 +27,7 @@ from antiphon.contracts import (
     ResponseAudio,
     VoiceOptions,
 )
+from antiphon.modeling.omni.checkpoint import tokenizer
 from antiphon.vision.images import EncodedImage
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID
 

@@ -42,7 +42,7 @@ def modules(folder: Path) -> set[Path]:
     """
     own = set(folder.glob("*.py"))
     imported = {
-        node.module.rpartition(".")[2]
+        node.module.removeprefix("antiphon.modeling.").replace(".", "/")
         for path in own
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("antiphon.modeling.")

@@ -46,6 +46,7 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
     "{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% elif c.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
     "{% elif c.type == 'audio' %}<|audio_start|><|audio_pad|><|audio_end|>"
     "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -187,16 +188,21 @@ def config() -> Any:
     )
 
 
-def write(where: Path) -> Path:
-    """Write the checkpoint into a folder that exists, and return the folder."""
+def write_tokenizer(where: Path, special: list[str], template: str) -> None:
+    """Write a tokenizer of bytes, control tokens and WORDS, and a chat template in a file beside it."""
     words = Tokenizer(BPE(vocab={c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words.decoder = decoders.ByteLevel()
-    words.add_special_tokens(SPECIAL)
+    words.add_special_tokens(special)
     words.add_tokens([AddedToken(word, normalized=False) for word in WORDS])
     made = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<|im_end|>", pad_token="<|endoftext|>")
     made.save_pretrained(where)
-    (where / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    (where / "chat_template.json").write_text(json.dumps({"chat_template": template}))
+
+
+def write(where: Path) -> Path:
+    """Write the checkpoint into a folder that exists, and return the folder."""
+    write_tokenizer(where, SPECIAL, TEMPLATE)
     torch.manual_seed(5)
     model: Any = Qwen3OmniMoeForConditionalGeneration(config())
     with torch.no_grad():

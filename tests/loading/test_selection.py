@@ -43,6 +43,7 @@ def test_when_settings_name_folders_then_their_models_are_selected(tmp_path: Pat
     ("role", "model_type", "adapter"),
     [
         ("partner", "qwen3_omni_moe", "qwen3_omni"),
+        ("partner", "qwen2_5_omni", "qwen2_5_omni"),
         ("partner", "minicpmo", "minicpmo"),
         ("watcher", "qwen3_vl", "vlm"),
         ("language", "qwen2", "causal_lm"),

@@ -26,6 +26,7 @@ ADAPTERS = (
     "vlm",
     "minicpmo",
     "qwen3_omni",
+    "qwen2_5_omni",
     "rapid_ocr",
 )
 SPECS: Mapping[str, Spec] = MappingProxyType({name: import_module(f"{__name__}.{name}").SPEC for name in ADAPTERS})

@@ -12,16 +12,15 @@ from typing import Any
 
 import torch
 from accelerate.hooks import remove_hook_from_submodules
-from transformers import AutoTokenizer, Qwen3OmniMoeForConditionalGeneration
+from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from antiphon.adapters.qwen3_omni.code2wav import Code2Wav
 from antiphon.modeling.codec_talker import CodePredictor
+from antiphon.modeling.omni.checkpoint import ThinkerParts, tokenizer
 from antiphon.modeling.text_decoder import TextDecoder
 
 # Samples a second of its audio.
 RATE_HZ = 24_000
-# Where a released checkpoint has its chat template, beside the tokenizer.
-TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +40,6 @@ class OmniSpecialIds:
     text_bos: int
     text_eos: int
     text_pad: int
-
-
-@dataclass(frozen=True, slots=True)
-class ThinkerParts:
-    """The language model on its device.
-
-    `model`: a Qwen3OmniMoeThinkerForConditionalGeneration, for its encoders and its table of tokens. `decoder`: its
-    text model and head, which the engine steps. `tokenizer`: of `transformers`, with a chat template.
-    """
-
-    model: Any
-    decoder: TextDecoder
-    tokenizer: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +123,3 @@ def _talker(whole: Any) -> TalkerParts:
         turn_start=int(config.im_start_token_id),
         user=int(config.user_token_id),
     )
-
-
-def tokenizer(folder: Path) -> Any:
-    """Return the checkpoint's tokenizer with its chat template, which as released is in a file beside it.
-
-    Raises OSError for a folder without a tokenizer, ValueError where there is no template.
-    """
-    made: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    for name in TEMPLATES if not made.chat_template else ():
-        if (folder / name).is_file():
-            text = (folder / name).read_text(encoding="utf-8")
-            made.chat_template = json.loads(text)["chat_template"] if name.endswith(".json") else text
-    if not made.chat_template:
-        raise ValueError(f"it lacks a chat template ({', '.join(TEMPLATES)})")
-    return made

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from antiphon.adapters.parts import load_parts
-from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, TalkerParts, ThinkerParts, read
-from antiphon.adapters.qwen3_omni.media_encoder import OmniMediaEncoder
+from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, TalkerParts, read
 from antiphon.adapters.qwen3_omni.spoken_tokens import SpokenTokens
 from antiphon.adapters.qwen3_omni.talker import OmniTalker, OmniTalkerStream
 from antiphon.adapters.spec import EngineModelOptions
@@ -37,6 +36,8 @@ from antiphon.engine.threads import load_errors
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat import ChatModel, ChatStream
 from antiphon.modeling.chat_template import ChatTemplate
+from antiphon.modeling.omni.checkpoint import ThinkerParts
+from antiphon.modeling.omni.media_encoder import OmniMediaEncoder
 from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.tool_grammar import CALL_OPENING
 from antiphon.pipelines.merge import PutChunk, side_by_side
@@ -130,7 +131,7 @@ def _chat_model(
     try:
         chat = ChatModel(folder, model_id, engine, thinker.tokenizer)
         chat.template = ChatTemplate(thinker.tokenizer, takes_media=True)
-        chat.media_encoder = OmniMediaEncoder(folder, thinker, engine.thread)
+        chat.media_encoder = OmniMediaEncoder(folder, thinker.model, engine.thread, has_tap=thinker.decoder.has_tap)
     except BaseException:
         engine.close()
         raise

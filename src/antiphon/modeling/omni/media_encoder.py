@@ -1,4 +1,4 @@
-"""Audio and images as rows of the thinker's input: 13 rows a second of audio, up to 768 an image."""
+"""Audio and images as rows of the thinker's input: 13 or 25 rows a second of audio, up to 768 an image."""
 
 from __future__ import annotations
 
@@ -6,38 +6,36 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
-import numpy as np
 import torch
-from transformers import WhisperFeatureExtractor
 
-from antiphon.adapters.qwen3_omni.checkpoint import ThinkerParts
-from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import AudioPart, ImagePart, MediaPart
+from antiphon.audio import Pcm
+from antiphon.contracts import ImagePart, MediaPart
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.media_rows import MediaRows
+from antiphon.modeling.omni.sound import SoundFeatures
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
 
 # Pixels. Larger images are scaled down to this before anything else: the encoder sees no more of them.
 MAX_SIDE = 2048
-# Shorter audio is padded with silence: of less than this, nothing is left behind the encoder's convolutions.
-MIN_SAMPLES = SAMPLE_RATE_HZ // 10
 
 
 class OmniMediaEncoder:
     """A MediaEncoder: features are made in a helper thread, and both encoders run in the thinker's, between its steps.
 
-    `thinker`: whose encoders are used. `thread`: the one that steps the thinker. Nothing is kept between calls.
+    `thinker`: a model of `transformers` whose encoders are used. `thread`: the one that steps it. `has_tap`: as
+    MediaEncoder has it. Nothing is kept between calls.
     """
 
-    def __init__(self, folder: Path, thinker: ThinkerParts, thread: ModelThread) -> None:
+    def __init__(self, folder: Path, thinker: Any, thread: ModelThread, *, has_tap: bool = False) -> None:
         """Read the processors' settings from the folder. Raises OSError, ValueError where they are missing."""
-        config = thinker.model.config
+        config = thinker.config
         self.placeholder_ids = frozenset((int(config.audio_token_id), int(config.image_token_id)))
-        self.has_tap = thinker.decoder.has_tap
-        self._thread, self._model = thread, thinker.model
-        self._vision_encoder = QwenVisionEncoder(folder, thinker.model, config.vision_config)
-        self._extract: Any = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
+        self.has_tap = has_tap
+        self._thread, self._model = thread, thinker
+        self._vision_encoder = QwenVisionEncoder(folder, thinker, config.vision_config)
+        # Only Qwen2.5-Omni's processor pads all sound to one length.
+        self._sound = SoundFeatures(folder, zero_padded=config.model_type.startswith("qwen2_5"))
 
     async def encode(self, part: MediaPart) -> MediaRows:
         """Return the rows of one audio clip or image; those of an image have positions.
@@ -61,21 +59,7 @@ class OmniMediaEncoder:
         """What the part's encoder is given. Makes no products of torch, which belong in the model's thread."""
         if isinstance(part, ImagePart):
             return self._vision_encoder.prepare(part.image.pixels(MAX_SIDE))
-        return self._features(part)
-
-    def _features(self, part: AudioPart) -> Pcm:
-        """The log-mel spectrogram: float32 [bins, frames of 10 ms]."""
-        pcm = np.pad(part.pcm, (0, max(0, MIN_SAMPLES - len(part.pcm))))
-        made = self._extract(
-            pcm,
-            sampling_rate=SAMPLE_RATE_HZ,
-            padding=True,
-            truncation=False,
-            return_attention_mask=True,
-            return_tensors="np",
-        )
-        found: Pcm = made["input_features"][0][:, : int(made["attention_mask"][0].sum())]
-        return found
+        return self._sound.clip(part.pcm)
 
     @torch.inference_mode()
     def _encode_audio(self, features: Pcm) -> torch.Tensor:

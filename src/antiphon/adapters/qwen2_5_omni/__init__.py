@@ -1,0 +1,15 @@
+"""Qwen2.5-Omni (arXiv:2503.20215): a conversation model that hears, sees and writes."""
+
+from antiphon.adapters.spec import Spec
+from antiphon.engine.api import Capabilities
+
+SPEC = Spec(
+    role="partner",
+    model="antiphon.adapters.qwen2_5_omni.model:Qwen25Omni",
+    runs_on="engine",
+    # Audio and images are rows of the encoders', and replies may be held to tools.
+    requires=Capabilities.EMBEDDING_ROWS | Capabilities.EXACT_ROLLBACK | Capabilities.GRAMMAR,
+    model_types=("qwen2_5_omni",),
+    uses=("synthesizer",),
+    language_model="thinker",
+)

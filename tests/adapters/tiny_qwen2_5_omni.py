@@ -1,0 +1,104 @@
+"""A Qwen2.5-Omni of tiny random weights, as `transformers` writes it, with the files of the released folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Qwen2_5OmniConfig, Qwen2_5OmniForConditionalGeneration, WhisperFeatureExtractor
+
+from tests.adapters.tiny_qwen3_omni import FIRST, WORDS, write_tokenizer
+
+SPECIAL = [
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+    "<|AUDIO|>",
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+    "<|IMAGE|>",
+    "<|VIDEO|>",
+    "<|endoftext|>",
+]
+ID = {text: FIRST + i for i, text in enumerate([*SPECIAL, *WORDS])}
+# As released, it is beside the tokenizer.
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+    "{% if c.type == 'image' %}<|vision_bos|><|IMAGE|><|vision_eos|>"
+    "{% elif c.type == 'audio' %}<|audio_bos|><|AUDIO|><|audio_eos|>"
+    "{% elif c.type == 'video' %}<|vision_bos|><|VIDEO|><|vision_eos|>"
+    "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def config() -> Any:
+    """The configuration of the thinker with its encoders, small; the talker is switched off."""
+    thinker = {
+        "text_config": {
+            "vocab_size": FIRST + len(SPECIAL) + len(WORDS),
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 4096,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+            "tie_word_embeddings": False,
+            "initializer_range": 0.25,
+        },
+        "audio_config": {
+            "num_mel_bins": 16,
+            "encoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 48,
+            "d_model": 32,
+            "output_dim": 64,
+            "n_window": 100,
+            "initializer_range": 0.25,
+        },
+        "vision_config": {
+            "depth": 3,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "intermediate_size": 48,
+            "patch_size": 8,
+            "window_size": 32,
+            "out_hidden_size": 64,
+            "fullatt_block_indexes": [1],
+            "initializer_range": 0.25,
+        },
+        "audio_token_index": ID["<|AUDIO|>"],
+        "image_token_index": ID["<|IMAGE|>"],
+        "video_token_index": ID["<|VIDEO|>"],
+        "audio_start_token_id": ID["<|audio_bos|>"],
+        "audio_end_token_id": ID["<|audio_eos|>"],
+        "vision_start_token_id": ID["<|vision_bos|>"],
+        "vision_end_token_id": ID["<|vision_eos|>"],
+        "user_token_id": ID["user"],
+        "initializer_range": 0.25,
+    }
+    return Qwen2_5OmniConfig(thinker_config=thinker, enable_audio_output=False)
+
+
+def write(where: Path) -> Path:
+    """Write the checkpoint into a folder that exists, and return the folder."""
+    write_tokenizer(where, SPECIAL, TEMPLATE)
+    torch.manual_seed(6)
+    model: Any = Qwen2_5OmniForConditionalGeneration(config())
+    with torch.no_grad():
+        # Trained models do not say that there is sound or a picture; one of random weights would.
+        model.thinker.lm_head.weight[FIRST:] = 0
+        model.thinker.lm_head.weight[ID["<|im_end|>"]] = model.thinker.lm_head.weight[7] * 1.02
+    model.save_pretrained(where)
+    WhisperFeatureExtractor(feature_size=16, n_fft=400, chunk_length=30).save_pretrained(where)
+    extractor = json.loads((where / "preprocessor_config.json").read_text())
+    (where / "preprocessor_config.json").write_text(json.dumps(extractor | {
+        "image_processor_type": "Qwen2VLImageProcessor", "patch_size": 8, "temporal_patch_size": 2, "merge_size": 2,
+        "size": {"shortest_edge": 256, "longest_edge": 4096}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    }))  # fmt: skip
+    return where
