@@ -15,20 +15,25 @@ import torch
 from PIL import Image
 from transformers import Qwen3OmniMoeForConditionalGeneration, WhisperFeatureExtractor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
+from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import (
+    Qwen3OmniMoeProcessor,
+    _get_feat_extract_output_lengths,
+)
 
 from antiphon.adapters.qwen3_omni.model import OmniStream, Qwen3Omni
 from antiphon.contracts import (
     AudioPart,
     ImagePart,
-    MediaPart,
     Message,
+    MessagePart,
     ReplyOptions,
     ResponseAudio,
+    VideoPart,
     VoiceOptions,
 )
 from antiphon.modeling.omni.checkpoint import tokenizer
 from antiphon.vision.images import EncodedImage
+from tests.adapters.published_video import PublishedVideo, joined
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID
 
 TOKENS, FRAMES = 14, 24
@@ -69,17 +74,21 @@ class Whole:
         self.tokenizer = tokenizer(folder)
         self.extract = WhisperFeatureExtractor.from_pretrained(folder)
         self.process = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        names = {"audio_token": "<|audio_pad|>", "video_token": "<|video_pad|>"}
+        names |= {"audio_bos_token": "<|audio_start|>", "audio_eos_token": "<|audio_end|>"}
+        self.video = PublishedVideo(Qwen3OmniMoeProcessor, names, 13.0, self.process)
 
     def inputs(self, messages: Sequence[Message]) -> tuple[torch.Tensor, dict[str, Any]]:
         """The model's inputs, as its processor writes them: a token for each row of audio and images."""
         media = [p for m in messages for p in m.parts if not isinstance(p, str)]
-        sounds, images = ([p for p in media if isinstance(p, kind)] for kind in (AudioPart, ImagePart))
+        sounds = [p for p in media if isinstance(p, AudioPart) or (isinstance(p, VideoPart) and p.sound)]
+        images = [p for p in media if isinstance(p, ImagePart)]
         out: dict[str, Any] = {}
-        rows: dict[MediaPart, int] = {}
+        rows: dict[MessagePart, int] = {}
         if sounds:
             # Each clip by itself: beside a longer one, the extractor would take its padding for silence that is
             # features.
-            features = [self.features(s.pcm) for s in sounds]
+            features = [self.features(s.pcm if isinstance(s, AudioPart) else joined(s)) for s in sounds]
             most = max(h.shape[1] for h in features)
             mask = torch.tensor([[1] * h.shape[1] + [0] * (most - h.shape[1]) for h in features])
             filled = torch.stack([torch.nn.functional.pad(h, (0, most - h.shape[1])) for h in features])
@@ -90,8 +99,15 @@ class Whole:
             opened = [Image.open(io.BytesIO(i.image.data)).convert("RGB") for i in images]
             out |= dict(self.process(opened, return_tensors="pt"))
             rows |= dict(zip(images, (out["image_grid_thw"].prod(-1) // 4).tolist(), strict=True))
+        videos: dict[MessagePart, str] = {}
+        for video in (p for p in media if isinstance(p, VideoPart)):
+            videos[video], given = self.video.inputs(video, rows.get(video, 0))
+            out |= {
+                k: torch.cat((out[k], v)) if k in out and k != "use_audio_in_video" else v for k, v in given.items()
+            }
         parts = [
-            [p if isinstance(p, str) else self.placeholders(p, rows[p]) for p in m.parts or (m.text,)] for m in messages
+            [p if isinstance(p, str) else self.placeholders(p, rows, videos) for p in m.parts or (m.text,)]
+            for m in messages
         ]
         turns = [{"role": m.role, "content": "".join(p)} for m, p in zip(messages, parts, strict=True)]
         written = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
@@ -101,10 +117,12 @@ class Whole:
         made = self.extract(pcm, sampling_rate=16_000, padding=True, truncation=False, return_tensors="pt")
         return torch.as_tensor(made["input_features"][0])
 
-    def placeholders(self, part: MediaPart, rows: int) -> str:
+    def placeholders(self, part: MessagePart, rows: dict[MessagePart, int], videos: dict[MessagePart, str]) -> str:
+        if isinstance(part, VideoPart):
+            return "<|vision_start|>" + videos[part] + "<|vision_end|>"
         if isinstance(part, AudioPart):
-            return "<|audio_start|>" + "<|audio_pad|>" * rows + "<|audio_end|>"
-        return "<|vision_start|>" + "<|image_pad|>" * rows + "<|vision_end|>"
+            return "<|audio_start|>" + "<|audio_pad|>" * rows[part] + "<|audio_end|>"
+        return "<|vision_start|>" + "<|image_pad|>" * rows[part] + "<|vision_end|>"
 
     def ids(self, messages: Sequence[Message]) -> list[int]:
         """The tokens that the model writes, TOKENS of them."""
@@ -122,6 +140,9 @@ class Whole:
     def generate(self, messages: Sequence[Message], stop: int, speaker: str = "ethan") -> Made:
         ids, given = self.inputs(messages)
         codes: list[torch.Tensor] = []
+        if given.get("use_audio_in_video"):
+            # generate() does not hand this on to its talker, which would have sound and frames in other places.
+            given["talker_use_audio_in_video"] = True
         decode = self.model.code2wav.chunked_decode
         self.model.code2wav.chunked_decode = lambda c, **more: codes.append(c) or decode(c, **more)
         with warnings.catch_warnings():

@@ -14,11 +14,14 @@ import pytest
 from antiphon.adapters.qwen2_5_omni.model import Qwen25Omni
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import Message, ReplyDone, ResponseAudio, TextDelta, VoiceOptions
-from antiphon.engine.api import EngineSettings
+from antiphon.engine.api import EngineSettings, Position
+from antiphon.engine.rows import Rows
 from antiphon.errors import ModelError
+from antiphon.modeling.media_rows import runs
 from tests.adapters import tiny_qwen2_5_omni as tiny
 from tests.adapters.published_qwen2_5_omni import Whole
 from tests.adapters.published_qwen3_omni import OPTIONS, PROMPTS, TOKENS, clip
+from tests.adapters.published_video import frame, sound, video
 from tests.pipelines.test_cascade import Voice
 
 SMALL_KV = EngineSettings(kv_bytes=64 << 20)
@@ -83,6 +86,44 @@ def test_when_a_conversation_goes_on_then_only_what_is_new_is_computed(model: Qw
     text, rows = asyncio.run(run())
     assert_written(text, whole.ids(messages), whole)
     assert rows < whole.inputs(messages)[0].shape[1] - whole.inputs(first)[0].shape[1] + TOKENS + 4
+
+
+VIDEOS = {
+    "sound in step": (5, 1.0, 5.3),
+    "frames twice a second": (7, 0.5, 4.0),
+    "sound that ends before the frames": (5, 1.0, 2.9),
+    "sound that goes on behind them": (2, 1.0, 6.1),
+    "a remainder that leaves no row": (3, 1.0, 4.01),
+    "no sound": (4, 0.5, None),
+}
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_frames_and_sound_are_interleaved_as_by_the_published_processor(
+    model: Qwen25Omni, whole: Whole, name: str
+) -> None:
+    count, step_s, seconds = VIDEOS[name]
+    pcm = None if seconds is None else sound(seconds)
+    part = video([frame(i) for i in range(count)], step_s, pcm, model.profile.video_window_s)
+    messages = [Message("system", "Look."), Message("user", "", parts=("See: ", part, "What was that?"))]
+
+    async def run() -> tuple[str, list[Position]]:
+        stream = await model.thinker.open()
+        async with aclosing(stream.reply(messages, OPTIONS)) as parts:
+            text = "".join([p.text async for p in parts if isinstance(p, TextDelta)])
+        assert model.thinker.media_encoder
+        rows = Rows()
+        for run in runs(stream.rows, 0, stream.media_rows, model.thinker.media_encoder.joined):
+            count = len(run.ids) or run.stop - run.start
+            rows.append([0] * count, run.positions)
+        stream.close()
+        return text, [rows.position(i) for i in range(rows.length)]
+
+    text, positions = asyncio.run(run())
+    ids, given = whole.inputs(messages)
+    expected = whole.positions(ids, given)
+    assert [tuple(p) for p in positions[: len(expected)]] == expected
+    assert_written(text, whole.ids(messages), whole)
 
 
 def test_when_a_synthesizer_is_loaded_then_it_speaks_what_the_thinker_writes(folder: Path) -> None:

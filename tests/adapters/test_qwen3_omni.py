@@ -52,6 +52,7 @@ from tests.adapters.published_qwen3_omni import (
     folder_of,
     image,
 )
+from tests.adapters.published_video import frame, sound, video
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID
 
 SMALL_KV = EngineSettings(kv_bytes=64 << 20)
@@ -90,6 +91,38 @@ def test_text_and_audio_are_those_of_the_published_model(model: Qwen3Omni, whole
 
     stop = whole.stop(PROMPTS[name])
     assert_equal(asyncio.run(run()), whole.generate(PROMPTS[name], stop))
+
+
+VIDEOS = {
+    "sound in step": (3, 1.0, 3.0),
+    "sound longer than a window of the encoder": (4, 2.0, 9.3),
+    "a remainder shorter than a chunk of the encoder": (2, 4.0, 8.4),
+    "sound that ends before the frames": (4, 1.0, 1.7),
+    "no sound": (3, 1.0, None),
+}
+
+
+@pytest.mark.parametrize("name", VIDEOS)
+def test_frames_and_sound_are_interleaved_as_by_the_published_processor(
+    model: Qwen3Omni, whole: Whole, name: str
+) -> None:
+    count, step_s, seconds = VIDEOS[name]
+    pcm = None if seconds is None else sound(seconds)
+    part = video([frame(i) for i in range(count)], step_s, pcm, model.profile.video_window_s)
+    texts = ("What is that?", "What was that?", *(f"Number {n}?" for n in range(8)))
+    asked = ([Message("system", "Look."), Message("user", "", parts=("See: ", part, text))] for text in texts)
+    # A question whose answer can be made to end: weights drawn at random answer others with one token again and again.
+    messages = next(m for m in asked if set(whole.ids(m)[4:]) - set(whole.ids(m)[:4]))
+
+    async def run() -> Made:
+        stream = await model.open()
+        try:
+            return await answer(model, stream, messages, stop)
+        finally:
+            stream.close()
+
+    stop = whole.stop(messages)
+    assert_equal(asyncio.run(run()), whole.generate(messages, stop))
 
 
 def test_when_a_conversation_goes_on_then_both_decoders_compute_only_what_is_new(
@@ -366,6 +399,7 @@ def test_when_a_part_is_in_many_requests_then_it_is_encoded_once(model: Qwen3Omn
     class Counted:
         def __init__(self, encoder: Any) -> None:
             self.placeholder_ids, self.has_tap, self._encoder = encoder.placeholder_ids, encoder.has_tap, encoder
+            self.joined, self.window_s, self.video_rows = encoder.joined, encoder.window_s, encoder.video_rows
 
         async def encode(self, part: MediaPart) -> Any:
             encoded.append(part)

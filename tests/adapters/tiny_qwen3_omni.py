@@ -105,6 +105,7 @@ def config() -> Any:
                 "initializer_range": 0.25,
             },
             "user_token_id": ID["user"],
+            "position_id_per_seconds": 13,
             "initializer_range": 0.25,
         }
         | ids
@@ -151,6 +152,7 @@ def config() -> Any:
             "codec_bos_id": CODES + 6,
             "speaker_id": {"ethan": CODES + 10, "chelsie": CODES + 11},
             "spatial_merge_size": 2,
+            "position_id_per_seconds": 13,
             "initializer_range": 0.25,
         }
         | ids

@@ -7,11 +7,14 @@ from contextlib import aclosing
 from pathlib import Path
 
 import anyio
+import numpy as np
 import pytest
 
+from antiphon.adapters.qwen2_5_omni.model import Qwen25Omni
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import (
+    AudioPart,
     ImagePart,
     Message,
     MessagePart,
@@ -20,6 +23,7 @@ from antiphon.contracts import (
     ResponseChunk,
     TextDelta,
     VideoFrame,
+    VideoPart,
     VideoQuestion,
     VoiceOptions,
 )
@@ -33,9 +37,12 @@ from antiphon.pipelines.video_partner import (
     ConversationVideoModel,
     ConversationVideoStream,
 )
+from antiphon.pipelines.video_sound import MAX_S, VideoSound
 from antiphon.vision.images import EncodedImage
+from tests.adapters import published_qwen2_5_omni, tiny_qwen2_5_omni
 from tests.adapters import tiny_qwen3_omni as tiny
-from tests.adapters.published_qwen3_omni import TOKENS, Whole, clip, image
+from tests.adapters.published_qwen3_omni import TOKENS, Whole, image
+from tests.adapters.published_video import frame, sound, video
 
 GREEDY = ReplyOptions(max_tokens=TOKENS, temperature=0.0)
 
@@ -85,21 +92,20 @@ def test_when_questions_follow_then_answers_are_those_to_the_whole_conversation(
     model: Qwen3Omni, whole: Whole, eager: bool
 ) -> None:
     frames = [image(i) for i in range(4)]
-    heard = clip(1.3, 7)
 
     async def run() -> tuple[list[str], list[int]]:
         stream = await ConversationVideoModel(model, eager=eager).open("Look well.")
         engine, texts, rows = model.thinker.engine, list[str](), list[int]()
 
         async def append(number: int) -> None:
-            await stream.append_frame(VideoFrame(number, number / 2, frames[number].image))
+            await stream.append_frame(VideoFrame(number, float(number), frames[number].image))
             stream.select_frames(tuple(range(number + 1)))
             await stream.settled()
 
-        async def ask(text: str, *numbers: int, pcm: bool = False) -> None:
+        async def ask(text: str, *numbers: int) -> None:
             await computed(engine)
             before = engine.runner.stats.rows
-            texts.append(await answered(stream, VideoQuestion(text, 9.0, numbers, heard.pcm if pcm else None)))
+            texts.append(await answered(stream, VideoQuestion(text, 9.0, numbers)))
             rows.append(engine.runner.stats.rows - before)
 
         async with anyio.create_task_group() as group:
@@ -111,7 +117,7 @@ def test_when_questions_follow_then_answers_are_those_to_the_whole_conversation(
             # An answer that is broken off: neither it nor its question stay, the frames do.
             await answered(stream, VideoQuestion("Never mind.", 9.0, (0, 1, 2)), most=2)
             await append(3)
-            await ask("And this?", 0, 1, 2, 3, pcm=True)
+            await ask("And this?", 0, 1, 2, 3)
             await ask("Why?", 0, 1, 2, 3)
             group.cancel_scope.cancel()
         stream.close()
@@ -119,8 +125,8 @@ def test_when_questions_follow_then_answers_are_those_to_the_whole_conversation(
 
     texts, rows = anyio.run(run)
     system = Message("system", f"{SYSTEM} Look well.")
-    first = turn("<0.0 seconds>", frames[0], "<0.5 seconds>", frames[1], "What is it?")
-    second = turn("<1.0 seconds>", frames[2], "<1.5 seconds>", frames[3], heard, "And this?")
+    first = turn(video(frames[:2], 1.0, None, 0), "What is it?")
+    second = turn(video(frames[2:], 1.0, None, 0), "And this?")
     said = [Message("assistant", text.strip()) for text in texts]
     messages = [system, first, said[0], second, said[1], turn("Why?")]
     for count, text in zip((2, 4, 6), texts, strict=True):
@@ -128,11 +134,91 @@ def test_when_questions_follow_then_answers_are_those_to_the_whole_conversation(
         written = whole.tokenizer.decode(ids, skip_special_tokens=False)
         # Bytes at the end that are no character yet are not in the answer.
         assert written.startswith(text)
-        assert len(written) - len(text) <= 3
+        assert not written[len(text) :].strip("\ufffd")
     # "Why?" is a turn of a few tokens, whatever came before it. The first question finds its frames in the KV already
     # where they were prefilled.
     assert rows[2] < 60
     assert (rows[0] < 30) == eager
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_when_sound_comes_with_the_frames_then_a_question_costs_what_is_not_complete_yet(
+    tmp_path: Path, eager: bool
+) -> None:
+    folder = tiny_qwen2_5_omni.write(tmp_path)
+    whole = published_qwen2_5_omni.Whole(folder)
+    model = Qwen25Omni(folder, "omni", EngineModelOptions(EngineSettings(kv_bytes=64 << 20), weights="fp32"))
+    model.thinker.stop_tokens = frozenset()
+    frames, heard = [frame(i) for i in range(6)], sound(11.3)
+    engine = model.thinker.engine
+    # The first question is asked after 6 frames and 6.3 s, the second after 5 s of sound and no frame.
+    pieces = [heard[i * 16_000 : (i + 1) * 16_000] for i in range(6)] + [heard[96_000:100_800]]
+
+    async def run() -> tuple[list[str], int]:
+        stream = await ConversationVideoModel(model, eager=eager).open("Look well.")
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream.run)
+            for number, piece in enumerate(pieces):
+                if number < len(frames):
+                    await stream.append_frame(VideoFrame(number, float(number), frames[number].image))
+                    stream.select_frames(tuple(range(number + 1)))
+                stream.append_audio(piece, float(number))
+                await stream.settled()
+            await computed(engine)
+            before = engine.runner.stats.rows
+            asked = VideoQuestion("What is it?", 6.0, tuple(range(6)), heard[:100_800], 0.0)
+            texts = [await answered(stream, asked)]
+            rows = engine.runner.stats.rows - before
+            stream.append_audio(heard[100_800:], 6.3)
+            texts.append(await answered(stream, VideoQuestion("And now?", 9.0, (), heard[100_800:], 6.3)))
+            group.cancel_scope.cancel()
+        stream.close()
+        return texts, rows
+
+    texts, rows = anyio.run(run)
+    model.close()
+    system = Message("system", f"{SYSTEM} Look well.")
+    first = turn(video(frames, 1.0, heard[:100_800], 2.0), "What is it?")
+    messages = [system, first, Message("assistant", texts[0].strip()), turn(AudioPart(heard[100_800:]), "And now?")]
+    for count, text in zip((2, 4), texts, strict=True):
+        written = whole.tokenizer.decode(whole.ids(messages[:count]), skip_special_tokens=False)
+        assert written.startswith(text)
+        assert not written[len(text) :].strip("\ufffd")
+    # Three windows of two seconds are complete: what is left are 0.3 s of sound, the question and the answer.
+    assert (rows < 60) == eager
+
+
+def test_when_sound_is_cut_into_windows_then_each_sample_is_in_one() -> None:
+    heard, made = sound(5.0), VideoSound(2.0)
+    assert [made.append(heard[i : i + 7_000], 3.0 + i / 16_000) for i in range(0, 80_000, 7_000)].count(True) == 2
+    assert (made.at_s, made.complete_s, round(made.end_s, 4)) == (3.0, 7.0, 8.0)
+    parts = [w.pcm[w.num_before : len(w.pcm) - w.num_after] for w in made.all()]
+    assert np.array_equal(np.concatenate(parts), heard)
+    assert [len(p) for p in parts] == [32_000, 32_000, 16_000]
+    # What came after a question was asked is given back; sound that begins elsewhere begins anew.
+    assert np.array_equal(made.cut(70_000), heard[70_000:])
+    assert (made.cut(70_000).size, made.num_samples) == (0, 70_000)
+    made.append(heard[:100], 20.0)
+    assert (made.at_s, made.num_samples, made.all()) == (20.0, 100, ())
+    for second in range(70):
+        made.append(heard[:16_000], made.end_s)
+        assert len(made.windows) <= MAX_S / 2.0
+        assert made.end_s == pytest.approx(20.0 + 100 / 16_000 + second + 1)
+
+
+def test_when_a_video_spans_more_than_positions_reach_then_what_was_seen_first_is_at_its_beginning() -> None:
+    partner, png = Partner(), image().image.data
+
+    async def run() -> None:
+        stream = ConversationVideoStream(partner, "", eager=False, window_s=2.0)
+        for number, at_s in enumerate((0.0, 200.0, 1000.0)):
+            await stream.append_frame(VideoFrame(number, at_s, EncodedImage(png)))
+        await answered(stream, VideoQuestion("What?", 1000.0, (0, 1, 2)))
+
+    anyio.run(run)
+    (part, _) = partner.asked[-1][-1].parts
+    assert isinstance(part, VideoPart)
+    assert [at_s for at_s, _ in part.frames] == [0.0, 0.0, 1000.0 - 720.0]
 
 
 class Partner:

@@ -24,6 +24,8 @@ class ConversationProfile:
     - `accepts_media`: it hears audio and sees images in messages; other models are given text in their place.
     - `max_preemptive`: the responses that a conversation may begin in a minute before they are asked for; None: any
       number.
+    - `video_window_s`: it takes VideoParts, whose sound is in windows of so many seconds; 0: frames are images, and
+      sound is audio.
     """
 
     id: str
@@ -31,6 +33,7 @@ class ConversationProfile:
     voices: tuple[str, ...]
     accepts_media: bool = False
     max_preemptive: int | None = None
+    video_window_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

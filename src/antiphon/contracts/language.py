@@ -24,13 +24,54 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImagePart:
-    """An image in a message. Two parts are equal only if they are the same object, as with audio."""
+    """An image in a message. Two parts are equal only if they are the same object, as with audio.
+
+    `in_video`: it is a frame of a VideoPart, for which a model may have other sizes than for images.
+    """
 
     image: EncodedImage
+    in_video: bool = False
 
 
-MediaPart = AudioPart | ImagePart
-MessagePart = str | AudioPart | ImagePart
+class SoundTrack:
+    """Stands for the sound of one video, whose windows share it. Two are equal only if they are the same object."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoundWindow:
+    """A window of a video's sound. Two are equal only if they are the same object.
+
+    `pcm`: float32 [num_samples], mono, 16 kHz: the window's own samples, with the last `num_before` of those before it
+    and the first `num_after` of those behind it, which its first and last spectra reach into. `track`: that of all
+    windows of this sound, of which the first has nothing before it.
+    """
+
+    pcm: Pcm
+    track: SoundTrack
+    num_before: int = 0
+    num_after: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VideoPart:
+    """Frames and sound of one stretch of time in a message, for models that interleave them by time.
+
+    - `frames`: times in seconds since the stretch began, and images, in order.
+    - `sound`: windows that follow one another, all but the last as long as the model's profile says. The first begins
+      at `sound_at_s`.
+    - `goes_on`: more sound will follow, so frames that belong behind it are left out yet.
+    """
+
+    frames: tuple[tuple[float, ImagePart], ...]
+    sound: tuple[SoundWindow, ...] = ()
+    sound_at_s: float = 0.0
+    goes_on: bool = False
+
+
+MediaPart = AudioPart | ImagePart | SoundWindow
+MessagePart = str | AudioPart | ImagePart | VideoPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,12 +48,14 @@ class VideoQuestion:
 
     - `frames`: the numbers of the frames that it is to be answered from, in order.
     - `pcm`: what was heard since the last question, float32 [num_samples], mono, 16 kHz; None: nothing.
+    - `pcm_at_s`: when that began, on the session's clock.
     """
 
     text: str
     at_s: float
     frames: tuple[int, ...]
     pcm: Pcm | None = None
+    pcm_at_s: float = 0.0
 
 
 class VideoStream(Protocol):
@@ -66,6 +68,13 @@ class VideoStream(Protocol):
     async def append_frame(self, frame: VideoFrame) -> None:
         """Add a frame that was kept. Does not wait for work that takes long, which `run` does. Raises MediaError where
         it is no image, or is cut off.
+        """
+        ...
+
+    def append_audio(self, pcm: Pcm, at_s: float) -> None:
+        """Note more of what is heard, for models that take it in before a question: float32 [num_samples], mono, 16
+        kHz, from `at_s` on. The next question comes with all of it. Sound that does not begin where the last ended
+        begins anew. Does not wait.
         """
         ...
 

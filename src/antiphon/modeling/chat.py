@@ -19,12 +19,14 @@ import secrets
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig
 
 from antiphon.contracts import (
+    ImagePart,
     LanguageLoad,
     LanguageProfile,
     MediaPart,
@@ -33,19 +35,27 @@ from antiphon.contracts import (
     ReplyDone,
     ReplyOptions,
     TextDelta,
+    VideoPart,
 )
 from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session
 from antiphon.errors import EngineError, GrammarError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat_template import ChatTemplate
 from antiphon.modeling.detokenizer import Detokenizer
-from antiphon.modeling.media_rows import HeldMedia, MediaBudget, MediaEncoder, MediaRows
+from antiphon.modeling.media_rows import (
+    ChatRow,
+    HeldMedia,
+    MediaBudget,
+    MediaEncoder,
+    MediaRows,
+    common_prefix,
+    media_parts,
+    runs,
+)
 from antiphon.modeling.tool_grammar import CALL_CLOSING, CALL_OPENING, CallReader, call_grammar, json_grammar
 
 log = logging.getLogger(__name__)
 
-# A row of a conversation: a token, or a row of an audio clip or image by its number.
-ChatRow = int | tuple[MediaPart, int]
 # How many rows each audio clip or image has.
 MediaSizes = dict[MediaPart, int]
 # Bound: encoded parts that are kept after they left the conversation, for when they come back.
@@ -350,8 +360,8 @@ class ChatStream:
         conversations hold as much as they may, EngineError where this one is closed meanwhile.
         """
         encoder, sizes = self._model.media_encoder, MediaSizes()
-        self._wanted = wanted = set(_media(messages))
-        for part in _media(messages) if encoder else ():
+        self._wanted = wanted = set(media_parts(messages))
+        for part in media_parts(messages) if encoder else ():
             assert encoder
             if part not in self.media_rows:
                 # Requests for the same part share one encoding, which goes on where one of them is cancelled.
@@ -378,10 +388,13 @@ class ChatStream:
         encoder = self._model.media_encoder
         if encoder is None:
             return list(ids)
-        parts, out = iter(_media(messages)), list[ChatRow]()
+        parts, out = (p for m in messages for p in m.parts if not isinstance(p, str)), list[ChatRow]()
         for token in ids:
             part = next(parts, None) if token in encoder.placeholder_ids else None
-            out += [(part, i) for i in range(sizes[part])] if part else [token]
+            if isinstance(part, VideoPart):
+                out += encoder.video_rows(part, sizes)
+            else:
+                out += [(part, i) for i in range(sizes[part])] if part else [token]
         return out
 
     def _rendered(
@@ -417,28 +430,30 @@ class ChatStream:
             self._session.rollback(0)
             held = 0
         if held < head:
-            self._append(ids[held:head])
+            self._append(ids[:head], held)
             self._session.pin()
         self._session.start_turn()
-        self._append(ids[max(held, head) :])
+        self._append(ids, max(held, head))
         self.rows = list(ids)
-        self._media.keep(self._used(ids), MAX_SPARE_PARTS)
+        # Frames that wait for the sound before them have no rows yet.
+        ahead = {part for part in self._wanted if isinstance(part, ImagePart) and part.in_video}
+        self._media.keep(self._used(ids) | ahead, MAX_SPARE_PARTS)
         return held
 
     def _used(self, rows: Sequence[ChatRow]) -> set[MediaPart]:
         """The parts that some of these rows belong to."""
         return {row[0] for row in rows if not isinstance(row, int)} if self.media_rows else set()
 
-    def _append(self, rows: Sequence[ChatRow]) -> None:
-        """Give the session rows, of which those of one audio clip or image are all here or none."""
+    def _append(self, rows: Sequence[ChatRow], begin: int) -> None:
+        """Give the session the rows from `begin` on; it holds those before."""
         encoder = self._model.media_encoder
-        for part, ids in runs_by_part(rows):
-            if part is None:
-                self._session.append(ids)
+        for run in runs(rows, begin, self.media_rows, encoder.joined if encoder else ()):
+            if run.part is None:
+                self._session.append(run.ids, run.positions)
             else:
-                media = self.media_rows[part]
-                sink = media.sink if encoder and encoder.has_tap else None
-                self._session.append_embeddings(media.rows, media.positions, sink)
+                media = self.media_rows[run.part]
+                sink = partial(media.sink, start=run.start) if encoder and encoder.has_tap else None
+                self._session.append_embeddings(media.rows[run.start : run.stop], run.positions, sink)
 
 
 def _invalid_schema(options: ReplyOptions, error: GrammarError) -> RemoteProtocolError:
@@ -460,21 +475,6 @@ def text_size(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
         calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
         num_chars += max(len(message.text), parts) + calls + len(message.name) + MAX_CHARS_PER_TOKEN
     return num_chars
-
-
-def _media(messages: Sequence[Message]) -> list[MediaPart]:
-    return [p for m in messages for p in m.parts if not isinstance(p, str)]
-
-
-def runs_by_part(rows: Sequence[ChatRow]) -> Iterator[tuple[MediaPart | None, list[int]]]:
-    """Yield the runs of rows of one kind, in order: an audio clip or image and [], or None and the run's tokens."""
-    for part, run in itertools.groupby(rows, lambda row: None if isinstance(row, int) else row[0]):
-        yield part, [row for row in run if isinstance(row, int)]
-
-
-def common_prefix(a: Sequence[ChatRow], b: Sequence[ChatRow]) -> int:
-    """Return how many rows at the head of the two are the same; rows of audio and images compare by their part."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class _ProseReader:

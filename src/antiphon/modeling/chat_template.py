@@ -17,7 +17,7 @@ from typing import Any, NotRequired, TypedDict
 from jinja2.exceptions import TemplateError
 from tokenizers import Tokenizer
 
-from antiphon.contracts import AudioPart, ImagePart, Message, MessagePart
+from antiphon.contracts import AudioPart, ImagePart, Message, MessagePart, VideoPart
 from antiphon.events.tools import Tool
 
 # The marks around users' text: Unicode noncharacters, which are never interchanged, and are taken out of that text.
@@ -198,6 +198,8 @@ def _part(part: MessagePart) -> dict[str, str]:
             return {"type": "audio", "audio": ""}
         case ImagePart():
             return {"type": "image", "image": ""}
+        case VideoPart():
+            return {"type": "video", "video": ""}
 
 
 def _loaded(arguments: str) -> Any:

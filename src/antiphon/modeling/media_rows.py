@@ -6,16 +6,20 @@ placeholder. Nothing here encodes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from antiphon.contracts import MediaPart
+from antiphon.contracts import MediaPart, Message, VideoPart
 from antiphon.engine.api import Position
 from antiphon.errors import EngineError, Refused
 
+# A row of a conversation: a token, or a row of an audio clip or image by its number. A row of a video's frame or sound
+# also has the position in time of its frame or window, since the video began.
+ChatRow = int | tuple[MediaPart, int] | tuple[MediaPart, int, int]
 # Of callers that have to wait until other conversations hold fewer rows.
 RETRY_AFTER_S = 10.0
 
@@ -31,8 +35,9 @@ class MediaRows:
         self.rows, self.positions = rows, positions
         self.hidden: Any = None
 
-    def sink(self, offset: int, hidden: Any) -> None:
-        """Keep what the tapped layer made of rows from `offset` on; a Sink of the engine, called in its thread."""
+    def sink(self, offset: int, hidden: Any, start: int = 0) -> None:
+        """Keep what the tapped layer made of rows from `start` + `offset` on; a Sink, called in the engine's thread."""
+        offset += start
         if self.hidden is None:
             # Rows that leave the context before they are computed stay zeros.
             self.hidden = hidden.new_zeros(len(self.rows), hidden.shape[1])
@@ -42,6 +47,89 @@ class MediaRows:
     def num_bytes(self) -> int:
         """The bytes of `rows`. What a tapped layer makes of them has about as many again."""
         return int(self.rows.numel() * self.rows.element_size())
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring rows of one kind: tokens, or rows `start` .. `stop` of an audio clip, an image or a window of sound.
+
+    `part`: None for tokens, which are `ids`. `positions`: one for each row, counted from the first free one; None: they
+    follow one another.
+    """
+
+    part: MediaPart | None
+    ids: list[int]
+    start: int = 0
+    stop: int = 0
+    positions: Sequence[Position] | None = None
+
+
+def runs(
+    rows: Sequence[ChatRow],
+    begin: int,
+    media: Mapping[MediaPart, MediaRows],
+    joined: Collection[tuple[int, int]] = (),
+) -> Iterator[Run]:
+    """Yield the runs of rows from `begin` on; the row before says where a video that has begun goes on.
+
+    `media`: the rows of all parts. `joined`: pairs of tokens of which the second has the position of the first.
+    """
+    before: ChatRow | None = rows[begin - 1] if begin else None
+    for part, group in itertools.groupby(rows[begin:], lambda row: None if isinstance(row, int) else row[0]):
+        run = list(group)
+        if part is None:
+            ids = [row for row in run if isinstance(row, int)]
+            yield Run(None, ids, positions=_token_positions(before, ids, joined))
+        else:
+            start, stop = run[0][1], run[-1][1] + 1  # type: ignore[index]
+            yield Run(part, [], start, stop, _media_positions(before, run, media))
+        before = run[-1]
+
+
+def _token_positions(
+    before: ChatRow | None, ids: Sequence[int], joined: Collection[tuple[int, int]]
+) -> list[Position] | None:
+    out, free = list[int](), 0
+    for last, token in itertools.pairwise((before, *ids)):
+        free -= (last, token) in joined
+        out.append(free)
+        free += 1
+    return [(p,) * 3 for p in out] if out != list(range(len(out))) else None
+
+
+def _media_positions(
+    before: ChatRow | None, run: Sequence[ChatRow], media: Mapping[MediaPart, MediaRows]
+) -> Sequence[Position] | None:
+    first = run[0]
+    assert not isinstance(first, int)
+    if len(first) == 2:
+        return media[first[0]].positions
+    # The first free position, counted from the video's beginning: behind its rows so far, if there are any.
+    free = 0 if before is None or isinstance(before, int) else max(_in_video(before, media)) + 1
+    return [tuple(p - free for p in _in_video(row, media)) for row in run]
+
+
+def _in_video(row: ChatRow, media: Mapping[MediaPart, MediaRows]) -> Position:
+    """The position of a video's row since the video began."""
+    part, number, at = row  # type: ignore[misc]
+    positions = media[part].positions
+    if positions is None:
+        return (at + number,) * 3
+    time, *place = positions[number]
+    return (at + time, *place)
+
+
+def common_prefix(a: Sequence[ChatRow], b: Sequence[ChatRow]) -> int:
+    """Return how many rows at the head of the two are the same; rows of audio and images compare by their part."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def media_parts(messages: Sequence[Message]) -> list[MediaPart]:
+    """Return all that is encoded of these messages, in order, with the frames and the sound of videos."""
+    out: list[MediaPart] = []
+    for part in (p for m in messages for p in m.parts if not isinstance(p, str)):
+        out += [*(image for _, image in part.frames), *part.sound] if isinstance(part, VideoPart) else [part]
+    return out
 
 
 class MediaBudget:
@@ -107,15 +195,23 @@ class HeldMedia:
 class MediaEncoder(Protocol):
     """The encoders of a model that hears or sees.
 
-    `placeholder_ids`: the tokens that stand for one audio clip or image each in a rendered conversation. `has_tap`: the
-    model's decoder has a tapped layer, whose output `MediaRows.hidden` is to hold.
+    `placeholder_ids`: the tokens that stand for one audio clip, image or video each in a rendered conversation.
+    `joined`: pairs of tokens of which the second has the position of the first. `has_tap`: the model's decoder has a
+    tapped layer, whose output `MediaRows.hidden` is to hold. `window_s`: how many seconds of a video's sound it encodes
+    at once.
     """
 
     placeholder_ids: frozenset[int]
+    joined: frozenset[tuple[int, int]]
+    window_s: float
     has_tap: bool
 
+    def video_rows(self, video: VideoPart, sizes: Mapping[MediaPart, int]) -> list[ChatRow]:
+        """Return the rows of a video in order, whose frames and windows of sound have so many rows each."""
+        ...
+
     async def encode(self, part: MediaPart) -> MediaRows:
-        """Return the rows of one audio clip or image. Waits for the encoder.
+        """Return the rows of one audio clip, image or window of sound. Waits for the encoder.
 
         Raises MediaError for what is no image, ModelError where the encoder fails, Refused where the engine is closed.
         """

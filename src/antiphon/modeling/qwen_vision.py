@@ -17,6 +17,8 @@ from antiphon.vision.images import Pixels
 
 # The most rows that a picture becomes: as many as the models' makers give a frame of video.
 MAX_ROWS = 768
+# The fewest rows of a frame of a video, as the makers of Qwen's Omni models give it.
+MIN_VIDEO_ROWS = 128
 # The encoder refuses pictures whose longer side is more than this many times the shorter one.
 MAX_ASPECT = 200
 
@@ -38,17 +40,20 @@ class QwenVisionEncoder:
             "longest_edge": min(processor.size["longest_edge"], MAX_ROWS * factor**2),
         }
         self._processor: Any = processor
+        self._video_size = {"shortest_edge": MIN_VIDEO_ROWS * factor**2, "longest_edge": MAX_ROWS * factor**2}
 
-    def prepare(self, pixels: Pixels) -> Any:
+    def prepare(self, pixels: Pixels, *, in_video: bool = False) -> Any:
         """Return patches, float32 [n, numbers], and their grid, int [1, 3] (time, height, width). Runs on the CPU.
 
-        Scales a picture down to MAX_ROWS rows, and crops one that is longer than the encoder accepts.
+        Scales a picture down to MAX_ROWS rows, and crops one that is longer than the encoder accepts. `in_video`: it is
+        a frame that an Omni model is given as part of a video; small ones are scaled up to MIN_VIDEO_ROWS rows.
         """
         height, width = pixels.shape[:2]
         if max(height, width) > MAX_ASPECT * min(height, width):
             # The encoder would refuse the whole picture, so it sees a part of it.
             pixels = pixels[: MAX_ASPECT * width, : MAX_ASPECT * height]
-        made = self._processor(pixels, return_tensors="np", input_data_format="channels_last")
+        size = {"size": self._video_size} if in_video else {}
+        made = self._processor(pixels, return_tensors="np", input_data_format="channels_last", **size)
         return np.asarray(made["pixel_values"], np.float32), np.asarray(made["image_grid_thw"])
 
     @torch.inference_mode()

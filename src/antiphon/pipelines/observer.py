@@ -15,6 +15,7 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
+from antiphon.audio import Pcm
 from antiphon.contracts import (
     ConversationModel,
     ConversationStream,
@@ -181,6 +182,9 @@ class ObserverStream:
         self._frames.append(ObservedFrame(frame.number, frame.at_s, scene, self._reading))
         del self._frames[:-MAX_FRAMES]
         self._changed.notify()
+
+    def append_audio(self, pcm: Pcm, at_s: float) -> None:
+        """Do nothing: a question comes with what was heard."""
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
         """Do nothing: a question is answered from all notes that are new, whatever the sampling."""

@@ -1,6 +1,8 @@
 """A conversation model that hears and sees, as a video model: each question is a turn of one conversation.
 
-A turn is made of the new frames with their times, what was heard, and the question. With `eager`, frames are prefilled
+A turn is made of the new frames with their times, what was heard, and the question. A model that was trained with video
+gets frames and sound interleaved by their times; others get frames as images behind their times, then the sound. With
+`eager`, frames are prefilled
 as they come, otherwise when a question is asked. The rows of earlier turns stay in the model's KV, so that a question
 costs only what is new.
 """
@@ -11,10 +13,12 @@ import logging
 from collections.abc import AsyncGenerator, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from math import ceil
 
 import anyio.to_thread
+import numpy as np
 
-from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import (
     AudioPart,
     ConversationModel,
@@ -27,11 +31,13 @@ from antiphon.contracts import (
     ResponseChunk,
     TextDelta,
     VideoFrame,
+    VideoPart,
     VideoProfile,
     VideoQuestion,
     VoiceOptions,
 )
 from antiphon.errors import EngineError, MediaError, ModelError, Refused, RemoteProtocolError
+from antiphon.pipelines.video_sound import VideoSound
 from antiphon.signals import Signal
 
 log = logging.getLogger(__name__)
@@ -48,6 +54,9 @@ MAX_PAST_AUDIO_S, KEPT_PAST_AUDIO_S = 600, 300
 MAX_PAST_MESSAGES, KEPT_PAST_MESSAGES = 400, 200
 # A question has the last so many seconds of what was heard since the one before.
 MAX_QUESTION_AUDIO_S = 60
+# A video that spans more seconds, which few frames can do, begins later, at a multiple of the second number: what was
+# seen before is placed at its beginning. A model's positions in time are bounded.
+MAX_SPAN_S, SPAN_STEP_S = 300.0, 60.0
 # A conversation that has outgrown the context is cut back to this share of it.
 TRUNCATION = 0.75
 
@@ -65,7 +74,9 @@ class ConversationVideoModel:
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> ConversationVideoStream:
         """Open a conversation of its own for a session; `instructions` follow this module's. Raises Refused."""
-        return ConversationVideoStream(await self._partner.open(owner), instructions, eager=self._eager)
+        conversation = await self._partner.open(owner)
+        window_s = self._partner.profile.video_window_s
+        return ConversationVideoStream(conversation, instructions, eager=self._eager, window_s=window_s)
 
     def close(self) -> None:
         """Do nothing: the conversation model stays open, and is closed by the caller that made it."""
@@ -74,12 +85,15 @@ class ConversationVideoModel:
 class ConversationVideoStream:
     """A VideoStream whose questions and answers are the messages of `conversation`, which it owns and closes.
 
-    Used from one event loop. Frames are held as files, at most as many as the session keeps, and those of answered
-    questions within the bounds of this module.
+    `window_s`: as `video_window_s` of the model's profile. Used from one event loop. Frames are held as files, at most
+    as many as the session keeps, and those of answered questions within the bounds of this module.
     """
 
-    def __init__(self, conversation: ConversationStream, instructions: str, *, eager: bool) -> None:
+    def __init__(
+        self, conversation: ConversationStream, instructions: str, *, eager: bool, window_s: float = 0.0
+    ) -> None:
         self._conversation, self._eager = conversation, eager
+        self._sound = VideoSound(window_s) if window_s else None
         self._system = Message("system", f"{SYSTEM} {instructions}".strip())
         # Answered questions and their answers, in turn.
         self._past: list[Message] = []
@@ -117,7 +131,12 @@ class ConversationVideoStream:
         # their files.
         for _, waiting in self._frames.values():
             waiting.image.release()
-        self._frames[frame.number] = (frame.at_s, ImagePart(frame.image))
+        self._frames[frame.number] = (frame.at_s, ImagePart(frame.image, in_video=self._sound is not None))
+
+    def append_audio(self, pcm: Pcm, at_s: float) -> None:
+        """Take in sound as it comes, where the model interleaves it with frames: whole windows of it are prefilled."""
+        if self._sound and self._sound.append(pcm, at_s):
+            self.select_frames(self._selected)
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
         """Name the frames that a question asked now would be answered from, and have them prefilled where that pays.
@@ -130,7 +149,7 @@ class ConversationVideoStream:
         num_kept = min(len(self._prefilled), len(wanted)) if same is None else same
         may_prefill = self._eager and not self._answering and not self._closed
         if may_prefill and wanted and len(wanted) - num_kept <= MAX_PREFILL_FRAMES:
-            self._prefilled = wanted
+            self._prefilled = list(wanted)
             self._prefill_due = True
             self._changed.notify()
 
@@ -140,7 +159,7 @@ class ConversationVideoStream:
         while prefilled is not self._prefilled and not self._answering:
             prefilled = self._prefilled
             try:
-                await self._conversation.prefill((*self._messages(), self._turn(self._held(prefilled))))
+                await self._conversation.prefill((*self._messages(), self._turn(self._held(prefilled), goes_on=True)))
             except (ModelError, EngineError, Refused, MediaError, RemoteProtocolError) as error:
                 log.warning("a frame was not prefilled: %s", error)
                 return
@@ -162,11 +181,29 @@ class ConversationVideoStream:
     def _messages(self) -> tuple[Message, ...]:
         return (self._system, *self._past)
 
-    def _turn(self, frames: Sequence[int], *more: MessagePart) -> Message:
-        """Return a user's turn: each frame behind its time, and then `more`."""
-        shown = [part for n in frames for part in (f"<{self._frames[n][0]:.1f} seconds>", self._frames[n][1])]
+    def _turn(self, frames: Sequence[int], *more: MessagePart, goes_on: bool = False) -> Message:
+        """Return a user's turn: the frames and what was heard, and then `more`. `goes_on`: more will be heard."""
+        shown: list[MessagePart]
+        if self._sound and frames:
+            shown = [self._video(frames, self._sound, goes_on=goes_on)]
+        else:
+            shown = [part for n in frames for part in (f"<{self._frames[n][0]:.1f} seconds>", self._frames[n][1])]
         parts = (*shown, *more)
         return Message("user", " ".join(p for p in parts if isinstance(p, str)), parts=parts)
+
+    def _video(self, frames: Sequence[int], sound: VideoSound, *, goes_on: bool) -> VideoPart:
+        """The frames and the sound since the last question, by their times since the first of either."""
+        times = [self._frames[n][0] for n in frames]
+        heard = [] if sound.at_s is None else [sound.at_s]
+        end_s = max((*times, sound.end_s))
+        begin_s = min((*times, *heard), default=0.0)
+        if end_s - begin_s > MAX_SPAN_S:
+            begin_s = ceil((end_s - MAX_SPAN_S) / SPAN_STEP_S) * SPAN_STEP_S
+        placed = tuple((max(0.0, self._frames[n][0] - begin_s), self._frames[n][1]) for n in frames)
+        if sound.at_s is None:
+            return VideoPart(placed)
+        windows = tuple(sound.windows) if goes_on else sound.all()
+        return VideoPart(placed, windows, max(0.0, sound.at_s - begin_s), goes_on)
 
     async def answer(
         self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
@@ -178,9 +215,18 @@ class ConversationVideoStream:
         """
         known, text, complete = tuple(self._frames), "", False
         more: list[MessagePart] = [question.text] if question.text.strip() else []
-        if question.pcm is not None and len(question.pcm):
-            more.insert(0, AudioPart(question.pcm[-MAX_QUESTION_AUDIO_S * SAMPLE_RATE_HZ :]))
-        turn = self._turn(self._held(question.frames), *more)
+        heard = question.pcm if question.pcm is not None and len(question.pcm) else None
+        frames = self._held(question.frames)
+        if heard is not None and not (self._sound and frames):
+            more.insert(0, AudioPart(heard[-MAX_QUESTION_AUDIO_S * SAMPLE_RATE_HZ :]))
+        later = self._settle_sound(self._sound, question) if self._sound else None
+        turn = self._turn(frames, *more)
+        if self._sound:
+            # Also where the answer is broken off: then it is not remembered, nor is its question.
+            end_s = self._sound.end_s
+            self._sound.clear()
+            if later is not None and len(later):
+                self._sound.append(later, end_s)
         options = replace(options, max_tokens=options.max_tokens or MAX_TOKENS, truncation=TRUNCATION)
         self._answering = True
         try:
@@ -201,6 +247,15 @@ class ConversationVideoStream:
                 self._trim()
             self.select_frames(self._selected)
 
+    def _settle_sound(self, sound: VideoSound, question: VideoQuestion) -> Pcm:
+        """Make the sound just that of a question, and return what came later."""
+        heard = np.zeros(0, np.float32) if question.pcm is None else question.pcm
+        later = sound.cut(len(heard))
+        if sound.num_samples != len(heard):
+            sound.clear()
+            sound.append(heard, question.pcm_at_s)
+        return later
+
     def _trim(self) -> None:
         if self._exceeds(MAX_PAST_FRAMES, MAX_PAST_AUDIO_S, MAX_PAST_MESSAGES):
             while len(self._past) > 2 and self._exceeds(KEPT_PAST_FRAMES, KEPT_PAST_AUDIO_S, KEPT_PAST_MESSAGES):
@@ -208,8 +263,11 @@ class ConversationVideoStream:
 
     def _exceeds(self, num_frames: int, audio_s: float, num_messages: int) -> bool:
         parts = [part for m in self._past for part in m.parts]
-        past_audio_s = sum(len(part.pcm) for part in parts if isinstance(part, AudioPart)) / SAMPLE_RATE_HZ
-        past_frames = sum(isinstance(part, ImagePart) for part in parts)
+        videos = [part for part in parts if isinstance(part, VideoPart)]
+        heard = [part.pcm for part in parts if isinstance(part, AudioPart)]
+        heard += [window.pcm for video in videos for window in video.sound]
+        past_audio_s = sum(map(len, heard)) / SAMPLE_RATE_HZ
+        past_frames = sum(isinstance(part, ImagePart) for part in parts) + sum(len(v.frames) for v in videos)
         return past_frames > num_frames or past_audio_s > audio_s or len(self._past) > num_messages
 
     def close(self) -> None:

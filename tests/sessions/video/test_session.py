@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from antiphon.audio import Pcm
 from antiphon.contracts import (
     ReplyDone,
     ReplyOptions,
@@ -68,6 +69,7 @@ class ScriptedModel:
         self.voices: list[VoiceOptions | None] = []
         self.options: list[ReplyOptions] = []
         self.forgotten: list[float] = []
+        self.heard: list[tuple[float, int]] = []
         self.instructions = ""
         self.num_ended = self.num_closed = self.num_running = 0
 
@@ -85,6 +87,9 @@ class ScriptedModel:
     async def append_frame(self, frame: VideoFrame) -> None:
         await anyio.to_thread.run_sync(frame.image.overview)
         self.frames.append(frame)
+
+    def append_audio(self, pcm: Pcm, at_s: float) -> None:
+        self.heard.append((at_s, len(pcm)))
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
         self.selected = frames
@@ -396,6 +401,22 @@ def test_when_too_much_audio_waits_then_it_is_dropped() -> None:
     (question,) = model.asked
     assert question.pcm is not None
     assert len(question.pcm) == 7
+
+
+def test_when_sound_comes_then_the_model_is_told_when_it_began() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.session.put(AppendVideoAudio(np.zeros(1600, np.float32)))
+        await scene.frame("a", pts_ms=5000)
+        await scene.ask("one")
+        await scene.frame("b", pts_ms=7000)
+        await scene.session.put(AppendVideoAudio(np.zeros(8000, np.float32)))
+        await scene.session.put(AppendVideoAudio(np.zeros(800, np.float32)))
+        await scene.ask("two")
+
+    model = ScriptedModel()
+    run(model, act)
+    assert [(round(at_s, 3), count) for at_s, count in model.heard] == [(0.0, 1600), (2.0, 8000), (2.5, 800)]
+    assert [(round(q.pcm_at_s, 3), len(q.pcm)) for q in model.asked if q.pcm is not None] == [(0.0, 1600), (2.0, 8800)]
 
 
 def test_when_audio_is_not_used_then_questions_have_none() -> None:

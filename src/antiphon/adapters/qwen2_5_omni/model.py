@@ -6,6 +6,7 @@ With a synthesizer what it writes is spoken, sentence by sentence, as a cascade'
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from antiphon.adapters.parts import load_parts
 from antiphon.adapters.qwen2_5_omni.checkpoint import read
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.contracts import ConversationProfile, ConversationStream, Synthesizer
+from antiphon.contracts import ConversationStream, Synthesizer
 from antiphon.engine.api import Engine
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
@@ -59,7 +60,8 @@ class Qwen25Omni:
             self.thinker = _chat_model(folder, model_id, thinker, options, compute, dtype)
         self._spoken = Cascade(self.thinker, synthesizer)
         spoken = self._spoken.profile
-        self.profile = ConversationProfile(model_id, spoken.sample_rate_hz, spoken.voices, accepts_media=True)
+        assert self.thinker.media_encoder
+        self.profile = replace(spoken, accepts_media=True, video_window_s=self.thinker.media_encoder.window_s)
 
     async def open(self, owner: Hashable | None = None) -> ConversationStream:
         """Return a new conversation. Raises Refused where the engine has no room for the conversation's KV."""
@@ -93,7 +95,7 @@ def _chat_model(
     try:
         chat = ChatModel(folder, model_id, engine, words)
         chat.template = ChatTemplate(words, takes_media=True)
-        chat.media_encoder = OmniMediaEncoder(folder, thinker.model, engine.thread)
+        chat.media_encoder = OmniMediaEncoder(folder, thinker.model, thinker.tokenizer, engine.thread)
     except BaseException:
         engine.close()
         raise

@@ -91,7 +91,9 @@ class Qwen3Omni:
             engine = LocalEngine(_runner(talker.decoder, talker_device, dtype), talker_settings, observe=observe)
             self.talker = OmniTalker(talker, thinker.model.get_input_embeddings(), engine, engine.thread)
         voices = self.talker.voices if self.talker else ()
-        self.profile = ConversationProfile(model_id, RATE_HZ, voices, accepts_media=True)
+        assert self.thinker.media_encoder
+        window_s = self.thinker.media_encoder.window_s
+        self.profile = ConversationProfile(model_id, RATE_HZ, voices, accepts_media=True, video_window_s=window_s)
         self.call_opening = thinker.tokenizer.convert_tokens_to_ids(CALL_OPENING)
 
     async def open(self, owner: Hashable | None = None) -> OmniStream:
@@ -131,7 +133,9 @@ def _chat_model(
     try:
         chat = ChatModel(folder, model_id, engine, thinker.tokenizer)
         chat.template = ChatTemplate(thinker.tokenizer, takes_media=True)
-        chat.media_encoder = OmniMediaEncoder(folder, thinker.model, engine.thread, has_tap=thinker.decoder.has_tap)
+        chat.media_encoder = OmniMediaEncoder(
+            folder, thinker.model, thinker.tokenizer, engine.thread, has_tap=thinker.decoder.has_tap
+        )
     except BaseException:
         engine.close()
         raise

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 
 import anyio
 
-from antiphon.modeling.chat import ChatRow, ChatStream
+from antiphon.modeling.chat import ChatStream
+from antiphon.modeling.media_rows import ChatRow
 from antiphon.signals import Signal
 
 # A reply that must be a call of a tool begins with at most so many tokens of the call.

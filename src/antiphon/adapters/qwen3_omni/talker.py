@@ -20,10 +20,9 @@ from antiphon.contracts import MediaPart
 from antiphon.engine.api import Engine, Sampling, Session
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
-from antiphon.modeling.chat import ChatRow, common_prefix, runs_by_part
 from antiphon.modeling.codec_talker import CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, generate_frames
 from antiphon.modeling.codec_vocoder import VocoderState
-from antiphon.modeling.media_rows import MediaRows
+from antiphon.modeling.media_rows import ChatRow, MediaRows, common_prefix, runs
 
 # What the makers sample with (the defaults of their generate()).
 TALKER_SAMPLING = CodecSampling(
@@ -73,8 +72,8 @@ class OmniTalker:
         return self._projected(self.parts.model.text_projection, embedded)
 
     @torch.inference_mode()
-    def media_rows(self, media: MediaRows) -> torch.Tensor:
-        """Return an audio clip or image as the talker reads it: [n, width]. Called in the model's thread.
+    def media_rows(self, media: MediaRows, start: int, stop: int) -> torch.Tensor:
+        """Return rows of an audio clip or image as the talker reads them: [n, width]. Called in the model's thread.
 
         That is the output of the thinker's tapped layer. Rows that left the thinker's context before they were computed
         have none: they are zeros before the projection, as the thinker knows nothing of them either.
@@ -82,7 +81,7 @@ class OmniTalker:
         hidden = media.hidden
         if hidden is None:
             hidden = torch.zeros(len(media.rows), self._embed.weight.shape[1])
-        return self._projected(self.parts.model.hidden_projection, hidden)
+        return self._projected(self.parts.model.hidden_projection, hidden[start:stop])
 
     @torch.inference_mode()
     def opening_rows(self, ids: Sequence[int], speaker: str) -> torch.Tensor:
@@ -196,15 +195,14 @@ class OmniTalkerStream:
             session.rollback(0)
             held = 0
         self._rows = wanted[:held]
-        for part, ids in runs_by_part(wanted[held:]):
-            if part is None:
-                held += len(ids)
-                session.append_embeddings(await talker.thread.call_model(partial(talker.text_rows, ids)))
+        for run in runs(wanted, held, media):
+            if run.part is None:
+                held += len(run.ids)
+                rows = await talker.thread.call_model(partial(talker.text_rows, run.ids))
             else:
-                rows = media[part]
-                held += len(rows.rows)
-                embedded = await talker.thread.call_model(partial(talker.media_rows, rows))
-                session.append_embeddings(embedded, rows.positions)
+                held += run.stop - run.start
+                rows = await talker.thread.call_model(partial(talker.media_rows, media[run.part], run.start, run.stop))
+            session.append_embeddings(rows, run.positions)
             self._rows = wanted[:held]
 
     def close(self) -> None:

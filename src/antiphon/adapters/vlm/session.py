@@ -25,6 +25,7 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.adapters.vlm.family import FamilyPart, VisionFamily
 from antiphon.adapters.vlm.qwen_vl import MODELS, QwenVl
 from antiphon.adapters.vlm.smolvlm import SmolVlm
+from antiphon.audio import Pcm
 from antiphon.contracts import (
     Message,
     Reply,
@@ -212,6 +213,9 @@ class VisionLanguageStream:
         Nothing is prefilled before `select_frames` names the frame. Raises MediaError for what is no image, ModelError.
         """
         self._waiting[frame.number] = (frame.at_s, await self._model.encode_image(frame.image))
+
+    def append_audio(self, pcm: Pcm, at_s: float) -> None:
+        """Do nothing: a question comes with what was heard."""
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
         """Name the frames that a question asked now would be answered from, and prefill them where that pays.

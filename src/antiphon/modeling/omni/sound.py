@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from transformers import WhisperFeatureExtractor
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import SoundTrack, SoundWindow
 
 # Samples between two frames, and those that a frame is made of.
 HOP, SPAN = 160, 400
+# The extractor's floor below the loudest frame: 8 decades, of which its values have four to one.
+FLOOR = 2.0
 # Shorter audio is padded with silence: of less than this, nothing is left behind the encoder's convolutions.
 MIN_SAMPLES = SAMPLE_RATE_HZ // 10
 
@@ -27,6 +31,8 @@ class SoundFeatures:
         """Read the extractor's settings from a checkpoint's folder. Raises OSError where there are none."""
         self._extract: Any = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
         self._zero_padded = zero_padded
+        # The loudest frame of each track so far.
+        self._loudest: WeakKeyDictionary[SoundTrack, float] = WeakKeyDictionary()
 
     def clip(self, pcm: Pcm) -> Pcm:
         """Return the spectrogram of a clip by itself: float32 [num_samples], mono, 16 kHz, of any length."""
@@ -34,6 +40,22 @@ class SoundFeatures:
         if self._zero_padded:
             return self._frames(np.pad(pcm, (0, SPAN)))[:, : -(-len(pcm) // HOP)]
         return self._frames(pcm)
+
+    def window(self, window: SoundWindow) -> Pcm:
+        """Return the spectrogram of a window of a video's sound, as it would be within that of all sound so far.
+
+        All frames depend on the loudest one, 8 decades below which is the floor: louder sound that comes later would
+        change it, and does not here.
+        """
+        num_own = len(window.pcm) - window.num_before - window.num_after
+        is_last = self._zero_padded and not window.num_after
+        frames = self._frames(np.pad(window.pcm, (0, SPAN)) if is_last else window.pcm)
+        begin = window.num_before // HOP
+        end = begin + (-(-num_own // HOP) if is_last else num_own // HOP)
+        loudest = max(self._loudest.get(window.track, -np.inf), float(frames.max()))
+        self._loudest[window.track] = loudest
+        floored: Pcm = np.maximum(frames[:, begin:end], loudest - FLOOR)
+        return floored
 
     def _frames(self, pcm: Pcm) -> Pcm:
         made = self._extract(

@@ -19,7 +19,7 @@ import anyio.abc
 import anyio.to_thread
 import numpy as np
 
-from antiphon.audio import Pcm
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import (
     ReplyDone,
     ReplyOptions,
@@ -122,6 +122,9 @@ class VideoSession:
         # Bound: MAX_AUDIO_SAMPLES.
         self._audio: list[Pcm] = []
         self._num_samples = 0
+        self._audio_at_s = 0.0
+        # The clock when the newest frame came.
+        self._frame_came_s = 0.0
         self._answering = anyio.CancelScope()
         self._answered = anyio.Event()
         self._answered.set()
@@ -256,7 +259,7 @@ class VideoSession:
 
         Advances the session's clock to it, never back.
         """
-        now_s = self._clock()
+        self._frame_came_s = now_s = self._clock()
         if self._first_frame_s is None:
             self._first_frame_s, self._first_pts_ms = now_s, info.pts_ms
         if info.pts_ms is not None and self._first_pts_ms is not None:
@@ -271,9 +274,21 @@ class VideoSession:
             self._audio, self._num_samples = [], 0
             await self._emit(VideoFailed("Audio buffer overflow"))
             return
-        if self._config.uses_audio:
+        if self._config.uses_audio and len(pcm):
+            assert self._stream
+            if not self._audio:
+                self._audio_at_s = self._sound_time(len(pcm))
+            self._stream.append_audio(pcm, self._audio_at_s + self._num_samples / SAMPLE_RATE_HZ)
             self._audio.append(pcm)
             self._num_samples += len(pcm)
+
+    def _sound_time(self, num_samples: int) -> float:
+        """Return when sound that came just now began: as long before now as it lasts, but not before the newest frame.
+
+        So a file whose frames and sound are sent in the order of their times has its sound where it belongs.
+        """
+        since_frame_s = 0.0 if self._first_frame_s is None else self._clock() - self._frame_came_s
+        return self._now_s + max(0.0, since_frame_s - num_samples / SAMPLE_RATE_HZ)
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -288,7 +303,7 @@ class VideoSession:
         pcm = np.concatenate(self._audio) if self._audio else None
         self._audio, self._num_samples = [], 0
         numbers, infos = tuple(frame.number for frame in frames), tuple(frame.info for frame in frames)
-        return VideoQuestion(text, self._now_s, numbers, pcm), infos
+        return VideoQuestion(text, self._now_s, numbers, pcm, self._audio_at_s), infos
 
     async def _interrupt(self) -> None:
         """End the answer under way, and wait until it has ended: no event of it follows."""
