@@ -10,7 +10,8 @@ streams at once, and tokens a second.
 talker, the code predictor and the vocoder take of a frame.
 
 `omni`: Qwen3-Omni-30B-A3B : first text and first sound after a spoken question, tokens and frames a
-second, of one and several at once.
+second, of one and several at once. Then the first text after turns of 2, 10 and 30 s: taken in once the turn has
+ended, and while it goes on, window by window.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from bench.models import qwen3_asr, qwen3_omni, qwen3_tts
 from common import RESULTS, machine, percentile, save, table
 
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr
+from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.spec import EngineModelOptions
+from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import (
     AudioPart,
     Message,
@@ -58,6 +61,8 @@ ROLLED_BACK = 5
 STEPS = 12
 # Of Qwen3-Omni: seconds of the question, and tokens and frames of the answer.
 HEARD_S, OMNI_TOKENS, OMNI_FRAMES = 3, 24, 40
+# Seconds of the turns after which the first text is timed, and how often each is.
+TURNS_S, TURN_REPEATS = (2, 10, 30), 5
 
 
 def qwen_tokenizer() -> Tokenizer:
@@ -198,6 +203,52 @@ async def tts_section(device: str, weights: str, texts: list[int]) -> dict[str, 
     return {"weights": weights, "device": device, "texts": together} | shares
 
 
+async def turn_lengths(model: Qwen3Omni) -> list[dict[str, float]]:
+    """Seconds to the first text after turns of each length: taken in at once, and while they go on."""
+    options, window = (
+        ReplyOptions(max_tokens=1, temperature=0.0),
+        model.profile.audio_window_ms * SAMPLE_RATE_HZ // 1000,
+    )
+
+    async def first_text(seconds: int, *, grows: bool) -> float:
+        pcm, turn = qwen3_asr.sound(seconds), object()
+        stream = await model.open()
+        if grows:
+            # As a session does: when a window has ended, and a little more has come.
+            for end in range(window + SAMPLE_RATE_HZ // 10, len(pcm), window):
+                await stream.prefill([Message("user", "", parts=(AudioPart(pcm[:end], turn, grows=True),))])
+                await stream.chat._session.settle(include_newest=True)
+        began = time.perf_counter()
+        asked = [Message("user", "", parts=(AudioPart(pcm, turn),))]
+        async with aclosing(stream.respond(asked, options, None)) as parts:
+            await anext(parts)
+        taken = time.perf_counter() - began
+        stream.close()
+        return taken
+
+    out = []
+    for seconds in TURNS_S:
+        taken = {
+            grows: [await first_text(seconds, grows=grows) for _ in range(TURN_REPEATS)] for grows in (False, True)
+        }
+        at_once, growing = percentile(taken[False], 50), percentile(taken[True], 50)
+        out.append({"turn_s": seconds, "first_text_at_once_s": at_once, "first_text_s": growing})
+    table(
+        "First text after the end of a turn",
+        ["turn", "taken in at its end", "taken in while it goes on", "of that after 2 s"],
+        [
+            [
+                f"{t['turn_s']} s",
+                f"{t['first_text_at_once_s']:.2f} s",
+                f"{t['first_text_s']:.2f} s",
+                f"{t['first_text_s'] / out[0]['first_text_s']:.2f}",
+            ]
+            for t in out
+        ],
+    )
+    return out
+
+
 async def omni_section(device: str, weights: str, talks: list[int]) -> dict[str, Any]:
     """See the module's docstring."""
     model = qwen3_omni.conversation_model(
@@ -240,6 +291,7 @@ async def omni_section(device: str, weights: str, talks: list[int]) -> dict[str,
                 "frames_a_s": sum(frames),
             }
         )
+    turns = await turn_lengths(model)
     model.close()
     shared = ", layers sharing experts" if device == "cpu" else ""
     table(
@@ -256,7 +308,7 @@ async def omni_section(device: str, weights: str, talks: list[int]) -> dict[str,
             for t in together
         ],
     )
-    return {"weights": weights, "device": device, "shared_experts": device == "cpu", "talks": together}
+    return {"weights": weights, "device": device, "shared_experts": device == "cpu", "talks": together, "turns": turns}
 
 
 def main() -> None:

@@ -26,6 +26,8 @@ class ConversationProfile:
       number.
     - `video_window_s`: it takes VideoParts, whose sound is in windows of so many seconds; 0: frames are images, and
       sound is audio.
+    - `audio_window_ms`: audio is encoded in windows of so many milliseconds, each by itself, so that those of a turn
+      that goes on may be prefilled (`AudioPart.grows`). 0: audio is taken in once its turn has ended.
     """
 
     id: str
@@ -34,6 +36,7 @@ class ConversationProfile:
     accepts_media: bool = False
     max_preemptive: int | None = None
     video_window_s: float = 0.0
+    audio_window_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,8 @@ class ConversationStream(Protocol):
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Prepare a response to these messages, which may still go on, so that it begins sooner. Returns without
-        waiting for the computation. A model may do nothing. Raises ModelError.
+        waiting for the computation. A model may do nothing. What was prefilled before and is not among these messages
+        is given back. Raises ModelError.
         """
         ...
 

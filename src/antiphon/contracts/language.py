@@ -17,9 +17,15 @@ MessageRole = Literal["system", "user", "assistant", "tool"]
 class AudioPart:
     """Audio in a message: float32 [num_samples], mono, 16 kHz. Two parts are equal only if they are the same object;
     samples are never compared.
+
+    - `turn`: the turn that the audio is of, from its beginning on: of two parts with an equal one, the shorter is where
+      the longer begins, unless the turn's own beginning was lost. None: a clip by itself.
+    - `grows`: the turn goes on. Such a part may be prefilled, in the last message, and is not answered.
     """
 
     pcm: Pcm
+    turn: object | None = None
+    grows: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

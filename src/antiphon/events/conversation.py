@@ -174,6 +174,8 @@ class CreateResponse:
     - `stored`: the response becomes part of the history; otherwise it is made beside the conversation.
     - `items`: what to respond to, instead of the history. A string is the id of an item of the history.
     - `metadata`: the client's own, given back with the response.
+    - `when_busy`: what becomes of it while the conversation has a response under way: it is refused, or it waits for
+      that one's end, or cuts it.
     """
 
     instructions: str | None = None
@@ -187,6 +189,7 @@ class CreateResponse:
     items: tuple[Item | str, ...] | None = None
     metadata: Metadata | None = None
     event_id: str | None = None
+    when_busy: Literal["refuse", "wait", "cut"] = "refuse"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,8 @@ from typing import Any
 from transformers import GenerationConfig
 
 from antiphon.contracts import (
-    ImagePart,
     LanguageLoad,
     LanguageProfile,
-    MediaPart,
     Message,
     Reply,
     ReplyDone,
@@ -38,26 +36,27 @@ from antiphon.contracts import (
     VideoPart,
 )
 from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session
-from antiphon.errors import EngineError, GrammarError, MediaError, ModelError, RemoteProtocolError
+from antiphon.errors import EngineError, GrammarError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat_template import ChatTemplate
 from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import (
     ChatRow,
-    HeldMedia,
+    ConversationMedia,
     MediaBudget,
     MediaEncoder,
+    MediaPiece,
     MediaRows,
+    MediaSizes,
     common_prefix,
-    media_parts,
+    grows,
+    media_of,
     runs,
 )
 from antiphon.modeling.tool_grammar import CALL_CLOSING, CALL_OPENING, CallReader, call_grammar, json_grammar
 
 log = logging.getLogger(__name__)
 
-# How many rows each audio clip or image has.
-MediaSizes = dict[MediaPart, int]
 # Bound: encoded parts that are kept after they left the conversation, for when they come back.
 MAX_SPARE_PARTS = 8
 # Bound: the encoded parts of all conversations take at most one byte for so many of the KV's budget.
@@ -181,10 +180,7 @@ class ChatStream:
         self._session = session
         self.on_token: Callable[[int], None] | None = None
         self.rows: list[ChatRow] = []
-        self._media = HeldMedia(model.media_budget)
-        self._encoding: dict[MediaPart, asyncio.Future[MediaRows]] = {}
-        # The parts that the newest request asks for.
-        self._wanted: set[MediaPart] = set()
+        self._media = ConversationMedia(model.media_budget)
         # How many messages behind the system's a truncation dropped, and the first of these: the number holds for a
         # conversation with that message only.
         self._truncated: tuple[int, Message | None] = (0, None)
@@ -195,15 +191,15 @@ class ChatStream:
         self._call_ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
 
     @property
-    def media_rows(self) -> Mapping[MediaPart, MediaRows]:
+    def media_rows(self) -> Mapping[MediaPiece, MediaRows]:
         """The encoded audio clips and images that are in the conversation, or were of late."""
         return self._media.rows
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Have the conversation's rows computed ahead of the reply that is expected to follow.
 
-        Waits for encoders and the template, not for the rows. Does nothing where another prefill or a reply overtakes
-        it. Raises RemoteProtocolError for messages that cannot be rendered, ModelError where an encoder fails.
+        Of audio that grows, the rows of its finished windows are the last. Waits for encoders and the template, not for
+        the rows. Does nothing where another prefill or a reply overtakes it. Raises RemoteProtocolError for messages that cannot be rendered, ModelError where an encoder fails.
         """
         self._request = request = self._request + 1
         system, rest = _split_system(messages)
@@ -212,7 +208,12 @@ class ChatStream:
         if self._request != request:
             return
         ids, head = await asyncio.to_thread(self._rendered, (*system, *rest), tools, False, sizes)
-        if self._request == request:
+        if self._request != request:
+            return
+        growing = {piece for part, pieces in sizes.items() if grows(part) for piece, _ in pieces}
+        if growing:
+            ids = ids[: 1 + max(i for i, row in enumerate(ids) if not isinstance(row, int) and row[0] in growing)]
+        if growing or not any(grows(part) for part in sizes):
             self._align(ids, head)
 
     async def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
@@ -354,34 +355,14 @@ class ChatStream:
         return MAX_CHARS_PER_TOKEN * self._model.profile.context_tokens
 
     async def _encode_media(self, messages: Sequence[Message]) -> MediaSizes:
-        """Encode the audio clips and images that are new, and return how many rows each of all has.
-
-        Raises RemoteProtocolError for what is no image, ModelError where the encoder fails, Refused where the model's
-        conversations hold as much as they may, EngineError where this one is closed meanwhile.
-        """
-        encoder, sizes = self._model.media_encoder, MediaSizes()
-        self._wanted = wanted = set(media_parts(messages))
-        for part in media_parts(messages) if encoder else ():
-            assert encoder
-            if part not in self.media_rows:
-                # Requests for the same part share one encoding, which goes on where one of them is cancelled.
-                encoding = self._encoding.get(part)
-                if encoding is None:
-                    used = self._used(self.rows) | wanted | self._wanted
-                    self._media.make_room(self._model.engine.last_state.kv_total_bytes // KV_PER_MEDIA, used)
-                    encoding = self._encoding[part] = asyncio.ensure_future(encoder.encode(part))
-                    # Retrieves an error that no request waits for any more, so that asyncio does not report it.
-                    encoding.add_done_callback(lambda done: done.cancelled() or done.exception())
-                try:
-                    rows = await asyncio.shield(encoding)
-                except MediaError as error:
-                    raise RemoteProtocolError("invalid_image", str(error), "item.content") from error
-                finally:
-                    if encoding.done():
-                        self._encoding.pop(part, None)
-                self._media.put(part, rows)
-            sizes[part] = len(self.media_rows[part].rows)
-        return sizes
+        """Encode the messages' audio and images; see ConversationMedia.encode, which raises."""
+        model = self._model
+        if model.media_encoder is None:
+            return {}
+        limit_bytes = model.engine.last_state.kv_total_bytes // KV_PER_MEDIA
+        return await self._media.encode(
+            model.media_encoder, media_of(messages), limit_bytes, lambda: self._used(self.rows)
+        )
 
     def _rows_of(self, messages: Sequence[Message], ids: Sequence[int], sizes: MediaSizes) -> list[ChatRow]:
         """Tokens with the rows of audio clips and images in the place of their placeholders."""
@@ -392,9 +373,9 @@ class ChatStream:
         for token in ids:
             part = next(parts, None) if token in encoder.placeholder_ids else None
             if isinstance(part, VideoPart):
-                out += encoder.video_rows(part, sizes)
+                out += encoder.video_rows(part, {p: sum(size for _, size in pieces) for p, pieces in sizes.items()})
             else:
-                out += [(part, i) for i in range(sizes[part])] if part else [token]
+                out += [(piece, i) for piece, size in sizes[part] for i in range(size)] if part else [token]
         return out
 
     def _rendered(
@@ -435,13 +416,11 @@ class ChatStream:
         self._session.start_turn()
         self._append(ids, max(held, head))
         self.rows = list(ids)
-        # Frames that wait for the sound before them have no rows yet.
-        ahead = {part for part in self._wanted if isinstance(part, ImagePart) and part.in_video}
-        self._media.keep(self._used(ids) | ahead, MAX_SPARE_PARTS)
+        self._media.keep(self._used(ids), MAX_SPARE_PARTS)
         return held
 
-    def _used(self, rows: Sequence[ChatRow]) -> set[MediaPart]:
-        """The parts that some of these rows belong to."""
+    def _used(self, rows: Sequence[ChatRow]) -> set[MediaPiece]:
+        """The pieces that some of these rows belong to."""
         return {row[0] for row in rows if not isinstance(row, int)} if self.media_rows else set()
 
     def _append(self, rows: Sequence[ChatRow], begin: int) -> None:

@@ -6,22 +6,43 @@ placeholder. Nothing here encodes.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from antiphon.contracts import MediaPart, Message, VideoPart
+from antiphon.contracts import AudioPart, ImagePart, MediaPart, Message, VideoPart
 from antiphon.engine.api import Position
-from antiphon.errors import EngineError, Refused
+from antiphon.errors import EngineError, MediaError, Refused, RemoteProtocolError
 
-# A row of a conversation: a token, or a row of an audio clip or image by its number. A row of a video's frame or sound
-# also has the position in time of its frame or window, since the video began.
-ChatRow = int | tuple[MediaPart, int] | tuple[MediaPart, int, int]
 # Of callers that have to wait until other conversations hold fewer rows.
 RETRY_AFTER_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class AudioWindow:
+    """A window of an audio clip, which is encoded by itself.
+
+    `source`: the clip, or the turn that it is of. `number`: counted from its beginning. `digest`: of what the encoder is
+    given, so that equal windows have equal rows, also where later audio has changed the features of earlier.
+    """
+
+    source: object
+    number: int
+    digest: bytes
+
+
+# What has rows of its own: an image, an audio clip, or a window of one.
+MediaPiece = MediaPart | AudioWindow
+# The pieces that each audio clip or image has, with how many rows each of them has.
+MediaSizes = dict[MediaPart, list[tuple[MediaPiece, int]]]
+# A row of a conversation: a token, or a row of an audio clip or image by its number. A row of a video's frame or sound
+# also has the position in time of its frame or window, since the video began.
+ChatRow = int | tuple[MediaPiece, int] | tuple[MediaPiece, int, int]
+EncodedPieces = Sequence[tuple[MediaPiece, "MediaRows"]]
 
 
 class MediaRows:
@@ -57,7 +78,7 @@ class Run:
     follow one another.
     """
 
-    part: MediaPart | None
+    part: MediaPiece | None
     ids: list[int]
     start: int = 0
     stop: int = 0
@@ -67,7 +88,7 @@ class Run:
 def runs(
     rows: Sequence[ChatRow],
     begin: int,
-    media: Mapping[MediaPart, MediaRows],
+    media: Mapping[MediaPiece, MediaRows],
     joined: Collection[tuple[int, int]] = (),
 ) -> Iterator[Run]:
     """Yield the runs of rows from `begin` on; the row before says where a video that has begun goes on.
@@ -98,7 +119,7 @@ def _token_positions(
 
 
 def _media_positions(
-    before: ChatRow | None, run: Sequence[ChatRow], media: Mapping[MediaPart, MediaRows]
+    before: ChatRow | None, run: Sequence[ChatRow], media: Mapping[MediaPiece, MediaRows]
 ) -> Sequence[Position] | None:
     first = run[0]
     assert not isinstance(first, int)
@@ -109,7 +130,7 @@ def _media_positions(
     return [tuple(p - free for p in _in_video(row, media)) for row in run]
 
 
-def _in_video(row: ChatRow, media: Mapping[MediaPart, MediaRows]) -> Position:
+def _in_video(row: ChatRow, media: Mapping[MediaPiece, MediaRows]) -> Position:
     """The position of a video's row since the video began."""
     part, number, at = row  # type: ignore[misc]
     positions = media[part].positions
@@ -122,14 +143,6 @@ def _in_video(row: ChatRow, media: Mapping[MediaPart, MediaRows]) -> Position:
 def common_prefix(a: Sequence[ChatRow], b: Sequence[ChatRow]) -> int:
     """Return how many rows at the head of the two are the same; rows of audio and images compare by their part."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def media_parts(messages: Sequence[Message]) -> list[MediaPart]:
-    """Return all that is encoded of these messages, in order, with the frames and the sound of videos."""
-    out: list[MediaPart] = []
-    for part in (p for m in messages for p in m.parts if not isinstance(p, str)):
-        out += [*(image for _, image in part.frames), *part.sound] if isinstance(part, VideoPart) else [part]
-    return out
 
 
 class MediaBudget:
@@ -162,17 +175,17 @@ class HeldMedia:
     """
 
     def __init__(self, budget: MediaBudget) -> None:
-        self.rows: dict[MediaPart, MediaRows] = {}
+        self.rows: dict[MediaPiece, MediaRows] = {}
         self._budget = budget
         self._closed = False
 
-    def make_room(self, limit_bytes: int, used: Collection[MediaPart]) -> None:
+    def make_room(self, limit_bytes: int, used: Collection[MediaPiece]) -> None:
         """Raise Refused where the budget is full, even without the parts that the conversation does not use."""
         if self._budget.is_full(limit_bytes):
             self.keep(used)
         self._budget.check(limit_bytes)
 
-    def put(self, part: MediaPart, rows: MediaRows) -> None:
+    def put(self, part: MediaPiece, rows: MediaRows) -> None:
         """Hold a part, unless it is held. Raises EngineError where the conversation is closed."""
         if self._closed:
             raise EngineError("the conversation is closed")
@@ -180,7 +193,7 @@ class HeldMedia:
             self.rows[part] = rows
             self._budget.num_bytes += rows.num_bytes
 
-    def keep(self, used: Collection[MediaPart], spare: int = 0) -> None:
+    def keep(self, used: Collection[MediaPiece], spare: int = 0) -> None:
         """Drop the parts that are not used, but for so many of the newest."""
         unused = [part for part in self.rows if part not in used]
         for part in unused[: len(unused) - spare] if len(unused) > spare else ():
@@ -218,9 +231,127 @@ class MediaEncoder(Protocol):
         ...
 
 
+@runtime_checkable
+class WindowedMediaEncoder(MediaEncoder, Protocol):
+    """A MediaEncoder that encodes audio in windows, each independent of the others."""
+
+    async def encode_windows(
+        self, part: AudioPart, held: Mapping[MediaPiece, MediaRows]
+    ) -> Sequence[tuple[AudioWindow, MediaRows]]:
+        """Return the windows of an audio clip with their rows, in order; those in `held` are taken from there.
+
+        Of a part that grows, only the windows that are finished: audio that follows does not change them, unless it is
+        louder than all before. Waits and raises as `encode`.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PictureRows:
     """A picture as the decoder sees it: `rows`, float [n, width], and one of `positions` for each (None: in a line)."""
 
     rows: torch.Tensor
     positions: tuple[Position, ...] | None = None
+
+
+class ConversationMedia(HeldMedia):
+    """The encoded media of one conversation, and the encodings that are under way for it. Used from one event loop."""
+
+    def __init__(self, budget: MediaBudget) -> None:
+        super().__init__(budget)
+        # The pieces of each part that is encoded, but for those that grow.
+        self._pieces: dict[MediaPart, list[MediaPiece]] = {}
+        self._encoding: dict[MediaPart, asyncio.Future[EncodedPieces]] = {}
+        # The parts that the newest request asks for.
+        self._wanted: set[MediaPart] = set()
+
+    async def encode(
+        self,
+        encoder: MediaEncoder,
+        parts: Sequence[MediaPart],
+        limit_bytes: int,
+        in_use: Callable[[], set[MediaPiece]],
+    ) -> MediaSizes:
+        """Encode what is not held of these parts, and return the pieces of all of them.
+
+        `limit_bytes`: of the budget. `in_use`: returns the pieces that are not dropped to make room. Raises
+        RemoteProtocolError for what is no image, ModelError where the encoder fails, Refused where the model's
+        conversations hold as much as they may, EngineError where this one is closed meanwhile.
+        """
+        self._wanted = wanted = set(parts)
+        sizes = MediaSizes()
+        for part in parts:
+            pieces = self._pieces.get(part)
+            if pieces is None:
+                pieces = await self._encode(encoder, part, limit_bytes, lambda: in_use() | self._pieces_of(wanted))
+                if not grows(part):
+                    self._pieces[part] = pieces
+            sizes[part] = [(piece, len(self.rows[piece].rows)) for piece in pieces]
+        return sizes
+
+    def keep(self, used: Collection[MediaPiece], spare: int = 0) -> None:
+        """As HeldMedia.keep. Frames that the newest request asks for stay: they may wait for the sound before them."""
+        wanted = () if self._closed else self._wanted
+        ahead = {part for part in wanted if isinstance(part, ImagePart) and part.in_video}
+        super().keep({*used, *ahead}, spare)
+        self._pieces = {p: pieces for p, pieces in self._pieces.items() if all(x in self.rows for x in pieces)}
+
+    async def _encode(
+        self, encoder: MediaEncoder, part: MediaPart, limit_bytes: int, in_use: Callable[[], set[MediaPiece]]
+    ) -> list[MediaPiece]:
+        for other in [p for p in self._encoding if p is not part and _turn(p) is not None and _turn(p) == _turn(part)]:
+            # It makes windows that this part begins with. Where it fails, they are encoded with this part.
+            before = self._encoding[other]
+            await asyncio.wait([before])
+            if not before.cancelled() and before.exception() is None:
+                self._put_all(before.result())
+        # Requests for the same part share one encoding, which goes on where one of them is cancelled.
+        encoding = self._encoding.get(part)
+        if encoding is None:
+            self.make_room(limit_bytes, in_use())
+            encoding = self._encoding[part] = asyncio.ensure_future(_encoded(encoder, part, self.rows))
+            # Retrieves an error that no request waits for any more, so that asyncio does not report it.
+            encoding.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            made = await asyncio.shield(encoding)
+        except MediaError as error:
+            raise RemoteProtocolError("invalid_image", str(error), "item.content") from error
+        finally:
+            if encoding.done():
+                self._encoding.pop(part, None)
+        self._put_all(made)
+        return [piece for piece, _ in made]
+
+    def _put_all(self, made: EncodedPieces) -> None:
+        for piece, rows in made:
+            self.put(piece, rows)
+
+    def _pieces_of(self, parts: Collection[MediaPart]) -> set[MediaPiece]:
+        """The pieces of these parts and of those of the newest request; of a turn, all windows that are held."""
+        wanted = {*parts, *self._wanted}
+        turns = {_turn(part) for part in wanted} - {None}
+        windows = {piece for piece in self.rows if isinstance(piece, AudioWindow) and piece.source in turns}
+        return windows | {piece for part in wanted for piece in self._pieces.get(part, ())}
+
+
+async def _encoded(encoder: MediaEncoder, part: MediaPart, held: Mapping[MediaPiece, MediaRows]) -> EncodedPieces:
+    if isinstance(part, AudioPart) and isinstance(encoder, WindowedMediaEncoder):
+        return await encoder.encode_windows(part, held)
+    return [(part, await encoder.encode(part))]
+
+
+def media_of(messages: Sequence[Message]) -> list[MediaPart]:
+    """Return all that is encoded of these messages, in order, with the frames and the sound of videos."""
+    out: list[MediaPart] = []
+    for part in (p for m in messages for p in m.parts if not isinstance(p, str)):
+        out += [*(image for _, image in part.frames), *part.sound] if isinstance(part, VideoPart) else [part]
+    return out
+
+
+def grows(part: MediaPart) -> bool:
+    """Return whether more of an audio clip is to come."""
+    return isinstance(part, AudioPart) and part.grows
+
+
+def _turn(part: MediaPart) -> object | None:
+    return part.turn if isinstance(part, AudioPart) else None

@@ -65,8 +65,10 @@ class ScriptedModel:
 
     native = None
 
-    def __init__(self, fails: bool = False, *, accepts_media: bool = False) -> None:
-        self.profile = ConversationProfile("scripted", RATE_HZ, ("one",), accepts_media=accepts_media)
+    def __init__(self, fails: bool = False, *, accepts_media: bool = False, audio_window_ms: int = 0) -> None:
+        self.profile = ConversationProfile(
+            "scripted", RATE_HZ, ("one",), accepts_media=accepts_media, audio_window_ms=audio_window_ms
+        )
         self.asked: list[tuple[Message, ...]] = []
         self.prefilled: list[tuple[Message, ...]] = []
         self.go, self.end = asyncio.Event(), asyncio.Event()
@@ -195,6 +197,7 @@ class Scene(PlayedTurns):
         *,
         fails: bool = False,
         accepts_media: bool = False,
+        audio_window_ms: int = 0,
         vad: ServerVad | None = ServerVad(),  # noqa: B008 (frozen)
         transcriber: ScriptedTranscriber | None = None,
         reader: ImageReader | None = None,
@@ -202,7 +205,8 @@ class Scene(PlayedTurns):
         clock: Callable[[], float] = time.monotonic,
         **config: Any,
     ) -> None:
-        super().__init__(ScriptedModel(fails, accepts_media=accepts_media), Inbox(60))
+        model = ScriptedModel(fails, accepts_media=accepts_media, audio_window_ms=audio_window_ms)
+        super().__init__(model, Inbox(60))
         config.setdefault("allows_backchannels", bool(vad and vad.patience_ms))
         count = itertools.count()
         self.session = ConversationSession(

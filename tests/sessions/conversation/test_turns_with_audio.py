@@ -24,6 +24,7 @@ from antiphon.events.transcription import (
     CommitAudio,
     ServerVad,
     TranscriptFailed,
+    TurnCleared,
     TurnCommitted,
 )
 from tests.scripted import ScriptedTranscriber, heard, speech, text
@@ -172,3 +173,84 @@ def test_when_the_transcript_fails_then_only_a_model_that_heard_the_turn_answers
 
     assert play(main(True)).responses() == ["completed"]
     assert play(main(False)).responses() == []
+
+
+def growing(scene: Scene) -> list[tuple[str, float]]:
+    """The last message of each prefill, with the seconds of audio in it that grows."""
+    out = []
+    for messages in scene.model.prefilled:
+        parts = messages[-1].parts if messages else ()
+        audio = [len(p.pcm) / 16_000 for p in parts if isinstance(p, AudioPart) and p.grows]
+        out.append((messages[-1].role if messages else "", sum(audio)))
+    return out
+
+
+@pytest.mark.parametrize("vad", [ServerVad(), None])
+def test_while_a_turn_goes_on_then_the_model_is_given_each_window_of_its_audio(vad: ServerVad | None) -> None:
+    async def main() -> Scene:
+        async with Scene(accepts_media=True, audio_window_ms=1_000, vad=vad) as scene:
+            scene.model.go.set()
+            if vad:
+                # Nobody speaks yet.
+                await scene.append(np.zeros(32_000, np.float32))
+                assert not scene.model.prefilled
+                await scene.start_turn()
+            for _ in range(32):
+                await scene.append(np.zeros(1_600, np.float32))
+            if vad is None:
+                scene.turn = 0
+                await scene.transcription(TurnCommitted(0, 0, 3_200))
+                await scene.session.handle(CreateResponse())
+                await scene.transcribe(0, "Hello.")
+            else:
+                await scene.transcribe(await scene.end_turn(), "Hello.")
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    # In the scene, speech begins with the session's audio: two windows had come when it was found.
+    expected = [1.1, 2.1, 3.1] if vad is None else [2.1, 3.1, 4.1, 5.1]
+    parts = [p for m in scene.model.prefilled for p in m[-1].parts if isinstance(p, AudioPart)]
+    assert [round(len(part.pcm) / 16_000, 1) for part in parts] == expected
+    (answered,) = scene.model.asked[0][-1].parts
+    assert isinstance(answered, AudioPart)
+    # The answered turn is known to be the one that was taken in.
+    assert {part.turn for part in parts} == {answered.turn}
+    assert all(part.grows for part in parts)
+    assert not answered.grows
+    for part in parts:
+        shorter = min(len(part.pcm), len(answered.pcm))
+        assert np.array_equal(part.pcm[:shorter], answered.pcm[:shorter])
+
+
+@pytest.mark.parametrize("how", ["cleared", "no words"])
+def test_when_a_turn_is_dropped_then_the_model_gives_its_audio_back(how: str) -> None:
+    async def main() -> Scene:
+        async with Scene(accepts_media=True, audio_window_ms=1_000) as scene:
+            await scene.start_turn()
+            await scene.append(np.zeros(20_000, np.float32))
+            assert [role for role, _ in growing(scene)] == ["user"]
+            if how == "cleared":
+                await scene.transcription(TurnCleared())
+            else:
+                await scene.transcribe(await scene.end_turn(), " ")
+        return scene
+
+    scene = play(main())
+    assert [seconds for _, seconds in growing(scene)] == [1.25, 0]
+    assert not any(p for m in scene.model.prefilled[-1] for p in m.parts if isinstance(p, AudioPart) and p.grows)
+
+
+def test_while_a_response_is_under_way_then_nothing_is_taken_in_until_it_has_ended() -> None:
+    async def main() -> None:
+        async with Scene(accepts_media=True, audio_window_ms=1_000, interrupt_response=False) as scene:
+            await scene.say("Hello.")
+            await scene.start_turn()
+            await scene.append(np.zeros(20_000, np.float32))
+            assert not scene.model.prefilled
+            scene.model.go.set()
+            await scene.settle()
+            await scene.append(np.zeros(1_600, np.float32))
+            assert [seconds for _, seconds in growing(scene)] == [1.35]
+
+    play(main())

@@ -61,7 +61,10 @@ class Qwen25Omni:
         self._spoken = Cascade(self.thinker, synthesizer)
         spoken = self._spoken.profile
         assert self.thinker.media_encoder
-        self.profile = replace(spoken, accepts_media=True, video_window_s=self.thinker.media_encoder.window_s)
+        window_s = self.thinker.media_encoder.window_s
+        self.profile = replace(
+            spoken, accepts_media=True, video_window_s=window_s, audio_window_ms=round(1000 * window_s)
+        )
 
     async def open(self, owner: Hashable | None = None) -> ConversationStream:
         """Return a new conversation. Raises Refused where the engine has no room for the conversation's KV."""

@@ -85,15 +85,20 @@ class Qwen3Omni:
         talker_settings = replace(given, kv_bytes=given.kv_bytes // 4, context_rows=0)
         with load_errors(model_id, folder):
             runner = _runner(thinker.decoder, device, dtype)
-            self.thinker = _chat_model(folder, model_id, thinker, runner, thinker_settings, observe)
+            self.thinker, media_encoder = _chat_model(folder, model_id, thinker, runner, thinker_settings, observe)
         self.talker: OmniTalker | None = None
         if talker:
             engine = LocalEngine(_runner(talker.decoder, talker_device, dtype), talker_settings, observe=observe)
             self.talker = OmniTalker(talker, thinker.model.get_input_embeddings(), engine, engine.thread)
         voices = self.talker.voices if self.talker else ()
-        assert self.thinker.media_encoder
-        window_s = self.thinker.media_encoder.window_s
-        self.profile = ConversationProfile(model_id, RATE_HZ, voices, accepts_media=True, video_window_s=window_s)
+        self.profile = ConversationProfile(
+            model_id,
+            RATE_HZ,
+            voices,
+            accepts_media=True,
+            video_window_s=media_encoder.window_s,
+            audio_window_ms=10 * media_encoder.window_frames,
+        )
         self.call_opening = thinker.tokenizer.convert_tokens_to_ids(CALL_OPENING)
 
     async def open(self, owner: Hashable | None = None) -> OmniStream:
@@ -127,19 +132,19 @@ def _chat_model(
     runner: Runner,
     settings: EngineSettings,
     observe: Callable[[int, int, float], None] | None,
-) -> ChatModel:
+) -> tuple[ChatModel, OmniMediaEncoder]:
     """The thinker with its template and its media encoder. Raises OSError, ValueError, with no engine left behind."""
     engine = LocalEngine(runner, settings, tokenizer=thinker.tokenizer.backend_tokenizer, observe=observe)
     try:
         chat = ChatModel(folder, model_id, engine, thinker.tokenizer)
         chat.template = ChatTemplate(thinker.tokenizer, takes_media=True)
-        chat.media_encoder = OmniMediaEncoder(
+        chat.media_encoder = encoder = OmniMediaEncoder(
             folder, thinker.model, thinker.tokenizer, engine.thread, has_tap=thinker.decoder.has_tap
         )
     except BaseException:
         engine.close()
         raise
-    return chat
+    return chat, encoder
 
 
 class OmniStream:

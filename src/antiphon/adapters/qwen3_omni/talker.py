@@ -16,13 +16,12 @@ import torch
 
 from antiphon.adapters.qwen3_omni.checkpoint import TalkerParts
 from antiphon.audio import Pcm
-from antiphon.contracts import MediaPart
 from antiphon.engine.api import Engine, Sampling, Session
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
 from antiphon.modeling.codec_talker import CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, generate_frames
 from antiphon.modeling.codec_vocoder import VocoderState
-from antiphon.modeling.media_rows import ChatRow, MediaRows, common_prefix, runs
+from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, common_prefix, runs
 
 # What the makers sample with (the defaults of their generate()).
 TALKER_SAMPLING = CodecSampling(
@@ -122,7 +121,7 @@ class OmniTalkerStream:
     async def speak(
         self,
         prompt: Sequence[ChatRow],
-        media: Mapping[MediaPart, MediaRows],
+        media: Mapping[MediaPiece, MediaRows],
         text: AsyncIterator[int],
         speaker: str,
         seed: int | None = None,
@@ -183,7 +182,7 @@ class OmniTalkerStream:
         pcm: Pcm = (await talker.thread.call_model(lambda: talker.parts.vocoder(frames, state))).numpy()
         return pcm
 
-    async def _hold_user_turns(self, prompt: Sequence[ChatRow], media: Mapping[MediaPart, MediaRows]) -> None:
+    async def _hold_user_turns(self, prompt: Sequence[ChatRow], media: Mapping[MediaPiece, MediaRows]) -> None:
         """Make the session hold just the users' turns of the prompt; the rows of those it holds already stay."""
         talker, session = self._talker, self._session
         wanted = _user_rows(prompt, talker.parts.turn_start, talker.parts.user)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
+import numpy as np
 import torch
 
 from antiphon.audio import Pcm
-from antiphon.contracts import ImagePart, MediaPart, SoundWindow, VideoPart
+from antiphon.contracts import AudioPart, ImagePart, MediaPart, SoundWindow, VideoPart
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import MediaError, ModelError
-from antiphon.modeling.media_rows import ChatRow, MediaRows
+from antiphon.modeling.media_rows import AudioWindow, ChatRow, MediaPiece, MediaRows
 from antiphon.modeling.omni.sound import SoundFeatures
 from antiphon.modeling.omni.video_rows import VideoLayout
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
 
 # Pixels. Larger images are scaled down to this before anything else: the encoder sees no more of them.
 MAX_SIDE = 2048
+# Mel frames of 10 ms at the end that change when more audio comes: there the transform has what is not there yet.
+EDGE_FRAMES = 2
 
 
 class OmniMediaEncoder:
@@ -50,7 +55,8 @@ class OmniMediaEncoder:
         )
         hearing = config.audio_config
         self._chunk_frames = 2 * int(hearing.n_window)
-        self.window_s = int(getattr(hearing, "n_window_infer", self._chunk_frames)) / 100
+        self.window_frames = int(getattr(hearing, "n_window_infer", self._chunk_frames))
+        self.window_s = self.window_frames / 100
         self.has_tap = has_tap
         self._thread, self._model = thread, thinker
         self._vision_encoder = QwenVisionEncoder(folder, thinker, config.vision_config)
@@ -72,9 +78,46 @@ class OmniMediaEncoder:
         if isinstance(part, ImagePart):
             seen = await self._thread.call_model(lambda: self._vision_encoder.look(prepared))
             return MediaRows(seen.rows, seen.positions)
-        if isinstance(part, SoundWindow) and part.num_before and prepared.shape[1] < self._chunk_frames:
-            return MediaRows(await self._thread.call_model(lambda: self._encode_rest(prepared)))
-        return MediaRows(await self._thread.call_model(lambda: self._encode_audio(prepared)))
+        if isinstance(part, SoundWindow):
+            encode = partial(self._encode_audio, prepared, padded=part.num_before > 0)
+            return MediaRows(await self._thread.call_model(encode))
+        windows = await self._windows(part, prepared, {})
+        return MediaRows(torch.cat([made.rows for _, made in windows]))
+
+    async def encode_windows(
+        self, part: AudioPart, held: Mapping[MediaPiece, MediaRows]
+    ) -> Sequence[tuple[AudioWindow, MediaRows]]:
+        """Return the encoder windows of an audio clip with their rows; of one that grows those that are finished.
+
+        The encoder attends within a window, so each is encoded by itself. Its features depend on the loudest frame of
+        the clip: where that changed them, the window's digest differs, and it is encoded again. Raises ModelError where
+        the extractor or the encoder fails, Refused once the thread is closed.
+        """
+        try:
+            features = await anyio.to_thread.run_sync(self._sound.clip, part.pcm)
+        except Exception as error:
+            # The edge of the model, as in `encode`.
+            raise ModelError(f"{type(error).__name__}: {error}") from error
+        return await self._windows(part, features, held)
+
+    async def _windows(
+        self, part: AudioPart, features: Pcm, held: Mapping[MediaPiece, MediaRows]
+    ) -> list[tuple[AudioWindow, MediaRows]]:
+        count = features.shape[1]
+        source = part if part.turn is None else part.turn
+        out = list[tuple[AudioWindow, MediaRows]]()
+        for start in range(0, count, self.window_frames):
+            end = start + self.window_frames
+            if part.grows and end + EDGE_FRAMES > count:
+                break
+            given = np.ascontiguousarray(features[:, start:end])
+            window = AudioWindow(source, start // self.window_frames, blake2b(given.data, digest_size=16).digest())
+            rows = held.get(window)
+            if rows is None:
+                # The chunks of a clip are padded to its longest: to a whole one in all windows but the first.
+                rows = MediaRows(await self._thread.call_model(partial(self._encode_audio, given, padded=start > 0)))
+            out.append((window, rows))
+        return out
 
     def video_rows(self, video: VideoPart, sizes: Mapping[MediaPart, int]) -> list[ChatRow]:
         """Return the rows of a video in order, whose frames and windows of sound have so many rows each."""
@@ -89,25 +132,14 @@ class OmniMediaEncoder:
         return self._sound.clip(part.pcm)
 
     @torch.inference_mode()
-    def _encode_audio(self, features: Pcm) -> torch.Tensor:
+    def _encode_audio(self, features: Pcm, *, padded: bool) -> torch.Tensor:
+        """The rows of one window: float32 [bins, frames]. `padded`: less than a chunk is padded to one."""
         batch = torch.from_numpy(features)[None].to(self._model.device, self._model.dtype)
-        mask = torch.ones(1, batch.shape[2], dtype=torch.long, device=batch.device)
-        rows: torch.Tensor = self._model.get_audio_features(batch, mask).last_hidden_state
-        return rows
-
-    @torch.inference_mode()
-    def _encode_rest(self, features: Pcm) -> torch.Tensor:
-        """Encode the end of a sound that is shorter than a chunk of the encoder, as it would be behind another chunk.
-
-        The encoder pads all chunks to the longest, which changes the last row.
-        """
-        num_frames, num_bins = features.shape[1], features.shape[0]
-        batch = torch.zeros(2, num_bins, self._chunk_frames)
-        batch[1, :, :num_frames] = torch.from_numpy(features)
-        mask = torch.ones(2, self._chunk_frames, dtype=torch.long)
-        mask[1, num_frames:] = 0
-        device, dtype = self._model.device, self._model.dtype
-        both = self._model.get_audio_features(batch.to(device, dtype), mask.to(device)).last_hidden_state
-        alone = self._model.get_audio_features(batch[:1].to(device, dtype), mask[:1].to(device)).last_hidden_state
-        rows: torch.Tensor = both[len(alone) :]
+        frames = batch.shape[2]
+        mask = torch.ones(1, frames, dtype=torch.long, device=batch.device)
+        more: dict[str, torch.Tensor] = {}
+        if padded and frames < self._chunk_frames:
+            more["padded_feature"] = torch.nn.functional.pad(batch, (0, self._chunk_frames - frames))
+            more["chunk_lengths"] = torch.tensor([frames], device=batch.device)
+        rows: torch.Tensor = self._model.get_audio_features(batch, mask, **more).last_hidden_state
         return rows

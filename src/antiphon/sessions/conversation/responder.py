@@ -97,8 +97,15 @@ class Responder:
         self._out_of_band: set[ResponseTask] = set()
         self.preemptive = PreemptiveResponse()
         self._budget = PreemptiveBudget(model.profile.max_preemptive)
+        # Whether the model's stream has taken in audio of a turn that may yet be dropped.
+        self._holds_growing = False
         # Truncations, in milliseconds heard, that wait until their response is closed.
         self._truncations: list[tuple[ContentPosition, int]] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the model's stream is producing a response, be it a preemptive one."""
+        return bool(self.active or self.preemptive)
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
         """Open the model's stream for the conversation; responses run as tasks of `group`. Raises Refused where the
@@ -301,9 +308,26 @@ class Responder:
         """Let the model prepare for a turn that goes on, with the transcript so far, so that its response begins
         sooner. Does not wait for the computation. Failures are logged and not raised.
         """
+        await self._prefill([Item("", parts=[ContentPart("input_audio", text)])])
+
+    async def prefill_audio(self, audio: AudioPart) -> None:
+        """Let the model take in the audio so far of a turn that goes on. Waits for its encoder; failures are logged and
+        not raised. `audio`: a part that grows.
+        """
+        self._holds_growing = True
+        await self._prefill([Item("", parts=[ContentPart("input_audio", media=audio)])])
+
+    async def drop_growing(self) -> None:
+        """Give back what the model's stream holds of a turn that was dropped: its audio leaves the KV. Does nothing where
+        a response is under way, whose messages will not have it.
+        """
+        if self._holds_growing and not self.is_busy:
+            await self._prefill([])
+        self._holds_growing = False
+
+    async def _prefill(self, more: list[Item]) -> None:
         assert self._stream
-        turn = Item("", parts=[ContentPart("input_audio", text)])
-        messages = self._conversation.messages(self.config.instructions, [*self._conversation.items, turn])
+        messages = self._conversation.messages(self.config.instructions, [*self._conversation.items, *more])
         try:
             await self._stream.prefill(messages, self.config.tools)
         except FAILURES as error:

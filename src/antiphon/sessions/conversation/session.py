@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Hashable
 import anyio
 import anyio.abc
 
+from antiphon.audio import Pcm
 from antiphon.contracts import ConversationModel, ImageReader, Transcriber, TurnDetector, VoiceActivityDetector
 from antiphon.contracts.playback import PlaybackTracker
 from antiphon.errors import RemoteProtocolError
@@ -111,15 +112,14 @@ class ConversationSession:
     ) -> None:
         self.config = config
         self._overlap = OverlapDecider()
-        self._idling = anyio.CancelScope()
-        self._deciding = anyio.CancelScope()
-        self._closing = False
+        self._idling, self._deciding = anyio.CancelScope(), anyio.CancelScope()
+        self._closing = self._user_speaking = False
         self.conversation = ConversationHistory()
         accepts_media = model.profile.accepts_media
         self._item_media = ItemMediaResolver(
-            self.conversation, image_reader, transcriber, emit, self._media_resolved, accepts_media=accepts_media
+            self.conversation, image_reader, transcriber, emit, self._go_on, accepts_media=accepts_media
         )
-        self._turn_audio = TurnAudio() if accepts_media else None
+        self._turn_audio = TurnAudio(model.profile.audio_window_ms) if accepts_media else None
         self._emit = emit
         self._new_id = new_id
         echo_guard = EchoGuard()
@@ -129,7 +129,6 @@ class ConversationSession:
             if (native := model.native)
             else None
         )
-        audio_keeper = self._native_turns or self._turn_audio
         self._left_s = left_s or (lambda: self._playout.left_s)
         self._listener = TranscriptionSession(
             config.transcription,
@@ -142,7 +141,7 @@ class ConversationSession:
             handle_other=handle_other or self.handle,
             turn_detector=turn_detector,
             echo_guard=echo_guard,
-            tap=audio_keeper.append_audio if audio_keeper else None,
+            tap=self._native_turns.append_audio if self._native_turns else self._keep_audio if accepts_media else None,
         )
         self._responder = Responder(
             config,
@@ -161,18 +160,14 @@ class ConversationSession:
         # The items of turns without a transcript, and responses that were asked for meanwhile.
         self._untranscribed: dict[int, Item] = {}
         self._waiting_requests: list[CreateResponse] = []
-        # The transcript so far of the turn that is being spoken.
         self._partial_texts: dict[int, str] = {}
-        self._user_speaking = False
         # The time in the audio until which the client has said that speech does not take the floor.
         self._dismissed_until_s = 0.0
         # Turns that began during a response which they do not end.
         self._without_floor: set[int] = set()
         # Turns that the client wants no response to, and whether the next one is such a turn.
         self._skipped_turns: set[int] = set()
-        self._skips_next_turn = False
-        # Whether something was said that has no response yet.
-        self._response_due = False
+        self._skips_next_turn = self._response_due = False
 
     @property
     def audio_s(self) -> float:
@@ -247,8 +242,6 @@ class ConversationSession:
         """Whether speech that begins now ends a response: by the configuration, and by the client's last decision."""
         return self.config.interrupt_response and self.audio_s >= self._dismissed_until_s
 
-    # --- the client's commands ----------------------------------------------------------------------------------------
-
     async def handle(self, command: ConversationCommand) -> None:
         """Handle one command. A command that cannot be carried out raises nothing: the client gets a CommandRejected.
 
@@ -294,8 +287,9 @@ class ConversationSession:
                         assert self._group
                         language = self.config.transcription.language
                         self._item_media.resolve(given, command.event_id, language, self._group)
-                if self._has_unresolved():
-                    # A turn is still being transcribed, or an item's media are not resolved.
+                if command.when_busy == "cut":
+                    await self.interrupt("client_cancelled")
+                if self._has_to_wait(command):
                     self._waiting_requests.append(command)
                 else:
                     self._responder.begin(command)
@@ -310,8 +304,6 @@ class ConversationSession:
                 self._skips_next_turn = True
             case _:
                 raise RemoteProtocolError("unknown_event", f"{type(command).__name__} is for a duplex session.")
-
-    # --- the listener's events ----------------------------------------------------------------------------------------
 
     async def handle_transcription(self, event: TranscriptionEvent) -> None:
         """Apply one event of the transcription session: emit it, and begin or end responses for it.
@@ -380,15 +372,15 @@ class ConversationSession:
                 if not text.strip() and self.config.transcription.vad:
                     # A cough is no turn for the model; audio that the client commits is one, with words or without.
                     item.parts[0].media = None
+                    await self._responder.drop_growing()
                 if self.config.reports_transcripts:
                     await self._emit(event)
                 is_skipped = turn in self._skipped_turns
                 self._skipped_turns.discard(turn)
                 if text.strip() and self._responds_to_turns and self.config.transcription.vad and not is_skipped:
                     self._response_due = True
-                await self._respond_if_due(cancels=turn not in self._without_floor)
+                await self._go_on(cancels=turn not in self._without_floor)
                 self._without_floor.discard(turn)
-                await self._begin_waiting()
             case CommitRefused():
                 self._skips_next_turn = False
                 await self._emit(event)
@@ -400,8 +392,7 @@ class ConversationSession:
                 self._without_floor.discard(turn)
                 self._skipped_turns.discard(turn)
                 await self._emit(event)
-                await self._respond_if_due()
-                await self._begin_waiting()
+                await self._go_on()
             case TranscriptGuessed(turn, text, speech_end_ms):
                 await self._begin_preemptive(turn, text, speech_end_ms)
             case GuessDropped():
@@ -416,6 +407,7 @@ class ConversationSession:
                 # The open turn ends and leaves nothing.
                 self._user_speaking = False
                 self._responder.preemptive.cancel()
+                await self._responder.drop_growing()
                 await self._emit(event)
                 await self._respond_if_due()
             case _:
@@ -428,19 +420,20 @@ class ConversationSession:
             await self._emit(UserTurnStarted(turn, self._untranscribed[turn].id))
         return self._untranscribed[turn]
 
-    async def _begin_waiting(self) -> None:
-        """Begin the responses that were asked for while a turn was being transcribed."""
-        while self._waiting_requests and not self._has_unresolved():
+    async def _go_on(self, *, cancels: bool = True) -> None:
+        """Begin the response that is due (`_respond_if_due`), and those that had to wait."""
+        await self._respond_if_due(cancels=cancels)
+        while self._waiting_requests and not self._has_to_wait(self._waiting_requests[0]):
             await self.handle(self._waiting_requests.pop(0))
+
+    def _has_to_wait(self, request: CreateResponse) -> bool:
+        """Whether a turn is still being transcribed, an item's media are not resolved, or it waits for a response."""
+        return self._has_unresolved() or (request.when_busy != "refuse" and self.answering)
 
     def _has_unresolved(self) -> bool:
         """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
         waiting = {id(item) for item in self._untranscribed.values()}
         return bool(self._item_media.unresolved) or any(id(item) in waiting for item in self.conversation.items)
-
-    async def _media_resolved(self) -> None:
-        await self._respond_if_due()
-        await self._begin_waiting()
 
     async def _respond_if_due(self, *, cancels: bool = True) -> None:
         """Begin the response that is due, once the user is silent and all transcripts are there.
@@ -456,13 +449,11 @@ class ConversationSession:
             await self._emit(OverlapDecided(-1, True, "turn_answered"))
             await self.interrupt("turn_detected")
 
-    # --- responses ----------------------------------------------------------------------------------------------------
-
     async def _response_ended(self, task: ResponseTask) -> None:
         """A response has ended: another may be due, or the user's silence be waited for."""
         if task.response.stored and self._group:
             self._group.start_soon(self._await_idle_timeout)
-        await self._respond_if_due()
+        await self._go_on()
 
     async def _await_idle_timeout(self) -> None:
         """Wait for the user to speak after a response was heard; after `idle_timeout_ms` respond again."""
@@ -495,6 +486,15 @@ class ConversationSession:
 
     async def _prefill(self, turn: int, text: str) -> None:
         self._partial_texts[turn] = self._partial_texts.get(turn, "") + text
-        is_busy = self._responder.active or self._responder.preemptive or self._has_unresolved()
+        is_busy = self._responder.is_busy or self._has_unresolved()
         if not (self._native_turns or self._turn_audio or is_busy):
             await self._responder.prefill(self._partial_texts[turn].strip())
+
+    async def _keep_audio(self, pcm: Pcm) -> None:
+        """Keep audio, and have the model take in what has come of the turn, a window at a time."""
+        assert self._turn_audio
+        await self._turn_audio.append_audio(pcm)
+        is_busy = self._responder.is_busy or self._has_unresolved()
+        detected = self.config.transcription.vad is not None
+        if self._group and not is_busy and (audio := self._turn_audio.growing_turn(detected=detected)):
+            self._group.start_soon(self._responder.prefill_audio, audio)

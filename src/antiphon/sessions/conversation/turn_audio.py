@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +31,15 @@ MAX_IMAGES, KEPT_IMAGES = 64, 32
 
 @dataclass(slots=True)
 class _Turn:
-    """`began_ms`: where its speech began. `part`: its audio up to the pause that began at `speech_end_ms`."""
+    """`began_ms`: where its speech began. `part`: its audio up to the pause that began at `speech_end_ms`. `source`: the
+    `AudioPart.turn` of its parts. `num_windows`: how many of its windows `growing_turn` has given.
+    """
 
     began_ms: int
     speech_end_ms: int = -1
     part: AudioPart | None = None
+    source: object = field(default_factory=object)
+    num_windows: int = 0
 
 
 class TurnAudio:
@@ -45,16 +49,21 @@ class TurnAudio:
     All times are milliseconds from the start of the session's audio. A turn that has paused and the turn that this
     pause ends are the same `AudioPart` object, so that a preemptive response begun at the pause is recognized as the
     one asked for.
+
+    `window_ms`: as `ConversationProfile.audio_window_ms` has it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window_ms: int = 0) -> None:
+        self._window_ms = window_ms
         self._held: deque[npt.NDArray[np.int16]] = deque()
         # Samples that have arrived, and those of them that are kept.
         self._num_received = self._num_held = 0
         # The turns by number, until they have a transcript.
         self._turns: dict[int, _Turn] = {}
-        # Where the turn before ended.
+        # Where the turn before ended, what follows until it is a turn, and the turn whose speech began last.
         self._ended_ms = 0
+        self._since = _Turn(0)
+        self._speaking: _Turn | None = None
 
     @property
     def open_turns(self) -> set[int]:
@@ -77,14 +86,37 @@ class TurnAudio:
         """
         match event:
             case SpeechStarted(turn, at_ms):
-                self._turns[turn] = _Turn(at_ms)
-            case TurnCommitted(_, _, end_ms):
-                self._ended_ms = end_ms
+                self._turns[turn] = self._speaking = _Turn(at_ms)
+            case TurnCommitted(turn, start_ms, end_ms):
+                if turn not in self._turns and start_ms == self._ended_ms:
+                    self._turns[turn] = self._since
+                self._end_turn(end_ms)
             case TranscriptDone(turn) | TranscriptFailed(turn):
                 self._turns.pop(turn, None)
             case TurnCleared():
                 self._turns.clear()
-                self._ended_ms = self._num_received * 1000 // SAMPLE_RATE_HZ
+                self._end_turn(self._num_received * 1000 // SAMPLE_RATE_HZ)
+
+    def _end_turn(self, at_ms: int) -> None:
+        self._ended_ms, self._since, self._speaking = at_ms, _Turn(at_ms), None
+
+    def growing_turn(self, *, detected: bool) -> AudioPart | None:
+        """Return the audio so far of the turn that is being said, once for each window of `window_ms` that has come
+        since its beginning: a part that grows. Otherwise None, also for a turn of more than 120 s, whose beginning is
+        not kept.
+
+        `detected`: turns begin where the server has found speech, and not where the one before ended.
+        """
+        turn = self._speaking if detected else self._since
+        if turn is None or not self._window_ms:
+            return None
+        now_ms = self._num_received * 1000 // SAMPLE_RATE_HZ
+        # What is cut from a window's end a little later than it ends does not depend on what follows.
+        num_windows = (now_ms - turn.began_ms - TAIL_MS) // self._window_ms
+        if num_windows <= turn.num_windows or now_ms - turn.began_ms > MAX_TURN_S * 1000:
+            return None
+        turn.num_windows = num_windows
+        return AudioPart(self._cut(turn.began_ms, now_ms), turn.source, grows=True)
 
     def paused_turn(self, turn: int, speech_end_ms: int) -> AudioPart:
         """Return the audio of an open turn that has paused since `speech_end_ms`: from where its speech began to 100 ms
@@ -102,10 +134,11 @@ class TurnAudio:
     def _part(self, number: int, start_ms: int, speech_end_ms: int) -> AudioPart:
         turn = self._turns.setdefault(number, _Turn(start_ms))
         if turn.part is None or turn.speech_end_ms != speech_end_ms:
-            turn.part, turn.speech_end_ms = self._cut(turn.began_ms, speech_end_ms + TAIL_MS), speech_end_ms
+            pcm = self._cut(turn.began_ms, speech_end_ms + TAIL_MS)
+            turn.part, turn.speech_end_ms = AudioPart(pcm, turn.source), speech_end_ms
         return turn.part
 
-    def _cut(self, start_ms: int, end_ms: int) -> AudioPart:
+    def _cut(self, start_ms: int, end_ms: int) -> Pcm:
         start, end = (ms * SAMPLE_RATE_HZ // 1000 for ms in (start_ms, end_ms))
         at, parts = self._num_received - self._num_held, list[npt.NDArray[np.int16]]()
         for held in self._held:
@@ -114,7 +147,7 @@ class TurnAudio:
                 parts.append(held[low:high])
             at += len(held)
         whole = np.concatenate(parts) if parts else np.zeros(0, np.int16)
-        return AudioPart(whole.astype(np.float32) / np.float32(32767))
+        return whole.astype(np.float32) / np.float32(32767)
 
 
 def drop_old_media(conversation: ConversationHistory, added: Item) -> None:
