@@ -57,6 +57,8 @@ INTERNAL = {
     *("max_tokens", "medium", "g711", "replace"),
     # Why a bridge interrupts: nobody is told.
     "client_force_listen",
+    # What a request does while a response is under way: nobody sends it.
+    *("wait", "cut"),
 }
 # The first part of an error's `param` is no name by itself: `session.audio.input`.
 OLDER_PARAMS = "session.input_audio_", "session.turn_detection", "session.type", "session.include"

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
 
 from antiphon.adapters.qwen3_omni.model import OmniStream, Qwen3Omni
 from antiphon.adapters.spec import EngineModelOptions
@@ -59,7 +61,7 @@ async def grow(stream: OmniStream, pcm: np.ndarray, turn: object, ends: Sequence
 
 
 async def settled(stream: OmniStream) -> None:
-    await stream.chat._session.settle(include_newest=True)
+    await stream.chat.session.settle(include_newest=True)
 
 
 async def text_of(stream: OmniStream, messages: Sequence[Message]) -> list[int]:
@@ -73,7 +75,7 @@ async def text_of(stream: OmniStream, messages: Sequence[Message]) -> list[int]:
 
 async def kv_of(model: Qwen3Omni, stream: OmniStream) -> torch.Tensor:
     """The KV of all rows that the conversation's session holds."""
-    engine, session = model.thinker.engine, stream.chat._session
+    engine, session = model.thinker.engine, stream.chat.session
     assert isinstance(engine, LocalEngine)
     assert isinstance(session, LocalSession)
     await settled(stream)
@@ -166,7 +168,7 @@ def test_when_a_turn_is_dropped_then_its_audio_leaves_the_kv(model: Qwen3Omni) -
         assert num_media_rows(stream) == 208
         await stream.prefill(earlier)
         assert stream.chat.rows == before
-        assert stream.chat._session.length == len(before)
+        assert stream.chat.session.length == len(before)
         torch.testing.assert_close(await kv_of(model, stream), kv, rtol=1e-4, atol=1e-4)
         stream.close()
         assert model.thinker.media_budget.num_bytes == 0
@@ -174,21 +176,26 @@ def test_when_a_turn_is_dropped_then_its_audio_leaves_the_kv(model: Qwen3Omni) -
     asyncio.run(run())
 
 
-def test_when_the_turn_ends_while_a_window_is_encoded_then_the_window_is_encoded_once(model: Qwen3Omni) -> None:
+def test_when_the_turn_ends_while_a_window_is_encoded_then_the_window_is_encoded_once(
+    model: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pcm, turn = clip(9.0, 7).pcm, object()
 
     async def run() -> None:
         model.thinker.stop_tokens = frozenset()
-        encoder = model.thinker.media_encoder
         encoded: list[int] = []
-        encode = encoder._encode_audio  # type: ignore[union-attr]
-        encoder._encode_audio = lambda given, **more: encoded.append(given.shape[1]) or encode(given, **more)  # type: ignore[union-attr]
+        forward = Qwen3OmniMoeAudioEncoder.forward
+
+        def noted(tower: Any, input_features: torch.Tensor, feature_lens: torch.Tensor, *args: Any, **more: Any) -> Any:
+            encoded.append(int(feature_lens.sum()))
+            return forward(tower, input_features, feature_lens, *args, **more)
+
+        monkeypatch.setattr(Qwen3OmniMoeAudioEncoder, "forward", noted)
         stream = await model.open()
         ahead = asyncio.create_task(stream.prefill(said(AudioPart(pcm[: WINDOW + 1_600], turn, grows=True))))
         await asyncio.sleep(0)
         await text_of(stream, said(AudioPart(pcm, turn)))
         await ahead
-        encoder._encode_audio = encode  # type: ignore[union-attr]
         stream.close()
         assert sorted(encoded) == [100, 800]
 

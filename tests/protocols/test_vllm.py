@@ -7,6 +7,12 @@ from typing import Any
 
 import pytest
 
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.events.conversation import CancelResponse, CreateResponse, Response, ResponseDone, ResponseTextDelta
+from antiphon.events.transcription import AppendAudio, CommitAudio
+from antiphon.protocols.connection import Context
+from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.vllm.dialect import MAX_ASKED, VllmDialect
 from tests.protocols.realtime_connection import OUTPUTS, connect, exchange, frames, pcm, trace
 
 
@@ -70,3 +76,128 @@ def test_when_audio_comes_before_a_model_is_named_then_it_is_refused(kind: str) 
     frames(connection)
     (answer,) = exchange(connection, type=f"input_audio_buffer.{kind}", audio=pcm(2))
     assert answer["code"] == "model_not_validated"
+
+
+class Hearing:
+    """A connection with a conversation model that hears."""
+
+    def __init__(self, *, hears: bool = True, **update: Any) -> None:
+        names = ModelNames(("omni",), hears=hears)
+        context = Context(
+            models=ModelNames(("asr",)), now_s=lambda: 0.0, steady_s=lambda: 0.0, conversation_models=names
+        )
+        self.dialect = VllmDialect(context)
+        self.answers: list[dict[str, Any]] = []
+        self.say("session.update", model="omni", **update)
+
+    def say(self, kind: str, **fields: Any) -> list[Any]:
+        """What the session is to do: seconds of audio, "commit", "cancel", and how a response is asked for."""
+        received = self.dialect.feed(json.dumps({"type": kind, **fields}))
+        self.answers += [json.loads(frame.encode()) for frame in received.answers]
+        out: list[Any] = []
+        for command in received.commands:
+            match command:
+                case AppendAudio(samples):
+                    out.append(len(samples) / SAMPLE_RATE_HZ)
+                case CommitAudio(final=final):
+                    out.append("commit" if final else "nothing")
+                case CreateResponse(when_busy=when_busy):
+                    out.append(when_busy)
+                case CancelResponse():
+                    out.append("cancel")
+        return out
+
+    def append(self, seconds: float) -> list[Any]:
+        return self.say("input_audio_buffer.append", audio=pcm(int(2 * seconds * SAMPLE_RATE_HZ)))
+
+    def commit(self, *, final: bool) -> list[Any]:
+        return self.say("input_audio_buffer.commit", final=final)
+
+    def answer(self, text: str, status: str = "completed") -> list[tuple[str, Any]]:
+        response = Response("resp", False, None, None, None, True)
+        response.status = status  # type: ignore[assignment]
+        delta = ResponseTextDelta(None, text, False)  # type: ignore[arg-type]
+        sent = [*self.dialect.send(delta), *self.dialect.send(ResponseDone(response))]
+        events = [json.loads(frame.encode()) for frame in sent]
+        return [(e["type"], e.get("delta", e.get("text"))) for e in events]
+
+
+DELTA, DONE_TEXT, AUDIO_DONE = "transcription.delta", "transcription.done", "response.output_audio.done"
+
+
+def test_when_a_commit_is_not_final_then_its_segment_is_answered_while_more_is_appended() -> None:
+    one = Hearing()
+    # As vLLM's clients do: the request is begun before there is audio.
+    assert one.commit(final=False) == []
+    assert one.append(1.0) == [1.0]
+    assert one.commit(final=False) == ["commit", "cut"]
+    assert one.append(0.5) == [0.5]
+    assert one.answer("One") == [(DELTA, "One")]
+    assert one.commit(final=True) == ["commit", "wait"]
+    # The end repeats the text of the whole request.
+    assert one.answer(" two") == [(DELTA, " two"), (DONE_TEXT, "One two"), (AUDIO_DONE, None)]
+    # What comes behind it is a request of its own.
+    assert one.append(0.5) == [0.5]
+    assert one.commit(final=True) == ["commit", "cut"]
+    assert one.answer("Three") == [(DELTA, "Three"), (DONE_TEXT, "Three"), (AUDIO_DONE, None)]
+
+
+def test_when_a_request_goes_on_then_every_five_seconds_are_a_segment() -> None:
+    one = Hearing()
+    # Nobody has begun a request: the audio is one turn.
+    assert one.append(6.0) == [6.0]
+    assert one.commit(final=False) == ["commit", "cut"]
+    assert one.append(12.0) == [5.0, "commit", "wait", 5.0, "commit", "wait", 2.0]
+    assert Hearing(segment_duration_s=2.0).append(3.0) == [3.0]
+    other = Hearing(segment_duration_s=2.0)
+    other.commit(final=False)
+    assert other.append(3.0) == [2.0, "commit", "cut", 1.0]
+
+
+def test_when_the_answers_do_not_keep_up_then_segments_grow() -> None:
+    one = Hearing()
+    one.commit(final=False)
+    commands = one.append(30.0)
+    assert commands.count("commit") == MAX_ASKED
+    assert commands[-1] == 10.0
+    assert one.commit(final=False) == []
+    assert one.commit(final=True) == ["commit", "wait"]
+    ends = [one.answer("x") for _ in range(MAX_ASKED + 1)]
+    assert [len(end) for end in ends] == [1] * MAX_ASKED + [3]
+
+
+def test_when_a_request_ends_without_more_audio_then_its_end_comes_with_the_last_answer() -> None:
+    one = Hearing()
+    one.commit(final=False)
+    one.append(1.0)
+    one.commit(final=False)
+    assert one.commit(final=True) == []
+    assert one.answers == []
+    assert one.answer("One") == [(DELTA, "One"), (DONE_TEXT, "One"), (AUDIO_DONE, None)]
+    one.commit(final=False)
+    one.append(1.0)
+    one.commit(final=False)
+    one.answer("Two")
+    assert one.commit(final=True) == []
+    assert [e["type"] for e in one.answers] == [DONE_TEXT, AUDIO_DONE]
+    assert one.answers[0]["text"] == "Two"
+
+
+def test_when_an_answer_is_cut_then_its_end_comes_and_the_next_is_its_own() -> None:
+    one = Hearing()
+    one.append(1.0)
+    one.commit(final=True)
+    # Audio alone cuts nothing: microphones send it all the time.
+    assert one.append(1.0) == [1.0]
+    assert one.say("response.cancel") == ["cancel"]
+    assert one.answer("On", "cancelled") == [(DELTA, "On"), (DONE_TEXT, "On"), (AUDIO_DONE, None)]
+    assert one.commit(final=True) == ["commit", "cut"]
+    assert one.answer("Two") == [(DELTA, "Two"), (DONE_TEXT, "Two"), (AUDIO_DONE, None)]
+
+
+def test_when_a_model_only_reads_then_a_commit_that_is_not_final_changes_nothing() -> None:
+    one = Hearing(hears=False)
+    one.append(7.0)
+    assert one.commit(final=False) == ["nothing"]
+    assert one.append(7.0) == [7.0]
+    assert one.commit(final=True) == ["commit", "cut"]

@@ -191,6 +191,11 @@ class ChatStream:
         self._call_ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
 
     @property
+    def session(self) -> Session:
+        """The engine's session, which holds the rows' KV."""
+        return self._session
+
+    @property
     def media_rows(self) -> Mapping[MediaPiece, MediaRows]:
         """The encoded audio clips and images that are in the conversation, or were of late."""
         return self._media.rows
@@ -199,7 +204,8 @@ class ChatStream:
         """Have the conversation's rows computed ahead of the reply that is expected to follow.
 
         Of audio that grows, the rows of its finished windows are the last. Waits for encoders and the template, not for
-        the rows. Does nothing where another prefill or a reply overtakes it. Raises RemoteProtocolError for messages that cannot be rendered, ModelError where an encoder fails.
+        the rows. Does nothing where another prefill or a reply overtakes it. Raises RemoteProtocolError for messages
+        that cannot be rendered, ModelError where an encoder fails.
         """
         self._request = request = self._request + 1
         system, rest = _split_system(messages)

@@ -26,8 +26,8 @@ RETRY_AFTER_S = 10.0
 class AudioWindow:
     """A window of an audio clip, which is encoded by itself.
 
-    `source`: the clip, or the turn that it is of. `number`: counted from its beginning. `digest`: of what the encoder is
-    given, so that equal windows have equal rows, also where later audio has changed the features of earlier.
+    `source`: the clip, or the turn that it is of. `number`: counted from its beginning. `digest`: of what the encoder
+    is given, so that equal windows have equal rows, also where later audio has changed the features of earlier.
     """
 
     source: object

@@ -16,11 +16,13 @@ class ModelNames:
     `loaded`: the ids as /v1/models lists them; the first is also called `default`. There is at least one.
     `strict`: the hosted service's names are unknown, instead of standing for the first model.
     `unit_ms`: the milliseconds of audio in a unit of a native model; 0 for a model whose turns the server finds.
+    `hears`: a conversation model is given the audio of turns, and not their transcript.
     """
 
     loaded: tuple[str, ...]
     strict: bool = False
     unit_ms: int = 0
+    hears: bool = False
 
     def exact(self, name: str) -> str | None:
         """The id of the loaded model of this name; `default` is the first one. None for any other name; case counts."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.wav import wav_header
-from antiphon.contracts import ImagePart, MessagePart
+from antiphon.contracts import AudioPart, ImagePart, MessagePart
 
 # The first bytes of each kind of image that antiphon accepts.
 _KINDS = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"GIF8", "gif"), (b"RIFF", "webp"), (b"BM", "bmp"))
@@ -26,6 +26,8 @@ def content_part(part: MessagePart, api: Literal["chat_completions", "responses"
         if responses:
             return {"type": "input_image", "image_url": url, "detail": "auto"}
         return {"type": "image_url", "image_url": {"url": url}}
+    # A model whose profile has no video window is given no VideoParts.
+    assert isinstance(part, AudioPart)
     pcm = to_pcm16(part.pcm)
     sound = base64.b64encode(wav_header(SAMPLE_RATE_HZ, len(pcm)) + pcm).decode()
     return {"type": "input_audio", "input_audio": {"data": sound, "format": "wav"}}

@@ -176,7 +176,8 @@ class ServerState:
         if model is None:
             return None
         unit_ms = round(model.native.profile.unit_s * 1000) if model.native else 0
-        return ModelNames((model.profile.id,), strict=self.settings.server.strict_models, unit_ms=unit_ms)
+        strict, hears = self.settings.server.strict_models, model.profile.accepts_media
+        return ModelNames((model.profile.id,), strict=strict, unit_ms=unit_ms, hears=hears)
 
     def loaded(self) -> LoadedModels:
         """Return the models. Raises Refused while they load, and when the server drains."""

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from base64 import b64encode
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -23,8 +24,12 @@ LIMIT_S = 60
 
 
 @pytest.fixture(scope="module")
-def server(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Process:
-    folder = tiny.write(tmp_path_factory.mktemp("tiny-omni"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write(tmp_path_factory.mktemp("tiny-omni"))
+
+
+@pytest.fixture(scope="module")
+def server(serve: Serve, folder: Path) -> Process:
     return serve("--partner", str(folder), "--weights", "fp32", "--language-model", "")
 
 
@@ -39,11 +44,11 @@ def picture(number: int) -> str:
     return b64encode(file.getvalue()).decode()
 
 
-def test_a_spoken_turn_is_heard_and_answered(server: Process, recordings: dict[str, Recording]) -> None:
+def test_a_spoken_turn_is_heard_and_answered(server: Process, folder: Path, recordings: dict[str, Recording]) -> None:
     recording = next(r for r in recordings.values() if r.language == "en" and 4 < r.seconds < 8)
 
     async def main() -> dict[str, Any]:
-        async with opened(server.ws, "?model=tiny-omni0") as wire:
+        async with opened(server.ws, f"?model={folder.name}") as wire:
             await wire.until("session.created")
             session = {"type": "realtime", "max_output_tokens": 6, "audio": {"input": {"turn_detection": None}}}
             await wire.say("session.update", session=session)

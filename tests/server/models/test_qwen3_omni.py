@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 from base64 import b64decode, b64encode
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,13 @@ def picture() -> str:
     return b64encode(file.getvalue()).decode()
 
 
-def test_speech_and_images_are_answered_aloud_and_in_text(server: Process, recordings: dict[str, Recording]) -> None:
+def test_speech_and_images_are_answered_aloud_and_in_text(
+    server: Process, folder: Path, recordings: dict[str, Recording]
+) -> None:
     recording = next(r for r in recordings.values() if r.language == "en" and r.seconds < 8)
 
     async def main() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        async with opened(server.ws, "?model=" + "tiny-omni0") as wire:
+        async with opened(server.ws, f"?model={folder.name}") as wire:
             await wire.until("session.created")
             await wire.say(
                 "session.update",
@@ -150,6 +153,68 @@ def test_when_the_model_speaks_then_the_vllm_dialect_has_audio(
     prompts = [next(e for e in events if e["type"] == "transcription.done")["usage"] for events in turns]
     assert prompts[1]["prompt_tokens"] > 2 * 13 * recording.seconds
     assert refused["code"] == "invalid_event"
+
+
+def test_when_commits_are_not_final_then_the_vllm_dialect_answers_while_audio_is_appended(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
+    recording = next(r for r in recordings.values() if r.language == "en" and r.seconds < 8)
+    listed = httpx.get(f"{server.url}/v1/models").json()["data"]
+    name = next(m["id"] for m in listed if m["id"].startswith("tiny-omni"))
+    half = len(recording.pcm) // 2
+
+    async def main() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        async with opened(server.ws) as wire:
+            await wire.say("session.update", model=name, realtime_max_tokens=8)
+            # As vLLM's clients begin. What the model says is drawn, and may be nothing: it is asked until it speaks.
+            await wire.say("input_audio_buffer.commit", final=False)
+            while not any(e["type"] == "transcription.delta" for e in wire.seen):
+                await wire.sound(recording.pcm[:half])
+                await wire.say("input_audio_buffer.commit", final=False)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(2):
+                        await wire.until("transcription.delta")
+            before = len(wire.seen)
+            await wire.sound(recording.pcm[half:])
+            await wire.say("input_audio_buffer.commit", final=True)
+            await wire.until("response.output_audio.done")
+            return wire.seen[:before], wire.seen
+
+    early, seen = run(main())
+    assert all(e["type"] not in ("error", "transcription.done") for e in early)
+    assert any(e["type"] == "transcription.delta" for e in early)
+    (done,) = (e for e in seen if e["type"] == "transcription.done")
+    assert done["text"] == "".join(e["delta"] for e in seen if e["type"] == "transcription.delta")
+    assert seen[-1]["has_audio"] == any(e["type"] == "response.output_audio.delta" for e in seen)
+
+
+def test_when_an_answer_is_cancelled_or_overtaken_then_the_vllm_dialect_goes_on(
+    server: Process, recordings: dict[str, Recording]
+) -> None:
+    recording = next(r for r in recordings.values() if r.language == "en" and r.seconds < 8)
+    listed = httpx.get(f"{server.url}/v1/models").json()["data"]
+    name = next(m["id"] for m in listed if m["id"].startswith("tiny-omni"))
+
+    async def main() -> list[dict[str, Any]]:
+        async with opened(server.ws) as wire:
+            # Long answers, which are under way when they are cut.
+            await wire.say("session.update", model=name, realtime_max_tokens=2000)
+            for cut in ("response.cancel", "", ""):
+                await wire.sound(recording.pcm)
+                await wire.say("input_audio_buffer.commit", final=True)
+                await wire.until("response.output_audio.delta")
+                # Audio alone does not end an answer.
+                await wire.sound(recording.pcm)
+                if cut:
+                    await wire.say(cut)
+                    await wire.until("response.output_audio.done")
+            await wire.say("response.cancel")
+            await wire.until("response.output_audio.done")
+            return wire.seen
+
+    seen = run(main())
+    assert [e for e in seen if e["type"] == "error"] == []
+    assert sum(e["type"] == "transcription.done" for e in seen) == 3
 
 
 def test_spoken_questions_about_a_video_are_answered_aloud(server: Process, recordings: dict[str, Recording]) -> None:

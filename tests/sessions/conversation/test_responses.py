@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from antiphon.events.conversation import (
     CancelResponse,
     CommandRejected,
+    ContentPart,
     ContentPartAdded,
+    CreateItem,
     CreateResponse,
+    Item,
     ItemAdded,
     ResponseCreated,
     ResponseDone,
@@ -184,3 +191,30 @@ def test_an_event_says_how_things_were_when_it_was_emitted() -> None:
     assert (answer.status, bool(answer.text)) == ("completed", True)
     (part,) = (event.part for event in out if isinstance(event, ContentPartAdded))
     assert part.text == ""
+
+
+@pytest.mark.parametrize(
+    ("when_busy", "ends"), [("wait", ["completed"] * 2), ("cut", ["cancelled client_cancelled", "completed"])]
+)
+def test_when_a_response_is_asked_for_during_another_then_it_waits_or_cuts(when_busy: Any, ends: list[str]) -> None:
+    async def main() -> tuple[Scene, int]:
+        async with Scene(audio_output=False, vad=None) as scene:
+            await scene.session.handle(CreateItem(Item("a", parts=[ContentPart("input_text", "Hello.")])))
+            scene.model.go.set()
+            scene.model.end.clear()
+            await scene.session.handle(CreateResponse())
+            await scene.settle()
+            await scene.session.handle(CreateItem(Item("b", parts=[ContentPart("input_text", "And?")])))
+            await scene.session.handle(CreateResponse(when_busy=when_busy))
+            await scene.settle()
+            begun = len(scene.model.asked)
+            scene.model.end.set()
+            await scene.settle()
+        return scene, begun
+
+    scene, begun = play(main())
+    assert begun == (1 if when_busy == "wait" else 2)
+    assert scene.responses() == ends
+    # What was sent of the first is in the history of the second.
+    assert [m.text for m in scene.model.asked[1]][-1] == "And?"
+    assert not any(isinstance(o, CommandRejected) for o in scene.out)

@@ -6,6 +6,7 @@ The text of a response takes the place of a transcript, its audio has events of 
 from __future__ import annotations
 
 from base64 import b64encode
+from collections import deque
 
 from antiphon.audio.pcm import to_pcm16
 from antiphon.events.conversation import (
@@ -21,10 +22,35 @@ from antiphon.protocols.wire import Frame, message
 
 
 class VllmResponses:
-    """The frames of one connection's responses. They come one at a time, and the end repeats the whole text."""
+    """The frames of one connection's requests. Each has one response for every segment of its audio; they come one at a
+    time, and the end of the last repeats the text of all.
+    """
 
     def __init__(self) -> None:
-        self._text, self._has_audio = "", False
+        self._text, self._has_audio, self._tokens = "", False, (0, 0)
+        # Of each response that was asked for and has not ended: whether it is its request's last.
+        self._asked = deque[bool]()
+
+    @property
+    def num_asked(self) -> int:
+        """How many responses were asked for that have not ended."""
+        return len(self._asked)
+
+    def ask(self, *, final: bool) -> None:
+        """A response was asked for; `final`: it is the last one of its request."""
+        self._asked.append(final)
+
+    def forget(self) -> None:
+        """The response that was asked for last was refused."""
+        if self._asked:
+            self._asked.pop()
+
+    def finish(self) -> list[Frame]:
+        """End the request with the response that was asked for last, or now where none is under way."""
+        if self._asked:
+            self._asked[-1] = True
+            return []
+        return self._ended()
 
     def frames(self, output: TranscriptionEvent | ConversationEvent) -> list[Frame]:
         """The frames of an event; most events have none.
@@ -41,17 +67,25 @@ class VllmResponses:
                 kind = "response.output_audio.delta"
                 return [message(type=kind, audio=audio, format="pcm16", sample_rate_hz=rate_hz)]
             case ResponseDone(response):
-                text, has_audio = self._text, self._has_audio
-                self._text, self._has_audio = "", False
+                final = self._asked.popleft() if self._asked else True
+                if used := response.usage:
+                    prompt, completion = self._tokens
+                    self._tokens = max(prompt, used.prompt_tokens), completion + used.completion_tokens
                 if response.status == "failed":
+                    if final:
+                        self._ended()
                     return [message(type="error", error=response.error, code="processing_error")]
-                used = response.usage
-                usage = usage_of(used.prompt_tokens, used.completion_tokens) if used else usage_of(0, 0)
-                return [
-                    message(type="transcription.done", text=text, usage=usage),
-                    message(type="response.output_audio.done", has_audio=has_audio),
-                ]
+                return self._ended() if final else []
             case CommandRejected(code, text):
                 return [message(type="error", error=text, code=code)]
             case _:
                 return []
+
+    def _ended(self) -> list[Frame]:
+        """The frames that end a request, whose text and tokens are forgotten."""
+        text, has_audio, usage = self._text, self._has_audio, usage_of(*self._tokens)
+        self._text, self._has_audio, self._tokens = "", False, (0, 0)
+        return [
+            message(type="transcription.done", text=text, usage=usage),
+            message(type="response.output_audio.done", has_audio=has_audio),
+        ]

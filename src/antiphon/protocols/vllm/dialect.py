@@ -13,9 +13,15 @@ from dataclasses import replace
 
 from msgspec import UNSET
 
+from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import from_pcm16
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
-from antiphon.events.conversation import ConfigureConversation, ConversationConfig, CreateResponse
+from antiphon.events.conversation import (
+    CancelResponse,
+    ConfigureConversation,
+    ConversationConfig,
+    CreateResponse,
+)
 from antiphon.events.data_uri import decode_base64
 from antiphon.events.transcription import (
     AppendAudio,
@@ -36,7 +42,7 @@ from antiphon.protocols.connection import Command, Context, Event
 from antiphon.protocols.fields import number
 from antiphon.protocols.realtime.transcript_events import shown_words
 from antiphon.protocols.vllm.answers import VllmResponses
-from antiphon.protocols.vllm.messages import VllmAppend, VllmCommit, VllmUpdate, read_vllm, usage_of
+from antiphon.protocols.vllm.messages import VllmAppend, VllmCancel, VllmCommit, VllmUpdate, read_vllm, usage_of
 from antiphon.protocols.wire import Frame, Received, message
 
 # (field of a session.update, field of StreamTuning, least value, greatest value, whether it is a whole number)
@@ -48,6 +54,12 @@ TUNING: tuple[tuple[str, str, float, float, bool], ...] = (
     ("max_audio_s", "max_audio_s", 5.0, 3600.0, False),
     ("realtime_max_tokens", "max_tokens", 1, 4096, True),
 )
+
+
+# Seconds of audio that are a segment of a request that goes on, as in vLLM-Omni.
+SEGMENT_S = 5.0
+# Bound: responses that a connection waits for. With so many, audio of a request that goes on stays in its open segment.
+MAX_ASKED = 4
 
 
 class VllmDialect:
@@ -68,11 +80,14 @@ class VllmDialect:
         self._prompt = ""
         self._voice: str | None = None
         self._max_tokens: int | None = None
+        # Samples since the last commit, and the responses that the request has, None where a commit would begin one.
+        self._num_samples = 0
+        self._num_segments: int | None = None
 
     def feed(self, data: str | bytes) -> Received[Command]:
         """Read one frame from the client. What is wrong with it is answered and changes nothing; nothing is raised."""
         try:
-            return Received(self._commands(data))
+            return self._received(data)
         except RemoteProtocolError as error:
             return Received([], self.refuse(error, None))
 
@@ -105,6 +120,8 @@ class VllmDialect:
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
         """An error for the client. Messages of this dialect have no ids, so `event_id` is dropped."""
+        if self._responses and error.code == "memory_limit_exceeded":
+            self._responses.forget()
         return [_error(error.code, error.message)]
 
     def _done(self, done: TranscriptDone) -> Frame:
@@ -113,16 +130,57 @@ class VllmDialect:
             return message(type="transcription.done", text=done.streamed, usage=usage)
         return message(type="transcription.done", text=done.streamed, usage=usage, words=shown_words(done.words))
 
-    def _commands(self, data: str | bytes) -> list[Command]:
+    def _received(self, data: str | bytes) -> Received[Command]:
         match read_vllm(data):
             case VllmUpdate() as update:
-                return [self._update(update)]
+                return Received([self._update(update)])
             case VllmAppend(audio):
-                return self._append(audio)
+                return Received(self._append(audio))
             case VllmCommit(final):
                 self._require_config()
-                responds = self._responses and final
-                return [CommitAudio(final=final), *([CreateResponse()] if responds else [])]
+                if not self._responses or not (final or self._hears):
+                    return Received([CommitAudio(final=final)])
+                return self._commit(self._responses, final=final)
+            case VllmCancel():
+                self._require_config()
+                return Received([CancelResponse()] if self._responses else [])
+
+    @property
+    def _hears(self) -> bool:
+        models = self._context.conversation_models
+        return self._responses is not None and models is not None and models.hears
+
+    @property
+    def _can_end_segment(self) -> bool:
+        """Whether a request of a model that hears has begun, and may have one more segment answered."""
+        responses = self._responses if self._hears and self._num_segments is not None else None
+        return responses is not None and responses.num_asked < MAX_ASKED
+
+    def _commit(self, responses: VllmResponses, *, final: bool) -> Received[Command]:
+        """End a segment of the request, with `final` its last one."""
+        if self._num_segments is None:
+            self._num_segments = 0
+        commands: list[Command] = []
+        if not final and not self._can_end_segment:
+            return Received([])
+        if self._num_samples or (final and not self._num_segments):
+            commands = self._end_segment(final=final)
+            answers = list[Frame]()
+        else:
+            answers = responses.finish() if final else []
+        if final:
+            self._num_segments = None
+        return Received(commands, answers)
+
+    def _end_segment(self, *, final: bool) -> list[Command]:
+        """Have the audio since the last commit answered: after the request's other segments, and in place of an answer
+        to the request before.
+        """
+        assert self._responses
+        self._responses.ask(final=final)
+        begins = not self._num_segments
+        self._num_segments, self._num_samples = (self._num_segments or 0) + 1, 0
+        return [CommitAudio(final=True), CreateResponse(when_busy="cut" if begins else "wait")]
 
     def _update(self, update: VllmUpdate) -> Command:
         transcriber, conversation_model = self._find_model(update.model)
@@ -175,7 +233,15 @@ class VllmDialect:
             raise RemoteProtocolError("invalid_audio", "Invalid audio data") from None
         if len(data) % 2 or len(data) > self._context.max_append_bytes:
             raise RemoteProtocolError("invalid_audio", "Invalid audio data")
-        return [AppendAudio(from_pcm16(data))] if data else []
+        commands, pcm = list[Command](), from_pcm16(data)
+        assert self._config
+        size = int((self._config.tuning.segment_duration_s or SEGMENT_S) * SAMPLE_RATE_HZ)
+        while self._can_end_segment and self._num_samples + len(pcm) >= size:
+            room = max(1, size - self._num_samples)
+            commands += [AppendAudio(pcm[:room]), *self._end_segment(final=False)]
+            pcm = pcm[room:]
+        self._num_samples += len(pcm)
+        return [*commands, AppendAudio(pcm)] if len(pcm) else commands
 
     def _require_config(self) -> None:
         if self._config is None:

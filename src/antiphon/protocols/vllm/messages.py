@@ -34,16 +34,20 @@ class VllmAppend(msgspec.Struct, tag_field="type", tag="input_audio_buffer.appen
 
 
 class VllmCommit(msgspec.Struct, tag_field="type", tag="input_audio_buffer.commit"):
-    """With `final`, the turn ends here."""
+    """With `final`, the turn ends here; without, a segment of it, where a model hears it."""
 
     final: bool = False
+
+
+class VllmCancel(msgspec.Struct, tag_field="type", tag="response.cancel"):
+    """The answer under way ends."""
 
 
 class _Kind(msgspec.Struct):
     type: object = None
 
 
-VllmMessage = VllmUpdate | VllmAppend | VllmCommit
+VllmMessage = VllmUpdate | VllmAppend | VllmCommit | VllmCancel
 _MESSAGE: Reader[VllmMessage] = Reader(VllmMessage)
 # The names of what may be wrong of a session; of audio it is one error, whatever is wrong.
 _TUNED = (

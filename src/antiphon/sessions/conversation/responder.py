@@ -318,8 +318,8 @@ class Responder:
         await self._prefill([Item("", parts=[ContentPart("input_audio", media=audio)])])
 
     async def drop_growing(self) -> None:
-        """Give back what the model's stream holds of a turn that was dropped: its audio leaves the KV. Does nothing where
-        a response is under way, whose messages will not have it.
+        """Give back what the model's stream holds of a turn that was dropped: its audio leaves the KV. Does nothing
+        where a response is under way, whose messages will not have it.
         """
         if self._holds_growing and not self.is_busy:
             await self._prefill([])

@@ -31,8 +31,8 @@ MAX_IMAGES, KEPT_IMAGES = 64, 32
 
 @dataclass(slots=True)
 class _Turn:
-    """`began_ms`: where its speech began. `part`: its audio up to the pause that began at `speech_end_ms`. `source`: the
-    `AudioPart.turn` of its parts. `num_windows`: how many of its windows `growing_turn` has given.
+    """`began_ms`: where its speech began. `part`: its audio up to the pause that began at `speech_end_ms`. `source`:
+    the `AudioPart.turn` of its parts. `num_windows`: how many of its windows `growing_turn` has given.
     """
 
     began_ms: int
