@@ -327,8 +327,10 @@ class NativeTalk:
         self.was_spoken_to = loud
         self.forced = max(0, self.forced - 1)
 
-    async def step(self) -> NativeStep:
+    async def step(self, *, must_speak: bool = False) -> NativeStep:
         await asyncio.sleep(0.0611)
+        if must_speak and not self.saying:
+            self.saying = ["You", "asked", "me."]
         if not self.saying:
             return ListenStep()
         word = self.saying.pop(0)

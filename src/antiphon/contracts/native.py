@@ -57,11 +57,13 @@ class Unit:
     - `pcm`: float32 [unit_s * 16000], mono, 16 kHz.
     - `frames`: encoded images, the oldest first.
     - `max_slices`: the most parts that each image may be cut into.
+    - `text`: what the user typed.
     """
 
     pcm: Pcm
     frames: tuple[bytes, ...] = ()
     max_slices: int = 1
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,11 @@ class NativeStream(Protocol):
         """
         ...
 
-    async def step(self) -> NativeStep:
+    async def step(self, *, must_speak: bool = False) -> NativeStep:
         """Decide and generate what the model does in the unit that was appended last. Takes up to `unit_s`, and the
         conversation falls behind where it takes longer. Raises ModelError, EngineError.
+
+        With `must_speak` it says at least one word, unless it was interrupted.
         """
         ...
 

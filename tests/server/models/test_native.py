@@ -149,17 +149,44 @@ def test_when_the_demos_worker_forces_it_then_the_model_listens(native: Process)
         assert result["is_listen"]
 
 
-def test_when_a_client_asks_for_a_response_then_it_is_refused(native: Process) -> None:
-    async def main() -> dict[str, Any]:
+async def answered(socket: ClientConnection) -> list[dict[str, Any]]:
+    """The events up to the end of an answer."""
+    events: list[dict[str, Any]] = []
+    while not events or events[-1]["type"] != "response.done":
+        events.append(json.loads(await socket.recv()))
+        assert events[-1]["type"] != "error", events[-1]
+    return events
+
+
+@pytest.mark.parametrize(
+    "asks", [("input_audio_buffer.commit",), ("response.create",), ("input_audio_buffer.commit", "response.create")]
+)
+def test_when_a_client_commits_or_asks_and_sends_nothing_more_then_it_is_answered(
+    native: Process, asks: tuple[str, ...]
+) -> None:
+    async def main() -> list[dict[str, Any]]:
+        async with connect(native.url.replace("http", "ws") + "/v1/duplex") as socket:
+            # Units in which the model has to listen do not keep it from answering.
+            await socket.send(json.dumps({"type": "session.update", "session": SESSION | {"temperature": 0.7}}))
+            await socket.send(append(0, 0))
+            await socket.send(append(1, 0))
+            for kind in asks:
+                await socket.send(json.dumps({"type": kind}))
+            return await answered(socket)
+
+    events = run(main())
+    assert [e["type"] for e in events].count("response.created") == 1
+    assert "response.output_text.delta" in [e["type"] for e in events]
+
+
+def test_when_a_client_types_and_sends_no_sound_then_it_is_answered(native: Process) -> None:
+    async def main() -> list[dict[str, Any]]:
         async with connect(native.url.replace("http", "ws") + "/v1/duplex") as socket:
             await socket.send(json.dumps({"type": "session.update", "session": SESSION}))
-            await socket.recv()
-            await socket.send(json.dumps({"type": "response.create", "response": {"instructions": "Speak!"}}))
-            event: dict[str, Any] = json.loads(await socket.recv())
-            return event
+            await socket.send(json.dumps({"type": "push_text", "text": "Good morning! <|listen|>"}))
+            return await answered(socket)
 
-    event = run(main())
-    assert event["error"]["code"] == "response_create_unsupported"
+    assert "response.output_text.delta" in [e["type"] for e in run(main())]
 
 
 def test_when_a_client_has_no_duplex_dialect_then_it_gets_responses_it_knows(native: Process) -> None:

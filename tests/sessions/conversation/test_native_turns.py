@@ -15,9 +15,13 @@ from antiphon.audio.wav import wav_header
 from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.errors import MediaError, ModelError, RemoteProtocolError
 from antiphon.events.conversation import (
+    CancelResponse,
     CommandRejected,
+    ContentPart,
     ConversationConfig,
+    CreateItem,
     CreateResponse,
+    Item,
     ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
@@ -30,11 +34,12 @@ from antiphon.events.duplex import (
     DuplexConfig,
     EpochRaised,
     ListenStepTaken,
+    SkipResponse,
     SpeakStepTaken,
 )
-from antiphon.events.transcription import AppendAudio, ServerVad, TranscriptionConfig
+from antiphon.events.transcription import AppendAudio, CommitAudio, ServerVad, TranscriptionConfig
 from antiphon.pipelines.native_partner import NativeConversationModel
-from antiphon.sessions.conversation.native_turns import MAX_WAITING_UNITS, NativeTurns
+from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, MAX_WAITING_UNITS, NativeTurns
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
@@ -55,6 +60,7 @@ class Native:
         )
         self.steps = list(steps)
         self.units: list[Unit] = []
+        self.forced: list[bool] = []
         self.options: NativeOptions | None = None
         self.held, self.go = held, asyncio.Semaphore(0)
         self.interrupts = self.closes = 0
@@ -70,9 +76,12 @@ class Native:
             raise MediaError("no image")
         self.units.append(unit)
 
-    async def step(self) -> NativeStep:
+    async def step(self, *, must_speak: bool = False) -> NativeStep:
         if self.held:
             await self.go.acquire()
+        self.forced.append(must_speak)
+        if must_speak and not self.steps:
+            return says("At last.", last=True)
         step = self.steps.pop(0) if self.steps else ListenStep()
         if isinstance(step, Exception):
             raise step
@@ -305,14 +314,152 @@ def test_when_frames_come_then_they_go_with_the_next_unit_and_a_wrong_one_is_nam
     assert [o.code for o in scene.of(CommandRejected)] == ["invalid_video_frames"]
 
 
-def test_when_the_client_asks_a_native_model_for_a_response_then_it_is_rejected() -> None:
+def test_when_the_client_commits_then_the_model_hears_silence_until_it_speaks() -> None:
     async def act(scene: Scene) -> None:
-        await scene.session.handle(CreateResponse(instructions="Speak!"))
+        await scene.hears(1.25)
+        await scene.inbox.put(CommitAudio())
+        await scene.until(lambda: scene.of(ResponseDone))
 
-    scene = run(Native(), act)
-    assert [o.code for o in scene.of(CommandRejected)] == ["response_create_unsupported"]
+    native = Native(ListenStep(), ListenStep(), ListenStep(), says("Yes.", last=True))
+    scene = run(native, act)
+    assert scene.text == "Yes."
+    assert len(native.units) == 4
+    # What was left of a unit is filled up with silence.
+    assert (native.units[1].pcm[: UNIT // 4] == np.float32(QUIET)).all()
+    assert not native.units[1].pcm[UNIT // 4 :].any()
+    assert not native.units[2].pcm.any()
+    assert native.forced == [False] * 4
+
+
+@pytest.mark.parametrize("heard", [1, 1.25, 3.5])
+def test_when_a_committed_turn_is_not_answered_in_time_then_the_model_has_to_speak(heard: float) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears(heard)
+        await scene.inbox.put(CommitAudio())
+        await scene.until(lambda: scene.of(ResponseDone))
+        await asyncio.sleep(4 * UNIT / 16_000)
+
+    native = Native()
+    scene = run(native, act)
+    assert scene.text == "At last."
+    # The whole units, the one that the commit fills up or makes, and then silence.
+    assert len(native.units) == int(heard) + 1 + ANSWER_UNITS
+    assert native.forced == [False] * (len(native.units) - 1) + [True]
+
+
+def test_when_the_user_goes_on_after_a_commit_then_the_silence_ends() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears(0.5)
+        await scene.inbox.put(CommitAudio())
+        await scene.until(lambda: len(native.units) == 1)
+        await scene.hears(0.25)
+        await scene.until(lambda: scene.session.audio_s >= 0.75 * UNIT / 16_000)
+        native.held = False
+        for _ in range(50):
+            native.go.release()
+        await asyncio.sleep(4 * UNIT / 16_000)
+
+    native = Native(held=True)
+    scene = run(native, act)
+    assert len(native.units) == 1
+    assert not any(native.forced)
     assert not scene.of(ResponseCreated)
 
+
+def test_when_a_commit_is_not_to_be_answered_then_only_its_unit_is_filled_up() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears(0.5)
+        await scene.inbox.put(SkipResponse())
+        await scene.inbox.put(CommitAudio())
+        await scene.until(lambda: len(scene.listened) == 1)
+        await asyncio.sleep(4 * UNIT / 16_000)
+
+    native = Native()
+    run(native, act)
+    assert len(native.units) == 1
+
+
+def test_when_the_client_asks_for_a_response_then_the_model_speaks() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.inbox.put(CreateItem(Item("one", parts=[ContentPart("input_text", "x" * 150)])))
+        await scene.inbox.put(CreateResponse(metadata={"mine": "1"}))
+        await scene.until(lambda: scene.of(ResponseDone))
+
+    native = Native()
+    scene = run(native, act, create_response=False)
+    assert [len(u.text) for u in native.units[:3]] == [128, 22, 0]
+    assert len(native.units) == 1 + ANSWER_UNITS
+    assert scene.of(ResponseDone)[0].response.metadata == {"mine": "1"}
+    assert not scene.of(CommandRejected)
+
+
+def test_when_audio_arrives_while_a_response_is_asked_for_then_the_model_still_speaks() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears(1)
+        await scene.inbox.put(CreateResponse())
+        await scene.hears(2.5)
+        await scene.until(lambda: scene.of(ResponseDone))
+
+    native = Native()
+    scene = run(native, act)
+    assert scene.text == "At last."
+    assert len(native.units) <= 4 + ANSWER_UNITS
+
+
+@pytest.mark.parametrize("steps", [(), (says("Yes."), says(" Sir.", last=True))])
+def test_when_a_request_follows_a_commit_then_there_is_one_answer(steps: tuple[NativeStep, ...]) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears(0.5)
+        await scene.inbox.put(CommitAudio())
+        if steps:
+            await scene.until(lambda: scene.of(ResponseCreated))
+        await scene.inbox.put(CreateResponse())
+        await scene.until(lambda: scene.of(ResponseDone))
+        await asyncio.sleep(4 * UNIT / 16_000)
+
+    scene = run(Native(*steps), act)
+    assert len(scene.of(ResponseCreated)) == 1
+    assert not scene.of(CommandRejected)
+
+
+def test_when_a_request_is_cancelled_before_its_answer_then_the_model_listens_on() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears(1)
+        await scene.inbox.put(CreateResponse())
+        await scene.until(lambda: len(native.units) == 2)
+        await scene.inbox.put(CancelResponse())
+        native.held = False
+        for _ in range(50):
+            native.go.release()
+        await asyncio.sleep(4 * UNIT / 16_000)
+
+    native = Native(held=True)
+    native.go.release()
+    scene = run(native, act)
+    assert len(native.units) == 2
+    assert not scene.of(ResponseCreated)
+    assert not scene.of(CommandRejected)
+
+
+def test_when_a_response_cannot_be_asked_of_a_native_model_then_the_error_names_why() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.inbox.put(CreateResponse())
+        await scene.inbox.put(CreateResponse(stored=False))
+        await scene.inbox.put(CreateItem(Item("one", parts=[ContentPart("input_text", "x" * 8001)])))
+        await scene.hears(1)
+        await scene.until(lambda: scene.of(ResponseCreated))
+        await scene.inbox.put(CreateResponse())
+
+    scene = run(Native(says("One"), *[says(" more")] * 200), act)
+    assert [o.code for o in scene.of(CommandRejected)] == [
+        "response_create_without_input",
+        "response_create_unsupported",
+        "string_above_max_length",
+        "conversation_already_has_active_response",
+    ]
+
+
+def test_when_the_placeholder_is_asked_for_a_response_then_it_refuses() -> None:
     async def respond() -> None:
         stream = await NativeConversationModel(Native()).open()
         async for _ in stream.respond((), None, None):  # type: ignore[arg-type]

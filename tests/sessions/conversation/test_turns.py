@@ -6,7 +6,12 @@ import math
 from dataclasses import replace
 
 from antiphon.events.conversation import (
+    CommandRejected,
+    ContentPart,
+    CreateItem,
+    CreateResponse,
     IdleTimeoutReached,
+    Item,
     ResponseDone,
     UserTurnCommitted,
 )
@@ -147,3 +152,38 @@ def test_when_nobody_speaks_for_the_idle_timeout_then_another_response_is_create
     idle = next(o for o in scene.out if isinstance(o, IdleTimeoutReached))
     assert any(isinstance(o, UserTurnCommitted) and o.item.id == idle.item_id for o in scene.out)
     assert scene.responses()[:2] == ["completed", "completed"]
+
+
+def test_when_a_client_asks_for_the_answer_that_a_turn_has_already_then_it_joins() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            await scene.start_turn()
+            turn = await scene.end_turn()
+            # Once while the turn is being transcribed, and again while it is answered.
+            await scene.session.handle(CreateResponse())
+            await scene.transcribe(turn, "Hello.")
+            assert not [o for o in scene.out if isinstance(o, CommandRejected)]
+            await scene.session.handle(CreateResponse())
+            scene.model.go.set()
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert scene.num_created == 1
+    # The second request is one too many.
+    rejected = [o.code for o in scene.out if isinstance(o, CommandRejected)]
+    assert rejected == ["conversation_already_has_active_response"]
+
+
+def test_when_the_client_has_said_more_then_its_request_does_not_join_the_answer_before() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            await scene.say("Hello.")
+            await scene.session.handle(CreateItem(Item("more", parts=[ContentPart("input_text", "And more.")])))
+            await scene.session.handle(CreateResponse())
+            scene.model.go.set()
+            await scene.settle()
+        return scene
+
+    rejected = [o.code for o in play(main()).out if isinstance(o, CommandRejected)]
+    assert rejected == ["conversation_already_has_active_response"]

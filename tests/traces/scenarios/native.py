@@ -8,7 +8,7 @@ from tests.traces.scenarios.duplex import APPEND, DONE, opened, speak
 
 @scenario(native=True)
 async def native_duplex(stage: Stage) -> None:
-    """It listens, answers, sees, is interrupted, and is not to be asked for answers."""
+    """It listens, answers, sees, is interrupted, and answers when it is asked."""
     socket = await opened(stage, instructions="Be kind.", extra_body={"force_listen_count": 2}, temperature=0)
     created = socket.of("session.created")[0]["session"]["capabilities"]
     assert (created["implementation_level"], created["chunk_period_ms"]) == ("model_native_duplex", 200)
@@ -22,17 +22,25 @@ async def native_duplex(stage: Stage) -> None:
     await socket.until("response.output_audio.delta", count=3)
     await socket.say("barge_in")
     await socket.until(DONE)
-    await socket.say("response.create", event_id="asked")
+    await socket.say("response.create", response={"conversation": "none"}, event_id="asked")
     assert (await socket.until("error"))["error"]["code"] == "response_create_unsupported"
+    await socket.say("response.create")
+    await socket.until(DONE)
     await speak(stage, socket, "yes", 0.7)
     await socket.until("response.output_audio.delta")
     await socket.say("response.cancel")
     await socket.until(DONE)
     await socket.say("push_text", text="typed")
-    await stage.wait(1)
+    await socket.until(DONE)
     reasons = [f["response"]["metadata"]["reason"] for f in socket.of("response.listen")]
     assert "model" in reasons
-    assert [f["response"]["status"] for f in socket.of(DONE)] == ["completed", "cancelled", "cancelled"]
+    assert [f["response"]["status"] for f in socket.of(DONE)] == [
+        "completed",
+        "cancelled",
+        "completed",
+        "cancelled",
+        "completed",
+    ]
 
 
 @scenario(native=True)
@@ -60,9 +68,26 @@ async def native_conversation(stage: Stage) -> None:
     await say(stage, socket, "hello.", 0.4)
     await socket.until(DONE)
     await socket.say("response.create")
-    await stage.wait(1)
+    await socket.until(DONE)
     assert "response.listen" not in socket.kinds
-    assert socket.of("error")[0]["error"]["code"] == "response_create_unsupported"
+    assert "error" not in socket.kinds
+
+
+@scenario(native=True)
+async def native_push_to_talk(stage: Stage) -> None:
+    """A client that commits and then sends nothing is answered, and once if it asks for the answer too."""
+    socket = await opened(stage)
+    await socket.say(APPEND, audio=b64(bytes(8000)))
+    await socket.say("input_audio_buffer.commit")
+    await socket.until(DONE)
+    assert socket.joined("response.output_audio_transcript.delta").strip() == "You asked me."
+    await socket.say(APPEND, audio=b64(bytes(8000)))
+    await socket.say("input_audio_buffer.commit")
+    await socket.say("response.create")
+    await socket.until(DONE)
+    await stage.wait(2)
+    assert len(socket.of(DONE)) == 2
+    assert "error" not in socket.kinds
 
 
 @scenario(native=True, speaks=False)

@@ -197,7 +197,7 @@ class MiniCpmOStream:
         return self._system_rows + sum(self._unit_rows)
 
     async def append(self, unit: Unit) -> None:
-        """Encode a unit's frames and audio and append their rows, frames first. Waits for both encoders.
+        """Encode a unit's frames and audio and append their rows: frames, text, audio. Waits for both encoders.
 
         Of more frames than the profile's `max_frames` the newest count. Nothing is appended where this raises:
         MediaError for a frame that is no image, ModelError, EngineError.
@@ -222,17 +222,20 @@ class MiniCpmOStream:
                 session.append([opening])
                 session.append_embeddings(rows)
                 session.append([closing])
+        if unit.text:
+            session.append(await asyncio.to_thread(self._model.encode, unit.text))
         session.append_embeddings(audio)
 
-    async def step(self) -> NativeStep:
+    async def step(self, *, must_speak: bool = False) -> NativeStep:
         """Let the model listen or speak in the unit that was appended last, and return what it does.
 
-        After `interrupt`, it listens, and a turn that it was speaking is ended in the context first. Waits for both
-        engines and the vocoder; the caller has `unit_s` for it. Raises ModelError, EngineError.
+        After `interrupt`, it listens, and a turn that it was speaking is ended in the context first; else it says at
+        least a word if `must_speak`. Waits for both engines and the vocoder; the caller has `unit_s` for it. Raises
+        ModelError, EngineError.
         """
         ids, session, chooser = self._model.parts.ids, self._session, self.chooser
         interrupted, self._interrupted = self._interrupted, False
-        if chooser.begin(listen=interrupted):
+        if chooser.begin(listen=interrupted, speak=must_speak):
             session.append([ids.turn_eos])
         if interrupted:
             self._speech.end_turn()

@@ -33,6 +33,7 @@ class SpecialTokens:
     slice: int
     slice_end: int
     listen: int
+    speak: int
     tts_bos: int
     tts_pad: int
     chunk_eos: int
@@ -100,15 +101,17 @@ class UnitChooser:
     chosen: list[int] = field(default_factory=list)
     _recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_TOKENS))
     _must_listen: bool = False
+    _must_speak: bool = False
 
-    def begin(self, *, listen: bool) -> bool:
-        """Begin a unit, in which the model has to listen if `listen`.
+    def begin(self, *, listen: bool, speak: bool = False) -> bool:
+        """Begin a unit, in which the model has to listen if `listen`, and else has to say a word if `speak`.
 
         Returns whether this cuts a turn off. The caller then has to append `turn_eos` to the context first: the model
         expects the end of a turn before it listens.
         """
         self.chosen = []
-        self._must_listen = listen or self.num_units < self.params.listen_first
+        self._must_speak = speak and not listen
+        self._must_listen = listen or (self.num_units < self.params.listen_first and not speak)
         self.num_units += 1
         cuts_turn = listen and self.in_turn
         if cuts_turn:
@@ -128,6 +131,14 @@ class UnitChooser:
             return ids.chunk_eos
         if self._must_listen:
             return ids.listen
+        if self._must_speak:
+            if not self.chosen:
+                return ids.speak
+            if len(self.chosen) == 1:
+                # The first word: anything that does not end the unit or the turn.
+                logits = logits.clone()
+                logits[[*ids.terminators, ids.turn_eos, ids.speak]] = -torch.inf
+                return self._word(logits)
         # Whether the unit is over is drawn from the model's own logits; which word comes next, from shaped ones.
         if self._draw(logits) == ids.chunk_eos:
             return ids.chunk_eos

@@ -84,7 +84,9 @@ class DuplexSessionState:
     def responds(self) -> bool:
         """Whether a turn is answered without being asked."""
         vad = self._audio.turn_detection or TurnDetection()
-        return self.own.extra.auto_response is not False and vad.responds
+        extra = self.own.extra
+        answers = extra.full_duplex if extra.auto_response is None else extra.auto_response
+        return answers is not False and vad.responds
 
     def set_input_format(self, form: AudioFormat) -> None:
         """The client sends this format from now on."""

@@ -112,9 +112,12 @@ class ReferenceAudio(msgspec.Struct):
 
 
 class ExtraFields(msgspec.Struct):
-    """The fields of `extra_body` that have an effect. `auto_response` false: a turn is not answered unless asked."""
+    """The fields of `extra_body` that have an effect. `auto_response` false: a turn is not answered unless asked;
+    `full_duplex` is another name of it.
+    """
 
     auto_response: object = None
+    full_duplex: object = None
     force_listen_count: float | None = None
 
 

@@ -2,7 +2,8 @@
 becomes a response.
 
 One task appends units and steps the model. While the model speaks and no audio arrives, it is fed silence, so that its
-clock goes on. An interrupted model listens in its next step.
+clock goes on. After a commit, or where a response was asked for, it is fed silence until it speaks, and in the last of
+ANSWER_UNITS it has to. An interrupted model listens in its next step.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import io
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
@@ -31,8 +33,8 @@ from antiphon.contracts import (
     TextDelta,
     Unit,
 )
-from antiphon.errors import MediaError, ModelError
-from antiphon.events.conversation import CommandRejected, ConversationConfig, ConversationEvent
+from antiphon.errors import MediaError, ModelError, RemoteProtocolError
+from antiphon.events.conversation import CommandRejected, ConversationConfig, ConversationEvent, CreateResponse, Item
 from antiphon.events.duplex import DuplexConfig, ListenStepTaken
 from antiphon.signals import Signal
 from antiphon.text.word_timing import spread_words
@@ -41,20 +43,43 @@ from antiphon.text.word_timing import spread_words
 MAX_WAITING_UNITS = 4
 # Seconds of a reference voice that are decoded; the rest of the file is ignored.
 MAX_REFERENCE_S = 30
+# Units of silence after a commit or a request, in the last of which the model has to speak.
+ANSWER_UNITS = 8
+# Characters of typed text that a unit has room for, and those that may wait for their unit.
+UNIT_CHARS, MAX_WAITING_CHARS = 128, 8000
 # Chunks of a response that may wait for its reader; with more of them the model waits.
 MAX_WAITING_CHUNKS = 64
+
+
+@dataclass(eq=False, slots=True)
+class DueAnswer:
+    """An answer that the user waits for.
+
+    - `request`: the client's request; None: the answer is due because the user's turn was committed.
+    - `answers`: the model has to speak; without it, only the open unit is filled up.
+    - `is_padded`: the unit that was open when it became due was filled up. `units_left`: of silence after it.
+    - `is_paced`: audio arrives again, and silence is fed by the clock only.
+    """
+
+    request: CreateResponse | None = None
+    answers: bool = True
+    is_padded: bool = False
+    units_left: int = ANSWER_UNITS
+    is_paced: bool = False
 
 
 class NativeResponse:
     """One turn that a native model speaks: a `ResponseSource` that exists without having been asked for.
 
     `NativeTurns` puts chunks in while the model steps; a response task reads them. `on_dropped` is called when the
-    reader leaves before the model has finished, which interrupts the model.
+    reader leaves before the model has finished, which interrupts the model. `due` is the answer that the turn is, None
+    where the model began by itself.
     """
 
-    def __init__(self, on_dropped: Callable[[], None]) -> None:
+    def __init__(self, on_dropped: Callable[[], None], due: DueAnswer | None = None) -> None:
         self._send, self._receive = anyio.create_memory_object_stream[ResponseChunk](MAX_WAITING_CHUNKS)
         self._on_dropped = on_dropped
+        self.due = due
         self._is_finished = False
         # Whether the turn was interrupted. One that was before its response began is never reported to the client.
         self.is_cut = False
@@ -128,6 +153,8 @@ class NativeTurns:
         self._turn: NativeResponse | None = None
         # Set by an interruption: what the step under way says is discarded.
         self._discards_step = self._reports_listening = False
+        self._due: DueAnswer | None = None
+        self._text = ""
         # Whether a turn has begun whose response waits for the one before it to be closed.
         self.is_waiting = False
 
@@ -163,6 +190,11 @@ class NativeTurns:
         """Queue audio for the model: float32 [num_samples], mono, 16 kHz, of any length. Waits while four units or more
         are queued, so that a model that falls behind holds back the client. The array is kept, not copied.
         """
+        if self._due and self._due.request is None:
+            # The user goes on: the model hears what it is, and decides by itself again.
+            self._due = None
+        elif self._due:
+            self._due.is_paced = True
         while self._num_queued >= MAX_WAITING_UNITS * self._unit_samples and not self._is_closed:
             await self._changed.wait()
         self._queued.append(pcm)
@@ -176,11 +208,59 @@ class NativeTurns:
         """
         self._frames.extend((self._num_received, frame) for frame in frames)
 
+    def append_item(self, item: Item) -> None:
+        """Queue what the user or the system typed, which goes with the next units. Does not wait.
+
+        Raises RemoteProtocolError (`string_above_max_length`) where more than MAX_WAITING_CHARS would wait.
+        """
+        typed = "\n".join(p.text for p in item.parts if p.kind == "input_text" and p.text)
+        if len(self._text) + len(typed) > MAX_WAITING_CHARS:
+            message = f"Text that waits for this model has at most {MAX_WAITING_CHARS} characters."
+            raise RemoteProtocolError("string_above_max_length", message, "item.content")
+        self._text += f"\n{typed}" if self._text and typed else typed
+
+    def commit(self, *, answers: bool) -> None:
+        """End the user's turn: what there is of a unit is filled up with silence. Does not wait.
+
+        `answers`: silence goes on until the model speaks, unless more audio arrives.
+        """
+        if self._due is None:
+            self._due = DueAnswer(answers=answers)
+            self._changed.notify()
+
+    def ask(self, request: CreateResponse) -> None:
+        """Have the model speak. Does not wait. A request that meets the answer to the turn committed last joins it.
+
+        Raises RemoteProtocolError: `response_create_unsupported` for a response out of band or of items of its own,
+        `conversation_already_has_active_response`, `response_create_without_input`.
+        """
+        if not request.stored or request.items is not None:
+            message = "This model has one conversation: responses out of band or of items of their own are not made."
+            raise RemoteProtocolError("response_create_unsupported", message)
+        due = self._turn.due if self._turn else self._due
+        if (self._turn and due is None) or (due and due.request):
+            message = "Conversation already has an active response in progress."
+            raise RemoteProtocolError("conversation_already_has_active_response", message)
+        if not (self._num_received or self._text or request.instructions):
+            raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
+        if due is None:
+            due = self._due = DueAnswer(is_padded=not self._num_queued)
+        due.request, due.answers = request, True
+        if request.instructions and not self._turn:
+            self._text += request.instructions[: MAX_WAITING_CHARS - len(self._text)]
+        self._changed.notify()
+
+    def withdraw(self) -> bool:
+        """Drop the answer that is due, if the model has not begun it. Returns whether there was one."""
+        due, self._due = self._due, None
+        return due is not None and self._turn is None
+
     def interrupt(self) -> None:
         """Give the user the floor: the turn being spoken ends, what the step under way says is discarded, and the next
-        step listens. Returns at once. Before `open` it takes effect when the stream is opened.
+        step listens. No answer is due any more. Returns at once. Before `open` it takes effect when the stream is
+        opened.
         """
-        self._discards_step = True
+        self._discards_step, self._due = True, None
         if self._turn:
             self._turn.is_cut = True
             self._turn.end()
@@ -206,13 +286,14 @@ class NativeTurns:
         try:
             while (pcm := await self._next_unit()) is not None:
                 self._unit_began_s = self._clock()
+                text, self._text = self._text[:UNIT_CHARS], self._text[UNIT_CHARS:]
                 try:
-                    await stream.append(Unit(pcm, self._unit_frames()))
+                    await stream.append(Unit(pcm, self._unit_frames(), text=text))
                 except MediaError as error:
                     await self._emit(CommandRejected("invalid_video_frames", str(error), "video_frames"))
-                    await stream.append(Unit(pcm))
+                    await stream.append(Unit(pcm, text=text))
                 self._discards_step = False
-                step = await stream.step()
+                step = await stream.step(must_speak=self._must_speak())
                 if not self._discards_step:
                     await self._apply(step)
         finally:
@@ -221,17 +302,22 @@ class NativeTurns:
             stream.close()
 
     async def _next_unit(self) -> Pcm | None:
-        """Return the next unit's audio, None once closed. A unit that is due while the model speaks is filled with
-        silence.
+        """Return the next unit's audio, None once closed. A unit that is due while the model speaks, or while an answer
+        is due, is filled with silence.
         """
         while self._num_queued < self._unit_samples and not self._is_closed:
-            left_s = self._unit_began_s + self._model.profile.unit_s - self._clock() if self._turn else None
+            due = self._due
+            if due and not self._turn and not due.is_paced:
+                break
+            is_timed = self._turn or due
+            left_s = self._unit_began_s + self._model.profile.unit_s - self._clock() if is_timed else None
             with anyio.move_on_after(left_s) as waiting:
                 await self._changed.wait()
             if waiting.cancelled_caught:
                 break
         if self._is_closed:
             return None
+        self._count_down()
         pcm = np.zeros(self._unit_samples, np.float32)
         at = 0
         while self._queued and at < self._unit_samples:
@@ -245,6 +331,22 @@ class NativeTurns:
         self._num_taken += at
         self._changed.notify()
         return pcm
+
+    def _count_down(self) -> None:
+        """Count the unit that is about to be taken against the answer that is due, once all that waited is heard."""
+        due = self._due
+        if due is None or self._turn or (self._num_queued >= self._unit_samples and not due.is_paced):
+            return
+        if not due.is_padded:
+            due.is_padded = True
+        elif len(self._text) <= UNIT_CHARS:
+            due.units_left -= 1
+        if not due.answers:
+            self._due = None
+
+    def _must_speak(self) -> bool:
+        """Whether the unit under way is the last in which the answer that is due may begin."""
+        return bool(self._due and self._due.units_left <= 0 and not self._turn)
 
     def _unit_frames(self) -> tuple[bytes, ...]:
         """Return the images of the unit that was taken last, the newest where there are too many."""
@@ -262,11 +364,13 @@ class NativeTurns:
             case SpeakStep(text, pcm, end_of_turn):
                 turn = self._turn
                 if turn is None:
-                    turn = self._turn = NativeResponse(self.interrupt)
+                    turn = self._turn = NativeResponse(self.interrupt, self._due)
                     self.is_waiting = True
                     await self._on_turn(turn)
                     self.is_waiting = False
                 turn.num_units += 1
+                if turn.due is self._due and (text or len(pcm)):
+                    self._due = None
                 if text:
                     await turn.put(TextDelta(text))
                 if len(pcm):

@@ -14,6 +14,9 @@ from antiphon.turns.overlap import DECISION_S, MAX_BACKCHANNEL_S, OverlapDecider
 # How often an undecided overlap is looked at again: whether the user still speaks.
 POLL_S = 0.05
 
+# Seconds of audio for which a client's message that the speech takes no floor holds. It repeats it while that is so.
+DISMISSAL_S = 0.6
+
 
 async def decide_in_time(
     overlap: OverlapDecider,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import replace
 
 import anyio
 import anyio.abc
@@ -30,6 +31,7 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.transcription import TranscriptionEvent
 from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.native_turns import NativeResponse
 from antiphon.sessions.conversation.playout import Playout
 from antiphon.sessions.conversation.preemptive import PreemptiveBudget, PreemptiveResponse
 from antiphon.sessions.conversation.response import (
@@ -94,6 +96,8 @@ class Responder:
         self._stream: ConversationStream | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self.active: ResponseTask | None = None
+        # The response that nobody has asked for yet, and the user's item that it answers.
+        self._unasked: tuple[ResponseTask, str | None] | None = None
         self._out_of_band: set[ResponseTask] = set()
         self.preemptive = PreemptiveResponse()
         self._budget = PreemptiveBudget(model.profile.max_preemptive)
@@ -147,8 +151,11 @@ class Responder:
 
     # --- a response ---------------------------------------------------------------------------------------------------
 
-    def begin(self, command: CreateResponse) -> None:
+    def begin(self, command: CreateResponse, *, unasked: bool = False) -> None:
         """Begin a response in a task of its own, and return at once. A failure of the model becomes a failed response.
+
+        `unasked`: the turn has ended, and the client has not asked. Its request for just that, before it has said
+        something new, is then the response under way.
 
         Raises RemoteProtocolError where a stored response is asked for while the conversation has one under way, or
         another response while it has MAX_OUT_OF_BAND of them.
@@ -159,29 +166,39 @@ class Responder:
                 f"Conversation already has {MAX_OUT_OF_BAND} responses out of band in progress.",
             )
         if command.stored and self.active:
+            is_plain = replace(command, metadata=None, event_id=None) == CreateResponse()
+            if is_plain and self._unasked == (self.active, self._newest_user_item()):
+                self._unasked = None
+                return
             raise RemoteProtocolError(
                 "conversation_already_has_active_response",
                 f"Conversation already has an active response in progress: {self.active.response.id}.",
             )
         self._start(command, lambda response: self._make(response, command))
+        if command.stored:
+            assert self.active
+            self._unasked = (self.active, self._newest_user_item()) if unasked else None
 
-    async def begin_unasked(self, source: ResponseSource, is_cut: Callable[[], bool]) -> None:
-        """Begin a response of a native model's turn, which nobody asked for. Waits until the response before it is
-        closed. Where `is_cut()` is true by then, because the turn was interrupted, `source` is dropped and the client
-        never learns of it.
+    def _newest_user_item(self) -> str | None:
+        return next((i.id for i in reversed(self._conversation.items) if i.role == "user"), None)
+
+    async def begin_unasked(self, source: NativeResponse) -> None:
+        """Begin a response of a native model's turn. Waits until the response before it is closed. Where the turn was
+        cut by then, because it was interrupted, `source` is dropped and the client never learns of it.
         """
         while self.active:
             await self.active.ended.wait()
             await anyio.lowlevel.checkpoint()
 
-        if is_cut():
+        if source.is_cut:
             await source.drop()
             return
 
         async def give_source(_: Response) -> ResponseSource:
             return source
 
-        self._start(CreateResponse(), give_source)
+        request = source.due.request if source.due else None
+        self._start(request or CreateResponse(), give_source)
 
     def _start(self, command: CreateResponse, make: Callable[[Response], Awaitable[ResponseSource]]) -> None:
         config = self.config

@@ -60,7 +60,7 @@ from antiphon.events.transcription import (
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
 from antiphon.sessions.conversation.native_turns import NativeTurns
-from antiphon.sessions.conversation.overlap_timing import decide_in_time
+from antiphon.sessions.conversation.overlap_timing import DISMISSAL_S, decide_in_time
 from antiphon.sessions.conversation.playout import Playout
 from antiphon.sessions.conversation.responder import Responder
 from antiphon.sessions.conversation.response import EmitConversation, ResponseTask
@@ -69,9 +69,6 @@ from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.echo import EchoGuard
 from antiphon.turns.overlap import RESPONSE_TAIL_S, OverlapDecider
-
-# Seconds of audio for which a client's message that the speech takes no floor holds. It repeats it while that is so.
-DISMISSAL_S = 0.6
 
 
 class ConversationSession:
@@ -125,7 +122,7 @@ class ConversationSession:
         echo_guard = EchoGuard()
         self._playout = Playout(echo_guard, clock)
         self._native_turns = (
-            NativeTurns(native, lambda turn: self._responder.begin_unasked(turn, lambda: turn.is_cut), emit, clock)
+            NativeTurns(native, lambda turn: self._responder.begin_unasked(turn), emit, clock)
             if (native := model.native)
             else None
         )
@@ -142,6 +139,7 @@ class ConversationSession:
             turn_detector=turn_detector,
             echo_guard=echo_guard,
             tap=self._native_turns.append_audio if self._native_turns else self._keep_audio if accepts_media else None,
+            on_commit=self._commit_native if self._native_turns else None,
         )
         self._responder = Responder(
             config,
@@ -207,9 +205,8 @@ class ConversationSession:
             await self._responder.close()
 
     async def interrupt(self, reason: str) -> None:
-        """Cancel the conversation's response with `reason`, stop its playback, and truncate it to what was heard.
-
-        Returns before the response is closed. Does nothing to responses out of band.
+        """Cancel the conversation's response with `reason`, stop its playback, and truncate it to what was heard. Does
+        not wait for its end.
         """
         self._responder.preemptive.cancel()
         if task := self._responder.active:
@@ -221,9 +218,8 @@ class ConversationSession:
         await self._responder.truncate(items)
 
     async def decide_overlap(self, *, takes_floor: bool, reason: str) -> None:
-        """Let the client decide whether the speech over a response takes the floor.
-
-        A decision that it does not holds for what is said in the next DISMISSAL_S of audio.
+        """Let the client decide whether the speech over a response takes the floor. A decision that it does not holds
+        for what is said in the next DISMISSAL_S of audio.
         """
         self._dismissed_until_s = 0.0 if takes_floor else self.audio_s + DISMISSAL_S
         if takes_floor and self._native_turns and (self._native_turns.is_waiting or not self.answering):
@@ -231,6 +227,12 @@ class ConversationSession:
             self._native_turns.interrupt()
         overlap = self._overlap
         await self._apply_all(overlap.take_floor(reason) if takes_floor else overlap.dismiss(reason))
+
+    def _commit_native(self) -> None:
+        assert self._native_turns
+        is_due = self.config.create_response and self.config.transcription.vad is not None
+        self._native_turns.commit(answers=is_due and not self._skips_next_turn)
+        self._skips_next_turn = False
 
     @property
     def _responds_to_turns(self) -> bool:
@@ -243,9 +245,8 @@ class ConversationSession:
         return self.config.interrupt_response and self.audio_s >= self._dismissed_until_s
 
     async def handle(self, command: ConversationCommand) -> None:
-        """Handle one command. A command that cannot be carried out raises nothing: the client gets a CommandRejected.
-
-        It waits for `emit`, not for a response that the command begins. Only while `run` runs.
+        """Handle one command, only while `run` runs; it waits for `emit`, not for a response that the command begins.
+        A command that cannot be carried out raises nothing: the client gets a CommandRejected.
         """
         try:
             await self._carry_out(command)
@@ -261,6 +262,8 @@ class ConversationSession:
                 await self._listener.configure(config.transcription)
             case CreateItem(new, after):
                 self._item_media.check_size(new)
+                if self._native_turns:
+                    self._native_turns.append_item(new)
                 previous = conversation.add(new, after)
                 await self._emit(ItemAdded(new.snapshot(), previous))
                 await self._emit(ItemDone(new.snapshot(), previous))
@@ -276,12 +279,11 @@ class ConversationSession:
                 kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
                 self._playout.stop(self._listener.now)
                 await self._emit(ItemTruncated(item_id, content_index, kept_ms))
+            case CreateResponse() if self._native_turns:
+                self._native_turns.ask(command)
             case CreateResponse(items=items):
                 if self.config.duplex and not (conversation.items or items or command.instructions):
                     raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
-                if self._native_turns:
-                    message = "This model decides by itself when to speak."
-                    raise RemoteProtocolError("response_create_unsupported", message)
                 for given in items or ():
                     if isinstance(given, Item):
                         assert self._group
@@ -294,7 +296,8 @@ class ConversationSession:
                 else:
                     self._responder.begin(command)
             case CancelResponse(response_id):
-                self._responder.cancel(response_id)
+                if not (response_id is None and self._native_turns and self._native_turns.withdraw()):
+                    self._responder.cancel(response_id)
             case ClearOutputAudio():
                 await self._responder.silence()
             case AppendFrames(frames):
@@ -306,12 +309,10 @@ class ConversationSession:
                 raise RemoteProtocolError("unknown_event", f"{type(command).__name__} is for a duplex session.")
 
     async def handle_transcription(self, event: TranscriptionEvent) -> None:
-        """Apply one event of the transcription session: emit it, and begin or end responses for it.
-
-        Returns once its consequences were emitted; an overlap that has to be decided goes on in a task of its own.
-        Only while `run` runs.
+        """Apply one event of the transcription session: emit it, and begin or end responses for it. Returns once its
+        consequences were emitted; an overlap that has to be decided goes on in a task. Only while `run` runs.
         """
-        if isinstance(event, TurnCommitted) and self._skips_next_turn:
+        if isinstance(event, TurnCommitted) and self._skips_next_turn and not self._native_turns:
             self._skipped_turns.add(event.turn)
             self._skips_next_turn = False
         before = self._overlap.undecided_turn
@@ -322,9 +323,8 @@ class ConversationSession:
 
     def _overlaps(self) -> bool:
         """Whether speech that begins now is an overlap to be decided: a response is heard for a while yet."""
-        vad = self.config.transcription.vad
-        decides = vad is not None and self.config.allows_backchannels and self.interruptible
-        return decides and (self._left_s() > RESPONSE_TAIL_S or self.answering)
+        decides = self.config.transcription.vad and self.config.allows_backchannels and self.interruptible
+        return bool(decides) and (self._left_s() > RESPONSE_TAIL_S or self.answering)
 
     async def _decide_overlap(self, turn: int) -> None:
         with anyio.CancelScope() as self._deciding:
@@ -436,15 +436,14 @@ class ConversationSession:
         return bool(self._item_media.unresolved) or any(id(item) in waiting for item in self.conversation.items)
 
     async def _respond_if_due(self, *, cancels: bool = True) -> None:
-        """Begin the response that is due, once the user is silent and all transcripts are there.
-
-        `cancels`: a response under way is ended for it; otherwise it is waited for.
+        """Begin the response that is due, once the user is silent and all transcripts are there. `cancels`: a response
+        under way is ended for it; otherwise it is waited for.
         """
         if self._closing or not self._response_due or self._user_speaking or self._has_unresolved():
             return
         if self._responder.active is None:
             self._response_due = False
-            self._responder.begin(CreateResponse())
+            self._responder.begin(CreateResponse(), unasked=True)
         elif self.config.interrupt_response and cancels and not self._responder.active.cancelled:
             await self._emit(OverlapDecided(-1, True, "turn_answered"))
             await self.interrupt("turn_detected")

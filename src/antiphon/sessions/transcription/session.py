@@ -78,6 +78,7 @@ class TranscriptionSession:
     - `turn_detector`: the turn detector for `semantic_vad`; without one a turn ends after its patience.
     - `echo_guard`: the echo guard, so that responses heard through the microphone are not taken for speech.
     - `tap`: gets all audio before it is analysed, and may hold it back.
+    - `on_commit`: is called after each commit of the client's that was not refused.
     - `clock`: returns monotonic seconds.
 
     `audio_s` counts the seconds of audio listened to. All of it runs in one event loop.
@@ -97,6 +98,7 @@ class TranscriptionSession:
         turn_detector: TurnDetector | None = None,
         echo_guard: EchoGuard | None = None,
         tap: Callable[[Pcm], Awaitable[None]] | None = None,
+        on_commit: Callable[[], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -110,7 +112,7 @@ class TranscriptionSession:
         self._handle_other = handle_other
         self._turn_detector = turn_detector
         self._echo_guard = echo_guard
-        self._tap = tap
+        self._tap, self._on_commit = tap, on_commit
         self._microphone = MicrophoneClock()
         # The audio of the incomplete VAD frame, for the echo guard.
         self._rest: Pcm = np.zeros(0, np.float32)
@@ -272,6 +274,8 @@ class TranscriptionSession:
             await self._emit(CommitRefused(have_ms, self._min_commit_ms))
             return
         await self._apply_steps(self._segmenter.commit())
+        if self._on_commit:
+            self._on_commit()
 
     async def _clear(self) -> None:
         self._decoding.clear(self._segmenter.turn)
