@@ -23,6 +23,8 @@ from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
 from antiphon.errors import ModelError
+from antiphon.loading.loaded import LoadedModels
+from antiphon.pipelines.native_partner import NativeConversationModel
 from tests.adapters import tiny_minicpmo as tiny
 
 GOLDEN = json.loads((tiny.GOLDEN / "minicpmo.json").read_text())
@@ -154,3 +156,15 @@ def test_when_a_checkpoint_is_of_another_kind_then_the_error_says_so(
     (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIG | changes))
     with pytest.raises(ModelError, match=f"is no MiniCPM-o 4.5 checkpoint: {says}"):
         read(tmp_path, torch.device("cpu"), torch.float32)
+
+
+def test_when_models_are_warmed_then_a_native_partner_listens_and_speaks(folder: Path) -> None:
+    recorder = Recorder()
+    model = MiniCpmO(folder, "tiny", EngineModelOptions(weights="fp32", threads=1), vocoder=recorder)
+    nothing = dict.fromkeys(
+        ("transcriber", "vad", "turn_detector", "language_model", "synthesizer", "image_reader", "watcher")
+    )
+    loaded = LoadedModels(**nothing, partner=NativeConversationModel(model), names=(), lanes=())
+    asyncio.run(loaded.warm())
+    assert recorder.windows
+    model.close()

@@ -16,11 +16,15 @@ from antiphon.contracts import (
     ImageReader,
     LanguageModel,
     Message,
+    NativeModel,
+    NativeOptions,
     ReplyOptions,
     ResponseAudio,
+    SpeakStep,
     Synthesizer,
     Transcriber,
     TurnDetector,
+    Unit,
     Urgency,
     VideoModel,
     VoiceActivityDetector,
@@ -31,6 +35,9 @@ from antiphon.engine.lane import Lane
 from antiphon.pipelines.cascade import Cascade
 from antiphon.pipelines.observer import Observer
 from antiphon.pipelines.video_partner import ConversationVideoModel
+
+# Units that a native model is warmed with at most.
+MAX_WARM_UNITS = 4
 
 
 class ModelWorker(Protocol):
@@ -163,6 +170,8 @@ class LoadedModels:
                 group.start_soon(_warm_language_model, self.language_model)
             if self.synthesizer:
                 group.start_soon(_warm_synthesizer, self.synthesizer)
+            if native := getattr(self.partner, "native", None):
+                group.start_soon(_warm_native, native)
             if self.partner and self.partner.profile.accepts_media:
                 group.start_soon(_warm_partner, self.partner)
 
@@ -206,6 +215,20 @@ async def _warm_partner(partner: ConversationModel) -> None:
             async for chunk in chunks:
                 if isinstance(chunk, ResponseAudio):
                     return
+    finally:
+        stream.close()
+
+
+async def _warm_native(native: NativeModel) -> None:
+    """A unit that listens, one that speaks, and those up to the end of what is said, of which there are few."""
+    stream = await native.open(NativeOptions(listen_only_units=1))
+    silence = Unit(np.zeros(int(native.profile.unit_s * SAMPLE_RATE_HZ), np.float32))
+    try:
+        for number in range(MAX_WARM_UNITS):
+            await stream.append(silence)
+            step = await stream.step(must_speak=number == 1)
+            if isinstance(step, SpeakStep) and step.end_of_turn:
+                return
     finally:
         stream.close()
 
