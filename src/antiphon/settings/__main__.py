@@ -2,4 +2,5 @@
 
 from antiphon.settings.page import markdown
 
-print(markdown(), end="")
+if __name__ == "__main__":
+    print(markdown(), end="")
