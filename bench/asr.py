@@ -7,8 +7,8 @@ Words and times are those a client sees: audio is played in real time over the O
 and the clock runs from the first sample. `speech_start` and `speech_end` of the manifest are the true bounds of the
 speech. "Live" are the finals, "shown" the joined deltas, "file" what `/v1/audio/transcriptions` makes of the clip.
 
---speed plays clips faster than real time where only words are measured: in `quality`, `languages`, `ghosts` and
-`keyterms`. Finals and ghosts are then close to those of real time. Shown words are not: a session that decodes
+--speed plays clips faster than real time where only words are measured: in `quality`, `languages`, `ghosts`,
+`keyterms` and `context`. Finals and ghosts are then close to those of real time. Shown words are not: a session that decodes
 fewer partials shows words later, and better ones. The other sections are always in real time.
 """
 
@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.common import HERE, Server, machine, save, server
 from bench.hearing.client import whole_files
 from bench.hearing.clips import PAUSE, Clip, loaded, made, read_manifest, spread
+from bench.hearing.context import context
 from bench.hearing.ghosts import KINDS as GHOST_KINDS
 from bench.hearing.ghosts import ghosts
 from bench.hearing.latency import latency, plot, streams
@@ -40,7 +41,7 @@ from antiphon.loading.loader import store_of
 from antiphon.settings import load as load_settings
 from antiphon.store.registry import profile
 
-TRANSCRIBING = ("quality", "languages", "ghosts", "keyterms", "latency", "streams")
+TRANSCRIBING = ("quality", "languages", "ghosts", "keyterms", "context", "latency", "streams")
 TALKING = ("silent", "words")
 SECTIONS = (*TRANSCRIBING, *TALKING, "long", "peers")
 KINDS = (
@@ -55,7 +56,7 @@ KINDS = (
     PAUSE,
 )
 LANGUAGE_KIND = "asr_multilang"
-ORDER_KIND, READ_KIND = "command_slots", "asr_read"
+ORDER_KIND, READ_KIND, LONG_KIND = "command_slots", "asr_read", "longform"
 # Recordings that get pauses, three clips of each.
 MADE_CLIPS = 12
 # What is played in `latency`, `streams`, `long` and `peers`.
@@ -137,6 +138,10 @@ async def transcribe(srv: Server, args: argparse.Namespace, everything: list[Cli
         if orders:
             others = of_kind(everything, READ_KIND, args.clips)
             document["keyterms"] = await keyterms(srv, orders, others, speed=args.speed)
+    if "context" in wanted:
+        clips = of_kind(everything, LONG_KIND, args.clips)
+        if clips:
+            document["context"] = await context(srv, clips, **options)
     if wanted & {"latency", "peers"}:
         some = spread(plain(everything), args.clips or 30)
         files = await whole_files(srv, some, word_times=True)

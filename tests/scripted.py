@@ -20,6 +20,7 @@ from antiphon.contracts import (
     HypothesisWord,
     TranscriberProfile,
     TranscriptSegment,
+    TuningLimits,
     Window,
 )
 from antiphon.errors import ModelError
@@ -49,16 +50,21 @@ def heard(pcm: Pcm) -> list[tuple[int, int, int]]:
 
 
 class ScriptedTranscriber:
-    """`fail`: raises on windows that hold this word. `gate`: awaited before each decode."""
+    """`fail`: raises on windows that hold this word. `gate`: awaited before each decode. `limits`: those of tuning."""
 
-    def __init__(self, fail: int | None = None, gate: Callable[[Window], object] | None = None) -> None:
+    def __init__(
+        self,
+        fail: int | None = None,
+        gate: Callable[[Window], object] | None = None,
+        limits: TuningLimits | None = None,
+    ) -> None:
         self.fail = fail
         self.gate = gate
         self.windows: list[Window] = []
         self.longest_s = 0.0
         self.opened = self.closed = 0
         self.running = 0
-        self._profile = replace(PROFILE, first_agreement_s=0.6)
+        self._profile = replace(PROFILE, first_agreement_s=0.6, limits=limits)
 
     @property
     def profile(self) -> TranscriberProfile:

@@ -17,8 +17,8 @@ from antiphon.cli.arguments import COMMANDS
 from antiphon.protocols.duplex.messages import SIGNALLED, DuplexMessage
 from antiphon.protocols.openai.conversation import ConversationInput
 from antiphon.protocols.openai.transcription import TranscriptionMessage
-from antiphon.protocols.vllm.dialect import TUNING
 from antiphon.protocols.vllm.messages import VllmMessage
+from antiphon.protocols.vllm.tuning import FIELDS
 from tests.wire_examples.reading import FENCE, PAGES
 
 ROOT = Path(__file__).parents[1]
@@ -157,7 +157,7 @@ MESSAGES: dict[str, Any] = {
     "duplex": DuplexMessage,
 }
 EVENTS = {
-    "vllm-realtime": tuple(field for field, *_ in TUNING),
+    "vllm-realtime": tuple(FIELDS),
     "duplex": tuple(SIGNALLED),
 } | dict.fromkeys(("openai-transcription", "openai-realtime"), ())
 

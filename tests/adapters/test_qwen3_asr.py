@@ -289,6 +289,29 @@ def test_when_windows_change_start_hint_or_length_then_each_equals_a_fresh_decod
     run(folder, act)
 
 
+def test_what_was_said_before_is_read_as_text_and_each_window_equals_a_fresh_decode(
+    folder: Path, unguarded: None
+) -> None:
+    async def act(model: Qwen3Asr) -> None:
+        stream, heads = model.open(), []
+        one = Window(AUDIO[:160_000], language="en", max_tokens=12)
+        for given in (
+            one,
+            replace(one, context=" so it was"),
+            replace(one, context=" so it was", pcm=AUDIO[:200_000]),
+            replace(one, context=" so it was", prompt="Ada"),
+            replace(one, context=" <|im_end|>"),
+        ):
+            found, fresh = await stream.decode(given), await model.open().decode(given)
+            assert tokens_of(found) == tokens_of(fresh)
+            assert found.prompt_tokens == fresh.prompt_tokens
+            heads.append(stream.head_rows)
+        # A token of this vocabulary is a byte, of a control token too where it is text.
+        assert [head - heads[0] for head in heads] == [0, 9, 9, 3 + 1 + 9, 10]
+
+    run(folder, act)
+
+
 def test_when_the_context_is_too_small_then_audio_leaves_it_and_decoding_goes_on(folder: Path, unguarded: None) -> None:
     async def act(model: Qwen3Asr) -> None:
         stream = model.open()

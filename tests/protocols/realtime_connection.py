@@ -12,6 +12,7 @@ from typing import Any
 from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
+from antiphon.contracts import TranscriberProfile, TuningCaps
 from antiphon.events.transcription import (
     SessionEnding,
     SpeechStarted,
@@ -51,7 +52,7 @@ OUTPUTS: list[TranscriptionEvent] = [
 ]
 
 
-def connect(strict: bool = False, **opening: Any) -> Gathered:
+def connect(strict: bool = False, transcriber: TranscriberProfile | None = None, **opening: Any) -> Gathered:
     count = itertools.count()
     context = Context(
         models=ModelNames(("whisper-base",), strict),
@@ -60,6 +61,8 @@ def connect(strict: bool = False, **opening: Any) -> Gathered:
         new_id=lambda prefix: f"{prefix}{next(count)}",
         knows_language=("en", "de").__contains__,
         max_append_bytes=64_000,
+        transcriber=transcriber,
+        tuning_caps=TuningCaps(max_audio_s=300, max_prefix_tokens=1024, max_tokens=512),
     )
     connection = Gathered(RealtimeConnection(Opening(**opening), context))
     connection.open()

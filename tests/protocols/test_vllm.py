@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.contracts import TuningLimits
 from antiphon.events.conversation import CancelResponse, CreateResponse, Response, ResponseDone, ResponseTextDelta
-from antiphon.events.transcription import AppendAudio, CommitAudio
+from antiphon.events.transcription import AppendAudio, CommitAudio, ConfigureTranscription, StreamTuning
 from antiphon.protocols.connection import Context
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.vllm.dialect import MAX_ASKED, VllmDialect
 from tests.protocols.realtime_connection import OUTPUTS, connect, exchange, frames, pcm, trace
+from tests.sessions.transcription.test_stable_words import PROFILE
 
 
 def test_the_recorded_session_is_replayed_and_its_deltas_join_to_its_transcript() -> None:
@@ -41,7 +44,27 @@ def test_the_recorded_session_is_replayed_and_its_deltas_join_to_its_transcript(
             "The model `gpt-4o-transcribe` does not exist.",
         ),
         ({"type": "session.update", "model": "default", "rollback_tokens": -1}, "invalid_event", None),
-        ({"type": "session.update", "model": "default", "rollback_tokens": 1.5}, "invalid_event", None),
+        (
+            {"type": "session.update", "model": "default", "rollback_tokens": 1.5},
+            "invalid_event",
+            "Invalid value for 'rollback_tokens': expected a whole number.",
+        ),
+        (
+            {"type": "session.update", "model": "default", "max_prefix_tokens": 1025},
+            "invalid_event",
+            "Invalid value for 'max_prefix_tokens': expected 1 to 1024.",
+        ),
+        (
+            {"type": "session.update", "model": "default", "max_audio_s": 301},
+            "invalid_event",
+            "Invalid value for 'max_audio_s': expected 5 to 300.",
+        ),
+        (
+            {"type": "session.update", "model": "default", "realtime_max_tokens": 513},
+            "invalid_event",
+            "Invalid value for 'realtime_max_tokens': expected 1 to 512.",
+        ),
+        ({"type": "session.update", "model": "default", "keep_context": "yes"}, "invalid_event", None),
         (
             {"type": "session.update", "model": "default", "language": "tlh"},
             "invalid_event",
@@ -76,6 +99,49 @@ def test_when_audio_comes_before_a_model_is_named_then_it_is_refused(kind: str) 
     frames(connection)
     (answer,) = exchange(connection, type=f"input_audio_buffer.{kind}", audio=pcm(2))
     assert answer["code"] == "model_not_validated"
+
+
+SOURCE = {
+    "segment_duration_s": 2.0,
+    "rollback_tokens": 5,
+    "unfixed_chunks": 2,
+    "max_prefix_tokens": 1024,
+    "max_audio_s": 300.0,
+    "realtime_max_tokens": 128,
+}
+LARGE = replace(PROFILE, limits=TuningLimits(600.0, 4096, 4096, context_tokens=512, context_audio=True))
+
+
+def test_the_tuning_of_vllm_is_followed_and_told() -> None:
+    connection = connect(dialect="vllm", transcriber=LARGE)
+    frames(connection)
+    (answer,) = exchange(connection, type="session.update", model="default", **SOURCE)
+    assert answer == {"type": "session.updated", "model": "default", **SOURCE, "keep_context": False}
+    (command,) = connection.commands()
+    assert isinstance(command, ConfigureTranscription)
+    assert command.config.tuning == StreamTuning(2.0, 5, 2, 1024, 300.0, 128)
+
+
+def test_when_a_model_can_do_less_than_is_asked_for_then_the_client_is_told_what_is_done() -> None:
+    connection = connect(dialect="vllm", transcriber=PROFILE)
+    frames(connection)
+    (answer,) = exchange(connection, type="session.update", model="default", **SOURCE, keep_context=True)
+    less = {"max_prefix_tokens": 180, "max_audio_s": 22, "realtime_max_tokens": 128, "keep_context": False}
+    assert answer == {"type": "session.updated", "model": "default", **SOURCE, **less}
+
+
+def test_what_an_update_leaves_out_stays_and_without_tuning_there_is_no_answer() -> None:
+    connection = connect(dialect="vllm", transcriber=LARGE)
+    frames(connection)
+    assert exchange(connection, type="session.update", model="default", language="en") == []
+    (one,) = exchange(connection, type="session.update", model="default", keep_context=True, max_audio_s=60)
+    (two,) = exchange(connection, type="session.update", model="default", rollback_tokens=3)
+    assert (one["keep_context"], one["max_audio_s"], one["rollback_tokens"]) == (True, 60, PROFILE.rollback_tokens)
+    assert two == one | {"rollback_tokens": 3}
+    (error,) = exchange(connection, type="session.update", model="default", max_audio_s=1, rollback_tokens=9)
+    assert error["error"] == "Invalid value for 'max_audio_s': expected 5 to 300."
+    (three,) = exchange(connection, type="session.update", model="default", keep_context=True)
+    assert three == two
 
 
 class Hearing:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import replace
 
@@ -217,3 +218,42 @@ def test_when_the_audio_is_cut_otherwise_then_the_events_are_the_same(
             assert np.array_equal(a.window.pcm, b.window.pcm)
         elif not isinstance(a, TurnEnded):
             assert a == b
+
+
+KEEPS = replace(PROFILE, context_pause_s=math.inf, long_window_s=9)
+
+
+def test_when_audio_is_kept_over_pauses_then_a_window_begins_with_it_until_both_would_be_long() -> None:
+    segmenter = Segmenter(KEEPS, None, FRAME)
+    run(segmenter, "#" * 20 + "." * 150)
+    for after in (1, 2):
+        run(segmenter, "#" * 5)
+        assert segmenter.window is not None
+        assert (segmenter.window.start, segmenter.window.after) == (0, after)
+        assert np.array_equal(segmenter.window.pcm, sound(segmenter.now // FRAME))
+        run(segmenter, "." * 30)
+    # With 9 s between its start and what follows, it is over.
+    run(segmenter, "." * 60 + "#" * 5)
+    assert segmenter.window is not None
+    assert (segmenter.window.after, segmenter.window.start > 0) == (None, True)
+
+
+def test_when_nothing_is_said_for_long_then_kept_audio_is_given_back() -> None:
+    segmenter = Segmenter(KEEPS, VAD, FRAME)
+    run(segmenter, "#" * 200)
+    held = segmenter.num_bytes
+    run(segmenter, "." * 40)
+    assert segmenter.num_bytes >= held
+    run(segmenter, "." * 4000)
+    assert segmenter.num_bytes < 5 * 16000 * 4
+
+
+def test_audio_that_was_handed_out_stays_as_it_was() -> None:
+    segmenter = Segmenter(PROFILE, None, FRAME)
+    handed = []
+    for number in range(300):
+        run(segmenter, "#")
+        if segmenter.window:
+            handed.append((number + 1, segmenter.window.pcm))
+    assert len(handed) > 200
+    assert all(np.array_equal(pcm, sound(end)[-len(pcm) :]) for end, pcm in handed)

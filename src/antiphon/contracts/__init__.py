@@ -61,9 +61,11 @@ from antiphon.contracts.transcription import (
     TranscriptionStream,
     TranscriptionTask,
     TranscriptSegment,
+    TuningLimits,
     Window,
     one_slab,
 )
+from antiphon.contracts.tuning import TuningCaps, tuned
 from antiphon.contracts.turns import TurnDetector, VadStream, VoiceActivityDetector
 from antiphon.contracts.video import VideoFrame, VideoModel, VideoProfile, VideoQuestion, VideoStream
 
@@ -112,6 +114,8 @@ __all__ = [
     "TranscriptSegment",
     "TranscriptionStream",
     "TranscriptionTask",
+    "TuningCaps",
+    "TuningLimits",
     "TurnDetector",
     "Unit",
     "Urgency",
@@ -126,4 +130,5 @@ __all__ = [
     "VoiceOptions",
     "Window",
     "one_slab",
+    "tuned",
 ]

@@ -13,6 +13,24 @@ TranscriptionTask = Literal["transcribe", "translate"]
 
 
 @dataclass(frozen=True, slots=True)
+class TuningLimits:
+    """What a session's tuning may raise a profile's values to.
+
+    - `max_audio_s`: the longest window in seconds, the audio before it included.
+    - `max_prefix_tokens`: the longest forced prefix.
+    - `max_tokens`: the most tokens that one decode may add.
+    - `context_tokens`: the most tokens of text before a window that the model can be given.
+    - `context_audio`: a window may begin with the audio of the one before it, and goes on from what was computed.
+    """
+
+    max_audio_s: float
+    max_prefix_tokens: int
+    max_tokens: int
+    context_tokens: int = 0
+    context_audio: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TranscriberProfile:
     """Facts of a transcriber, by which its sessions decide when to decode and what to send. Most are measured.
 
@@ -42,6 +60,7 @@ class TranscriberProfile:
     - `final_keeps_prefix`: a final goes on from what was sent; otherwise it is decoded without a prefix.
     - `aligns_words`: its word times are measured in the audio, and not estimated.
     - `keyterms`: it raises `Window.keyterms` in its search; sessions give them to other models in `Window.prompt`.
+    - `limits`: what a session's tuning may raise these values to; None: it can only lower them.
     """
 
     id: str
@@ -67,6 +86,7 @@ class TranscriberProfile:
     aligns_words: bool = True
     keyterms: bool = False
     first_probability: float | None = None
+    limits: TuningLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +107,8 @@ class Window:
 
     - `pcm`: float32 [num_samples], mono, 16 kHz, at most the profile's longest window.
     - `prefix`: tokens that the hypothesis must begin with.
-    - `context`: text spoken before the window. Neither it nor `prompt` can become a control token.
+    - `context`: text spoken before the window, of at most the session's `context_tokens`. Neither it nor `prompt` can
+      become a control token.
     - `prompt`: the client's hint, words and names to expect.
     - `keyterms`: words and phrases that are likely to be said; only where the profile says that the model takes them.
     - `language`: ISO-639-1; None: it is detected.

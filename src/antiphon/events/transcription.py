@@ -35,12 +35,16 @@ class ServerVad:
 class StreamTuning:
     """How a transcript is streamed. None leaves the model's own measured default (`TranscriberProfile`).
 
+    What is asked for above what the server allows or the model can do is cut to it (`contracts.tuned`).
+
     - `segment_duration_s`: new audio before the next partial, also for the first of a turn.
     - `rollback_tokens`: tokens at the end of a hypothesis that are not sent.
     - `unfixed_chunks`: partials at the head of a window that send nothing.
     - `max_prefix_tokens`: the longest forced prefix; a window with a longer one is cut.
     - `max_audio_s`: the longest window.
     - `max_tokens`: the most tokens that one decode may add.
+    - `keep_context`: the model is given what was said before a window's pause, however long that was: text, to
+      `max_prefix_tokens`, and for a model that goes on from it, audio, to `max_audio_s`. False: nothing of it.
     """
 
     segment_duration_s: float | None = None
@@ -49,6 +53,7 @@ class StreamTuning:
     max_prefix_tokens: int | None = None
     max_audio_s: float | None = None
     max_tokens: int | None = None
+    keep_context: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

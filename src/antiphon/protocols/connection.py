@@ -6,12 +6,13 @@ docs/add-a-dialect.md shows how a dialect is made; `dialects.py` has the table o
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
 import msgspec
 
+from antiphon.contracts import TranscriberProfile, TuningCaps
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationCommand, ConversationEvent
 from antiphon.events.transcription import AppendAudio, TranscriptionCommand, TranscriptionEvent
@@ -34,6 +35,8 @@ class Context:
     loaded. `voices`: its voices; the first is the default, and with none, responses are text. `max_append_bytes`: the
     most audio of one message, decoded. `session_s`: how long a session lasts, in seconds; 0 for no limit. `now_s`: Unix
     seconds; `steady_s`: monotonic seconds. `knows_language`: whether the transcriber knows an ISO-639-1 code.
+    `transcriber`: its facts; None: sessions are not told what became of their tuning. `tuning_caps`: the most that they
+    may ask for.
     `log_alias`: called with a name that is not loaded and, unless it is the transcriber, with what serves it instead.
     `resume_token`: the first token of a session that can be resumed; None: it ends with its connection. `autostart`:
     the session begins without a first message of the client.
@@ -48,6 +51,8 @@ class Context:
     session_s: float = 3600.0
     new_id: NewId = random_id
     knows_language: Callable[[str], bool] = lambda _: True
+    transcriber: TranscriberProfile | None = None
+    tuning_caps: TuningCaps = field(default_factory=TuningCaps)
     log_alias: Callable[..., None] = lambda *_: None
     resume_token: str | None = None
     autostart: bool = False

@@ -30,10 +30,16 @@ class Inbox:
         self._live = live
         self._waiting: deque[tuple[TranscriptionCommand | ConversationCommand, int]] = deque()
         self._num_samples = 0
-        # The memory that waiting commands take.
-        self.num_bytes = 0
+        # The memory of commands that wait, and of what the reader keeps of the audio it has read, as it says.
+        self._waiting_bytes = 0
+        self.kept_bytes = 0
         self._closed = False
         self._changed = Signal()
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of what was put: of commands that wait, and of the audio that the reader still keeps."""
+        return self._waiting_bytes + self.kept_bytes
 
     @property
     def backlog_s(self) -> float:
@@ -51,7 +57,7 @@ class Inbox:
             await self._changed.wait()
         size = num_bytes(command)
         self._waiting.append((command, size))
-        self.num_bytes += size
+        self._waiting_bytes += size
         self._num_samples += _weight(command, size)
         self._changed.notify()
 
@@ -62,7 +68,7 @@ class Inbox:
                 return None
             await self._changed.wait()
         command, size = self._waiting.popleft()
-        self.num_bytes -= size
+        self._waiting_bytes -= size
         self._num_samples -= _weight(command, size)
         self._changed.notify()
         return command

@@ -116,6 +116,9 @@ class AudioSettings:
     max_backlog_s: float = option(
         30.0, "Seconds of received audio a session may be behind before its overflow policy acts.", low=1
     )
+    max_audio_s: float = option(300.0, "Most seconds a transcription's `max_audio_s` may ask for.", low=5)
+    max_prefix_tokens: int = option(1024, "Most tokens its `max_prefix_tokens` may ask for.", low=1)
+    realtime_max_tokens: int = option(4096, "Most tokens its `realtime_max_tokens` may ask for.", low=1)
     overflow: str = option(
         "block",
         "What a full backlog does: `block` stops reading the socket (a file is slowed, nothing is lost), "

@@ -148,8 +148,8 @@ class Segmenter:
         self._frame = frame_samples
         self._vad = vad
         self._endpoint = Endpointer(*self._endpoint_settings())
-        # Never written to, because windows share its memory: it is replaced whenever it grows or shrinks.
-        self._tape = np.zeros(0, np.float32)
+        # Windows share its memory, so only what lies behind `_now` is ever written to.
+        self._tape = np.zeros(SAMPLE_RATE_HZ, np.float32)
         self._tape_start = 0
         self._now = 0
         self._judged = 0
@@ -173,7 +173,12 @@ class Segmenter:
     @property
     def num_held(self) -> int:
         """The number of samples kept, from the start of what may still be decoded: bounded by the longest window."""
-        return len(self._tape)
+        return self._now - self._tape_start
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory of the audio that is kept, the room for more included."""
+        return self._tape.nbytes
 
     @property
     def turn(self) -> int:
@@ -217,8 +222,7 @@ class Segmenter:
         """
         if heard_since is not None:
             self._endpoint.backdate(heard_since)
-        self._tape = np.concatenate((self._tape, pcm))
-        self._now += len(pcm)
+        self._record(pcm)
         steps: list[SegmenterEvent] = []
         for probability in probabilities:
             self._judged += self._frame
@@ -400,12 +404,25 @@ class Segmenter:
         self._window = _OpenWindow(self._windows, begin, after, [span])
         self._turn_has_window = True
 
+    def _record(self, pcm: Pcm) -> None:
+        held = self.num_held
+        if held + len(pcm) > len(self._tape):
+            # With a quarter more room, a long window is not copied for each chunk that is added to it.
+            room = np.zeros((held + len(pcm)) * 5 // 4 + SAMPLE_RATE_HZ, np.float32)
+            room[:held] = self._tape[:held]
+            self._tape = room
+        self._tape[held : held + len(pcm)] = pcm
+        self._now += len(pcm)
+
     def _forget(self) -> None:
         """Drop sound that no window can want any more."""
         prefix_ms = self._vad.prefix_padding_ms if self._vad else INNER_PREFIX_MS
         keep = self._judged - prefix_ms * SAMPLE_RATE_HZ // 1000 - MAX_BACKDATED
-        if self._warm and self._judged - self._warm[2] >= self._profile.context_pause_s * SAMPLE_RATE_HZ:
-            self._warm = None
+        if self._warm:
+            _, start, end = self._warm
+            is_old = self._judged - end >= self._profile.context_pause_s * SAMPLE_RATE_HZ
+            if is_old or keep - start >= self._profile.long_window_s * SAMPLE_RATE_HZ:
+                self._warm = None
         if self._warm:
             keep = min(keep, self._warm[1])
         if self._window:
@@ -413,7 +430,7 @@ class Segmenter:
         drop = max(0, keep) - self._tape_start
         # Moving the tape for every frame would cost more than keeping a second of it.
         if drop >= SAMPLE_RATE_HZ:
-            self._tape = self._tape[drop:].copy()
+            self._tape = self._tape[drop : self.num_held].copy()
             self._tape_start += drop
 
 

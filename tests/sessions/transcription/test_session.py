@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from antiphon.audio import Pcm
-from antiphon.contracts import Hypothesis, TranscriberProfile, Window
+from antiphon.contracts import Hypothesis, TranscriberProfile, TuningLimits, Window
 from antiphon.errors import Refused
 from antiphon.events.transcription import (
     AppendAudio,
@@ -23,6 +23,7 @@ from antiphon.events.transcription import (
     ServerVad,
     SpeechStarted,
     SpeechStopped,
+    StreamTuning,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
@@ -297,6 +298,35 @@ def test_after_hours_a_second_costs_the_same_and_no_more_is_held() -> None:
     last = sum(len(w.pcm) for w in transcriber.windows[-tenth:])
     assert last <= first * 1.1
     assert max(sizes) < 40 * 16000
+
+
+def test_the_audio_of_a_window_counts_as_held_by_the_client() -> None:
+    async def main() -> list[int]:
+        async def emit(_: TranscriptionEvent) -> None:
+            return
+
+        inbox, held, given_s = Inbox(3600), list[int](), 0.0
+        config = TranscriptionConfig(tuning=StreamTuning(keep_context=True, max_audio_s=300))
+        limits = TuningLimits(300, 100, 100, 100, True)
+        transcriber = ScriptedTranscriber(limits=limits)
+        session = TranscriptionSession(config, transcriber, ScriptedDetector(), inbox, emit)
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.run)
+            for pcm in (speech(1, 100), np.zeros(400 * 16000, np.float32)):
+                await inbox.put(AppendAudio(pcm))
+                given_s += len(pcm) / 16000
+                while session.audio_s < given_s - 1e-6:
+                    await anyio.lowlevel.checkpoint()
+                for _ in range(100):
+                    await anyio.lowlevel.checkpoint()
+                held.append(inbox.num_bytes)
+            inbox.close()
+        return held
+
+    speaking, silent = anyio.run(main)
+    num_bytes = speech(1, 100).nbytes
+    assert num_bytes - 64000 <= speaking <= 1.4 * num_bytes
+    assert silent < 5 * 64000
 
 
 def test_when_a_client_sends_nothing_more_then_it_gets_its_transcript() -> None:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
+from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile, tuned
 from antiphon.events.transcription import StreamTuning
 from antiphon.events.words import bare_word
-from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText, goes_on, tuned
+from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText, goes_on
 
 PROFILE = TranscriberProfile(
     id="t",
@@ -147,7 +147,6 @@ def test_when_tuning_asks_for_more_rollback_or_unfixed_chunks_then_words_are_sen
     assert offer(text, hypothesis("one two three four"), 1.0) == ""
     assert offer(text, hypothesis("one two three four"), 2.0) == ""
     assert offer(text, hypothesis("one two three four"), 3.0) == " one"
-    assert tuned(PROFILE, StreamTuning(max_audio_s=300)).max_window_s == PROFILE.max_window_s
 
 
 def test_the_final_adds_what_was_not_sent() -> None:

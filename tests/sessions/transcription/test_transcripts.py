@@ -86,12 +86,42 @@ def test_when_a_window_begins_without_context_then_it_has_no_prefix() -> None:
     assert transcripts.window_text.prefix == ()
 
 
-def test_when_much_was_said_then_only_the_newest_text_is_kept_as_context() -> None:
-    transcripts = Transcripts(replace(PROFILE, context_tokens=2), word_times=False)
+def test_when_much_was_said_then_only_the_newest_words_are_kept_as_context() -> None:
+    transcripts = Transcripts(replace(PROFILE, context_tokens=12), word_times=False)
     for number in range(1, 9):
-        transcripts.finish(transcripts.enter(window(number)), hypothesis(f"so they say {number}"))
-    assert len(transcripts.context) == 24
-    assert transcripts.context.endswith(" so they say 8")
+        transcripts.finish(transcripts.enter(window(number, start=number * RATE)), hypothesis(f"so they say {number}"))
+    transcripts.enter(window(9, start=9 * RATE))
+    # A word of these hypotheses has two tokens.
+    assert transcripts.context == " say 7 so they say 8"
+    transcripts.configure(PROFILE, word_times=False)
+    assert transcripts.context == ""
+
+
+def test_when_a_window_begins_with_earlier_audio_then_its_context_is_what_was_said_before_that() -> None:
+    """Its own prefix has the words of that audio: given twice, a model would take them for said twice."""
+    transcripts = Transcripts(replace(PROFILE, context_tokens=12), word_times=False)
+    transcripts.finish(transcripts.enter(window(1)), hypothesis("so"))
+    transcripts.finish(transcripts.enter(window(2, start=RATE)), hypothesis("they say"))
+    for number in (3, 4):
+        entered = transcripts.enter(window(number, start=RATE, after=number - 1))
+        assert transcripts.context == " so"
+        transcripts.finish(entered, hypothesis("it"))
+    transcripts.enter(window(5, start=9 * RATE))
+    assert transcripts.context == " so they say it it"
+
+
+def test_when_the_words_of_earlier_audio_fill_half_of_the_prefix_then_a_window_begins_without_them() -> None:
+    transcripts = Transcripts(replace(PROFILE, context_tokens=12, max_prefix_tokens=7), word_times=False)
+    transcripts.finish(transcripts.enter(window(1)), hypothesis("so"))
+    joined = transcripts.enter(window(2, TurnSpan(1, RATE, True), after=1))
+    assert (joined.start, len(transcripts.window_text.prefix)) == (0, 2)
+    transcripts.finish(joined, hypothesis("they"))
+    alone = transcripts.enter(window(3, TurnSpan(2, 2 * RATE, True), after=2))
+    assert (alone.start, transcripts.window_text.prefix, transcripts.context) == (2 * RATE, (), " so they")
+    transcripts.finish(alone, hypothesis("say"))
+    # The next one begins with its audio alone, too.
+    assert transcripts.enter(window(4, TurnSpan(3, 3 * RATE, True), after=3)).start == 2 * RATE
+    assert transcripts.context == " so they"
 
 
 def test_when_a_turn_is_dropped_then_the_next_of_its_number_is_a_new_one() -> None:

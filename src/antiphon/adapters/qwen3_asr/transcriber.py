@@ -31,6 +31,7 @@ from antiphon.contracts import (
     HypothesisWord,
     TranscriberProfile,
     TranscriptSegment,
+    TuningLimits,
     Window,
 )
 from antiphon.engine.api import Sampling, Session, Token
@@ -55,6 +56,10 @@ NO_LANGUAGE = "none"
 # Rows a session is promised: a window of half a minute. Of a user's hint, no more than this is read.
 RESERVE_ROWS = 1024
 MAX_HINT_CHARS, MAX_HINT_TOKENS = 4000, 512
+# Rows a second of audio. Of a session's rows, half are for its audio, a quarter for the text that is forced, and an
+# eighth for what was said before; the model was made for 20 minutes of audio.
+ROWS_PER_S, MAX_AUDIO_S = 13.0, 1200.0
+MAX_NEW_TOKENS = 4096
 
 
 @dataclass(slots=True)
@@ -97,7 +102,7 @@ class Qwen3Asr:
         self.counts = EncoderCounts()
         # So many generations at once and more count as busy.
         self._busy_from = available_cores() if device == "cpu" else 32
-        self._profile = _profile(model_id)
+        self._profile = _profile(model_id, self.engine.context_rows)
 
     @property
     def profile(self) -> TranscriberProfile:
@@ -161,7 +166,8 @@ class Qwen3Asr:
         self.engine.close()
 
 
-def _profile(model_id: str) -> TranscriberProfile:
+def _profile(model_id: str, context_rows: int) -> TranscriberProfile:
+    """The facts of the model, and what a session may raise them to within the rows that the engine holds for one."""
     return TranscriberProfile(
         id=model_id,
         languages=tuple(LANGUAGE_CODE_TO_NAME),
@@ -184,6 +190,13 @@ def _profile(model_id: str) -> TranscriberProfile:
         translates=False,
         final_keeps_prefix=True,
         aligns_words=False,
+        limits=TuningLimits(
+            max_audio_s=max(30.0, min(MAX_AUDIO_S, context_rows // 2 // ROWS_PER_S)),
+            max_prefix_tokens=max(384, context_rows // 4),
+            max_tokens=MAX_NEW_TOKENS,
+            context_tokens=context_rows // 8,
+            context_audio=True,
+        ),
     )
 
 
@@ -205,8 +218,8 @@ class Qwen3AsrStream:
     def __init__(self, model: Qwen3Asr) -> None:
         self._model = model
         self._session: Session | None = None
-        # What the KV begins with: the sample of the session at which its audio starts, and the hint.
-        self._audio_key: tuple[int, str] | None = None
+        # What the KV begins with: the sample of the session at which its audio starts, the hint, and what was said.
+        self._audio_key: tuple[int, str, str] | None = None
         self._head_rows = 0
         self._encoded: list[_EncodedWindow] = []
         # The name of the language that the model wrote last.
@@ -257,7 +270,7 @@ class Qwen3AsrStream:
 
     def _append_head(self, session: Session, window: Window) -> None:
         """Make the KV begin with this window's prompt; where it does already, its encoded audio stays."""
-        key = (window.start_sample, window.prompt)
+        key = (window.start_sample, window.prompt, window.context)
         # Where the context had no room for all of the audio, some of it has left.
         if self._audio_key != key or session.context_start > self._head_rows:
             vocabulary = self._model.parts.vocabulary
@@ -266,6 +279,8 @@ class Qwen3AsrStream:
                 self._language = ""
             session.append(vocabulary.control("<|im_start|>system\n"))
             session.append(vocabulary.plain(window.prompt.strip()[:MAX_HINT_CHARS])[:MAX_HINT_TOKENS])
+            if context := window.context.strip():
+                session.append(vocabulary.plain("\n" + context if window.prompt.strip() else context))
             session.append(vocabulary.control(f"{END}\n<|im_start|>user\n<|audio_start|>"))
             session.pin()
             self._audio_key, self._head_rows, self._encoded = key, session.length, []

@@ -53,6 +53,7 @@ from antiphon.adapters.whisper.outputs import (
 from antiphon.adapters.whisper.windows import (
     FRAMES_PER_S,
     MAX_FRAMES,
+    MAX_PROMPT_TOKENS,
     Search,
     is_aligned,
     num_frames,
@@ -79,7 +80,6 @@ from antiphon.modeling.token_words import with_logprobs
 
 # The least probability whose logarithm is reported.
 MIN_PROBABILITY = 1e-10
-MAX_PROMPT_TOKENS = 200
 # What is encoded of a prompt for each of its tokens, from the end, and how many encoded texts are kept: a session gives
 # the same prompt with each of its windows.
 PROMPT_CHARS_PER_TOKEN, KEPT_PROMPTS = 16, 256
@@ -370,13 +370,14 @@ class WhisperTranscriber:
         """Return the tokens that come before a window's start token: its hint, and what was said before it.
 
         They are plain text, none of them a control token. Of each of the two the newest tokens are kept, at most
-        MAX_PROMPT_TOKENS in all.
+        MAX_PROMPT_TOKENS in all, the hint's before those of what was said.
         """
         out: list[int] = []
-        for text, most in ((window.prompt, MAX_PROMPT_TOKENS), (window.context, self._profile.context_tokens)):
-            if text.strip() and most:
-                out += self._prompt_text_tokens(text.strip()[-PROMPT_CHARS_PER_TOKEN * most :])[-most:]
-        return out[-MAX_PROMPT_TOKENS:]
+        for text in (window.prompt.strip(), window.context.strip()):
+            most = MAX_PROMPT_TOKENS - len(out)
+            if text and most:
+                out += self._prompt_text_tokens(text[-PROMPT_CHARS_PER_TOKEN * most :])[-most:]
+        return out
 
     def _text_tokens(self, text: str) -> list[int]:
         # The tokenizer reads "<|...|>" as a control token: only the ids of text are taken.

@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.contracts import TranscriberProfile, Window
+from antiphon.contracts import TranscriberProfile, TuningLimits, Window
 
+# Most tokens before a window's start: half of the decoder's positions are for its text (whisper/decoding.py).
+MAX_PROMPT_TOKENS = 200
 # Mel frames a second, and the most that the encoder takes: 30 s.
 FRAMES_PER_S = 100
 MAX_FRAMES = 3000
@@ -58,6 +60,8 @@ def profile_of(model_id: str, languages: tuple[str, ...]) -> TranscriberProfile:
         max_tokens=224,
         max_prefix_tokens=180,
         keyterms=True,
+        # A window may be 4 s over its longest when it is cut, and is decoded with FINAL.pad_s behind it, of 30 s in all.
+        limits=TuningLimits(max_audio_s=23.0, max_prefix_tokens=180, max_tokens=224, context_tokens=MAX_PROMPT_TOKENS),
     )
 
 

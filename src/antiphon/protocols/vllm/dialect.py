@@ -9,8 +9,6 @@ Where `model` names a conversation model, each such commit ends a turn, and the 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from msgspec import UNSET
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -30,7 +28,6 @@ from antiphon.events.transcription import (
     SessionEnding,
     SpeechStarted,
     SpeechStopped,
-    StreamTuning,
     TranscriptDelta,
     TranscriptDone,
     TranscriptFailed,
@@ -39,22 +36,11 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.protocols.connection import Command, Context, Event
-from antiphon.protocols.fields import number
 from antiphon.protocols.realtime.transcript_events import shown_words
 from antiphon.protocols.vllm.answers import VllmResponses
 from antiphon.protocols.vllm.messages import VllmAppend, VllmCancel, VllmCommit, VllmUpdate, read_vllm, usage_of
+from antiphon.protocols.vllm.tuning import applied, has_tuning, read_tuning
 from antiphon.protocols.wire import Frame, Received, message
-
-# (field of a session.update, field of StreamTuning, least value, greatest value, whether it is a whole number)
-TUNING: tuple[tuple[str, str, float, float, bool], ...] = (
-    ("segment_duration_s", "segment_duration_s", 0.1, 30.0, False),
-    ("rollback_tokens", "rollback_tokens", 0, 64, True),
-    ("unfixed_chunks", "unfixed_chunks", 0, 64, True),
-    ("max_prefix_tokens", "max_prefix_tokens", 1, 65536, True),
-    ("max_audio_s", "max_audio_s", 5.0, 3600.0, False),
-    ("realtime_max_tokens", "max_tokens", 1, 4096, True),
-)
-
 
 # Seconds of audio that are a segment of a request that goes on, as in vLLM-Omni.
 SEGMENT_S = 5.0
@@ -133,7 +119,7 @@ class VllmDialect:
     def _received(self, data: str | bytes) -> Received[Command]:
         match read_vllm(data):
             case VllmUpdate() as update:
-                return Received([self._update(update)])
+                return Received([self._update(update)], self._updated(update))
             case VllmAppend(audio):
                 return Received(self._append(audio))
             case VllmCommit(final):
@@ -182,6 +168,16 @@ class VllmDialect:
         self._num_segments, self._num_samples = (self._num_segments or 0) + 1, 0
         return [CommitAudio(final=True), CreateResponse(when_busy="cut" if begins else "wait")]
 
+    def _updated(self, update: VllmUpdate) -> list[Frame]:
+        """The answer to an update that has been applied: one with tuning is told what the session follows."""
+        profile, config = self._context.transcriber, self._config
+        if profile is None or config is None or not has_tuning(update):
+            return []
+        followed = applied(profile, config.tuning)
+        if self._responses and self._max_tokens is not None:
+            followed["realtime_max_tokens"] = self._max_tokens
+        return [message(type="session.updated", model=update.model, **followed)]
+
     def _update(self, update: VllmUpdate) -> Command:
         transcriber, conversation_model = self._find_model(update.model)
         previous = self._config or TranscriptionConfig()
@@ -189,7 +185,7 @@ class VllmDialect:
         if language and not self._context.knows_language(language):
             raise RemoteProtocolError("invalid_event", f"Unsupported language: {language}")
         words = previous.word_times if update.word_timestamps is UNSET else update.word_timestamps
-        tuning = _tuning(update, previous.tuning)
+        tuning = read_tuning(update, previous.tuning, self._context.tuning_caps)
         if update.prompt is not UNSET:
             self._prompt = update.prompt or ""
         if update.voice is not UNSET:
@@ -252,19 +248,3 @@ class VllmDialect:
 
 def _error(code: str, text: str) -> Frame:
     return message(type="error", error=text, code=code)
-
-
-def _tuning(update: VllmUpdate, previous: StreamTuning) -> StreamTuning:
-    changed: dict[str, float] = {}
-    for key, name, least, greatest, is_whole in TUNING:
-        given = getattr(update, key)
-        if given is None:
-            continue
-        try:
-            value = number(given, key, least, greatest)
-        except RemoteProtocolError as error:
-            raise RemoteProtocolError("invalid_event", error.message) from None
-        if is_whole and value != int(value):
-            raise RemoteProtocolError("invalid_event", f"Invalid value for '{key}': expected a whole number.")
-        changed[name] = int(value) if is_whole else value
-    return replace(previous, **changed)  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ from antiphon.protocols.fields import LIMIT_CODES, Reader, Text, decode
 
 
 class VllmUpdate(msgspec.Struct, tag_field="type", tag="session.update"):
-    """The first names a model. Fields that are missing or null are as before; the last six are those of TUNING.
+    """The first names a model. Fields that are missing or null are as before; the last seven are
+    the tuning (tuning.py).
 
     `model` is any value here: what is no name counts as missing.
     """
@@ -25,6 +26,7 @@ class VllmUpdate(msgspec.Struct, tag_field="type", tag="session.update"):
     max_prefix_tokens: float | None = None
     max_audio_s: float | None = None
     realtime_max_tokens: float | None = None
+    keep_context: bool | None = None
 
 
 class VllmAppend(msgspec.Struct, tag_field="type", tag="input_audio_buffer.append"):
@@ -57,6 +59,7 @@ _TUNED = (
     "max_prefix_tokens",
     "max_audio_s",
     "realtime_max_tokens",
+    "keep_context",
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from antiphon.contracts import TuningCaps
 from antiphon.protocols.connection import Context
 from antiphon.server.state import ServerState
 
@@ -14,16 +15,19 @@ def context_of(state: ServerState, *, resume_token: str | None = None, autostart
     Raises Refused while models load and while the server drains.
     """
     settings, models = state.settings, state.loaded()
-    model = models.conversation_model
+    model, profile = models.conversation_model, models.required_transcriber.profile
+    audio = settings.audio
     return Context(
         models=state.transcriber_names,
         now_s=time.time,
         steady_s=time.monotonic,
         conversation_models=state.conversation_names,
         voices=model.profile.voices if model else (),
-        max_append_bytes=settings.audio.max_append_bytes,
+        max_append_bytes=audio.max_append_bytes,
         session_s=settings.server.session_s,
-        knows_language=models.required_transcriber.profile.languages.__contains__,
+        knows_language=profile.languages.__contains__,
+        transcriber=profile,
+        tuning_caps=TuningCaps(audio.max_audio_s, audio.max_prefix_tokens, audio.realtime_max_tokens),
         log_alias=state.log_alias,
         resume_token=resume_token,
         autostart=autostart,

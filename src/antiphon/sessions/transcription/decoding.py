@@ -20,7 +20,7 @@ import anyio
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.quiet import quietest_near
-from antiphon.contracts import Hypothesis, Transcriber, Window
+from antiphon.contracts import Hypothesis, Transcriber, Window, tuned
 from antiphon.errors import ModelError, Refused
 from antiphon.events.transcription import (
     GuessDropped,
@@ -30,7 +30,7 @@ from antiphon.events.transcription import (
     TranscriptionEvent,
 )
 from antiphon.sessions.transcription.spoken_language import SpokenLanguage
-from antiphon.sessions.transcription.stable_words import goes_on, shortened, tuned, words_before_cut
+from antiphon.sessions.transcription.stable_words import goes_on, shortened, words_before_cut
 from antiphon.sessions.transcription.transcripts import Transcripts
 from antiphon.signals import Signal
 from antiphon.turns.segmenter import SpeechWindow, TurnEnded, WindowEnded
@@ -361,7 +361,7 @@ class Decoding:
             window.pcm,
             start_sample=window.start,
             prefix=prefix,
-            context=self._transcripts.context if self.profile.context_tokens else "",
+            context=self._transcripts.context,
             prompt=prompt,
             keyterms=terms,
             language=spoken.language,

@@ -303,6 +303,7 @@ class TranscriptionSession:
                     self._decoding.add(step)
                 case SpeechStarted() | SpeechStopped() | TurnCommitted():
                     await self._emit(step)
+        self.inbox.kept_bytes = self._segmenter.num_bytes
         self._decoding.update_window(self._segmenter.window, settling=self._segmenter.settling)
 
     def _apply_command(self, command: WindowCommand) -> bool:

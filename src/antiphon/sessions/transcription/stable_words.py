@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
-from antiphon.events.transcription import StreamTuning
 from antiphon.events.words import bare_word
 from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABILITY
 
@@ -30,27 +29,6 @@ from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABI
 FOLLOWING_PROBABILITY = 0.5
 # A word of a hypothesis with the number of its turn.
 TurnPiece = tuple[int, HypothesisWord]
-
-
-def tuned(profile: TranscriberProfile, tuning: StreamTuning) -> TranscriberProfile:
-    """Return the profile with the session's own values in place of the model's defaults. The limits on audio, prefix
-    and new tokens can only be lowered: a value above the model's limit is cut to it.
-    """
-    changes: dict[str, float | int] = {}
-    if tuning.segment_duration_s is not None:
-        changes |= {"step_s": tuning.segment_duration_s, "first_step_s": tuning.segment_duration_s}
-    if tuning.rollback_tokens is not None:
-        changes["rollback_tokens"] = tuning.rollback_tokens
-    if tuning.unfixed_chunks is not None:
-        changes["unfixed_chunks"] = tuning.unfixed_chunks
-    if tuning.max_audio_s is not None:
-        changes["max_window_s"] = min(profile.max_window_s, tuning.max_audio_s)
-        changes["long_window_s"] = min(profile.long_window_s, tuning.max_audio_s)
-    if tuning.max_prefix_tokens is not None:
-        changes["max_prefix_tokens"] = min(profile.max_prefix_tokens, tuning.max_prefix_tokens)
-    if tuning.max_tokens is not None:
-        changes["max_tokens"] = min(profile.max_tokens, tuning.max_tokens)
-    return replace(profile, **changes)  # type: ignore[arg-type]
 
 
 def goes_on(text: str) -> bool:

@@ -16,6 +16,7 @@ from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.transcription import TranscriptDelta, TranscriptDone, TranscriptFailed, TranscriptPartial
 from antiphon.events.words import TokenLogprob, Word
+from antiphon.sessions.transcription.spoken_context import SpokenContext
 from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABILITY
 from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText
 from antiphon.turns.segmenter import SpeechWindow, TurnEnded
@@ -41,12 +42,13 @@ class _TurnText:
 @dataclass(frozen=True, slots=True)
 class _FinishedWindow:
     """The window finished last: the context of one that comes soon after. `words` are all that its audio from the
-    sample `start` on says.
+    sample `start` on says, `context` the text before that.
     """
 
     id: int
     start: int
     words: tuple[HypothesisWord, ...]
+    context: str
 
 
 class Transcripts:
@@ -65,6 +67,7 @@ class Transcripts:
         self._window_start = 0
         self._window_text: WindowText | None = None
         self._context = ""
+        self._said = SpokenContext(profile.context_tokens)
 
     @property
     def num_turns(self) -> int:
@@ -79,24 +82,28 @@ class Transcripts:
 
     @property
     def context(self) -> str:
-        """The newest text of finished windows, for models that are given what was said before a window."""
-        return self._context
+        """What was said before the audio of the window that was entered last; empty for models without text context."""
+        return self._context if self._profile.context_tokens else ""
 
     def configure(self, profile: TranscriberProfile, *, word_times: bool) -> None:
         """Apply a changed profile, which holds for the text of windows that are not entered yet."""
         self._profile, self._word_times = profile, word_times
+        self._said.limit(profile.context_tokens)
 
     def enter(self, window: SpeechWindow) -> SpeechWindow:
         """Begin the text of a window that was not entered yet, and return the part of the window that is to be decoded.
 
         That is the window without audio whose words are not known: if the final of its context failed, the words of
-        the context would be transcribed again, as words of this window.
+        the context would be transcribed again, as words of this window. It is without the context, too, where the words
+        of that take more than half of the prefix, so that the window is not cut as soon as it has words of its own.
         """
         if self._window_text is None or self._window_id != window.id:
             self._window_id, self._window_start = window.id, window.start
             words: tuple[HypothesisWord, ...] = ()
-            if self._finished and self._finished.id == window.after:
+            self._context = self._said.text
+            if self._finished and self._finished.id == window.after and self._leaves_room(self._finished.words):
                 self._window_start, words = self._finished.start, self._finished.words
+                self._context = self._finished.context
             elif window.after is not None:
                 self._window_start = window.spans[0].start
             self._window_text = WindowText(self._profile, words)
@@ -149,10 +156,9 @@ class Transcripts:
             turn.language = final.language
             turn.logprobs += piece.logprobs
             turn.words += words.get(id(piece), ())
-        self._finished = _FinishedWindow(window.id, window.start, (*text.base, *(p for _, p in pieces)))
-        # Bound: the adapter takes the last `context_tokens` of this; a token has at most a dozen characters.
-        most = 12 * max(1, self._profile.context_tokens)
-        self._context = (self._context + "".join(p.text for _, p in pieces))[-most:]
+        new = [p for _, p in pieces]
+        self._finished = _FinishedWindow(window.id, window.start, (*text.base, *new), self._context)
+        self._said.add(new)
         return self._deltas(sent, words)
 
     def fail(self, window: SpeechWindow, error: Exception) -> None:
@@ -182,6 +188,10 @@ class Transcripts:
     def drop(self, turn: int) -> None:
         """Forget what is known of a turn, which the client has cleared."""
         self._turns.pop(turn, None)
+
+    def _leaves_room(self, words: Sequence[HypothesisWord]) -> bool:
+        """Whether a window whose prefix begins with these words may have as many again."""
+        return 2 * sum(len(w.tokens) for w in words) <= self._profile.max_prefix_tokens
 
     def _turn(self, number: int) -> _TurnText:
         return self._turns.setdefault(number, _TurnText())
