@@ -8,8 +8,8 @@ and the clock runs from the first sample. `speech_start` and `speech_end` of the
 speech. "Live" are the finals, "shown" the joined deltas, "file" what `/v1/audio/transcriptions` makes of the clip.
 
 --speed plays clips faster than real time where only words are measured: in `quality`, `languages`, `ghosts`,
-`keyterms` and `context`. Finals and ghosts are then close to those of real time. Shown words are not: a session that decodes
-fewer partials shows words later, and better ones. The other sections are always in real time.
+`keyterms` and `context`. Finals and ghosts are then close to those of real time. Shown words are not: a session that
+decodes fewer partials shows words later, and better ones. The other sections are always in real time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.common import HERE, Server, machine, save, server
 from bench.hearing.client import whole_files
 from bench.hearing.clips import PAUSE, Clip, loaded, made, read_manifest, spread
-from bench.hearing.context import context
+from bench.hearing.context import context, joined
 from bench.hearing.ghosts import KINDS as GHOST_KINDS
 from bench.hearing.ghosts import ghosts
 from bench.hearing.latency import latency, plot, streams
@@ -140,6 +140,7 @@ async def transcribe(srv: Server, args: argparse.Namespace, everything: list[Cli
             document["keyterms"] = await keyterms(srv, orders, others, speed=args.speed)
     if "context" in wanted:
         clips = of_kind(everything, LONG_KIND, args.clips)
+        clips += joined(of_kind([c for c in everything if c.language == "en"], READ_KIND, args.clips))
         if clips:
             document["context"] = await context(srv, clips, **options)
     if wanted & {"latency", "peers"}:

@@ -41,7 +41,7 @@ html_show_copyright = False
 MENUS = {
     "Use": ["../README", "use", "coming-from", "models", "gpu", "settings", "hardening", "black-box", "measured"],
     "Protocols": ["wire/index", "wire/openai-realtime", "wire/openai-transcription", "wire/*"],
-    "Inside": ["architecture", "glossary", "add-a-model", "add-a-dialect", "design/*"],
+    "Inside": ["architecture", "glossary", "engine-library", "add-a-model", "add-a-dialect", "design/*"],
     "Project": ["../CONTRIBUTING", "../SECURITY", "../CHANGELOG", "../tests/traces/README", "../tests/data/LICENCES"],
 }
 

@@ -82,7 +82,7 @@ TORCH_FILES = {
     for name in ("attention", "decode", "device_sampling", "packed", "runner", "sampling", "weights")
 }
 TORCH_FILES |= {f"engine/local/kv/{name}.py" for name in ("page_pool", "parked", "session_tensors", "shape")}
-TORCH_FILES |= {"engine/threads.py"}
+TORCH_FILES |= {"engine/threads.py", "engine/profiling.py"}
 
 MODULES = sorted(SRC.rglob("*.py"))
 

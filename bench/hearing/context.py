@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,23 @@ from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import to_pcm16
 
 STREAMS = 2
+# Clips of different speakers that are joined into one session, and the silence between them.
+JOINED, GAP_S = 12, 1.0
 CHUNK_S = 0.1
 TIMEOUT_S = 900.0
+
+
+def joined(clips: Sequence[Clip]) -> list[Clip]:
+    """Sessions of JOINED clips each, said one after another: what one speaker said is no context of the next one's."""
+    gap = np.zeros(int(GAP_S * SAMPLE_RATE_HZ), np.float32)
+    out = []
+    for at in range(0, len(clips), JOINED):
+        part = clips[at : at + JOINED]
+        pcm = np.concatenate([x for c in part for x in (c.pcm, gap)])
+        text = " ".join(c.text for c in part)
+        seconds = len(pcm) / SAMPLE_RATE_HZ
+        out.append(replace(part[0], id=f"joined-{at}", kind="joined", text=text, seconds=seconds, pcm=pcm))
+    return out
 
 
 async def transcribe(srv: Server, clip: Clip, *, keep_context: bool, speed: float) -> str:
@@ -51,7 +67,7 @@ async def transcribe(srv: Server, clip: Clip, *, keep_context: bool, speed: floa
 
 
 async def context(srv: Server, clips: Sequence[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:
-    """Word errors without and with `keep_context`, of each language and of all; two sessions at once."""
+    """Word errors without and with `keep_context`, by kind of recording, and its languages; two sessions at once."""
     places = asyncio.Semaphore(STREAMS)
 
     async def errors(clip: Clip, keep_context: bool) -> tuple[int, int]:
@@ -65,10 +81,11 @@ async def context(srv: Server, clips: Sequence[Clip], *, speed: float, transcrip
 
     found = {keep: await asyncio.gather(*(errors(c, keep) for c in clips)) for keep in (False, True)}
     rows = {}
-    for language in (*sorted({c.language for c in clips}), "all"):
-        mine = [k for k, c in enumerate(clips) if language in (c.language, "all")]
+    groups = [f"{c.kind} {c.language}" for c in clips]
+    for name in (*dict.fromkeys(groups), *dict.fromkeys(c.kind for c in clips)):
+        mine = [k for k, group in enumerate(groups) if name in (group, clips[k].kind)]
         for keep, errors_of in found.items():
             plain = [found[False][k] for k in mine]
-            rows[f"{language} {'with' if keep else 'without'}"] = compared([errors_of[k] for k in mine], plain)
+            rows[f"{name} {'with' if keep else 'without'}"] = compared([errors_of[k] for k in mine], plain)
     show("context over pauses: word errors in %, and their change", rows)
     return {"speed": speed, "rows": rows}

@@ -22,6 +22,7 @@ from antiphon.server.routes.client_secrets import client_secrets, sessions
 from antiphon.server.routes.health import health, metrics, ready
 from antiphon.server.routes.models import model, models
 from antiphon.server.routes.page import asset, root
+from antiphon.server.routes.profiling import start_profile, stop_profile
 from antiphon.server.routes.realtime import PATHS, realtime
 from antiphon.server.routes.speech import batch, speech, voice, voices
 from antiphon.server.routes.speech_stream import speech_stream
@@ -38,6 +39,8 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/health", health),
     Route("/ready", ready),
     Route("/metrics", metrics),
+    Route("/start_profile", start_profile, methods=["POST"]),
+    Route("/stop_profile", stop_profile, methods=["POST"]),
     Route("/v1/models", models),
     Route("/v1/models/{id:path}", model),
     Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),

@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import anyio
 import anyio.abc
 import msgspec
 
+from antiphon.engine.profiling import Profiler
 from antiphon.errors import Refused
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import store_of
@@ -151,10 +153,14 @@ class ServerState:
     _secrets_of: dict[str, dict[str, float]] = field(default_factory=dict)
     # What clients make the server hold, by key.
     memory: MemoryLedger = field(init=False)
+    # None where `--torch-profiler-dir` is not given.
+    profiler: Profiler | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.memory = MemoryLedger(self.settings.memory)
         self.metrics.watch_memory(self.memory)
+        folder = self.settings.server.torch_profiler_dir
+        self.profiler = Profiler(Path(folder).expanduser()) if folder else None
 
     def uploaded_voices(self, caller: Caller) -> VoiceStore:
         """Return the voices that the caller's key has uploaded, which are kept beside the models.

@@ -49,6 +49,11 @@ class ServerSettings:
     record_mb: int = option(
         0, "What the recordings may take before the oldest are deleted, in MiB; 0 deletes nothing.", low=0
     )
+    torch_profiler_dir: str = option(
+        "",
+        "Folder for the traces of `/start_profile` and `/stop_profile`, which are off without it. Whoever has an API "
+        "key may then slow the server down.",
+    )
     body_timeout_s: float = option(
         30.0, "Seconds in which a request's body has to arrive, and one more for each 4 KiB of it.", low=0.1
     )

@@ -60,7 +60,7 @@ def profile_of(model_id: str, languages: tuple[str, ...]) -> TranscriberProfile:
         max_tokens=224,
         max_prefix_tokens=180,
         keyterms=True,
-        # A window may be 4 s over its longest when it is cut, and is decoded with FINAL.pad_s behind it, of 30 s in all.
+        # A window may be 4 s over its longest when it is cut, and is decoded with FINAL.pad_s behind it (30 s).
         limits=TuningLimits(max_audio_s=23.0, max_prefix_tokens=180, max_tokens=224, context_tokens=MAX_PROMPT_TOKENS),
     )
 
