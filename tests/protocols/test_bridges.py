@@ -129,24 +129,33 @@ def exchange_chunk(wire: Gathered, **fields: Any) -> dict[str, Any]:
     return result  # type: ignore[no-any-return]
 
 
+def audio_of(result: dict[str, Any]) -> np.ndarray:
+    return np.frombuffer(b64decode(result["audio_data"]), "<f4")
+
+
 def test_worker_each_second_of_audio_gets_one_result() -> None:
     wire = opened_bridge(MinicpmoWorkerBridge)
     assert frames_of(wire) == []
     receive_event(wire, "prepare", system_prompt="Be kind.", ref_audio_base64=f32())
     assert frames_of(wire) == [{"type": "prepared", "prompt_length": 8}]
     first = exchange_chunk(wire)
-    assert (first["type"], first["is_listen"], first["current_time"], first["audio_data"]) == ("result", True, 0, None)
+    assert (first["type"], first["is_listen"], first["current_time"]) == ("result", True, 0)
+    assert not audio_of(first).any()
     send_response(wire, 1.0)
     wire.send(ResponseAudioDelta(AT, SECOND[:12_000], 24_000))
     second = exchange_chunk(wire)
     assert (second["is_listen"], second["text"], second["end_of_turn"]) == (False, "Hello.", False)
-    assert len(b64decode(second["audio_data"])) == 24_000 * 4
-    # Half a second is there, and more is to come: it waits.
-    assert exchange_chunk(wire)["is_listen"] is True
+    assert audio_of(second).all()
+    # Half a second is there, and more is to come: it is heard at the end of its second.
+    third = exchange_chunk(wire)
+    assert (third["is_listen"], third["end_of_turn"]) == (False, False)
+    assert not audio_of(third)[:12_000].any()
+    assert audio_of(third)[12_000:].all()
+    wire.send(ResponseAudioDelta(AT, SECOND[:6_000], 24_000))
     end_response(wire)
     last = exchange_chunk(wire)
     assert (last["is_listen"], last["end_of_turn"], last["kv_cache_length"]) == (False, True, 12)
-    assert len(b64decode(last["audio_data"])) == 12_000 * 4
+    assert len(audio_of(last)) == 6_000
     assert exchange_chunk(wire)["is_listen"] is True
     configured, *rest = wire.commands()
     assert [type(i) for i in rest] == [AppendAudio] * 5
@@ -154,6 +163,44 @@ def test_worker_each_second_of_audio_gets_one_result() -> None:
     # The voice to speak with, as a file.
     assert configured.config.duplex is not None
     assert configured.config.duplex.voice_reference.startswith(b"RIFF")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_worker_a_player_whose_only_clock_are_the_results_plays_all_and_never_runs_dry(seed: int) -> None:
+    wire, chance = opened_bridge(MinicpmoWorkerBridge), np.random.default_rng(seed)
+    receive_event(wire, "prepare")
+    frames_of(wire)
+    num_sent = num_heard = num_responses = num_ends = 0
+    is_open, heard_text = False, ""
+    for _ in range(600):
+        if not is_open and chance.random() < 0.3:
+            wire.send(ResponseCreated(Response("resp_1", True, None, None)))
+            wire.send(ResponseTextDelta(AT, f"w{num_responses} ", True))
+            is_open, num_responses = True, num_responses + 1
+        elif is_open and chance.random() < 0.8:
+            piece = SECOND[: int(chance.integers(1, 24_000))]
+            wire.send(ResponseAudioDelta(AT, piece, 24_000))
+            num_sent += len(piece)
+        elif is_open:
+            end_response(wire)
+            is_open = False
+        result = exchange_chunk(wire)
+        audio = audio_of(result)
+        assert len(audio) == 24_000 or (result["end_of_turn"] and len(audio))
+        # The response is one piece within the second, at its end.
+        assert (np.diff(audio.astype(bool).astype(int)) >= 0).all()
+        assert result["is_listen"] is not bool(audio.any() or result["text"] or result["end_of_turn"])
+        num_heard += np.count_nonzero(audio)
+        num_ends += result["end_of_turn"]
+        heard_text += result["text"]
+    if is_open:
+        end_response(wire)
+        last = exchange_chunk(wire)
+        num_heard, num_ends = num_heard + np.count_nonzero(audio_of(last)), num_ends + last["end_of_turn"]
+        heard_text += last["text"]
+    assert num_heard == num_sent
+    assert num_ends == num_responses > 10
+    assert heard_text.split() == [f"w{n}" for n in range(num_responses)]
 
 
 def test_worker_pauses_stops_and_interrupts() -> None:

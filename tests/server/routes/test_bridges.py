@@ -93,7 +93,9 @@ def test_when_the_minicpmo_demo_talks_then_each_chunk_is_answered_and_health_cou
     results = run(main())
     spoken = [r for r in results if not r["is_listen"]]
     assert "".join(r["text"] for r in spoken) == "w1 w2 w3"
-    assert sum(len(b64decode(r["audio_data"])) // 4 for r in spoken) == 3 * round(0.3 * 24_000)
+    audio = [np.frombuffer(b64decode(r["audio_data"]), "<f4") for r in results]
+    assert {len(a) for a, r in zip(audio, results, strict=True) if not r["end_of_turn"]} == {24_000}
+    assert sum(np.count_nonzero(a) for a in audio) == 3 * round(0.3 * 24_000)
     assert spoken[-1]["end_of_turn"] is True
     health = httpx.get(recorded[0].replace("ws", "http", 1) + "/health").json()
     assert health["status"] == "ok"

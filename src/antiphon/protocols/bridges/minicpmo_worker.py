@@ -1,7 +1,10 @@
 """The bridge for the MiniCPM-o demo's stock front end (`/ws/duplex`): docs/wire/bridges.md.
 
-The client sends a second of audio at a time, and each is answered with one result: a second of the response's audio, or
-that the model listens. Audio of the response is therefore kept here until the client's next message.
+The client sends a second of audio at a time, and each is answered with one result. The client's player has no clock but
+these: it plays one after the other, and where a result has less than a second, it runs dry and clips what comes next.
+Every result therefore has exactly a second: silence while the model listens, silence before what it says while there is
+less than a second of that. Only the last of a turn is as long as what is left. Audio of the response is kept here until
+the client's next message.
 """
 
 from __future__ import annotations
@@ -69,6 +72,8 @@ class MinicpmoWorkerBridge:
         self._text = ""
         self._pending_audio: list[Pcm] = []
         self._speaking = False
+        # Results of the response were written, and none that ends it.
+        self._end_is_due = False
 
     def opened(self) -> None:
         """Write nothing: the client speaks first."""
@@ -134,28 +139,33 @@ class MinicpmoWorkerBridge:
             case EpochRaised():
                 # The response was cut off: what was not sent yet is not sent any more.
                 self._pending_audio, self._text, self._speaking = [], "", False
+                self._end_is_due = False
             case _:
                 return
 
     def _add_result(self, received_s: float) -> None:
-        """Queue one result: exactly a second of audio while the response goes on, less only at its end.
+        """Queue one result: exactly a second of audio, less only where the response ends.
 
         `received_s`: when the client's message came, for the time that its answer took.
         """
         waiting = np.concatenate(self._pending_audio) if self._pending_audio else np.zeros(0, np.float32)
-        is_over = not self._speaking
-        audio = waiting[:OUT_HZ] if is_over or len(waiting) >= OUT_HZ else waiting[:0]
-        self._pending_audio = [waiting[len(audio) :]]
-        is_response = len(audio) > 0 or (bool(self._text) and not self._session.context.voices)
-        end_of_turn = is_over and is_response and len(waiting) == len(audio)
+        audio, rest = waiting[:OUT_HZ], waiting[OUT_HZ:]
+        self._pending_audio = [rest]
+        is_over = not self._speaking and not len(rest)
         # Words come with the second in which they begin to be heard; without a synthesizer, as they are written.
-        text, self._text = (self._text, "") if len(audio) or not self._session.context.voices else ("", self._text)
+        is_text_due = len(audio) or is_over or not self._session.context.voices
+        text, self._text = (self._text, "") if is_text_due else ("", self._text)
+        is_response = bool(len(audio) or text)
+        end_of_turn = is_over and (is_response or self._end_is_due)
+        self._end_is_due = not end_of_turn and (is_response or self._end_is_due)
+        if not (end_of_turn and len(audio)):
+            audio = np.pad(audio, (OUT_HZ - len(audio), 0))
         took_ms = round((self._session.context.steady_s() - received_s) * 1000, 1)
         self._session.add(
             type="result",
-            is_listen=not (len(audio) or text),
+            is_listen=not (is_response or end_of_turn),
             text=text,
-            audio_data=f32_base64(audio) if len(audio) else None,
+            audio_data=f32_base64(audio),
             end_of_turn=end_of_turn,
             current_time=self._num_results,
             wall_clock_ms=took_ms,
