@@ -33,6 +33,7 @@ from antiphon.adapters.minicpmo.model import MiniCpmO
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import NativeOptions, Unit
 from antiphon.engine.api import EngineSettings
+from antiphon.events.duplex import NativeSampling
 
 
 async def hours(count: int) -> dict[str, Any]:
@@ -40,7 +41,7 @@ async def hours(count: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         options = EngineModelOptions(weights="fp32", threads=1)
         model = MiniCpmO(tiny.write(Path(folder)), "tiny", options, window=(1600, 1200), vocoder=Silent())
-        talk = await model.open(NativeOptions(tiny.PROMPT, temperature=0.7, seed=1))
+        talk = await model.open(NativeOptions(tiny.PROMPT, sampling=NativeSampling(temperature=0.7, seed=1)))
         sounds = [tiny.sound(i) for i in range(64)]
         took, rss, rows = [], [], []
         process = psutil.Process()
@@ -91,7 +92,10 @@ async def released(sessions: list[int], units: int = 30) -> dict[str, Any] | Non
     model = native_model("4.5", options)
     rows = []
     for count in sessions:
-        talks = [await model.open(NativeOptions(tiny.PROMPT, listen_only_units=0, seed=i)) for i in range(count)]
+        talks = [
+            await model.open(NativeOptions(tiny.PROMPT, listen_only_units=0, sampling=NativeSampling(seed=i)))
+            for i in range(count)
+        ]
         took: list[float] = []
 
         async def hold(talk: Any, took: list[float] = took) -> None:

@@ -29,6 +29,7 @@ from antiphon.contracts import (
     VideoFrame,
     VoiceOptions,
 )
+from antiphon.events.duplex import NativeSampling
 from antiphon.vision.images import EncodedImage
 
 # Units of each session, of which the first are not counted.
@@ -57,7 +58,10 @@ def native(plan: Plan, recorder: Recorder) -> None:
 
 async def _measure_native(plan: Plan, recorder: Recorder, model: MiniCpmO, count: int) -> None:
     pace_s, units, uncounted = (0.1, 3, 1) if plan.dry else (model.profile.unit_s, UNITS, UNCOUNTED)
-    streams = [await model.open(NativeOptions(minicpmo.PROMPT, listen_only_units=0, seed=i)) for i in range(count)]
+    streams = [
+        await model.open(NativeOptions(minicpmo.PROMPT, listen_only_units=0, sampling=NativeSampling(seed=i)))
+        for i in range(count)
+    ]
     sounds, took, began = [minicpmo.sound(n) for n in range(8)], list[float](), time.perf_counter()
 
     async def hold(number: int) -> None:

@@ -29,6 +29,7 @@ from antiphon.adapters.minicpmo.sampling import MAX_UNIT_TOKENS
 from antiphon.adapters.minicpmo.speech_decoder import UNIT_CODES
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3AsrStream
 from antiphon.contracts import Message, NativeOptions, ReplyOptions, Unit, Urgency, VoiceOptions, Window
+from antiphon.events.duplex import NativeSampling
 
 # Calls of the CUDA runtime that wait for the device.
 SYNCHRONISATIONS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
@@ -199,7 +200,10 @@ async def _asr(plan: Plan) -> AsyncIterator[Profiled]:
 async def _native(plan: Plan) -> AsyncIterator[Profiled]:
     size, sessions = ("tiny", 1) if plan.dry else ("4.5", 8)
     with closing(minicpmo.native_model(size, model_options(plan, kv_bytes=_room(plan)))) as model:
-        options = (NativeOptions(minicpmo.PROMPT, listen_only_units=0, seed=n) for n in range(sessions))
+        options = (
+            NativeOptions(minicpmo.PROMPT, listen_only_units=0, sampling=NativeSampling(seed=n))
+            for n in range(sessions)
+        )
         opened = [await model.open(one) for one in options]
 
         async def hold(stream: MiniCpmOStream, units: int) -> None:

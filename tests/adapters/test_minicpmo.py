@@ -23,6 +23,7 @@ from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
 from antiphon.errors import ModelError
+from antiphon.events.duplex import NativeSampling
 from antiphon.loading.loaded import LoadedModels
 from antiphon.pipelines.native_partner import NativeConversationModel
 from tests.adapters import tiny_minicpmo as tiny
@@ -53,7 +54,10 @@ def unit(number: int) -> Unit:
 
 
 OPTIONS = NativeOptions(
-    instructions=tiny.PROMPT, voice_reference=tiny.reference(), listen_only_units=tiny.FORCED_FIRST, temperature=0.0
+    instructions=tiny.PROMPT,
+    voice_reference=tiny.reference(),
+    listen_only_units=tiny.FORCED_FIRST,
+    sampling=NativeSampling(temperature=0.0),
 )
 
 
@@ -127,7 +131,9 @@ def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
 def test_when_weights_are_int8_then_it_converses(folder: Path) -> None:
     async def main() -> list[NativeStep]:
         model = MiniCpmO(folder, "tiny", EngineModelOptions(weights="int8", threads=1), window=tiny.WINDOW)
-        stream = await model.open(NativeOptions(tiny.PROMPT, temperature=0.0, listen_only_units=0))
+        stream = await model.open(
+            NativeOptions(tiny.PROMPT, sampling=NativeSampling(temperature=0.0), listen_only_units=0)
+        )
         steps = []
         for number in range(16):
             await stream.append(Unit(tiny.sound(number)))

@@ -32,7 +32,8 @@ def connection(**options: Any) -> Gathered:
         resume_token="token",
         autostart=options.pop("autostart", False),
     )
-    wire = Gathered(DuplexConnection(Opening(model=options.pop("model", ""), duplex=True), context))
+    opening = Opening(model=options.pop("model", ""), beta=options.pop("beta", False), duplex=True)
+    wire = Gathered(DuplexConnection(opening, context))
     wire.open()
     return wire
 
@@ -45,8 +46,8 @@ def receive_event(wire: Gathered, type: str, **fields: Any) -> None:
     wire.receive(json.dumps({"type": type} | fields))
 
 
-def opened(**session: Any) -> Gathered:
-    wire = connection()
+def opened(*, beta: bool = False, **session: Any) -> Gathered:
+    wire = connection(beta=beta)
     receive_event(wire, "session.update", session=session)
     wire.commands()
     (created,) = frames_of(wire)

@@ -22,6 +22,7 @@ from antiphon.events.duplex import (
     BargeIn,
     CancelInput,
     HoldFloor,
+    NativeSampling,
     SignalTurn,
     SkipResponse,
     TurnStateChanged,
@@ -129,6 +130,52 @@ def test_when_the_first_update_is_wrong_then_the_session_can_still_be_opened() -
 def test_when_a_field_of_the_session_is_wrong_then_the_update_is_refused(session: dict[str, Any], code: str) -> None:
     wire = opened()
     assert error_of(wire, "session.update", session=session, event_id="mine")["code"] == code
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "says"),
+    [
+        ("top_k", 1001, "0 to 1000"),
+        ("top_k", 2.5, "top_k"),
+        ("top_p", -0.1, "0 to 1"),
+        ("text_repetition_penalty", 0, "0.1 to 10"),
+        ("length_penalty", 11, "0.1 to 10"),
+        ("listen_prob_scale", -1, "0 to 10"),
+        ("listen_top_k", -1, "0 to 1000"),
+        ("tts_temperature", 0, "0.01 to 2"),
+        ("tts_repetition_penalty", "much", "tts_repetition_penalty"),
+        ("seed", -1, "0 to "),
+        ("force_listen_count", 3601, "0 to 3600"),
+    ],
+)
+def test_when_a_knob_of_a_native_model_is_out_of_range_then_the_error_names_it_and_the_range(
+    knob: str, value: object, says: str
+) -> None:
+    wire = opened()
+    error = error_of(wire, "session.update", session={"extra_body": {knob: value}})
+    assert error["code"] == "bad_event"
+    assert knob in error["message"]
+    assert says in error["message"]
+    assert wire.commands() == []
+
+
+def test_the_knobs_of_a_native_model_reach_the_session_and_are_shown() -> None:
+    wire = opened()
+    knobs = {
+        "top_k": 5,
+        "top_p": 0.5,
+        "text_repetition_penalty": 1.2,
+        "length_penalty": 1.3,
+        "listen_prob_scale": 0.9,
+        "listen_top_k": 2,
+        "tts_temperature": 0.6,
+        "tts_repetition_penalty": 1.4,
+        "seed": 7,
+    }
+    receive_event(wire, "session.update", session={"temperature": 0.3, "extra_body": knobs})
+    assert frames_of(wire)[0]["session"]["extra_body"] == knobs
+    (configured,) = wire.commands()
+    assert configured.config.duplex.sampling == NativeSampling(0.3, 5, 0.5, 1.2, 1.3, 0.9, 2, 0.6, 1.4, 7)
 
 
 def test_a_later_update_shows_the_whole_session() -> None:

@@ -12,6 +12,9 @@ from antiphon.events.conversation import (
     ContentPart,
     ContentPartDone,
     ContentPosition,
+    Item,
+    ItemAdded,
+    ItemDone,
     Response,
     ResponseAudioDelta,
     ResponseCreated,
@@ -64,6 +67,59 @@ def test_the_frames_of_a_response_have_its_epoch_its_length_and_its_words() -> N
     assert second["metadata"]["audio_text_marks"] == [{"text_chars": 10, "audio_end_ms": 900}]
     assert (second["metadata"]["end_of_turn"], last["metadata"]["end_of_turn"]) == (False, True)
     assert last["metadata"]["audio_duration_ms"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("beta", "names"),
+    [
+        (
+            False,
+            [
+                "response.created",
+                "conversation.item.added",
+                "response.output_text.delta",
+                "response.output_audio_transcript.delta",
+                "response.output_audio.delta",
+                "response.output_audio.delta",
+                "response.output_audio.done",
+                "response.output_audio_transcript.done",
+                "response.content_part.done",
+                "conversation.item.done",
+                "response.done",
+            ],
+        ),
+        (
+            True,
+            [
+                "response.created",
+                "conversation.item.created",
+                "response.text.delta",
+                "response.audio_transcript.delta",
+                "response.audio.delta",
+                "response.audio.delta",
+                "response.audio.done",
+                "response.audio_transcript.done",
+                "response.content_part.done",
+                "response.done",
+            ],
+        ),
+    ],
+)
+def test_the_names_of_events_are_those_that_the_client_asked_for(beta: bool, names: list[str]) -> None:
+    wire = opened(beta=beta)
+    wire.send(ResponseCreated(Response("resp_1", True, None, None)))
+    item = Item("item_1", "message", "assistant")
+    wire.send(ItemAdded(item, None))
+    wire.send(ResponseTextDelta(AT, "Two ", False))
+    wire.send(ResponseTextDelta(AT, "words.", True))
+    wire.send(ResponseAudioDelta(AT, np.zeros(2400, np.float32), 24_000))
+    wire.send(ContentPartDone(AT, ContentPart("output_audio", "Two words.")))
+    wire.send(ItemDone(item, None))
+    wire.send(ResponseDone(Response("resp_1", True, None, None, status="completed")))
+    frames = frames_of(wire)
+    assert [f["type"] for f in frames] == names
+    shown = frames[-1]["response"]
+    assert ("modalities" in shown, "output_modalities" in shown) == (beta, not beta)
 
 
 def test_when_the_epoch_was_raised_then_only_the_end_of_the_old_response_is_sent() -> None:

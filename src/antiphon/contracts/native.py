@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from antiphon.audio import Pcm
+from antiphon.events.duplex import NativeSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,14 @@ class NativeOptions:
     - `voice`: a name out of the profile.
     - `voice_reference`: the voice to speak with, float32 [num_samples], mono, 16 kHz.
     - `listen_only_units`: units at the start in which it only listens.
-    - `temperature`: 0 chooses the likeliest token.
-    - `seed`: with one, the same input gives the same response.
+    - `sampling`: how it chooses its words and speaks them.
     """
 
     instructions: str = ""
     voice: str | None = None
     voice_reference: Pcm | None = None
     listen_only_units: int | None = None
-    temperature: float | None = None
-    seed: int | None = None
+    sampling: NativeSampling = field(default_factory=NativeSampling)
 
 
 @dataclass(frozen=True, slots=True)

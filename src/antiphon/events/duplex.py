@@ -16,6 +16,32 @@ TurnState = Literal["idle", "user_speaking", "user_committed", "assistant_genera
 
 
 @dataclass(frozen=True, slots=True)
+class NativeSampling:
+    """How a native model chooses its words, when to speak, and how it says them. None: as its makers have it. A model
+    that has no such choice ignores it.
+
+    - `temperature`: of words; 0 takes the likeliest. `top_k`, `top_p`: 0 leaves all words in.
+    - `repetition_penalty`: above 1, words that were said are less likely.
+    - `turn_penalty`: above 1, the end of a turn is less likely.
+    - `listen_scale`: what the score of listening is multiplied by.
+    - `listen_top_k`: the model listens where that is one of the so many likeliest choices.
+    - `voice_temperature`, `voice_repetition_penalty`: of the codes that the voice is made of.
+    - `seed`: with one, the same input gives the same response.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    turn_penalty: float | None = None
+    listen_scale: float | None = None
+    listen_top_k: int | None = None
+    voice_temperature: float | None = None
+    voice_repetition_penalty: float | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DuplexConfig:
     """How speech during a response is treated, and when a response counts as heard.
 
@@ -26,7 +52,7 @@ class DuplexConfig:
     - `barge_in_ms`: with `auto`, what sounds like a backchannel and goes on for this long is none.
     - `acks_only`: only what the client acknowledged was heard, also of a response that was played to its end.
     - `listen_only_units`: units at the start in which a native model only listens; None: as its makers have it.
-    - `temperature`: how freely a native model chooses; None: as its makers have it.
+    - `sampling`: how a native model chooses.
     - `voice_reference`: an audio file of the voice that a native model is to speak with; empty: its own voice.
     """
 
@@ -35,7 +61,7 @@ class DuplexConfig:
     barge_in_ms: int = 1200
     acks_only: bool = False
     listen_only_units: int | None = None
-    temperature: float | None = None
+    sampling: NativeSampling = NativeSampling()
     voice_reference: bytes = b""
 
 

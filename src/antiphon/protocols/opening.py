@@ -18,7 +18,7 @@ class Opening(msgspec.Struct, frozen=True):
     model: str = ""
     dialect: str = ""
     intent: str = ""
-    # OpenAI's beta event names, which the header `OpenAI-Beta: realtime=v1` asks for.
+    # OpenAI's beta event names, which the header `OpenAI-Beta: realtime=v1` or `?events=beta` asks for.
     beta: bool = False
     # The session that a client secret or a call was made with: JSON, shaped like the `session` of a `session.update`;
     # null where there is none.

@@ -16,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from antiphon.adapters.minicpmo.model import MiniCpmO
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import NativeOptions, SpeakStep, Unit
+from antiphon.events.duplex import NativeSampling
 from tests.adapters import tiny_minicpmo as tiny
 from tests.conftest import Process, Serve
 
@@ -88,7 +89,9 @@ def alone(folder: Path, first: int, frames: bool = False) -> list[str]:
 
     async def main() -> list[str]:
         model = MiniCpmO(folder, "tiny", EngineModelOptions(weights="fp32", threads=1))
-        talk = await model.open(NativeOptions(tiny.PROMPT, listen_only_units=tiny.FORCED_FIRST, temperature=0.0))
+        talk = await model.open(
+            NativeOptions(tiny.PROMPT, listen_only_units=tiny.FORCED_FIRST, sampling=NativeSampling(temperature=0.0))
+        )
         out = []
         for unit in range(NUM_UNITS):
             pcm = np.frombuffer((tiny.sound(first + unit) * 32768).clip(-32768, 32767).astype("<i2").tobytes(), "<i2")

@@ -34,6 +34,7 @@ from antiphon.events.duplex import (
     DuplexConfig,
     EpochRaised,
     ListenStepTaken,
+    NativeSampling,
     SkipResponse,
     SpeakStepTaken,
 )
@@ -182,8 +183,15 @@ def test_when_audio_comes_then_the_model_hears_whole_units_in_order() -> None:
         await scene.until(lambda: len(scene.listened) == 3)
 
     native = Native()
-    scene = run(native, act, DuplexConfig(listen_only_units=7, temperature=0.0), instructions="Be kind.")
-    assert native.options == NativeOptions("Be kind.", None, listen_only_units=7, temperature=0.0)
+    scene = run(
+        native,
+        act,
+        DuplexConfig(listen_only_units=7, sampling=NativeSampling(temperature=0.0)),
+        instructions="Be kind.",
+    )
+    assert native.options == NativeOptions(
+        "Be kind.", None, listen_only_units=7, sampling=NativeSampling(temperature=0.0)
+    )
     assert [len(u.pcm) for u in native.units] == [UNIT] * 3
     assert all((u.pcm == np.float32(QUIET)).all() for u in native.units)
     assert len(scene.listened) == 3

@@ -10,6 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -95,12 +96,8 @@ class MiniCpmO:
         Waits for the audio encoder where there is a voice; the prompt itself is computed with the first unit. Raises
         Refused where either engine has no room, ModelError.
         """
-        given = UnitSampling()
-        params = UnitSampling(
-            temperature=given.temperature if options.temperature is None else options.temperature,
-            listen_first=given.listen_first if options.listen_only_units is None else options.listen_only_units,
-            seed=options.seed,
-        )
+        asked = asdict(options.sampling) | {"listen_first": options.listen_only_units}
+        params = UnitSampling(**{name: value for name, value in asked.items() if value is not None})
         session = await self.engine.open(RESERVE_ROWS)
         try:
             codes = CodeStream(

@@ -66,9 +66,11 @@ class UnitSampling:
 
     `temperature`: of the tokens; up to GREEDY_TEMPERATURE, the likeliest token and code are chosen. `top_k`, `top_p`: 0
     leaves all tokens in. `repetition_penalty`: divides the logits of the last PENALTY_TOKENS words. `turn_penalty`:
-    above 1, the end of a turn is less likely, and turns get longer. `listen_first`: so many units at the start only
-    listen, whatever the model would choose. `voice_temperature`, `voice_repetition_penalty`: of the codes. `seed`: None
-    draws one from the system's entropy.
+    above 1, the end of a turn is less likely, and turns get longer. `listen_scale`: multiplies the logit of `listen`;
+    where that is below 0, less than 1 makes it likelier. `listen_top_k`: `listen` is chosen where it is one of so many
+    likeliest tokens; 0: never for that. `listen_first`: so many units at the start only listen, whatever the model
+    would choose. `voice_temperature`, `voice_repetition_penalty`: of the codes. `seed`: None draws one from the
+    system's entropy.
     """
 
     temperature: float = 0.7
@@ -76,6 +78,8 @@ class UnitSampling:
     top_p: float = 0.8
     repetition_penalty: float = 1.05
     turn_penalty: float = 1.1
+    listen_scale: float = 1.0
+    listen_top_k: int = 0
     listen_first: int = 3
     voice_temperature: float = 0.8
     voice_repetition_penalty: float = 1.05
@@ -160,11 +164,21 @@ class UnitChooser:
             shaped[sorted(set(self._recent))] /= params.repetition_penalty
         end = self.ids.turn_eos
         shaped[end] = shaped[end] / params.turn_penalty if shaped[end] > 0 else shaped[end] * params.turn_penalty
-        if params.temperature > GREEDY_TEMPERATURE:
-            shaped = _filtered(shaped / params.temperature, params.top_k, params.top_p)
-        token = self._draw(shaped)
+        token = self._listens(shaped)
+        if token is None:
+            if params.temperature > GREEDY_TEMPERATURE:
+                shaped = _filtered(shaped / params.temperature, params.top_k, params.top_p)
+            token = self._draw(shaped)
         self._recent.append(token)
         return token
+
+    def _listens(self, shaped: torch.Tensor) -> int | None:
+        """Scale the logit of `listen`, in place. Returns `listen` where that is likely enough to be chosen at once."""
+        listen = self.ids.listen
+        if torch.isneginf(shaped[listen]):
+            return None
+        shaped[listen] *= self.params.listen_scale
+        return listen if int((shaped > shaped[listen]).sum()) < self.params.listen_top_k else None
 
     def _draw(self, logits: torch.Tensor) -> int:
         if self.params.temperature <= GREEDY_TEMPERATURE:

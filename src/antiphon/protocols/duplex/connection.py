@@ -111,6 +111,7 @@ class DuplexConnection:
             context.new_id, self._buffer.whole, session.loaded_voice, lambda: session.output.format
         )
         self._writer = EventWriter(context.new_id, DUPLEX_CODES, RETRYABLE)
+        self._writer.beta = opening.beta
         self._events = ConversationEvents(self._writer, TranscriptEvents(self._writer, context.new_id))
         self._audio_texts = ResponseAudioTexts()
         # The client's name for the message that is being read, which errors repeat.
@@ -399,7 +400,7 @@ class DuplexConnection:
         if epoch < self.epoch:
             return
         metadata = {"session_id": self.id, "epoch": epoch, "end_of_turn": False, **(facts or {})}
-        head = {"type": kind, "event_id": self.context.new_id("event_"), **content_place(position)}
+        head = {"type": self._writer.name(kind), "event_id": self.context.new_id("event_"), **content_place(position)}
         self._writer.add(Frame({**head, **fields, "metadata": metadata}, epoch))
 
     def _audio_delta(self, position: ContentPosition, delta: AudioDelta) -> None:
@@ -414,7 +415,7 @@ class DuplexConnection:
 
     def _response(self, response: Response) -> ShownResponse:
         output = ShownOutput(self._session.output.format, self._session.output.voice)
-        return response_json(response, self.id, output, beta=False)
+        return response_json(response, self.id, output, beta=self._writer.beta)
 
 
 def _first_update(data: str | bytes) -> DuplexUpdate | None:

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.duplex import DuplexConfig, OverlapPolicy
+from antiphon.events.duplex import DuplexConfig, NativeSampling, OverlapPolicy
 from antiphon.protocols.fields import Text, audio_file, decode, json_object, number
 from antiphon.protocols.opening import NULL
 from antiphon.protocols.realtime.input_fields import (
@@ -71,6 +71,19 @@ CHUNK_PERIOD_MS = 100
 TARGET_BARGE_IN_MS = 300
 # Of a recording of the voice to speak with, as a file.
 MAX_REFERENCE_BYTES = 10 << 20
+# The lowest and highest values of the numbers in `extra_body`.
+EXTRA_RANGES: dict[str, tuple[float, float]] = {
+    "force_listen_count": (0, 3600),
+    "top_k": (0, 1000),
+    "top_p": (0, 1),
+    "text_repetition_penalty": (0.1, 10),
+    "length_penalty": (0.1, 10),
+    "listen_prob_scale": (0, 10),
+    "listen_top_k": (0, 1000),
+    "tts_temperature": (0.01, 2),
+    "tts_repetition_penalty": (0.1, 10),
+    "seed": (0, 2**53),
+}
 
 
 class DuplexTurnDetection(TurnDetectionFields, forbid_unknown_fields=True):
@@ -113,12 +126,36 @@ class ReferenceAudio(msgspec.Struct):
 
 class ExtraFields(msgspec.Struct):
     """The fields of `extra_body` that have an effect. `auto_response` false: a turn is not answered unless asked;
-    `full_duplex` is another name of it.
+    `full_duplex` is another name of it. The others are for a native model, by the names that MiniCPM-o's makers use.
     """
 
     auto_response: object = None
     full_duplex: object = None
     force_listen_count: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    text_repetition_penalty: float | None = None
+    length_penalty: float | None = None
+    listen_prob_scale: float | None = None
+    listen_top_k: int | None = None
+    tts_temperature: float | None = None
+    tts_repetition_penalty: float | None = None
+    seed: int | None = None
+
+    def sampling(self, temperature: float | None) -> NativeSampling:
+        """How the model is to choose."""
+        return NativeSampling(
+            temperature,
+            self.top_k,
+            self.top_p,
+            self.text_repetition_penalty,
+            self.length_penalty,
+            self.listen_prob_scale,
+            self.listen_top_k,
+            self.tts_temperature,
+            self.tts_repetition_penalty,
+            self.seed,
+        )
 
 
 class DuplexUpdateFields(msgspec.Struct):
@@ -315,23 +352,24 @@ def apply_duplex(fields: DuplexFields, given: DuplexUpdateFields) -> DuplexField
     if bytes(given.metadata) != b"null":
         merged.metadata = json_object(bytes(given.metadata), "session.metadata", "session.metadata")
     if bytes(given.extra_body) != b"null":
-        count = decode(given.extra_body, ExtraFields, "session.extra_body").force_listen_count
-        if count is not None:
-            number(count, "session.extra_body.force_listen_count", 0, 3600)
+        extra = decode(given.extra_body, ExtraFields, "session.extra_body")
+        for key, (lowest, highest) in EXTRA_RANGES.items():
+            if (value := getattr(extra, key)) is not None:
+                number(value, f"session.extra_body.{key}", lowest, highest)
         merged.extra_body = given.extra_body.copy()
     return merged
 
 
 def duplex_config(fields: DuplexFields) -> DuplexConfig:
     """The session's configuration."""
-    first = fields.extra.force_listen_count
+    extra = fields.extra
     return DuplexConfig(
         fields.overlap_policy,
         int(fields.overlap_short_ack_ms),
         int(fields.overlap_barge_in_ms),
         acks_only=fields.playback_commit_policy == "ack_only",
-        listen_only_units=None if first is None else int(first),
-        temperature=fields.temperature,
+        listen_only_units=None if extra.force_listen_count is None else int(extra.force_listen_count),
+        sampling=extra.sampling(fields.temperature),
         voice_reference=fields.ref_audio or b"",
     )
 

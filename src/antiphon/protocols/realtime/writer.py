@@ -46,11 +46,13 @@ class EventWriter:
 
     def event(self, kind: str, /, **fields: Any) -> None:
         """Write an event of type `kind`, which gets an id. In the beta, some have another name and some none."""
-        if self.beta:
-            if kind in _BETA_SILENT:
-                return
-            kind = _BETA_EVENTS.get(kind, kind)
-        self.add(Frame({"type": kind, "event_id": self._new_id("event_")} | fields))
+        if self.beta and kind in _BETA_SILENT:
+            return
+        self.add(Frame({"type": self.name(kind), "event_id": self._new_id("event_")} | fields))
+
+    def name(self, kind: str) -> str:
+        """What an event of type `kind` is called for this client."""
+        return _BETA_EVENTS.get(kind, kind) if self.beta else kind
 
     def add(self, frame: Frame) -> None:
         """Write a message as it is."""

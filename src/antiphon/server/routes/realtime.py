@@ -61,7 +61,7 @@ def _opening(caller: Caller, websocket: WebSocket) -> Opening:
         model=query.get("model", ""),
         dialect=query.get("dialect", ""),
         intent=query.get("intent", ""),
-        beta="realtime=v1" in websocket.headers.get("openai-beta", ""),
+        beta="realtime=v1" in websocket.headers.get("openai-beta", "") or query.get("events") == "beta",
         session=caller.session,
         duplex=query.get("duplex") in TRUE_VALUES,
         path=websocket.url.path,

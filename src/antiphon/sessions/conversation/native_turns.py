@@ -180,7 +180,7 @@ class NativeTurns:
             config.voice,
             reference,
             listen_only_units=duplex.listen_only_units,
-            temperature=duplex.temperature,
+            sampling=duplex.sampling,
         )
         self._stream = await self._model.open(options)
         if self._discards_step:
