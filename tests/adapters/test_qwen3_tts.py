@@ -204,6 +204,55 @@ def test_when_seeds_are_equal_then_the_audio_is_equal(folders: dict[str, Path], 
     run(folder, act)
 
 
+@pytest.mark.parametrize(("kind", "first"), [("custom_voice", 0), ("custom_voice", 2), ("base", 7)])
+def test_when_a_request_says_how_the_text_is_given_then_the_audio_is_that_of_the_published_package(
+    folders: dict[str, Path], kind: str, first: int
+) -> None:
+    async def act(model: Qwen3Tts) -> None:
+        for case in CASES[first : first + 2]:
+            given = None
+            if kind == "base":
+                given = VoiceSample(embedding=tuple((await model.listen(tiny.reference())).speaker.tolist()))
+            options = VoiceOptions(
+                case.get("speaker") or "",
+                language=LANGUAGES[case["language"]],
+                instructions=case.get("instruct", ""),
+                sample=given,
+                max_frames=20,
+                whole_text=case["non"],
+            )
+            heard = np.concatenate([c.pcm async for c in model.speak(case["text"], options, lambda: Urgency.FINAL)])
+            np.testing.assert_allclose(heard[: len(case["wav"])], case["wav"][: len(heard)], atol=1e-4)
+
+    run(folders[kind], act)
+
+
+def test_when_parameters_are_given_then_the_codes_are_chosen_so(folders: dict[str, Path]) -> None:
+    async def act(model: Qwen3Tts) -> None:
+        async def spoken(**parameters: float) -> np.ndarray:
+            return await sound(model, "Hi there.", seed=3, max_frames=12, parameters=parameters)
+
+        greedy = await spoken()
+        # The checkpoint is greedy: one likeliest code is the same, and a temperature draws another.
+        assert np.array_equal(greedy, await spoken(temperature=1.5, top_k=1.0))
+        assert np.array_equal(greedy, await spoken(subtalker_temperature=1.5, subtalker_top_k=1.0))
+        for drawn in ({"temperature": 1.5}, {"subtalker_temperature": 1.5}):
+            other = await spoken(**drawn)
+            assert not np.array_equal(greedy[: len(other)], other[: len(greedy)])
+        made = synthesizer.sampling_of(
+            model.parts.sampling,
+            VoiceOptions("ada", parameters={"top_k": 7.0, "subtalker_top_p": 0.5, "repetition_penalty": 1.2}),
+        )
+        assert (made.first.top_k, made.first.repetition_penalty, made.rest.top_p) == (7, 1.2, 0.5)
+        assert made.first.temperature == model.parts.sampling.first.temperature
+        assert set(model.profile.parameters) == {
+            *("temperature", "top_k", "top_p", "repetition_penalty"),
+            *("subtalker_temperature", "subtalker_top_k", "subtalker_top_p"),
+        }
+
+    run(folders["custom_voice"], act)
+
+
 def test_when_text_is_live_then_audio_comes_before_it_is_complete(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> None:
         gate, begun = asyncio.Event(), asyncio.Event()

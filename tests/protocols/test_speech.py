@@ -105,6 +105,27 @@ def test_a_configuration_has_defaults_for_missing_fields() -> None:
     assert configured(speaker="heart").voice == "heart"
 
 
+def test_a_request_may_set_the_rate_how_the_text_is_given_and_the_models_own_numbers() -> None:
+    wire = SpeechDialect(replace(catalog(), parameters={"temperature": (0.0, 2.0), "top_k": (0, 1000)}))
+
+    def answer(**config: Any) -> Received[SpeechCommand]:
+        return wire.feed(json.dumps({"type": "session.config"} | config))
+
+    (command,) = answer(
+        sample_rate=8000, non_streaming_mode=False, extra_params={"temperature": 1, "top_k": None}
+    ).commands
+    assert isinstance(command, ConfigureSpeech)
+    config = command.config
+    assert (config.rate_hz, config.whole_text, config.parameters) == (8000, False, {"temperature": 1.0})
+    for extra, told in (
+        ({"cfg_scale": 2}, "Unknown parameter 'extra_params.cfg_scale': the model takes temperature, top_k."),
+        ({"top_k": 1001}, "Invalid value for 'extra_params.top_k': expected 0 to 1000."),
+        ({"temperature": "hot"}, "Invalid type for 'extra_params.temperature'"),
+    ):
+        assert told in texts(answer(extra_params=extra).answers)[0]["message"]
+    assert configured(extra_params={}).parameters == {}
+
+
 def test_a_request_may_bring_a_recording_or_an_embedding_of_a_voice() -> None:
     cloning = replace(catalog(), clones=True, tasks=("Base",), languages=("en", "it"))
 
@@ -152,6 +173,11 @@ def test_a_request_may_bring_a_recording_or_an_embedding_of_a_voice() -> None:
         ({"word_timestamps": True, "response_format": "pcm"}, "word_timestamps=true requires stream_audio=true"),
         ({"max_new_tokens": 0}, "Invalid value for 'max_new_tokens'"),
         ({"initial_codec_chunk_frames": -1}, "Invalid value for 'initial_codec_chunk_frames'"),
+        ({"sample_rate": 11025}, "Invalid value for 'sample_rate': expected one of 8000, 16000, 24000, 48000"),
+        ({"sample_rate": "8k"}, "Invalid type for 'sample_rate'"),
+        ({"non_streaming_mode": 1}, "Invalid type for 'non_streaming_mode'"),
+        ({"extra_params": [1]}, "Invalid type for 'extra_params'"),
+        ({"extra_params": {"temperature": 1}}, "Unknown parameter 'extra_params.temperature': the model has none"),
         ({"task_type": "Singing"}, "'task_type': expected one of CustomVoice, VoiceDesign, Base"),
         ({"task_type": "Base"}, "speaks with its own voices only"),
         ({"ref_audio": "data:audio/wav;base64,AAAA"}, "speaks with its own voices only"),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
@@ -39,6 +39,7 @@ class SynthesizerProfile:
     - `follows_instructions`: it follows instructions on how to speak.
     - `streams_text`: it begins to speak a text that is still being written (`speak_live`).
     - `tasks`: what it does, by the names that requests have for it.
+    - `parameters`: the numbers that a request may set of how it samples, by name, each with the least and the greatest.
     """
 
     id: str
@@ -51,6 +52,7 @@ class SynthesizerProfile:
     follows_instructions: bool = False
     streams_text: bool = False
     tasks: tuple[str, ...] = ("CustomVoice",)
+    parameters: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,9 @@ class VoiceOptions:
     - `sample`: the voice to speak with. For models that clone.
     - `max_frames`, `first_frames`: the most codec frames in all, and the frames of the first chunk. For models that
       speak in frames.
+    - `whole_text`: whether the model is given all of a text before it speaks; None: as it was trained. For models that
+      can also be given it while they speak.
+    - `parameters`: how it samples, by names out of the profile; the others are as its makers have them.
     """
 
     voice: str
@@ -75,6 +80,8 @@ class VoiceOptions:
     sample: VoiceSample | None = None
     max_frames: int | None = None
     first_frames: int | None = None
+    whole_text: bool | None = None
+    parameters: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

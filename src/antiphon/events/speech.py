@@ -5,7 +5,8 @@ Utterances and the sentences of each are numbered from 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from antiphon.audio import SpeechFormat
@@ -44,6 +45,10 @@ class SpeechConfig:
     - `sample`: the voice to speak with. For models that clone voices.
     - `max_frames`: the most codec frames of one sentence. For models that speak in frames.
     - `first_frames`: the codec frames of the first chunk, fewer for audio sooner. For the same models.
+    - `rate_hz`: samples a second of the audio; None: the voice's own.
+    - `whole_text`: the model is given all of a text before it speaks (True), or a token of it with each frame (False);
+      None: as the model was trained. For models that can do both.
+    - `parameters`: how the model samples, by names out of the synthesizer's profile.
     """
 
     voice: str | None = None
@@ -58,6 +63,9 @@ class SpeechConfig:
     sample: VoiceSample | None = None
     max_frames: int | None = None
     first_frames: int | None = None
+    rate_hz: int | None = None
+    whole_text: bool | None = None
+    parameters: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,13 @@ def test_voices_languages_and_instructions_change_the_audio(server: Process) -> 
     other = spoken(server, language="English", voice="eric")
     assert len({plain.content, told.content, other.content}) == 3
     assert len(spoken(server, language="English", max_new_tokens=4).content) == 2 * 4 * tiny.FRAME_SAMPLES
+    assert len(spoken(server, language="English", sample_rate=8000).content) * 3 == len(plain.content)
+    assert spoken(server, language="English", non_streaming_mode=True).content == plain.content
+    beside = spoken(server, language="English", non_streaming_mode=False, max_new_tokens=9)
+    drawn = spoken(server, language="English", extra_params={"temperature": 1.5}, max_new_tokens=9)
+    assert beside.content != plain.content != drawn.content
+    refused = spoken(server, extra_params={"cfg_scale": 3})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "extra_params.cfg_scale")
     assert spoken(server, task_type="VoiceDesign").status_code == 400
     assert spoken(server, ref_audio=base64.b64encode(sample()).decode()).status_code == 400
     assert spoken(server, language="fr").status_code == 400

@@ -10,13 +10,14 @@ import struct
 from typing import Any
 from urllib.parse import quote
 
+import av
 import httpx
 import openai
 import pytest
 import websockets
 
 from antiphon.audio import Pcm
-from antiphon.audio.containers import decode_all
+from antiphon.audio.containers import decode_all, decode_beginning
 from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
 from tests.conftest import VOICE, Process, Recording, Serve
@@ -63,6 +64,20 @@ def test_when_speech_is_streamed_then_it_is_the_file(speaker: Process) -> None:
     assert done["type"] == "speech.audio.done"
     assert done["usage"]["total_tokens"] == done["usage"]["input_tokens"] + done["usage"]["output_tokens"] > 100
     assert [w["word"] for w in done["words"]] == TEXT.split()
+
+
+@pytest.mark.parametrize("format", ["wav", "flac", "mp3", "opus", "aac"])
+@pytest.mark.parametrize("rate_hz", [8000, 48000])
+def test_when_a_rate_is_asked_for_then_a_file_of_any_format_has_it(speaker: Process, format: str, rate_hz: int) -> None:
+    body = {"input": "Good morning.", "response_format": format, "seed": 5}
+    asked = httpx.post(f"{speaker.url}/v1/audio/speech", json=body | {"sample_rate": rate_hz}, timeout=LIMIT_S)
+    plain = httpx.post(f"{speaker.url}/v1/audio/speech", json=body, timeout=LIMIT_S)
+    assert asked.status_code == 200, asked.text
+    with av.open(io.BytesIO(asked.content)) as file:
+        # Opus has one rate.
+        assert file.streams.audio[0].rate == (48000 if format == "opus" else rate_hz)
+    seconds = [len(decode_beginning(io.BytesIO(a.content), 16000, 60)) / 16000 for a in (asked, plain)]
+    assert seconds[0] == pytest.approx(seconds[1], abs=0.15)
 
 
 @pytest.mark.parametrize(

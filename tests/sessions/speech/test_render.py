@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
+from antiphon.audio.pcm import from_pcm16
 from antiphon.contracts import Urgency, VoiceOptions
 from antiphon.events.speech import SpeechConfig
-from antiphon.sessions.speech.render import ListenerBuffer, speak
+from antiphon.sessions.speech.render import EncodedSpeech, ListenerBuffer, speak
 from tests.sessions.speech.scripted import RATE_HZ, Scripted
 
 
@@ -26,6 +28,23 @@ def test_when_the_speed_is_beyond_the_voice_then_the_audio_is_stretched() -> Non
         # The scripted voice knows no tempo of its own: what is left of the 3 s is the stretch.
         assert heard == pytest.approx(seconds, rel=0.05)
         assert word_s == pytest.approx(seconds, rel=0.05)
+
+
+@pytest.mark.parametrize("rate_hz", [8_000, 16_000, 48_000])
+@pytest.mark.parametrize("speed", [1.0, 4.0])
+def test_when_a_rate_is_asked_for_then_the_audio_has_it_and_loses_nothing(rate_hz: int, speed: float) -> None:
+    async def main() -> list[EncodedSpeech]:
+        config = SpeechConfig(format="pcm", stream=True, speed=speed, rate_hz=rate_hz)
+        return [c async for c in speak(Scripted(), "x" * 30, config)]
+
+    chunks = asyncio.run(main())
+    pcm = from_pcm16(b"".join(c.data for c in chunks))
+    assert chunks[-1].end_s == pytest.approx(len(pcm) / rate_hz)
+    assert len(pcm) / rate_hz == pytest.approx(3.0 / max(1.0, speed / 2), abs=0.06)
+    if speed == 1.0:
+        # The scripted voice is one value for ever, and its end comes through too.
+        assert len(pcm) == 3 * rate_hz
+        assert np.all(np.abs(pcm[rate_hz // 100 : -rate_hz // 100] - ord("x") / 1000) < 0.01)
 
 
 def test_the_less_audio_a_listener_holds_the_more_urgent_is_the_next_chunk() -> None:

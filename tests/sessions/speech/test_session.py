@@ -198,6 +198,16 @@ def test_when_text_is_split_into_sentences_or_empty_then_a_live_voice_speaks_it_
     )
 
 
+def test_when_the_model_is_to_have_the_whole_text_then_a_live_voice_waits_for_its_end() -> None:
+    synthesizer = Live()
+    config = ConfigureSpeech(SpeechConfig(granularity="none", format="pcm", stream=True, whole_text=True, rate_hz=8000))
+    outputs = run(config, AppendText("One. "), AppendText("Two."), FlushText(), synthesizer=synthesizer)
+    assert "begin live" not in synthesizer.log
+    assert synthesizer.asked[0].whole_text is True
+    (started,) = [o for o in outputs if isinstance(o, SentenceStarted)]
+    assert (started.text, started.rate_hz) == ("One. Two.", 8000)
+
+
 def test_when_nothing_is_flushed_then_the_utterance_has_no_sentences() -> None:
     assert shape(run(FlushText(), AppendText("  "), FlushText())) == ["end 0 of 0", "end 1 of 0"]
 

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -46,6 +47,10 @@ DESIGNED_VOICE, CLONED_VOICE = "designed", "default"
 MAX_SAMPLE_S, MIN_SAMPLE_S = 30, 0.25
 # Bound: so many cloned voices are kept, the oldest leave.
 MAX_CLONED_VOICES = 8
+# What a request may set of the sampling of a frame's first code, from the least to the greatest, and of its other
+# codes. The names are those of the published package (qwen-tts 0.1.1).
+FIRST_CODE = {"temperature": (0.0, 2.0), "top_k": (0, 1000), "top_p": (0.01, 1.0), "repetition_penalty": (0.1, 10.0)}
+OTHER_CODES = {"subtalker_temperature": "temperature", "subtalker_top_k": "top_k", "subtalker_top_p": "top_p"}
 TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
 
 
@@ -119,13 +124,9 @@ class Qwen3Tts:
     ) -> AsyncGenerator[SpeechChunk, None]:
         sample, vocoder = await self._clone(options.sample) if options.sample else (None, VocoderState())
         # As the makers do: a voice of the model's own is given the text before it speaks, a cloned one while it speaks.
-        whole = more is None and sample is None
+        whole = more is None and (sample is None if options.whole_text is None else options.whole_text)
         prompt = TalkerPrompt(options.voice, options.language, options.instructions, sample, whole=whole)
-        sampling = self.parts.sampling
-        if options.seed is not None:
-            sampling = CodecSampling(
-                replace(sampling.first, seed=options.seed), replace(sampling.rest, seed=options.seed + 1)
-            )
+        sampling = sampling_of(self.parts.sampling, options)
         held, sizes = list[list[int]](), chunk_sizes(options.first_frames)
         size, num_before = next(sizes), 0
         async with aclosing(self.frames(ids, more, prompt, sampling, options.max_frames)) as frames:
@@ -242,6 +243,20 @@ class Qwen3Tts:
         self.engine.close()
 
 
+def sampling_of(makers: CodecSampling, options: VoiceOptions) -> CodecSampling:
+    """How the codes of one text are chosen: as the makers do, but for what the options say."""
+    given = options.parameters
+    first = replace(makers.first, **{name: _typed(name, v) for name, v in given.items() if name in FIRST_CODE})
+    rest = replace(makers.rest, **{o: _typed(o, given[n]) for n, o in OTHER_CODES.items() if n in given})
+    if options.seed is not None:
+        first, rest = replace(first, seed=options.seed), replace(rest, seed=options.seed + 1)
+    return replace(makers, first=first, rest=rest)
+
+
+def _typed(name: str, value: float) -> Any:
+    return int(value) if name == "top_k" else value
+
+
 def _profile(model_id: str, parts: Qwen3TtsParts) -> SynthesizerProfile:
     codes = [LANGUAGE_CODES[n] for n in parts.languages if n in LANGUAGE_CODES]
     # English first: a text that is not said to be of another language is aligned as English.
@@ -257,4 +272,5 @@ def _profile(model_id: str, parts: Qwen3TtsParts) -> SynthesizerProfile:
         follows_instructions=parts.follows_instructions,
         streams_text=True,
         tasks=(TASKS[parts.kind],),
+        parameters=FIRST_CODE | {name: FIRST_CODE[of] for name, of in OTHER_CODES.items()},
     )

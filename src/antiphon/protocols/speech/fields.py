@@ -6,9 +6,9 @@ fields that only other models have a use for are checked all the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar, get_args
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -28,6 +28,8 @@ HOSTED_VOICES = frozenset(
 TASKS = ("CustomVoice", "VoiceDesign", "Base")
 # The numbers of speaker embeddings are far smaller; infinities and NaN are not.
 MAX_EMBEDDING_VALUE = 1e6
+# The rates that audio of every format can have, in samples a second.
+SAMPLE_RATES = (8_000, 16_000, 24_000, 48_000)
 MAX_EMBEDDING_NUMBERS, MAX_NAME_CHARS, MAX_SAMPLE_BYTES = 8192, 100, 10 << 20
 LANGUAGE_NAMES = {
     "english": "en",
@@ -60,6 +62,7 @@ class SpeechFields(msgspec.Struct, kw_only=True):
     voice: Text | VoiceById | None = None
     speaker: msgspec.Raw = msgspec.Raw(b"null")
     response_format: object = None
+    sample_rate: int | None = None
     speed: float | None = None
     stream_audio: bool | None = None
     word_timestamps: bool | None = None
@@ -69,6 +72,8 @@ class SpeechFields(msgspec.Struct, kw_only=True):
     instructions: Text | None = None
     max_new_tokens: int | None = None
     initial_codec_chunk_frames: int | None = None
+    non_streaming_mode: bool | None = None
+    extra_params: dict[str, Any] | None = None
     task_type: Text | None = None
     ref_audio: str | None = None
     ref_text: Text | None = None
@@ -117,6 +122,8 @@ class SpeechCatalog:
     log_alias: Callable[[str, str], None]
     # The `task_type`s that the model was made for, of TASKS.
     tasks: tuple[str, ...] = ("CustomVoice",)
+    # The numbers of `extra_params` that the model has a use for, each with the least and the greatest.
+    parameters: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def names(self) -> str:
@@ -152,7 +159,26 @@ def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechForm
         sample=sample,
         max_frames=fields.max_new_tokens,
         first_frames=fields.initial_codec_chunk_frames or None,
+        rate_hz=_sample_rate(fields.sample_rate),
+        whole_text=fields.non_streaming_mode,
+        parameters=_parameters(fields.extra_params or {}, catalog.parameters),
     )
+
+
+def _sample_rate(asked: int | None) -> int | None:
+    if asked is not None and asked not in SAMPLE_RATES:
+        raise _invalid("sample_rate", f"expected one of {', '.join(map(str, SAMPLE_RATES))}")
+    return asked
+
+
+def _parameters(given: dict[str, Any], known: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """The model's own parameters; those that are null count as missing."""
+    for name in given:
+        if name not in known:
+            takes = f"takes {', '.join(known)}" if known else "has none"
+            where = f"extra_params.{name[:MAX_NAME_CHARS]}"
+            raise RemoteProtocolError("unknown_parameter", f"Unknown parameter '{where}': the model {takes}.", where)
+    return {k: number(v, f"extra_params.{k}", *known[k]) for k, v in given.items() if v is not None}
 
 
 def _choice(value: object, name: str, choices: tuple[Choice, ...], default: Choice) -> Choice:

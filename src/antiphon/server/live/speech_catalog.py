@@ -35,6 +35,7 @@ def speech_catalog(state: ServerState, caller: Caller) -> SpeechCatalog:
         lambda name: _uploaded(store, name, with_audio=profile.clones_voices),
         log_alias,
         profile.tasks,
+        profile.parameters,
     )
 
 

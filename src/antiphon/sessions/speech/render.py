@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, cast
 
 import anyio
 import anyio.to_thread
+import numpy as np
 
 from antiphon.audio.encode import Encoder
+from antiphon.audio.pcm import Resampler
 from antiphon.contracts import LiveSynthesizer, Synthesizer, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import SpeechConfig
@@ -86,7 +88,9 @@ async def speak(
     tempo = config.speed / options.speed
     is_cheap = config.format in ("wav", "pcm")
     stretch = None if tempo == 1.0 else await anyio.to_thread.run_sync(_stretch, profile.sample_rate_hz, tempo)
-    new_encoder = partial(Encoder, config.format, profile.sample_rate_hz, whole=not config.stream)
+    rate_hz = config.rate_hz or profile.sample_rate_hz
+    resampler = Resampler(profile.sample_rate_hz, rate_hz)
+    new_encoder = partial(Encoder, config.format, rate_hz, whole=not config.stream)
     encoder = new_encoder() if is_cheap else await anyio.to_thread.run_sync(new_encoder)
     at_s = 0.0
     if isinstance(text, str):
@@ -95,19 +99,21 @@ async def speak(
         generated = cast(LiveSynthesizer, synthesizer).speak_live(text, options)
     async with aclosing(generated) as chunks:
         async for chunk in chunks:
-            pcm = stretch.feed(chunk.pcm) if stretch else chunk.pcm
+            pcm = resampler.feed(stretch.feed(chunk.pcm) if stretch else chunk.pcm)
             data = encoder.feed(pcm) if is_cheap else await anyio.to_thread.run_sync(encoder.feed, pcm)
-            start_s, at_s = at_s, at_s + len(pcm) / profile.sample_rate_hz
+            start_s, at_s = at_s, at_s + len(pcm) / rate_hz
             if not config.stream and at_s > MAX_FILE_S:
                 message = f"one file may hold {MAX_FILE_S:.0f} s of sound: stream it, or send shorter units"
                 raise RemoteProtocolError("too_long", message, "input")
             listener.add(at_s - start_s)
             words = tuple(replace(w, start_s=w.start_s / tempo, end_s=w.end_s / tempo) for w in chunk.words)
             yield EncodedSpeech(data, start_s, at_s, words, chunk.skipped, chunk.num_symbols, chunk.num_frames)
-    rest = encoder.feed(stretch.flush()) if stretch else b""
+    last = resampler.feed(stretch.flush()) if stretch else np.zeros(0, np.float32)
+    last = np.concatenate((last, resampler.flush()))
+    rest = encoder.feed(last) if len(last) else b""
     rest += encoder.finish() if is_cheap else await anyio.to_thread.run_sync(encoder.finish)
     if rest:
-        yield EncodedSpeech(rest, at_s, at_s)
+        yield EncodedSpeech(rest, at_s, at_s + len(last) / rate_hz)
 
 
 def _stretch(rate_hz: int, tempo: float) -> Stretch:
@@ -128,4 +134,6 @@ def _voice_options(config: SpeechConfig, profile: SynthesizerProfile) -> VoiceOp
         config.sample,
         config.max_frames,
         config.first_frames,
+        config.whole_text,
+        config.parameters,
     )

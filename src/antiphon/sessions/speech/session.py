@@ -275,7 +275,9 @@ class SpeechSession:
             )
         splitter = SentenceSplitter(self._config.granularity)
         utterance = self._open = _Utterance(self._num_utterances, self._config, splitter)
-        if self._config.granularity == "none" and self._synthesizer.profile.streams_text:
+        # A model that is to have the whole text before it speaks waits for its end.
+        reads_on = self._synthesizer.profile.streams_text and not self._config.whole_text
+        if self._config.granularity == "none" and reads_on:
             utterance.live = _LiveText(self._on_read)
         self._num_utterances += 1
         self._utterances.append(utterance)
@@ -319,7 +321,8 @@ class SpeechSession:
         index, config, profile = utterance.num_started, utterance.config, self._synthesizer.profile
         utterance.num_started += 1
         known_text = text if isinstance(text, str) else text.text
-        await self._emit(utterance, SentenceStarted(utterance.index, index, known_text, config, profile.sample_rate_hz))
+        rate_hz = config.rate_hz or profile.sample_rate_hz
+        await self._emit(utterance, SentenceStarted(utterance.index, index, known_text, config, rate_hz))
         aligns = config.word_times and not profile.word_times
         words, data = list[Word](), list[bytes]()
         skipped, error, asked_s, has_begun = "", "", time.monotonic(), False
@@ -347,15 +350,15 @@ class SpeechSession:
                 text.abandon()
         word_times = tuple(words)
         if aligns and not error:
-            word_times = await self._aligned(text if isinstance(text, str) else text.text, b"".join(data))
+            word_times = await self._aligned(text if isinstance(text, str) else text.text, b"".join(data), rate_hz)
         await self._emit(utterance, SentenceDone(utterance.index, index, word_times, skipped, error))
 
-    async def _aligned(self, text: str, data: bytes) -> tuple[Word, ...]:
-        """Find the words of a text in its audio, PCM16 at the voice's rate: words go with no other format."""
+    async def _aligned(self, text: str, data: bytes, rate_hz: int) -> tuple[Word, ...]:
+        """Find the words of a text in its audio, PCM16 at `rate_hz`: words go with no other format."""
         profile = self._synthesizer.profile
         if self._aligner is None:
             return ()
-        resampler = Resampler(profile.sample_rate_hz, SAMPLE_RATE_HZ)
+        resampler = Resampler(rate_hz, SAMPLE_RATE_HZ)
         pcm = np.concatenate((resampler.feed(from_pcm16(data)), resampler.flush()))
         try:
             return await self._aligner.align(pcm, text.split(), profile.languages[0])
