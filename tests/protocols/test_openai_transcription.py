@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from openai.types.beta.realtime import RealtimeServerEvent as BetaServerEvent
+from openai.types.realtime import InputAudioBufferTimeoutTriggered
 from pydantic import TypeAdapter
 
 from antiphon.events.transcription import (
@@ -17,7 +18,9 @@ from antiphon.events.transcription import (
     CommitRefused,
     ConfigureTranscription,
     LanguageDetected,
+    SilenceCommitted,
     TranscriptDelta,
+    TurnCommitted,
 )
 from antiphon.events.words import TokenLogprob, Word
 from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS
@@ -222,6 +225,29 @@ def test_audio_of_every_format_reaches_the_session_at_16_khz(
     *sound, last = connection.commands()
     assert last == CommitAudio()
     assert sum(len(s.pcm) for s in sound if isinstance(s, AppendAudio)) == seconds * 16000
+
+
+def test_a_silence_is_an_item_whose_transcript_is_empty() -> None:
+    connection = connect(dialect="openai")
+    frames(connection)
+
+    def timeout_ms(**vad: Any) -> float | None:
+        exchange(connection, **audio_input(turn_detection={"type": "server_vad"} | vad))
+        command = connection.commands()[-1]
+        assert isinstance(command, ConfigureTranscription)
+        return command.config.idle_timeout_ms
+
+    assert timeout_ms(idle_timeout_ms=3000) == 3000
+    connection.send(SilenceCommitted(4, 1000, 4000))
+    connection.send(TurnCommitted(4, 1000, 3300))
+    first, committed, *_ = frames(connection)
+    triggered = InputAudioBufferTimeoutTriggered.model_validate(first)
+    assert (triggered.audio_start_ms, triggered.audio_end_ms) == (1000, 4000)
+    assert (committed["type"], committed["item_id"]) == ("input_audio_buffer.committed", triggered.item_id)
+    # Unlike the others, it is not kept by an update without it.
+    assert timeout_ms() is None
+    (refused,) = exchange(connection, **audio_input(turn_detection={"type": "server_vad", "idle_timeout_ms": 999}))
+    assert "expected 1000 to 60000" in refused["error"]["message"]
 
 
 def test_a_clear_reaches_the_session() -> None:

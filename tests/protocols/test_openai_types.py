@@ -73,6 +73,7 @@ DONE: dict[str, Any] = {
     f"{TALK}.audio.input.turn_detection<server_vad>.create_response": False,
     f"{TALK}.audio.input.turn_detection<server_vad>.interrupt_response": False,
     f"{TALK}.audio.input.turn_detection<server_vad>.idle_timeout_ms": 5000,
+    f"{HEAR}.audio.input.turn_detection<server_vad>.idle_timeout_ms": 5000,
     f"{TALK}.audio.input.turn_detection<semantic_vad>.create_response": False,
     f"{TALK}.audio.input.turn_detection<semantic_vad>.interrupt_response": False,
     f"{TALK}.audio.output.format<audio/pcm>.rate": 16000,
@@ -133,10 +134,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     f"{TALK}.truncation<retention_ratio>.token_limits": ({"post_instructions": 9}, "session.truncation.token_limits"),
     f"{TALK}.audio.input.transcription.delay": ("low", "session.audio.input.transcription.delay"),
     f"{HEAR}.audio.input.transcription.delay": ("low", "session.audio.input.transcription.delay"),
-    f"{HEAR}.audio.input.turn_detection<server_vad>.idle_timeout_ms": (
-        5000,
-        "session.audio.input.turn_detection.idle_timeout_ms",
-    ),
     **{
         f"{HEAR}.audio.input.turn_detection<{kind}>.create_response": (
             True,

@@ -69,6 +69,7 @@ class TranscriptionConfig:
     - `word_times`: TranscriptDelta and TranscriptDone carry word times, which costs an alignment for each decode.
     - `logprobs`: they carry the log-probabilities of their tokens, which costs an alignment for each final.
     - `reports_language`: LanguageDetected is reported.
+    - `idle_timeout_ms`: with a VAD, after so much audio without speech a SilenceCommitted is reported; None: never.
     - `partials`: words are sent while a turn is open; without it there are no deltas before the turn has ended.
     - `preflight`: the turns are answered. TranscriptGuessed is reported in a pause that may end the turn, and a turn
       whose end confirms its guess is done at once.
@@ -87,6 +88,7 @@ class TranscriptionConfig:
     languages: tuple[str, ...] = ()
     logprobs: bool = False
     reports_language: bool = False
+    idle_timeout_ms: float | None = None
 
 
 # --- commands ------------------------------------------------------------------------------------------------------
@@ -154,6 +156,17 @@ class TurnCommitted:
     start_ms: int
     end_ms: int
     speech_end_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SilenceCommitted:
+    """Nobody spoke for `idle_timeout_ms`, from `start_ms` to `end_ms`: that is the turn whose TurnCommitted follows, and
+    it has no words.
+    """
+
+    turn: int
+    start_ms: int
+    end_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +303,7 @@ TranscriptionEvent = (
     SpeechStarted
     | SpeechStopped
     | TurnCommitted
+    | SilenceCommitted
     | TurnCleared
     | CommitRefused
     | TranscriptDelta

@@ -269,6 +269,20 @@ class Segmenter:
         """
         return self._end_turn()
 
+    @property
+    def silent_since(self) -> int | None:
+        """Under server VAD, the end of the last turn, or of what was committed or cleared after it; None while somebody
+        speaks, and where the client commits.
+        """
+        return self._committed if self._vad and not self._endpoint.speaking else None
+
+    def commit_silence(self) -> list[SegmenterEvent]:
+        """Commit a silence as a turn, up to where the next turn could still begin. Returns what ended, in order."""
+        steps: list[SegmenterEvent] = [*self._end_window()]
+        turn, begin = self._turn, self._committed
+        end = max(begin, self._next_turn_from)
+        return [*steps, *self._close_turn(end), TurnEnded(turn, (end - begin) / SAMPLE_RATE_HZ)]
+
     def clear(self) -> list[SegmenterEvent]:
         """Drop the audio since the last commit; the turn that is open ends without a trace. Turns that are committed
         and whose window was settling end with their words, and these events are returned.
@@ -414,10 +428,15 @@ class Segmenter:
         self._tape[held : held + len(pcm)] = pcm
         self._now += len(pcm)
 
+    @property
+    def _next_turn_from(self) -> int:
+        """The first sample that a turn may have which is still to begin."""
+        prefix_ms = self._vad.prefix_padding_ms if self._vad else INNER_PREFIX_MS
+        return self._judged - prefix_ms * SAMPLE_RATE_HZ // 1000 - MAX_BACKDATED
+
     def _forget(self) -> None:
         """Drop sound that no window can want any more."""
-        prefix_ms = self._vad.prefix_padding_ms if self._vad else INNER_PREFIX_MS
-        keep = self._judged - prefix_ms * SAMPLE_RATE_HZ // 1000 - MAX_BACKDATED
+        keep = self._next_turn_from
         if self._warm:
             _, start, end = self._warm
             is_old = self._judged - end >= self._profile.context_pause_s * SAMPLE_RATE_HZ

@@ -21,6 +21,7 @@ from antiphon.events.transcription import (
     ConfigureTranscription,
     GuessDropped,
     ServerVad,
+    SilenceCommitted,
     SpeechStarted,
     SpeechStopped,
     StreamTuning,
@@ -49,6 +50,7 @@ def play(
     answered: bool = False,
     before_end: list[TranscriptionEvent] | None = None,
     words: bool = True,
+    idle_timeout_ms: float | None = None,
 ) -> list[TranscriptionEvent]:
     """All inputs, then the end; what came out. `before_end` gets what had come before the end."""
     out: list[TranscriptionEvent] = []
@@ -59,7 +61,7 @@ def play(
 
         inbox = Inbox(3600)
         session = TranscriptionSession(
-            TranscriptionConfig(vad=turn, word_times=words, preflight=answered),
+            TranscriptionConfig(vad=turn, word_times=words, preflight=answered, idle_timeout_ms=idle_timeout_ms),
             transcriber or ScriptedTranscriber(),
             ScriptedDetector(),
             inbox,
@@ -239,6 +241,41 @@ def test_when_there_is_only_silence_then_nothing_is_decoded() -> None:
     transcriber = ScriptedTranscriber()
     assert play(chunks(np.zeros(16000 * 60, np.float32)), VAD, transcriber) == []
     assert transcriber.windows == []
+
+
+@pytest.mark.parametrize("size", [700, 16000])
+def test_when_nobody_speaks_for_the_idle_timeout_then_the_silence_is_a_turn_and_the_next_loses_nothing(
+    size: int,
+) -> None:
+    transcriber = ScriptedTranscriber()
+    silence = np.zeros(16000 * 5, np.float32)
+    sound = np.concatenate((silence, speech(1, 6, 30)))
+    out = play([*chunks(sound, size), *chunks(silence, size)], VAD, transcriber, idle_timeout_ms=2000)
+    kinds = [type(o) for o in out if not isinstance(o, TranscriptDelta)]
+    idle, said = [SilenceCommitted, TurnCommitted, TranscriptDone], [SpeechStarted, SpeechStopped, TurnCommitted]
+    # Two silences before the words, and as many after them.
+    assert kinds == [*idle, *idle, *said, TranscriptDone, *idle, *idle]
+    turns = [o for o in out if isinstance(o, SilenceCommitted)]
+    assert all(2000 <= o.end_ms - o.start_ms <= 2000 + size // 16 for o in turns)
+    stopped = next(o.end_ms for o in out if isinstance(o, TurnCommitted) and o.turn == 2)
+    assert turns[2].start_ms == stopped
+    assert [o.text for o in done(out)] == ["", "", text(1, 6), "", ""]
+    assert [o.turn for o in done(out)] == [0, 1, 2, 3, 4]
+    # What is decoded, and when it began, is as without the timeout.
+    plain = ScriptedTranscriber()
+    without = play([*chunks(sound, size), *chunks(silence, size)], VAD, plain)
+    starts = [[o.at_ms for o in events if isinstance(o, SpeechStarted)] for events in (out, without)]
+    assert starts[0] == starts[1]
+    assert [len(w.pcm) for w in transcriber.windows] == [len(w.pcm) for w in plain.windows]
+
+
+def test_when_the_idle_timeout_is_set_or_the_client_commits_then_older_silence_does_not_count() -> None:
+    silence = chunks(np.zeros(16000 * 3, np.float32))
+    config = TranscriptionConfig(vad=VAD, idle_timeout_ms=2500)
+    assert [o for o in play([*silence, ConfigureTranscription(config)], VAD) if isinstance(o, SilenceCommitted)] == []
+    out = play([*silence, ConfigureTranscription(config), *silence], VAD)
+    assert [(o.start_ms, o.end_ms) for o in out if isinstance(o, SilenceCommitted)] == [(3000, 5500)]
+    assert play(silence, None, idle_timeout_ms=1000) == []
 
 
 def test_when_speech_has_no_pause_then_it_is_cut_between_words_and_none_is_lost() -> None:

@@ -192,6 +192,7 @@ class OpenAITranscription:
             word_times=WORDS in self._transcripts.include,
             logprobs=LOGPROBS in self._transcripts.include,
             reports_language=LANGUAGE in self._transcripts.include,
+            idle_timeout_ms=(vad.idle_timeout_ms or None) if vad else None,
         )
         return ConfigureTranscription(config)
 

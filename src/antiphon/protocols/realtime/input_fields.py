@@ -71,7 +71,8 @@ class TurnDetectionFields(msgspec.Struct, forbid_unknown_fields=True):
 class TurnDetection(msgspec.Struct, kw_only=True):
     """Turn detection as a session shows it. Fields that its type, or its kind of session, does not have are missing.
 
-    `idle_timeout_ms`: after a response was heard and nobody speaks for this long, another one is made.
+    `idle_timeout_ms`: after a response was heard and nobody speaks for this long, another one is made; in a
+    transcription, the silence is a turn without words.
     `min_speech_duration_ms` is shown in full duplex and has no effect.
     """
 
@@ -235,12 +236,14 @@ def check_transcription_vad(
     if previous and previous.type != "server_vad":
         previous = None
     _check_server_vad(given, param)
-    if given.idle_timeout_ms is not None:
-        raise RemoteProtocolError(
-            "invalid_value", "A transcription session has no idle timeout.", f"{param}.idle_timeout_ms"
-        )
     merged = _merge_server_vad(given, previous, param)
-    return msgspec.structs.replace(merged, create_response=UNSET, interrupt_response=UNSET)
+    idle_ms = _idle_timeout_ms(given, param)
+    return msgspec.structs.replace(
+        merged,
+        create_response=UNSET,
+        interrupt_response=UNSET,
+        idle_timeout_ms=UNSET if idle_ms is None else idle_ms,
+    )
 
 
 def check_conversation_vad(
@@ -259,12 +262,18 @@ def check_conversation_vad(
         previous = None
     _check_server_vad(given, param)
     merged = _merge_server_vad(given, previous, param)
-    idle_ms = given.idle_timeout_ms
-    if idle_ms is not None:
-        idle_ms = number(idle_ms, f"{param}.idle_timeout_ms", *IDLE_TIMEOUT_RANGE_MS)
     return msgspec.structs.replace(
-        merged, create_response=merged.responds, interrupt_response=merged.interrupts, idle_timeout_ms=idle_ms
+        merged,
+        create_response=merged.responds,
+        interrupt_response=merged.interrupts,
+        idle_timeout_ms=_idle_timeout_ms(given, param),
     )
+
+
+def _idle_timeout_ms(given: TurnDetectionFields, param: str) -> float | None:
+    """The timeout of an update, which is off where it is missing: unlike the others, it is not kept from before."""
+    idle_ms = given.idle_timeout_ms
+    return None if idle_ms is None else number(idle_ms, f"{param}.idle_timeout_ms", *IDLE_TIMEOUT_RANGE_MS)
 
 
 def _check_server_vad(given: TurnDetectionFields, param: str) -> None:

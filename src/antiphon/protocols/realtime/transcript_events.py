@@ -13,6 +13,7 @@ from antiphon.events.transcription import (
     CommitRefused,
     LanguageDetected,
     SessionEnding,
+    SilenceCommitted,
     SpeechStarted,
     SpeechStopped,
     TranscriptDelta,
@@ -70,6 +71,9 @@ class TranscriptEvents:
                 add("input_audio_buffer.speech_started", audio_start_ms=at_ms, item_id=self._item_id(turn))
             case SpeechStopped(turn, at_ms):
                 add("input_audio_buffer.speech_stopped", audio_end_ms=at_ms, item_id=self._item_id(turn))
+            case SilenceCommitted(turn, start_ms, end_ms):
+                kind = "input_audio_buffer.timeout_triggered"
+                add(kind, audio_start_ms=start_ms, audio_end_ms=end_ms, item_id=self._item_id(turn))
             case TurnCommitted(turn):
                 self._committed(self._item_id(turn))
             case TurnCleared():

@@ -28,6 +28,7 @@ from antiphon.events.transcription import (
     CommitAudio,
     CommitRefused,
     ConfigureTranscription,
+    SilenceCommitted,
     SpeechStarted,
     SpeechStopped,
     TranscriptionCommand,
@@ -120,6 +121,8 @@ class TranscriptionSession:
         self._received: deque[tuple[float, int]] = deque()
         # The first sample of the pause that was judged last.
         self._judged_pause: int | None = None
+        # The sample from which the idle timeout counts, where nobody has spoken since.
+        self._idle_from = 0
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
         self._decoding = Decoding(config, transcriber, emit, self._apply_command, measure, clock)
@@ -217,6 +220,19 @@ class TranscriptionSession:
         await self._apply_steps(self._segmenter.feed(pcm, probabilities, heard_since))
         await self._decoding.retract_guess()
         self._judge_pause()
+        await self._report_silence()
+
+    async def _report_silence(self) -> None:
+        """Report that nobody has spoken for the idle timeout, and commit the silence as a turn without words."""
+        timeout_ms, silent_since = self.config.idle_timeout_ms, self._segmenter.silent_since
+        if timeout_ms is None or silent_since is None:
+            return
+        now, since = self._segmenter.now, max(silent_since, self._idle_from)
+        if now - since >= timeout_ms * SAMPLE_RATE_HZ / 1000:
+            self._idle_from = now
+            per_ms = SAMPLE_RATE_HZ // 1000
+            await self._emit(SilenceCommitted(self._segmenter.turn, since // per_ms, now // per_ms))
+            await self._apply_steps(self._segmenter.commit_silence())
 
     def _num_received(self) -> int:
         """Samples that the client has sent, those in the inbox included."""
@@ -287,6 +303,8 @@ class TranscriptionSession:
         """Apply a changed configuration at once, and emit the turn that it ends, if any. Call it only from the
         listening task, that is from `handle_other`; other callers put a ConfigureTranscription.
         """
+        if config.idle_timeout_ms != self.config.idle_timeout_ms:
+            self._idle_from = self._segmenter.now
         self.config = config
         self._decoding.configure(config)
         await self._apply_steps(self._segmenter.apply(self._decoding.profile, config.vad))
