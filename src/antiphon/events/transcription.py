@@ -160,8 +160,8 @@ class TurnCommitted:
 
 @dataclass(frozen=True, slots=True)
 class SilenceCommitted:
-    """Nobody spoke for `idle_timeout_ms`, from `start_ms` to `end_ms`: that is the turn whose TurnCommitted follows, and
-    it has no words.
+    """Nobody spoke for `idle_timeout_ms`, from `start_ms` to `end_ms`: that is the turn whose TurnCommitted follows,
+    and it has no words.
     """
 
     turn: int
