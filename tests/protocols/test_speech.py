@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import (
     AppendText,
     CancelSpeech,
@@ -37,6 +38,11 @@ from tests.protocols.struct_values import JSON_TYPES, fields_of_every_type, has_
 aliases: list[str] = []
 
 
+def check_url(url: str, param: str) -> None:
+    if "listed" not in url:
+        raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': nothing is fetched.", param)
+
+
 def catalog(*, strict: bool = False) -> SpeechCatalog:
     return SpeechCatalog(
         ModelNames(("hibari-heart",), strict=strict),
@@ -44,6 +50,7 @@ def catalog(*, strict: bool = False) -> SpeechCatalog:
         ("en",),
         clones=False,
         uploaded=lambda name: VoiceSample() if name == "mine" else None,
+        check_url=check_url,
         log_alias=lambda name, model: aliases.append(name),
     )
 
@@ -143,6 +150,9 @@ def test_a_request_may_bring_a_recording_or_an_embedding_of_a_voice() -> None:
     assert sample(ref_audio="data:audio/wav;base64,AAAA", ref_text="Hi") == VoiceSample(bytes(3), "Hi")
     assert sample(ref_audio="AAAA", ref_text="Hi", x_vector_only_mode=True) == VoiceSample(bytes(3))
     assert sample(speaker_embedding=[1, 0.5], task_type="Base") == VoiceSample(embedding=(1.0, 0.5))
+    assert sample(ref_audio="https://listed.org/a.wav", ref_text="Hi") == VoiceSample(
+        url="https://listed.org/a.wav", text="Hi"
+    )
     assert sample(voice="mine") == VoiceSample()
     assert sample(voice="mine", ref_audio="AAAA", ref_text="Hi") == VoiceSample(bytes(3), "Hi")
     assert sample(language="Italian") is None

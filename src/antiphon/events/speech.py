@@ -19,6 +19,8 @@ Granularity = Literal["sentence", "clause", "none"]
 class VoiceSample:
     """A voice to speak with, given by the client: an audio file, or a speaker embedding.
 
+    - `url`: where the audio is, until the server has fetched it; no session sees it.
+
     - `audio`: the bytes of an audio file in any container; empty where there is an embedding.
     - `text`: what the audio says, where that is known; cloning is better with it.
     - `embedding`: the voice as the model's own vector.
@@ -27,6 +29,7 @@ class VoiceSample:
     audio: bytes = b""
     text: str = ""
     embedding: tuple[float, ...] = ()
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)

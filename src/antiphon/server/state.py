@@ -23,6 +23,7 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import store_of
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import NULL
+from antiphon.server.fetch import Fetcher
 from antiphon.server.memory import MemoryAccount, MemoryLedger
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
@@ -153,12 +154,15 @@ class ServerState:
     _secrets_of: dict[str, dict[str, float]] = field(default_factory=dict)
     # What clients make the server hold, by key.
     memory: MemoryLedger = field(init=False)
+    # Of audio that clients name by URL.
+    fetcher: Fetcher = field(init=False)
     # None where `--torch-profiler-dir` is not given.
     profiler: Profiler | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.memory = MemoryLedger(self.settings.memory)
         self.metrics.watch_memory(self.memory)
+        self.fetcher = Fetcher(self.settings.speech.fetch_from)
         folder = self.settings.server.torch_profiler_dir
         self.profiler = Profiler(Path(folder).expanduser()) if folder else None
 

@@ -270,6 +270,12 @@ class SpeechSettings:
         "Uploaded voices one API key (or all keyless clients together) may have, of at most 10 MB each.",
         low=0,
     )
+    fetch_from: tuple[str, ...] = option(
+        (),
+        "Host from which a `ref_audio` that is a URL is fetched: `cdn.example.com`, `*.example.com`, or `*` for all; "
+        "several times for several. Private addresses are refused unless one is given itself, as `10.0.0.7:9000`.",
+        flag="fetch-from",
+    )
     failure_line: str = option(
         "", "What is said where the language model fails in an answer; nothing by default. The response still fails."
     )

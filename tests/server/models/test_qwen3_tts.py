@@ -16,6 +16,7 @@ from websockets.asyncio.client import connect
 
 from tests.adapters import tiny_qwen3_tts as tiny
 from tests.conftest import Process, Serve
+from tests.server.test_fetch import Site
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +129,50 @@ def test_when_a_sample_is_given_then_its_voice_is_cloned(cloning: Process) -> No
         assert refused.status_code == 400, wrong
         assert refused.json()["error"]["param"] in wrong
     assert len(spoken(cloning, max_new_tokens=4, speaker_embedding=[0.1] * 64).content) == 2 * 4 * tiny.FRAME_SAMPLES
+
+
+def test_when_a_sample_is_at_a_url_of_a_listed_host_then_it_is_fetched_and_else_the_session_lives(
+    serve: Serve, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    site, folder = Site(), tiny.write(tmp_path_factory.mktemp("tiny-fetching"), "base")
+    host = f"127.0.0.1:{site.port}"
+    server = serve("--synthesizer", str(folder), "--weights", "fp32", "--fetch-from", host)
+    site.sound = sample()
+    common = {"x_vector_only_mode": True, "language": "English", "max_new_tokens": 4}
+    given = spoken(server, ref_audio=base64.b64encode(sample()).decode(), **common)
+    assert spoken(server, ref_audio=f"http://{host}/again/1", **common).content == given.content
+    batch = httpx.post(
+        f"{server.url}/v1/audio/speech/batch",
+        json={
+            "response_format": "pcm",
+            "items": [{"input": "Hello there, friend.", "ref_audio": f"http://{host}/{p}"} for p in ("sound", "page")],
+        }
+        | common,
+        timeout=60,
+    ).json()
+    assert [r["status"] for r in batch["results"]] == ["success", "error"]
+    assert base64.b64decode(batch["results"][0]["audio_data"]) == given.content
+    for url in ("http://127.0.0.2/a.wav", f"http://{host}/elsewhere/127.0.0.2", f"http://{host}/endless"):
+        refused = spoken(server, ref_audio=url, **common)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "ref_audio"), url
+
+    async def main() -> list[str]:
+        seen = []
+        async with connect(server.url.replace("http", "ws") + "/v1/audio/speech/stream", max_size=None) as socket:
+            for path in ("sound", "page", "elsewhere/127.0.0.2", "again/0"):
+                config = {"type": "session.config", "ref_audio": f"http://{host}/{path}"} | common
+                await socket.send(json.dumps(config))
+            await socket.send(json.dumps({"type": "input.text", "text": "Hello there."}))
+            await socket.send(json.dumps({"type": "input.done"}))
+            async for message in socket:
+                event = json.loads(message) if isinstance(message, str) else {"type": "sound"}
+                seen.append(event.get("message") or event["type"])
+                if seen[-1] == "session.done":
+                    return seen
+        return seen
+
+    page, elsewhere, *spoke = asyncio.run(main())
+    assert page == "Invalid value for 'ref_audio': it is text/html, and no audio file."
+    assert "'127.0.0.2' is not among those of --fetch-from" in elsewhere
+    assert spoke == ["audio.start", "sound", "audio.done", "session.done"]
+    site.close()

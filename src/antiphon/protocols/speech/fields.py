@@ -6,8 +6,9 @@ fields that only other models have a use for are checked all the same.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -118,6 +119,8 @@ class SpeechCatalog:
     clones: bool
     # The uploaded voice of a name, None if there is none.
     uploaded: Callable[[str], VoiceSample | None]
+    # Raises RemoteProtocolError for a URL, in a field, from which nothing is fetched.
+    check_url: Callable[[str, str], None]
     # Called with a hosted name of a model or voice, and with what serves it instead.
     log_alias: Callable[[str, str], None]
     # The `task_type`s that the model was made for, of TASKS.
@@ -142,7 +145,7 @@ def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechForm
     _check(fields, catalog)
     _check_language(fields.language, catalog)
     voice = _voice(fields, catalog)
-    sample = _sample(fields)
+    sample = _sample(fields, catalog)
     if sample is None and isinstance(voice, VoiceSample):
         sample = voice
     language = _language_code(fields.language) if fields.language else None
@@ -225,20 +228,24 @@ def _voice(fields: SpeechFields, catalog: SpeechCatalog) -> str | VoiceSample | 
     )
 
 
-def _sample(fields: SpeechFields) -> VoiceSample | None:
+def _sample(fields: SpeechFields, catalog: SpeechCatalog) -> VoiceSample | None:
     """The voice that a request brings along, as an embedding or a recording."""
     if fields.speaker_embedding:
         return VoiceSample(embedding=tuple(fields.speaker_embedding))
     if not fields.ref_audio:
         return None
-    recording = audio_file(fields.ref_audio, "ref_audio", MAX_SAMPLE_BYTES)
+    if re.match(r"[\w+.-]+://", fields.ref_audio):
+        catalog.check_url(fields.ref_audio, "ref_audio")
+        sample = VoiceSample(url=fields.ref_audio)
+    else:
+        sample = VoiceSample(audio_file(fields.ref_audio, "ref_audio", MAX_SAMPLE_BYTES))
     if fields.x_vector_only_mode:
         # The voice is cloned from its sound alone, and the words of the recording are not used.
-        return VoiceSample(recording)
+        return sample
     if not (fields.ref_text or "").strip():
         message = "'ref_text' is required: what is said in 'ref_audio', or x_vector_only_mode to clone without it."
         raise RemoteProtocolError("missing_required_parameter", message, "ref_text")
-    return VoiceSample(recording, fields.ref_text or "")
+    return replace(sample, text=fields.ref_text or "")
 
 
 def _check(fields: SpeechFields, catalog: SpeechCatalog) -> None:

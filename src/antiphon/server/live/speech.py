@@ -9,11 +9,11 @@ import anyio
 import anyio.lowlevel
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.speech import SentenceAudio
+from antiphon.events.speech import ConfigureSpeech, SentenceAudio
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.speech.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechDialect
 from antiphon.server.live.session import CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY
-from antiphon.server.live.speech_catalog import speech_catalog
+from antiphon.server.live.speech_catalog import speech_catalog, with_sample
 from antiphon.server.live.stream import LiveStream
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.speech.session import SpeechSession
@@ -98,6 +98,8 @@ class LiveSpeech:
         errors = [*received.answers]
         for command in received.commands:
             try:
+                if isinstance(command, ConfigureSpeech):
+                    command = ConfigureSpeech(await with_sample(self._state, command.config))
                 self._session.handle(command)
             except RemoteProtocolError as error:
                 errors.append(self._wire.refuse(error.message))

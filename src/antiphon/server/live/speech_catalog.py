@@ -1,14 +1,18 @@
-"""What requests for speech are checked against: the loaded synthesizer's voices and languages, and uploaded voices."""
+"""What requests for speech are checked against: the loaded synthesizer's voices and languages, and uploaded voices.
+
+Here a voice's audio is fetched, too, where a request names it by a URL.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+from dataclasses import replace
 from pathlib import Path
 
-from antiphon.events.speech import VoiceSample
+from antiphon.events.speech import SpeechConfig, VoiceSample
 from antiphon.protocols.model_names import ModelNames
-from antiphon.protocols.speech.fields import SpeechCatalog
+from antiphon.protocols.speech.fields import MAX_SAMPLE_BYTES, SpeechCatalog
 from antiphon.server.state import Caller, ServerState
 from antiphon.store.voices import VoiceStore
 
@@ -33,10 +37,23 @@ def speech_catalog(state: ServerState, caller: Caller) -> SpeechCatalog:
         profile.languages,
         profile.clones_voices,
         lambda name: _uploaded(store, name, with_audio=profile.clones_voices),
+        state.fetcher.check,
         log_alias,
         profile.tasks,
         profile.parameters,
     )
+
+
+async def with_sample(state: ServerState, config: SpeechConfig) -> SpeechConfig:
+    """Return the configuration with the audio of its voice, where that is at a URL.
+
+    Waits for the other server. Raises RemoteProtocolError, as `Fetcher.audio`, which names `ref_audio`.
+    """
+    sample = config.sample
+    if sample is None or not sample.url:
+        return config
+    audio = await state.fetcher.audio(sample.url, "ref_audio", MAX_SAMPLE_BYTES)
+    return replace(config, sample=replace(sample, audio=audio, url=""))
 
 
 def _uploaded(store: VoiceStore, name: str, *, with_audio: bool) -> VoiceSample | None:

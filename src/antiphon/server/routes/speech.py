@@ -30,7 +30,7 @@ from antiphon.server.auth import identify
 from antiphon.server.body import FORM_BYTES, json_response, limited, limited_form
 from antiphon.server.disconnect import unless_disconnected
 from antiphon.server.errors import BodyTooLarge
-from antiphon.server.live.speech_catalog import speech_catalog
+from antiphon.server.live.speech_catalog import speech_catalog, with_sample
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.speech.render import EncodedSpeech, speak
 from antiphon.store.voices import StoredVoice
@@ -107,7 +107,8 @@ async def _synthesized(
 ) -> AsyncGenerator[EncodedSpeech, None]:
     with state.admit(caller):
         started_s, begun = time.monotonic(), False
-        async with aclosing(speak(synthesizer, asked.text, asked.config)) as chunks:
+        config = await with_sample(state, asked.config)
+        async with aclosing(speak(synthesizer, asked.text, config)) as chunks:
             async for chunk in chunks:
                 if not begun:
                     state.metrics.measure("first_sound", time.monotonic() - started_s)
@@ -166,7 +167,7 @@ async def _batch(request: Request, state: ServerState) -> Response:
 
     async def one(index: int, item: SpeechRequest | RemoteProtocolError) -> None:
         async with limiter:
-            results[index] = await _result(synthesizer, index, item, budget)
+            results[index] = await _result(state, synthesizer, index, item, budget)
 
     async def respond() -> Response:
         with state.admit(caller):
@@ -181,13 +182,18 @@ async def _batch(request: Request, state: ServerState) -> Response:
 
 
 async def _result(
-    synthesizer: Synthesizer, index: int, item: SpeechRequest | RemoteProtocolError, budget: _AudioBudget
+    state: ServerState,
+    synthesizer: Synthesizer,
+    index: int,
+    item: SpeechRequest | RemoteProtocolError,
+    budget: _AudioBudget,
 ) -> BatchItem:
     if isinstance(item, RemoteProtocolError):
         return openai_speech.batch_failure(index, item)
     data, words, skipped = [], list[Word](), ""
     try:
-        async with aclosing(speak(synthesizer, item.text, item.config)) as chunks:
+        config = await with_sample(state, item.config)
+        async with aclosing(speak(synthesizer, item.text, config)) as chunks:
             async for chunk in chunks:
                 budget.left_s -= chunk.end_s - chunk.start_s
                 if budget.left_s < 0:
@@ -197,7 +203,6 @@ async def _result(
                 skipped += chunk.skipped
     except (RemoteProtocolError, Refused, ModelError) as error:
         return openai_speech.batch_failure(index, error if isinstance(error, RemoteProtocolError) else str(error))
-    config = item.config
     return openai_speech.batch_item(index, config.format, b"".join(data), words if config.word_times else None, skipped)
 
 
