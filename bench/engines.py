@@ -32,8 +32,8 @@ WORDS, WORDS_A_S, WARM_UP = 20, 100, 20
 QUESTION = "What is the weather like in Paris today?"
 
 
-async def answering() -> None:
-    """Serve Chat Completions: every request is answered at once. Prints the port."""
+async def answering(text: str) -> None:
+    """Serve Chat Completions: every request is answered at once, with `text` or else with WORDS words. Prints the port."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with_requests = True
@@ -50,8 +50,8 @@ async def answering() -> None:
                 writer.write(b"content-length: %d\r\n\r\n%s" % (len(body), body))
                 continue
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-            for n in range(WORDS):
-                _chunk(writer, json.dumps({"choices": [{"index": 0, "delta": {"content": f"word{n} "}}]}))
+            for piece in [text] if text else [f"word{n} " for n in range(WORDS)]:
+                _chunk(writer, json.dumps({"choices": [{"index": 0, "delta": {"content": piece}}]}))
                 await writer.drain()
                 await asyncio.sleep(1 / WORDS_A_S)
             _chunk(writer, json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}))
@@ -70,9 +70,9 @@ def _chunk(writer: asyncio.StreamWriter, text: str) -> None:
 
 
 @contextmanager
-def backend() -> Iterator[str]:
-    """The address of a server that answers at once, in a process of its own."""
-    command = [sys.executable, str(HERE / "engines.py"), "--answer"]
+def backend(text: str = "") -> Iterator[str]:
+    """The address of a server that answers at once, with `text` where it is given, in a process of its own."""
+    command = [sys.executable, str(HERE / "engines.py"), "--answer", text]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         try:
@@ -180,10 +180,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--turns", default="1,20", help="lengths of the conversation")
     parser.add_argument("--backend", default="", help="URL#MODEL of a server to measure with")
-    parser.add_argument("--answer", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--answer", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.answer:
-        asyncio.run(answering())
+    if args.answer is not None:
+        asyncio.run(answering(args.answer))
         return
     turns = [int(t) for t in args.turns.split(",")]
     if args.backend:

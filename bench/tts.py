@@ -4,7 +4,7 @@
 
 A real server process and real sockets; clients and server share the machine's cores. A client plays what it gets in
 real time: it asks for its next sentence when the last has been heard. `words` and `peers` need `make peers`
-(PocketSphinx aligns, Piper is compared).
+(PocketSphinx aligns, Piper is compared). `--transports` measures connections instead: transports.py.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import SPEECH_ROLES, TRANSCRIPTION_ROLES
 from antiphon.settings import load as load_settings
 from antiphon.text.sentences import SentenceSplitter
+from transports import transports
 
 RATE_HZ = 24_000
 SENTENCES = 200
@@ -484,7 +485,12 @@ def main() -> None:
     parser.add_argument("--clients", default="1,8,32,64,96,128,160,192")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each number of clients")
     parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--transports", action="store_true", help="measure the transports, and nothing else")
     args = parser.parse_args()
+    if args.transports:
+        found = {"machine": machine(), "transports": transports(args.trials)}
+        print(f"\nwritten: {save('tts-transports', found)}")
+        return
     document: dict[str, Any] = {"machine": machine(), "data": args.data.name}
     with server("--language-model", "none", "--max-sessions", "2000", "--sessions-per-key", "2000") as srv:
         asyncio.run(measure(srv, args, document))
