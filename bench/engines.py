@@ -33,7 +33,7 @@ QUESTION = "What is the weather like in Paris today?"
 
 
 async def answering(text: str) -> None:
-    """Serve Chat Completions: every request is answered at once, with `text` or else with WORDS words. Prints the port."""
+    """Serve Chat Completions: every request is answered at once, by `text` or else by WORDS words. Prints the port."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with_requests = True

@@ -13,7 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from antiphon.cli.arguments import COMMANDS
+from antiphon.cli.arguments import BENCHMARKS, COMMANDS
 from antiphon.protocols.duplex.messages import SIGNALLED, DuplexMessage
 from antiphon.protocols.openai.conversation import ConversationInput
 from antiphon.protocols.openai.transcription import TranscriptionMessage
@@ -296,3 +296,11 @@ def test_no_line_is_wide() -> None:
         lines = enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
         wide += [f"{name}:{number}: {len(line)}" for number, line in lines if len(line) > WIDTH]
     assert not wide, "\n".join(wide)
+
+
+def test_each_benchmark_that_is_named_can_be_run() -> None:
+    named = set()
+    for file in (f for f in tracked() if f.suffix in (".md", ".py") and f.exists()):
+        named |= set(re.findall(r"antiphon bench ([a-z0-9]+)", file.read_text(encoding="utf-8")))
+    assert named - set(BENCHMARKS) == set()
+    assert {name for name in BENCHMARKS if not (ROOT / "bench" / f"{name}.py").exists()} == set()

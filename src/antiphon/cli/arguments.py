@@ -25,7 +25,7 @@ HEADINGS = {
     "speech": "speech (synthesizer, voices and speech streams)",
     "video": "video (video streams)",
 }
-BENCHMARKS = ("asr", "engine", "tts", "talk", "duplex", "native", "video", "qwen3", "host", "attack")
+BENCHMARKS = ("asr", "engine", "engines", "tts", "talk", "duplex", "native", "video", "qwen3", "host", "attack")
 
 
 @dataclass(frozen=True, slots=True)
