@@ -1,0 +1,88 @@
+"""The client programs of examples/, run as a user runs them against real servers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import wave
+from pathlib import Path
+
+import pytest
+
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio.pcm import to_pcm16
+from antiphon.audio.wav import wav_header
+from tests.adapters import tiny_minicpmo
+from tests.conftest import SMALL, VOICE, Process, Recording, Serve
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LIMIT_S = 60
+
+
+def run(name: str, *flags: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), *map(str, flags)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def seconds(path: Path) -> float:
+    with wave.open(str(path), "rb") as file:
+        return file.getnframes() / file.getframerate()
+
+
+@pytest.fixture
+def question(recordings: dict[str, Recording], tmp_path: Path) -> Path:
+    """A recording as the examples want it."""
+    data, path = to_pcm16(recordings["lj-LJ001-0008"].pcm), tmp_path / "question.wav"
+    path.write_bytes(wav_header(SAMPLE_RATE_HZ, len(data)) + data)
+    return path
+
+
+def test_a_recording_is_transcribed_as_it_is_sent(server: Process, question: Path) -> None:
+    done = run("realtime_audio", question, "--speed", "5", "--url", f"{server.ws}/v1/realtime")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].strip().lower() == "has never been surpassed."
+    wrong = run("realtime_audio", question, "--model", "nonsense", "--url", f"{server.ws}/v1/realtime")
+    assert wrong.returncode == 1
+    assert "nonsense" in wrong.stderr
+
+
+def test_a_text_is_spoken_sentence_by_sentence(speaker: Process, tmp_path: Path) -> None:
+    text, out = "Good morning. It is raining\nin the city. Goodbye!\n", tmp_path / "out.wav"
+    done = run("speech_stream", "--out", out, "--url", f"{speaker.ws}/v1/audio/speech/stream", stdin=text)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == text.split()
+    assert len(done.stdout.splitlines()) >= 3
+    assert 2 < seconds(out) < 8
+    wrong = run("speech_stream", "--voice", "nobody", "--url", f"{speaker.ws}/v1/audio/speech/stream", stdin=text)
+    assert wrong.returncode == 1
+    assert "nobody" in wrong.stderr
+
+
+def test_a_cascade_answers_in_full_duplex(serve: Serve, question: Path, tmp_path: Path) -> None:
+    out, talker = tmp_path / "answer.wav", serve("--language-model", SMALL, "--synthesizer", VOICE)
+    given = ("--max-tokens", "12", "--out", out, "--url", f"{talker.ws}/v1/realtime?duplex=1")
+    done = run("duplex_demo", question, *given)
+    assert done.returncode == 0, done.stderr
+    assert "surpassed" in done.stdout
+    assert seconds(out) > 0.3
+
+
+def test_a_native_model_answers_what_is_committed(
+    serve: Serve, tmp_path_factory: pytest.TempPathFactory, question: Path, tmp_path: Path
+) -> None:
+    native = serve("--partner", str(tiny_minicpmo.write(tmp_path_factory.mktemp("native"))), "--weights", "fp32")
+    out = tmp_path / "answer.wav"
+    given = ("--push-to-talk", "--instructions", tiny_minicpmo.PROMPT, "--url", f"{native.ws}/v1/duplex")
+    done = run("duplex_demo", question, *given, "--out", out)
+    assert done.returncode == 0, done.stderr
+    # The tiny model has no voice, and says noise.
+    said = done.stdout.replace("> has never been surpassed.", "").splitlines()
+    assert len(said[0]) > 3
+    assert seconds(out) == 0
