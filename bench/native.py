@@ -1,11 +1,12 @@
 """A model that takes turns by itself: a session of hours, and what a unit costs with MiniCPM-o 4.5's real dimensions.
 
-    antiphon bench native [--sections hours,released] [--units N] [--sessions 1,2,4,8]
+    antiphon bench native [--sections hours,answers,worker,released] [--units N] [--sessions 1,2,4,8]
 
 `hours`: one session of the tiny random model of the tests, fed as fast as it goes, its window cutting the oldest units:
 does a step late in it cost what one early did, and does memory stay. `released`: the released dimensions with random
 weights on a GPU, every unit spoken to its last token (the most a unit can cost), by several sessions at once: a unit's
-step against the second it may take. Without a GPU it says so.
+step against the second it may take. Without a GPU it says so. `answers` and `worker`: the tiny model behind a real
+server (native_wire.py): a hundred push-to-talk clients, and ten minutes of the MiniCPM-o demo's player.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench.models.minicpmo import Silent, native_model
 from common import RESULTS, machine, percentile, save, table
+from native_wire import answers, worker
 from tests.adapters import tiny_minicpmo as tiny
 
 from antiphon.adapters.minicpmo.model import MiniCpmO
@@ -122,9 +124,11 @@ async def released(sessions: list[int], units: int = 30) -> dict[str, Any] | Non
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="antiphon bench native", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sections", default="hours,released")
+    parser.add_argument("--sections", default="hours,answers,worker,released")
     parser.add_argument("--units", type=int, default=7200)
     parser.add_argument("--sessions", default="1,2,4,8")
+    parser.add_argument("--clients", type=int, default=100, help="of push-to-talk")
+    parser.add_argument("--seconds", type=int, default=600, help="of the worker's player")
     args = parser.parse_args()
     document: dict[str, Any] = {"machine": machine()}
     if (before := RESULTS / "native.json").is_file():
@@ -132,6 +136,10 @@ def main() -> None:
     wanted = set(args.sections.split(","))
     if "hours" in wanted:
         document["hours"] = asyncio.run(hours(args.units))
+    if "answers" in wanted:
+        document["answers"] = answers(args.clients)
+    if "worker" in wanted:
+        document["worker"] = worker(args.seconds)
     if "released" in wanted and (found := asyncio.run(released([int(n) for n in args.sessions.split(",")]))):
         document["released"] = found
     print(f"\nwritten: {save('native', document)}")

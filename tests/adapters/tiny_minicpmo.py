@@ -17,6 +17,10 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
+from antiphon.audio.wav import wav_header
+
+# Where a server finds the module that speaks for the tiny model: on its PYTHONPATH.
+STAND_IN = Path(__file__).parent / "stand_in"
 GOLDEN = Path(__file__).parent / "golden"
 SPECIAL = [
     "<|endoftext|>",
@@ -138,8 +142,15 @@ CONFIG = {
 }
 
 
-def write(folder: Path) -> Path:
-    """Write the checkpoint into a folder that exists, and return the folder."""
+def write(folder: Path, *, voice: bool = False) -> Path:
+    """Write the checkpoint into a folder that exists, and return the folder.
+
+    With `voice` it speaks where the server finds the module of stand_in/.
+    """
+    if voice:
+        (folder / "assets" / "token2wav").mkdir(parents=True)
+        data = (sound(0) * 32767).astype("<i2").tobytes()
+        (folder / "assets" / "HT_ref_audio.wav").write_bytes(wav_header(16_000, len(data)) + data)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     _tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(

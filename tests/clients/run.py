@@ -3,7 +3,8 @@
     python tests/clients/run.py [NAME…]
 
 An environment is made beside this file from NAME.txt on the first run. A driver prints one line and exits with 0 if its
-client was served.
+client was served. The clients of full duplex are driven twice: against the default models, and (`native-NAME`) against
+a native model of tiny random weights, which speaks noise.
 """
 
 from __future__ import annotations
@@ -17,17 +18,23 @@ import sys
 import tempfile
 import venv
 import wave
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.adapters import tiny_minicpmo
+
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("agents", "livekit", "pipecat", "node", "duplex", "openbmb")
+DUPLEX = ("duplex", "openbmb", "worker")
+NAMES = ("agents", "livekit", "pipecat", "node", *DUPLEX, *(f"native-{name}" for name in DUPLEX))
+# A driver without a client of its own uses another's environment.
+ENVIRONMENTS = {"worker": "duplex"}
 LIMIT_S = 180
 RECORDING = HERE.parent / "data" / "audio"
 
@@ -48,7 +55,8 @@ def environment(name: str, here: Path = HERE) -> Path:
 def command(name: str) -> list[str | Path]:
     """The command that drives a client, without its arguments. Node's packages are installed when their list is new."""
     if name != "node":
-        return [environment(name), HERE / f"drive_{name}.py"]
+        name = name.removeprefix("native-")
+        return [environment(ENVIRONMENTS.get(name, name)), HERE / f"drive_{name}.py"]
     folder = HERE / "node"
     stamp, listed = folder / "node_modules" / ".done", (folder / "package-lock.json").read_text()
     if not stamp.is_file() or stamp.read_text() != listed:
@@ -58,13 +66,14 @@ def command(name: str) -> list[str | Path]:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """Yield the URL of a server with the default models, and stop it afterwards."""
+def server(*flags: str | Path) -> Iterator[str]:
+    """Yield the URL of a server with the default models, or those of `flags`, and stop it afterwards."""
+    paths = [str(tiny_minicpmo.STAND_IN), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
-        [sys.executable, "-m", "antiphon", "serve", "--port", "0"],
+        [sys.executable, "-m", "antiphon", "serve", "--port", "0", *flags],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
+        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     try:
         assert process.stdout
@@ -86,21 +95,37 @@ def _wav(recording: Path, folder: Path) -> Path:
     return path
 
 
-def main() -> int:
-    names = sys.argv[1:] or NAMES
-    commands = {name: command(name) for name in names}
+def drive(names: Sequence[str], url: str, folder: Path) -> int:
+    """Run the drivers of these clients against a server, and return how many failed."""
     recording = next(p for p in sorted(RECORDING.iterdir()) if p.name.startswith("lj-LJ001-0008"))
     failed = 0
-    with tempfile.TemporaryDirectory() as folder, server() as url:
-        for name, start in commands.items():
-            sound = _wav(recording, Path(folder)) if name == "node" else recording
-            try:
-                done = subprocess.run([*start, url, sound], timeout=LIMIT_S, check=False)
-                code = done.returncode
-            except subprocess.TimeoutExpired:
-                code = 124
-            print(f"{name}: {'served' if code == 0 else f'FAILED ({code})'}", flush=True)
-            failed += code != 0
+    for name in names:
+        sound = _wav(recording, folder) if name == "node" else recording
+        try:
+            code = subprocess.run([*command(name), url, sound], timeout=LIMIT_S, check=False).returncode
+        except subprocess.TimeoutExpired:
+            code = 124
+        print(f"{name}: {'served' if code == 0 else f'FAILED ({code})'}", flush=True)
+        failed += code != 0
+    return failed
+
+
+def main() -> int:
+    names = sys.argv[1:] or NAMES
+    for name in names:
+        command(name)
+    native = [name for name in names if name.startswith("native-")]
+    others = [name for name in names if name not in native]
+    failed = 0
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        if others:
+            with server() as url:
+                failed += drive(others, url, folder)
+        if native:
+            model = tiny_minicpmo.write(folder, voice=True)
+            with server("--partner", model, "--weights", "fp32") as url:
+                failed += drive(native, url, folder)
     return 1 if failed else 0
 
 

@@ -215,8 +215,12 @@ def test_worker_pauses_stops_and_interrupts() -> None:
     receive_event(wire, "resume")
     assert frames_of(wire)[-1] == {"type": "resumed"}
     send_response(wire, 3.0)
-    assert exchange_chunk(wire, force_listen=True)["is_listen"] is False
-    assert isinstance(wire.commands()[0], BargeIn)
+    assert exchange_chunk(wire)["is_listen"] is False
+    # What the client was not sent yet is dropped with the answer to the message that forces it.
+    forced = exchange_chunk(wire, force_listen=True)
+    assert (forced["text"], forced["end_of_turn"]) == ("", True)
+    assert not np.frombuffer(b64decode(forced["audio_data"]), "<f4").any()
+    assert isinstance(wire.commands()[1], BargeIn)
     wire.send(EpochRaised(1))
     wire.send(ResponseAudioDelta(AT, SECOND, 24_000))
     assert exchange_chunk(wire)["is_listen"] is True

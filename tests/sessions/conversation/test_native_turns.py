@@ -40,7 +40,7 @@ from antiphon.events.duplex import (
 )
 from antiphon.events.transcription import AppendAudio, CommitAudio, ServerVad, TranscriptionConfig
 from antiphon.pipelines.native_partner import NativeConversationModel
-from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, MAX_WAITING_UNITS, NativeTurns
+from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, MAX_WAITING_UNITS, NativeTurns, UnitClock
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
@@ -221,6 +221,17 @@ def test_when_no_audio_comes_while_the_model_speaks_then_it_is_fed_silence() -> 
         ("One", 0.0), ("two", 0.025), ("three,", 0.05), ("four.", 0.1),
     ]  # fmt: skip
     assert len(scene.of(SpeakStepTaken)) == 1
+
+
+def test_when_audio_is_a_little_late_then_no_silence_is_heard_in_between() -> None:
+    clock = UnitClock(1.0)
+    clock.begin(10.0, is_fed=True)
+    # The next second of a client that sends some is waited for; one whose turn is committed may send no more.
+    assert clock.left_s(10.9, is_committed=False) == pytest.approx(0.6)
+    assert clock.left_s(10.9, is_committed=True) == pytest.approx(0.1)
+    # Once it has sent nothing for so long, silence follows by the second.
+    clock.begin(11.5, is_fed=False)
+    assert clock.left_s(12.0, is_committed=False) == pytest.approx(0.5)
 
 
 def test_when_the_model_has_no_turn_then_it_waits_for_audio() -> None:

@@ -117,7 +117,11 @@ class MinicpmoWorkerBridge:
     def _chunk(self, message: WorkerChunk) -> list[Command]:
         received_s = self._session.context.steady_s()
         pcm = self._session.decode_f32(message.audio_base64)
-        commands: list[Command] = [BargeIn("client_force_listen")] if message.force_listen is True else []
+        commands: list[Command] = []
+        if message.force_listen is True:
+            # The user hears nothing more of the response, not even what is here already.
+            self._pending_audio, self._text, self._speaking = [], "", False
+            commands.append(BargeIn("client_force_listen"))
         self._add_result(received_s)
         return commands if self._paused else [*commands, *appended(pcm)]
 

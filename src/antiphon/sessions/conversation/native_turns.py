@@ -45,6 +45,8 @@ MAX_WAITING_UNITS = 4
 MAX_REFERENCE_S = 30
 # Units of silence after a commit or a request, in the last of which the model has to speak.
 ANSWER_UNITS = 8
+# Of a unit, how late the audio of a client may be that sends any.
+LATE_UNITS = 0.5
 # Characters of typed text that a unit has room for, and those that may wait for their unit.
 UNIT_CHARS, MAX_WAITING_CHARS = 128, 8000
 # Chunks of a response that may wait for its reader; with more of them the model waits.
@@ -66,6 +68,28 @@ class DueAnswer:
     is_padded: bool = False
     units_left: int = ANSWER_UNITS
     is_paced: bool = False
+
+
+class UnitClock:
+    """Says when a unit is due whose audio has not come, and is filled with silence. Pure; times are monotonic seconds.
+
+    A client that sends audio is given LATE_UNITS more than a unit, for its network: silence in between would be heard
+    as a pause, and each would put the model another unit ahead of the user.
+    """
+
+    def __init__(self, unit_s: float) -> None:
+        self._unit_s = unit_s
+        self._began_s = 0.0
+        self._is_fed = False
+
+    def begin(self, now_s: float, *, is_fed: bool) -> None:
+        """Begin a unit. `is_fed`: all of its audio came from the client."""
+        self._began_s, self._is_fed = now_s, is_fed
+
+    def left_s(self, now_s: float, *, is_committed: bool) -> float:
+        """Seconds until the next unit is due. `is_committed`: the client awaits an answer, and may send nothing."""
+        late_s = LATE_UNITS * self._unit_s if self._is_fed and not is_committed else 0.0
+        return self._began_s + self._unit_s + late_s - now_s
 
 
 class NativeResponse:
@@ -149,7 +173,7 @@ class NativeTurns:
         )
         self._changed = Signal()
         self._is_closed = False
-        self._unit_began_s = 0.0
+        self._unit_clock = UnitClock(model.profile.unit_s)
         self._turn: NativeResponse | None = None
         # Set by an interruption: what the step under way says is discarded.
         self._discards_step = self._reports_listening = False
@@ -285,7 +309,6 @@ class NativeTurns:
         stream = self._stream
         try:
             while (pcm := await self._next_unit()) is not None:
-                self._unit_began_s = self._clock()
                 text, self._text = self._text[:UNIT_CHARS], self._text[UNIT_CHARS:]
                 try:
                     await stream.append(Unit(pcm, self._unit_frames(), text=text))
@@ -310,7 +333,7 @@ class NativeTurns:
             if due and not self._turn and not due.is_paced:
                 break
             is_timed = self._turn or due
-            left_s = self._unit_began_s + self._model.profile.unit_s - self._clock() if is_timed else None
+            left_s = self._unit_clock.left_s(self._clock(), is_committed=due is not None) if is_timed else None
             with anyio.move_on_after(left_s) as waiting:
                 await self._changed.wait()
             if waiting.cancelled_caught:
@@ -329,6 +352,7 @@ class NativeTurns:
                 self._queued.appendleft(chunk[len(part) :])
         self._num_queued -= at
         self._num_taken += at
+        self._unit_clock.begin(self._clock(), is_fed=at == self._unit_samples)
         self._changed.notify()
         return pcm
 
