@@ -76,6 +76,15 @@ def test_embeddings_of_frames_are_the_released_ones(model: MiniCpmO) -> None:
         np.testing.assert_allclose(np.stack(rows), FLOATS[f"image{number}"], atol=5e-4)
 
 
+def test_when_the_voice_has_a_device_of_its_own_then_only_its_parts_are_there(folder: Path) -> None:
+    # The device that holds nothing stands for a second GPU.
+    parts = read(folder, torch.device("cpu"), torch.float32, torch.device("meta"))
+    voice, others = (parts.text_conditions, parts.code_decoder), (parts.decoder, parts.audio_encoder)
+    assert {p.device.type for part in voice for p in part.parameters()} == {"meta"}
+    assert {p.device.type for part in others for p in part.parameters()} == {"cpu"}
+    assert {p.device.type for p in parts.vision_encoder.parameters()} == {"cpu"}
+
+
 class Recorder:
     """A CodeVocoder in place of token2wav, whose weights are not there: records its calls, ten samples a code."""
 

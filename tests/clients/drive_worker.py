@@ -1,8 +1,8 @@
 """The MiniCPM-o demo's front end behind its gateway, which no registry has: its frames, sent and played as it does.
 
-In the order of its source (MiniCPM-o-Demo, `static/duplex/lib/duplex-session.js` and the worker's `/ws/duplex`): it asks
-for the worker's health, sends `prepare` and waits for `prepared`, sends a second of float32 each second and waits for
-its `result`, pauses and goes on, and stops. A result is played when the one before has ended.
+In the order of its source (MiniCPM-o-Demo, `static/duplex/lib/duplex-session.js` and the worker's `/ws/duplex`): it
+asks for the worker's health, sends `prepare` and waits for `prepared`, sends a second of float32 each second and waits
+for its `result`, pauses and goes on, and stops. A result is played when the one before has ended.
 """
 
 import asyncio

@@ -109,7 +109,7 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class MiniCpmOParts:
-    """The model's parts on one device, all in one type.
+    """The model's parts in one type, on one device; the voice may be on another.
 
     `forbidden`: tokens that are never spoken. `decoder`: the language model. `text_conditions` and `code_decoder`: the
     two halves of its voice, up to the codes. `max_slices`: most slices that an image is cut into.
@@ -131,18 +131,22 @@ class MiniCpmOParts:
         return int(self.code_decoder.config.vocab_size) - 1
 
 
-def read(folder: Path, device: torch.device, dtype: torch.dtype) -> MiniCpmOParts:
-    """Load a checkpoint's folder onto a device, in one type. Waits for seconds to minutes.
+def read(
+    folder: Path, device: torch.device, dtype: torch.dtype, voice_device: torch.device | None = None
+) -> MiniCpmOParts:
+    """Load a checkpoint's folder onto a device, its voice onto another where one is given, in one type.
+
+    Waits for seconds to minutes.
 
     Raises ModelError for a folder that is no MiniCPM-o 4.5 checkpoint, or lacks a part.
     """
     try:
-        return _read(folder, device, dtype)
+        return _read(folder, device, dtype, voice_device or device)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise ModelError(f"{folder} is no MiniCPM-o 4.5 checkpoint: {error}") from error
 
 
-def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> MiniCpmOParts:
+def _read(folder: Path, device: torch.device, dtype: torch.dtype, voice_device: torch.device) -> MiniCpmOParts:
     path = folder / "config.json"
     _check_type(read_config(path, MiniCpmOType))
     config = read_config(path, MiniCpmOConfig)
@@ -154,6 +158,7 @@ def _read(folder: Path, device: torch.device, dtype: torch.dtype) -> MiniCpmOPar
         fill(parts.decoder, tensors, {"": "llm."})
         fill(parts.audio_encoder, tensors, {"": ""})
         fill(parts.vision_encoder, tensors, {"": ""})
+        tensors = Tensors(folder, files, voice_device, dtype)
         fill(parts.text_conditions, tensors, {"": "tts."})
         gain, direction = tensors[CODE_HEAD + "original0"], tensors[CODE_HEAD + "original1"]
         head = {"lm_head.weight": gain * torch.nn.functional.normalize(direction.float(), dim=1).to(dtype)}

@@ -66,23 +66,25 @@ class MiniCpmO:
     ) -> None:
         """Load the parts and start both engines. Waits for seconds to minutes.
 
-        int8 weights are those of the language model only. `options.settings` hold for each engine by itself. Raises
-        ModelError for a folder that is no such checkpoint.
+        int8 weights are those of the language model only. `options.settings` hold for each engine by itself. The code
+        decoder and token2wav are on `options.talker_device`. Raises ModelError for a folder that is no such checkpoint.
         """
         where, settings, observe = torch.device(options.device), options.settings, options.observe
+        voice_where = torch.device(options.talker_device or options.device)
         self.parts, compute_dtype, dtype = load_parts(
             model_id,
             source,
             options,
-            lambda folder, dtype: read(folder, where, dtype),
+            lambda folder, dtype: read(folder, where, dtype, voice_where),
             lambda parts: (parts.decoder,),
         )
         if isinstance(source, Path):
-            vocoder = vocoder or token2wav.load(source)
+            vocoder = vocoder or token2wav.load(source, voice_where)
         self.vocoder = vocoder
         decoder = Runner(self.parts.decoder, where, compute_dtype, dtype, rotate_half=True)
         self.engine = LocalEngine(decoder, settings, observe=observe)
-        self.code_engine = LocalEngine(Runner(self.parts.code_decoder, where, dtype, dtype), settings, observe=observe)
+        codes = Runner(self.parts.code_decoder, voice_where, dtype, dtype)
+        self.code_engine = LocalEngine(codes, settings, observe=observe)
         self.profile = _profile(model_id, self.parts, self.engine.context_rows, window, speaks=bool(vocoder))
         self._plain = plain_tokenizer(self.parts.tokenizer)
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import wave
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ WEIGHTS = "assets/token2wav"
 DEFAULT_VOICE = "assets/HT_ref_audio.wav"
 
 
-def load(folder: Path) -> Token2Wav | None:
-    """Load token2wav of a checkpoint's folder. Waits for seconds.
+def load(folder: Path, device: torch.device) -> Token2Wav | None:
+    """Load token2wav of a checkpoint's folder onto a device. Waits for seconds.
 
     Returns None, and logs a warning that says why, where the weights or the package are missing or do not load.
     """
@@ -39,12 +40,18 @@ def load(folder: Path) -> Token2Wav | None:
         log.warning("%s has no %s: speech comes as text only", folder, WEIGHTS)
         return None
     try:
-        released = import_module("stepaudio2").Token2wav(str(folder / WEIGHTS))
+        with _current(device):
+            released = import_module("stepaudio2").Token2wav(str(folder / WEIGHTS))
     except (ImportError, OSError, RuntimeError, AssertionError) as error:
         log.warning("token2wav does not load (%s): speech comes as text only; see docs/models.md", error)
         return None
     voice = folder / DEFAULT_VOICE
-    return Token2Wav(released, voice if voice.is_file() else None)
+    return Token2Wav(released, voice if voice.is_file() else None, device)
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """While it lasts, what a thread puts on "the" GPU is put on this one: the package names no other."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Token2Wav:
@@ -55,9 +62,11 @@ class Token2Wav:
     reads voices from files; the folder goes with the object.
     """
 
-    def __init__(self, released: Any, voice: Path | None) -> None:
-        """`released`: the package's Token2wav. `voice`: the file of the default voice; None: there is none."""
-        self._released, self._voice = released, voice
+    def __init__(self, released: Any, voice: Path | None, device: torch.device) -> None:
+        """`released`: the package's Token2wav, which is on `device`. `voice`: the file of the default voice; None:
+        there is none.
+        """
+        self._released, self._voice, self._device = released, voice, device
         self._lock = threading.Lock()
         self._folder = tempfile.TemporaryDirectory(prefix="antiphon-voices-")
         # The state before the first code, by the file of the voice.
@@ -76,7 +85,7 @@ class Token2Wav:
         path = self._file(reference)
         if path is None:
             return None
-        with self._lock:
+        with self._lock, _current(self._device):
             if path not in self._first_states:
                 self._first_states[path] = _cloned(self._released.set_stream_cache(path))
             return (path, *_cloned(self._first_states[path]))
@@ -90,7 +99,7 @@ class Token2Wav:
         if state is None:
             return np.zeros(0, np.float32), None
         released, path = self._released, state[0]
-        with self._lock:
+        with self._lock, _current(self._device):
             released.stream_cache, released.hift_cache_dict = state[1:]
             # The package has no other way to say whose voice the state is of.
             released._stream_prompt = path
