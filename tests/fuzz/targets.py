@@ -56,6 +56,7 @@ CATALOG = SpeechCatalog(
     ("en",),
     clones=False,
     uploaded=lambda name: None,
+    check_url=lambda url, param: None,
     log_alias=lambda name, model: None,
 )
 Input = str | bytes

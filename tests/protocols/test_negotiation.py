@@ -96,6 +96,20 @@ def test_when_a_client_only_sends_sound_then_the_default_dialect_reads_all_of_it
     assert 47_000 < num_samples <= 48_000
 
 
+@pytest.mark.parametrize(("size", "rate_hz"), [(640, 16000), (3200, 16000), (960, 24000), (2048, 24000)])
+def test_when_a_client_only_sends_sound_then_the_size_of_its_frames_tells_its_rate(size: int, rate_hz: int) -> None:
+    connection = connect()
+    frames(connection)
+    while connection.dialect == "undecided":
+        connection.receive(json.dumps({"type": "input_audio_buffer.append", "audio": pcm(size)}))
+    told = [f["session"]["audio"]["input"]["format"] for f in frames(connection) if f["type"] == "session.updated"]
+    assert told == ([{"type": "audio/pcm", "rate": 16000}] if rate_hz == 16000 else [])
+    for _ in range(50):
+        connection.receive(json.dumps({"type": "input_audio_buffer.append", "audio": pcm(4800)}))
+    sound = [command.pcm for command in connection.commands() if isinstance(command, AppendAudio)]
+    assert sum(map(len, sound[-50:])) == pytest.approx(50 * 2400 * 16000 / rate_hz, abs=500)
+
+
 def test_when_a_client_commits_without_an_update_then_the_default_dialect_reads_it_behind_the_sound() -> None:
     connection = connect()
     exchange(connection, type="input_audio_buffer.append", audio=pcm(9600))

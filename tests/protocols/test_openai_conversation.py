@@ -69,6 +69,20 @@ def updated(wire: Gathered, **session: Any) -> dict[str, Any]:
     return dict(frame["session"])
 
 
+def test_when_a_client_of_speech_to_speech_names_no_format_then_it_is_16_khz_both_ways() -> None:
+    wire = dialect()
+
+    def rates(**session: Any) -> tuple[int, int]:
+        audio = updated(wire, **session)["audio"]
+        return audio["input"]["format"]["rate"], audio["output"]["format"]["rate"]
+
+    mine = ["speech_to_speech.input_audio_transcription.snapshot"]
+    assert rates(extensions=["another.one"]) == (24000, 24000)
+    assert rates(extensions=mine, audio={"input": {}, "output": {}}) == (16000, 16000)
+    hosted = {"format": {"type": "audio/pcm", "rate": 24000}}
+    assert rates(extensions=mine, audio={"input": hosted, "output": hosted}) == (24000, 24000)
+
+
 def test_an_update_changes_the_fields_it_has_and_shows_the_whole_session() -> None:
     wire = dialect()
     tool = {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}}

@@ -30,6 +30,7 @@ CATALOG = SpeechCatalog(
     ("en",),
     clones=False,
     uploaded=lambda name: None,
+    check_url=lambda url, param: None,
     log_alias=lambda name, model: None,
 )
 BODIES: dict[type[msgspec.Struct], Callable[[bytes], object]] = {

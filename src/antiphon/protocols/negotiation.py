@@ -4,19 +4,22 @@ The server speaks first, with one `session.created` that the clients of all thre
 `session.update` decides: with a top-level `model` and no `session` object it is the vLLM dialect, with a `session` of
 type `transcription` OpenAI's transcription, otherwise OpenAI's conversation, or its transcription where no conversation
 model is loaded. `?dialect=`, `?intent=transcription` and a `model` in the URL decide earlier. Audio that comes before
-the decision is held for about a second: a client that sends no update at all is answered by the default.
+the decision is held for about a second: a client that sends no update at all is answered by the default. It may send 16
+kHz, as Hugging Face's speech-to-speech does, or 24 kHz, as the hosted service: the size of its frames tells.
 
 Full duplex and the bridges are not negotiated: their URLs name them (`dialects.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from antiphon.errors import LocalProtocolError, RemoteProtocolError
+from antiphon.events.data_uri import decode_base64
 from antiphon.events.transcription import AppendAudio, SessionEnding
 from antiphon.protocols.connection import Command, Context, Dialect, Event, Resume, WireSnapshot
 from antiphon.protocols.fields import decode
@@ -233,9 +236,11 @@ class RealtimeConnection:
                 if self._held_bytes <= MAX_HELD_BYTES:
                     return Received(commands)
                 decided, waiting = self._answering, []
+                if not isinstance(decided, VllmDialect) and _is_16_khz(self._held):
+                    waiting = [_update_to_16_khz(decided)]
             commands += self._choose(decided)
             # Held audio comes after an update, so that it is read in the format that the update sets.
-            waiting = [*waiting, *self._held] if _is_update(data) else [*self._held, *waiting]
+            waiting = [*waiting, *self._held] if _is_update((waiting or [data])[0]) else [*self._held, *waiting]
             self._held, self._held_bytes = [], 0
         dialect = self._answering
         for frame in waiting:
@@ -286,6 +291,32 @@ class RealtimeConnection:
         ):
             return self._transcription
         return self._default
+
+
+class _Append(msgspec.Struct):
+    audio: str = ""
+
+
+def _is_16_khz(frames: Sequence[str | bytes]) -> bool:
+    """Whether each of these appends lasts for a multiple of 10 ms at 16 kHz, and not all do at 24 kHz.
+
+    Clients cut their audio by the clock: 640 bytes are 20 ms of the one, 960 of the other.
+    """
+    try:
+        sizes = {len(decode_base64(decode(frame, _Append).audio)) for frame in frames}
+    except (RemoteProtocolError, ValueError):
+        return False
+    return not any(size % 320 for size in sizes) and any(size % 480 for size in sizes)
+
+
+def _update_to_16_khz(dialect: OpenAIDialect) -> str:
+    """The update that a client would have sent that sends 16 kHz, and expects it."""
+    pcm = {"format": {"type": "audio/pcm", "rate": 16_000}}
+    if isinstance(dialect, OpenAITranscription):
+        session = {"type": "transcription", "audio": {"input": pcm}}
+    else:
+        session = {"type": "realtime", "audio": {"input": pcm, "output": pcm}}
+    return msgspec.json.encode({"type": "session.update", "session": session}).decode()
 
 
 def _is_update(data: str | bytes) -> bool:

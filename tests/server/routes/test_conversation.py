@@ -489,15 +489,16 @@ def test_when_an_item_has_an_image_then_the_text_on_it_reaches_the_model(talker:
     assert [(e["code"], e["event_id"]) for e in errors] == [("invalid_image", "mine")]
 
 
+@pytest.mark.parametrize(("rate_hz", "chunk_s"), [(24000, 0.1), (16000, 0.02)])
 def test_when_a_client_only_sends_sound_then_it_is_heard_and_answered(
-    partner: Process, recordings: dict[str, Recording]
+    partner: Process, recordings: dict[str, Recording], rate_hz: int, chunk_s: float
 ) -> None:
     # As Hugging Face's speech-to-speech clients do: no model in the URL, no session.update.
     question = np.concatenate((recordings["lj-LJ001-0002"].pcm, np.zeros(32000, np.float32)))
 
     async def main() -> dict[str, Any]:
         async with connect(partner.ws) as wire:
-            await wire.sound(question, rate=24000, chunk_s=0.1)
+            await wire.sound(question, rate=rate_hz, chunk_s=chunk_s)
             await wire.until("input_audio_buffer.speech_started")
             return await wire.until("response.done")
 

@@ -88,7 +88,10 @@ class OwnFields(msgspec.Struct):
 
 
 class GaFields(OwnFields, forbid_unknown_fields=True):
-    """A `session` in the GA names. The fields that say what it is cannot be changed."""
+    """A `session` in the GA names. The fields that say what it is cannot be changed.
+
+    `extensions`: what Hugging Face's speech-to-speech clients understand beyond the GA events; there are none here.
+    """
 
     type: Text = "realtime"
     object: Echoed = UNSET
@@ -96,6 +99,12 @@ class GaFields(OwnFields, forbid_unknown_fields=True):
     model: Echoed = UNSET
     expires_at: Echoed = UNSET
     audio: AudioFields | None = None
+    extensions: list[Text] | None = None
+
+    @property
+    def is_speech_to_speech(self) -> bool:
+        """Whether the client is one of speech-to-speech, which means 16 kHz where it names no format."""
+        return any(name.startswith("speech_to_speech.") for name in self.extensions or ())
 
 
 class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -245,7 +254,12 @@ def read_ga_update(session: msgspec.Raw) -> SessionChanges:
     if given.type != "realtime":
         raise RemoteProtocolError("invalid_value", "A session's type cannot be changed.", "session.type")
     audio = given.audio or AudioFields()
-    return SessionChanges(given, audio.input or InputFields(), audio.output or OutputFields())
+    inputs, outputs = audio.input or InputFields(), audio.output or OutputFields()
+    if given.is_speech_to_speech:
+        pcm = FormatFields(type="audio/pcm", rate=16_000)
+        inputs = msgspec.structs.replace(inputs, format=pcm if inputs.format is UNSET else inputs.format)
+        outputs = msgspec.structs.replace(outputs, format=outputs.format or pcm)
+    return SessionChanges(given, inputs, outputs)
 
 
 def read_beta_update(session: msgspec.Raw) -> SessionChanges:
