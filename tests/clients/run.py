@@ -32,10 +32,11 @@ from antiphon.audio.pcm import Resampler, to_pcm16
 
 HERE = Path(__file__).resolve().parent
 DUPLEX = ("duplex", "openbmb", "worker")
-NAMES = ("agents", "livekit", "pipecat", "node", *DUPLEX, *(f"native-{name}" for name in DUPLEX))
+SPEECH_TO_SPEECH = ("speech2speech", "soak")
+NAMES = ("agents", "livekit", "pipecat", "node", *SPEECH_TO_SPEECH, *DUPLEX, *(f"native-{name}" for name in DUPLEX))
 # A driver without a client of its own uses another's environment.
-ENVIRONMENTS = {"worker": "duplex"}
-LIMIT_S = 180
+ENVIRONMENTS = {"worker": "duplex", "soak": "duplex"}
+LIMIT_S, SOAK_S = 180, 900
 RECORDING = HERE.parent / "data" / "audio"
 
 
@@ -102,7 +103,9 @@ def drive(names: Sequence[str], url: str, folder: Path) -> int:
     for name in names:
         sound = _wav(recording, folder) if name == "node" else recording
         try:
-            code = subprocess.run([*command(name), url, sound], timeout=LIMIT_S, check=False).returncode
+            code = subprocess.run(
+                [*command(name), url, sound], timeout=SOAK_S if name == "soak" else LIMIT_S, check=False
+            ).returncode
         except subprocess.TimeoutExpired:
             code = 124
         print(f"{name}: {'served' if code == 0 else f'FAILED ({code})'}", flush=True)

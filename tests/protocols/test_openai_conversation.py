@@ -73,7 +73,13 @@ def test_when_a_client_of_speech_to_speech_names_no_format_then_it_is_16_khz_bot
     wire = dialect()
 
     def rates(**session: Any) -> tuple[int, int]:
-        audio = updated(wire, **session)["audio"]
+        """The rates of input and output, once the session is updated."""
+        wire.receive(json.dumps({"type": "session.update", "session": {"type": "realtime"} | session}))
+        # OpenAI's types know no PCM of 16 kHz.
+        (frame,) = [json.loads(f.encode()) for f in wire.frames()]
+        audio = frame["session"]["audio"]
+        told = audio["input"]["transcription"] is not None
+        assert told is ("speech_to_speech" in str(session["extensions"]))
         return audio["input"]["format"]["rate"], audio["output"]["format"]["rate"]
 
     mine = ["speech_to_speech.input_audio_transcription.snapshot"]

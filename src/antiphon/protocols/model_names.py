@@ -7,6 +7,8 @@ from dataclasses import dataclass
 # How the hosted service's model names begin: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ... Clients that were
 # written for it send one of them when their user chose no model.
 HOSTED_PREFIXES = ("gpt-", "whisper-1", "tts-1")
+# What Hugging Face's speech-to-speech calls the models of a server.
+LOCAL = "local"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +16,7 @@ class ModelNames:
     """The names that clients may use for the loaded models of one kind.
 
     `loaded`: the ids as /v1/models lists them; the first is also called `default`. There is at least one.
-    `strict`: the hosted service's names are unknown, instead of standing for the first model.
+    `strict`: the hosted service's names, and LOCAL, are unknown, instead of standing for the first model.
     `unit_ms`: the milliseconds of audio in a unit of a native model; 0 for a model whose turns the server finds.
     `hears`: a conversation model is given the audio of turns, and not their transcript.
     """
@@ -31,8 +33,10 @@ class ModelNames:
         return name if name in self.loaded else None
 
     def lenient(self, name: str) -> str | None:
-        """As `exact`, and the first model for a name of the hosted service unless names are `strict`; else None."""
+        """As `exact`, and the first model for a name of the hosted service or LOCAL unless names are `strict`; else
+        None.
+        """
         found = self.exact(name)
         if found or self.strict:
             return found
-        return self.loaded[0] if name.startswith(HOSTED_PREFIXES) else None
+        return self.loaded[0] if name == LOCAL or name.startswith(HOSTED_PREFIXES) else None

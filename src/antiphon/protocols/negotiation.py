@@ -310,12 +310,12 @@ def _is_16_khz(frames: Sequence[str | bytes]) -> bool:
 
 
 def _update_to_16_khz(dialect: OpenAIDialect) -> str:
-    """The update that a client would have sent that sends 16 kHz, and expects it."""
+    """The update that a client of speech-to-speech would have sent: 16 kHz both ways, and the user's words."""
     pcm = {"format": {"type": "audio/pcm", "rate": 16_000}}
     if isinstance(dialect, OpenAITranscription):
         session = {"type": "transcription", "audio": {"input": pcm}}
     else:
-        session = {"type": "realtime", "audio": {"input": pcm, "output": pcm}}
+        session = {"type": "realtime", "audio": {"input": pcm | {"transcription": {}}, "output": pcm}}
     return msgspec.json.encode({"type": "session.update", "session": session}).decode()
 
 

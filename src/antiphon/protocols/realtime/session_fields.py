@@ -103,7 +103,7 @@ class GaFields(OwnFields, forbid_unknown_fields=True):
 
     @property
     def is_speech_to_speech(self) -> bool:
-        """Whether the client is one of speech-to-speech, which means 16 kHz where it names no format."""
+        """Whether the client is one of speech-to-speech, which means 16 kHz and transcripts where it names neither."""
         return any(name.startswith("speech_to_speech.") for name in self.extensions or ())
 
 
@@ -257,7 +257,11 @@ def read_ga_update(session: msgspec.Raw) -> SessionChanges:
     inputs, outputs = audio.input or InputFields(), audio.output or OutputFields()
     if given.is_speech_to_speech:
         pcm = FormatFields(type="audio/pcm", rate=16_000)
-        inputs = msgspec.structs.replace(inputs, format=pcm if inputs.format is UNSET else inputs.format)
+        inputs = msgspec.structs.replace(
+            inputs,
+            format=pcm if inputs.format is UNSET else inputs.format,
+            transcription=TranscriptionFields() if inputs.transcription is UNSET else inputs.transcription,
+        )
         outputs = msgspec.structs.replace(outputs, format=outputs.format or pcm)
     return SessionChanges(given, inputs, outputs)
 
