@@ -485,3 +485,28 @@ def test_when_a_frame_is_filtered_and_observed_and_read_then_it_is_decoded_once(
 def test_when_a_frame_has_too_many_pixels_then_it_is_not_decoded() -> None:
     with pytest.raises(MediaError, match="million"):
         decode(_bomb())
+
+
+def test_when_the_session_ends_then_whoever_waits_for_it_to_settle_is_let_go() -> None:
+    class Unread(ScriptedModel):
+        async def settled(self) -> None:
+            await asyncio.sleep(3600)
+
+    async def main() -> None:
+        async def emit(_: object) -> None:
+            return
+
+        session = VideoSession(VideoConfig(), Unread(), emit, new_id=lambda prefix: prefix)
+        running = asyncio.create_task(session.run())
+        await session.put(AppendFrame(png(1), FrameInfo(0.0)))
+        waiting = asyncio.create_task(session.settled())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        session.close()
+        await running
+        await asyncio.wait_for(waiting, 5)
+        # What is put into a session that is over is dropped, and nobody waits for it.
+        await session.put(AppendFrame(png(2), FrameInfo(0.0)))
+        await asyncio.wait_for(session.settled(), 5)
+
+    asyncio.run(main())

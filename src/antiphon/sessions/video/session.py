@@ -147,12 +147,20 @@ class VideoSession:
 
     async def settled(self) -> None:
         """Wait until all commands that were put are handled, and the video model knows all about the frames, such as
-        the text on them. For files, which are not shown in real time; `run` has to run beside it.
+        the text on them; or until the session has ended. For files, which are not shown in real time.
         """
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._settle, group.cancel_scope)
+            while not self._has_ended:
+                await self._handled.wait()
+            group.cancel_scope.cancel()
+
+    async def _settle(self, done: anyio.CancelScope) -> None:
         while self._num_handled < self._num_put:
             await self._handled.wait()
         if self._stream:
             await self._stream.settled()
+        done.cancel()
 
     def close(self) -> None:
         """End the input: `run` handles what waits and returns. An answer under way is cut off."""
