@@ -11,7 +11,7 @@ PURE := tests/audio tests/events tests/fuzz tests/loading tests/pipelines tests/
         tests/store tests/text tests/traces tests/transports tests/turns tests/vision tests/wire_examples tests/engine/test_lane.py \
         $(wildcard tests/test_*.py)
 
-.PHONY: help serve test quick unit pure fmt lint types docs clients browser bench chaos compare house peers lock clean
+.PHONY: help serve test quick unit pure fmt lint types docs clients engines browser bench chaos compare house peers lock clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -51,6 +51,9 @@ chaos: $(VENV)/dev.stamp  ## A million mutated inputs to every parser and dialec
 
 clients: $(VENV)/dev.stamp  ## Third-party clients in environments of their own (1 GB) against a real server
 	$(BIN)/python tests/clients/run.py
+
+engines: $(VENV)/dev.stamp  ## Language models on other servers (llama.cpp's, another antiphon) behind a real server
+	$(BIN)/python tests/engines/run.py
 
 browser: $(VENV)/dev.stamp  ## The page in headless Chromium, which the system has to have
 	$(BIN)/python tests/browser/run.py

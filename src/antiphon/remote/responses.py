@@ -76,7 +76,7 @@ def body(model: str, messages: Sequence[Message], options: ReplyOptions) -> dict
     instructions = "\n\n".join(m.text for m in messages if m.role == "system")
     out: dict[str, Any] = {
         "model": model,
-        "input": [item for m in messages if m.role != "system" for item in _items(m)],
+        "input": [item for n, m in enumerate(messages) if m.role != "system" for item in _items(n, m)],
         "stream": True,
         "store": False,
     }
@@ -101,13 +101,16 @@ def body(model: str, messages: Sequence[Message], options: ReplyOptions) -> dict
     return out
 
 
-def _items(message: Message) -> list[dict[str, Any]]:
+def _items(number: int, message: Message) -> list[dict[str, Any]]:
     if message.role == "tool":
         return [{"type": "function_call_output", "call_id": message.tool_call_id, "output": message.text}]
     items: list[dict[str, Any]] = []
     if message.role == "assistant":
         if message.text:
-            items.append({"role": "assistant", "content": message.text})
+            # The whole form of it: llama.cpp's server knows no other.
+            said = {"type": "output_text", "text": message.text, "annotations": []}
+            whole = {"type": "message", "id": f"msg_{number}", "status": "completed", "role": "assistant"}
+            items.append(whole | {"content": [said]})
     else:
         parts = [content_part(part, "responses") for part in message.parts]
         items.append({"role": message.role, "content": parts or message.text})

