@@ -22,6 +22,7 @@ IMAGE = {
     "accelerate",
     "anyio",
     "httpx",
+    "httpcore",
     "huggingface-hub",
     "jinja2",
     "numpy",

@@ -21,7 +21,7 @@ from antiphon.store.voices import StoredVoice
 def test_when_a_voice_is_used_again_then_its_sample_is_read_once_until_it_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    profile = SimpleNamespace(id="tts", voices=("one",), languages=(), clones_voices=True, tasks=())
+    profile = SimpleNamespace(id="tts", voices=("one",), languages=(), clones_voices=True, tasks=(), parameters={})
     models = SimpleNamespace(required_synthesizer=SimpleNamespace(profile=profile))
     state = ServerState(load({"home": str(tmp_path)}), Metrics(), cast(Any, models))
     store = state.uploaded_voices(Caller("alice"))
