@@ -23,6 +23,7 @@ import websockets
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import AudioStreamTrack
 from common import Server, percentile, server, table
+
 from engines import backend
 
 SENTENCE = "The weather will be mild tomorrow with some rain late in the evening."
