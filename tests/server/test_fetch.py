@@ -124,7 +124,9 @@ def test_a_file_of_a_listed_host_is_fetched_and_redirects_are_followed(site: Sit
         assert fetched(f"http://{host}/{path}", host) == SOUND
     assert site.asked == [f"{host}/{p}" for p in ("sound", "untyped", "again/2", "again/1", "again/0", "sound")]
     # A name is as good as its address, where both are listed.
-    assert fetched(f"http://LOCALHOST:{site.port}/sound#x", f"localhost:{site.port}", "127.0.0.1", "[::1]") == SOUND
+    assert (
+        fetched(f"http://LOCALHOST:{site.port}/sound#x", f"localhost:{site.port}", host, f"[::1]:{site.port}") == SOUND
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,6 +156,9 @@ def test_when_an_address_is_private_then_nothing_is_sent_to_it(site: Site) -> No
     # Any host is allowed, and none of these has a public address.
     for host in ("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433", "127.1"):
         assert refused(f"http://{host}:{site.port}/secret", f"*:{site.port}") == private, host
+    assert site.asked == []
+    # What is listed at one port is not at another.
+    assert refused(f"http://127.0.0.1:{site.port}/secret", f"*:{site.port}", "127.0.0.1:9") == private
     assert site.asked == []
     # A redirect leads there from an address that is listed.
     for host in ("127.0.0.2", "0.0.0.0"):

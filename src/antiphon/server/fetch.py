@@ -51,13 +51,18 @@ class _Host:
 class Fetcher:
     """Fetches audio files from `hosts`, as `--fetch-from` lists them; from nowhere where that is empty.
 
-    An address that is not public is connected to only if the list has that very address. Raises SettingsError for an
-    entry that is no host.
+    An address that is not public is connected to only if the list has that very address and port. Raises SettingsError
+    for an entry that is no host.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = [_host(entry) for entry in hosts]
-        self._addresses = frozenset(a for h in self._hosts if (a := _address(h.name)))
+        self._places = frozenset(
+            (address, port)
+            for host in self._hosts
+            if (address := _address(host.name))
+            for port in ([host.port] if host.port else PORTS.values())
+        )
         self._limiter = anyio.CapacityLimiter(MAX_FETCHES)
 
     def check(self, url: str, param: str) -> None:
@@ -88,7 +93,7 @@ class Fetcher:
     async def _follow(self, url: str, param: str, max_bytes: int) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
             parts = self._checked(url, param)
-            backend = _AllowedAddresses(self._addresses)
+            backend = _AllowedAddresses(self._places)
             async with httpcore.AsyncConnectionPool(max_connections=1, network_backend=backend) as pool:
                 target = parts._replace(fragment="").geturl().encode()
                 headers = [("accept", "audio/*"), ("accept-encoding", "identity"), ("user-agent", "antiphon")]
@@ -123,9 +128,9 @@ class Fetcher:
 
 
 class _AllowedAddresses(httpcore.AsyncNetworkBackend):
-    """Connects to a host's addresses if each of them is public or in `listed`. TLS names the host, as ever."""
+    """Connects to a host's addresses if each is public, or listed with the port. TLS names the host, as ever."""
 
-    def __init__(self, listed: frozenset[Address]) -> None:
+    def __init__(self, listed: frozenset[tuple[Address, int]]) -> None:
         self._listed = listed
         self._inner = httpcore.AnyIOBackend()
 
@@ -140,7 +145,7 @@ class _AllowedAddresses(httpcore.AsyncNetworkBackend):
         """Connect to the first address that answers. Raises _NotAllowedError, and OSError for an unknown name."""
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
-        if not all(is_public(a) or a in self._listed for a in map(ipaddress.ip_address, addresses)):
+        if not all(is_public(a) or (a, port) in self._listed for a in map(ipaddress.ip_address, addresses)):
             raise _NotAllowedError
         for address in addresses[:-1]:
             try:
