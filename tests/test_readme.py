@@ -144,6 +144,12 @@ def test_what_is_to_be_changed_is_what_the_drivers_do(diff: str) -> None:
         for key in re.findall(r"[{ ](\w+): ", after):
             assert f"{key}: " in driver
         return
+    if after.startswith("speech-to-speech "):
+        # The command makes this configuration of its flags.
+        driver = (CLIENTS / "drive_speech2speech.py").read_text()
+        (flag,) = re.findall(r" --(\w+)", after)
+        assert f"RealtimeAudioClientConfig({flag}=" in driver
+        return
     if after.rstrip().endswith(":"):
         after += "\n    ..."
     proven = 0

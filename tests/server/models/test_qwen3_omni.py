@@ -199,22 +199,28 @@ def test_when_an_answer_is_cancelled_or_overtaken_then_the_vllm_dialect_goes_on(
         async with opened(server.ws) as wire:
             # Long answers, which are under way when they are cut.
             await wire.say("session.update", model=name, realtime_max_tokens=2000)
-            for cut in ("response.cancel", "", ""):
-                await wire.sound(recording.pcm)
+            await wire.sound(recording.pcm)
+            for cut in ("", "response.cancel", "commit"):
+                if cut == "response.cancel":
+                    await wire.say(cut)
+                    await wire.until("response.output_audio.done")
                 await wire.say("input_audio_buffer.commit", final=True)
+                if cut == "commit":
+                    await wire.until("response.output_audio.done")
                 await wire.until("response.output_audio.delta")
                 # Audio alone does not end an answer.
                 await wire.sound(recording.pcm)
-                if cut:
-                    await wire.say(cut)
-                    await wire.until("response.output_audio.done")
+            await wire.say("response.cancel")
+            await wire.until("response.output_audio.done")
+            # One that is cancelled before it has begun ends as well.
+            await wire.say("input_audio_buffer.commit", final=True)
             await wire.say("response.cancel")
             await wire.until("response.output_audio.done")
             return wire.seen
 
     seen = run(main())
     assert [e for e in seen if e["type"] == "error"] == []
-    assert sum(e["type"] == "transcription.done" for e in seen) == 3
+    assert sum(e["type"] == "transcription.done" for e in seen) == 4
 
 
 def test_spoken_questions_about_a_video_are_answered_aloud(server: Process, recordings: dict[str, Recording]) -> None:

@@ -37,6 +37,41 @@ def test_when_a_response_is_asked_for_before_the_transcript_then_it_waits_for_it
     assert [m.text for m in scene.model.asked[0]] == ["Well?"]
 
 
+def test_when_a_response_that_waits_for_its_transcript_is_cancelled_then_it_ends_and_says_nothing() -> None:
+    async def main() -> Scene:
+        async with Scene(create_response=False) as scene:
+            scene.model.go.set()
+            await scene.start_turn()
+            turn = await scene.end_turn()
+            await scene.session.handle(CreateResponse())
+            await scene.session.handle(CancelResponse())
+            await scene.transcribe(turn, "Well?")
+            assert scene.responses() == ["cancelled client_cancelled"]
+            # A request after the cancellation is a new one.
+            await scene.session.handle(CreateResponse())
+            await scene.until(ResponseDone, 2)
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ["cancelled client_cancelled", "completed"]
+    assert not any(isinstance(o, CommandRejected) for o in scene.out)
+
+
+def test_when_a_cancellation_meets_a_response_and_one_that_waits_for_it_then_both_are_cancelled() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            scene.model.end.clear()
+            await scene.session.handle(CreateResponse())
+            await scene.settle()
+            await scene.session.handle(CreateResponse(when_busy="wait"))
+            await scene.session.handle(CancelResponse())
+            await scene.until(ResponseDone, 2)
+        return scene
+
+    assert play(main()).responses() == ["cancelled client_cancelled"] * 2
+
+
 def test_when_four_responses_are_under_way_out_of_band_then_more_are_refused_and_the_conversation_goes_on() -> None:
     async def main() -> Scene:
         async with Scene(audio_output=False) as scene:

@@ -134,6 +134,15 @@ class Responder:
         for task in self._all():
             task.cancel("client_cancelled")
 
+    async def interrupt(self, reason: str) -> None:
+        """Cancel the conversation's response with `reason`, and the preemptive one, and silence what was sent. Does not
+        wait for their end.
+        """
+        self.preemptive.cancel()
+        if self.active:
+            self.active.cancel(reason)
+        await self.silence()
+
     def cancel(self, response_id: str | None) -> None:
         """Cancel the response with this id, out of band or not; None is the conversation's own. Does not wait for its
         end. Raises RemoteProtocolError where no such response is under way.

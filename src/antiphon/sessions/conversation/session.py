@@ -65,6 +65,7 @@ from antiphon.sessions.conversation.playout import Playout
 from antiphon.sessions.conversation.responder import Responder
 from antiphon.sessions.conversation.response import EmitConversation, ResponseTask
 from antiphon.sessions.conversation.turn_audio import TurnAudio, drop_old_media
+from antiphon.sessions.conversation.waiting_requests import WaitingRequests
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.echo import EchoGuard
@@ -157,7 +158,7 @@ class ConversationSession:
         self._group: anyio.abc.TaskGroup | None = None
         # The items of turns without a transcript, and responses that were asked for meanwhile.
         self._untranscribed: dict[int, Item] = {}
-        self._waiting_requests: list[CreateResponse] = []
+        self._waiting_requests = WaitingRequests()
         self._partial_texts: dict[int, str] = {}
         # The time in the audio until which the client has said that speech does not take the floor.
         self._dismissed_until_s = 0.0
@@ -208,10 +209,7 @@ class ConversationSession:
         """Cancel the conversation's response with `reason`, stop its playback, and truncate it to what was heard. Does
         not wait for its end.
         """
-        self._responder.preemptive.cancel()
-        if task := self._responder.active:
-            task.cancel(reason)
-        await self._responder.silence()
+        await self._responder.interrupt(reason)
 
     async def truncate_to_heard(self, items: list[tuple[ContentPosition, int]]) -> None:
         """Truncate items to the milliseconds of each that were heard, once their response is closed."""
@@ -292,11 +290,12 @@ class ConversationSession:
                 if command.when_busy == "cut":
                     await self.interrupt("client_cancelled")
                 if self._has_to_wait(command):
-                    self._waiting_requests.append(command)
+                    self._waiting_requests.add(command)
                 else:
                     self._responder.begin(command)
             case CancelResponse(response_id):
-                if not (response_id is None and self._native_turns and self._native_turns.withdraw()):
+                waiting = self._native_turns or self._waiting_requests
+                if not (response_id is None and waiting.withdraw()) or self.answering:
                     self._responder.cancel(response_id)
             case ClearOutputAudio():
                 await self._responder.silence()
@@ -423,8 +422,10 @@ class ConversationSession:
     async def _go_on(self, *, cancels: bool = True) -> None:
         """Begin the response that is due (`_respond_if_due`), and those that had to wait."""
         await self._respond_if_due(cancels=cancels)
-        while self._waiting_requests and not self._has_to_wait(self._waiting_requests[0]):
-            await self.handle(self._waiting_requests.pop(0))
+        while taken := self._waiting_requests.take(self._has_to_wait):
+            await self.handle(taken[0])
+            if taken[1] and self._responder.active:
+                self._responder.cancel(None)
 
     def _has_to_wait(self, request: CreateResponse) -> bool:
         """Whether a turn is still being transcribed, an item's media are not resolved, or it waits for a response."""
