@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "signals": set(),
     "audio": {"errors"},
     "vision": {"errors"},
-    "engine": {"errors"},
+    "engine": {"errors", "upstream"},
     "store": {"errors", "roles"},
     "events": {"audio"},
     "text": {"events"},
@@ -58,7 +58,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transports": {"audio", "contracts", "errors", "events", "protocols", "signals"},
     "recording": {"audio", "errors"},
     # Servers spoken to over HTTP, and many machines: rooms that later work fills.
-    "remote": {"audio", "contracts", "errors", "events", "settings"},
+    "remote": {"audio", "contracts", "errors", "events", "settings", "upstream"},
+    "upstream": {"errors"},
     "cluster": {"errors", "protocols", "settings", "store"},
     "server": BELOW_SERVER | {"transports"},
     "cli": BELOW_SERVER | {"server", "transports"},

@@ -8,6 +8,7 @@ AntiphonError
 ├── LocalProtocolError     our fault: an event that the wire dialect has no frame for, or a state no transition for
 ├── MediaError             a file or container that cannot be decoded
 ├── ModelError             one model step failed; fails the response or session, never the server
+│   ├── RemoteError        another server, which runs a model, cannot be reached or gives no proper answer
 │   └── ModelLost          the model's threads have ended or hang: every call of it fails until the server restarts
 ├── EngineError            the engine was asked for what it cannot do (a row that left the context, a closed session)
 │   ├── CapabilityError    this kind of engine can never do it; names the capability
@@ -64,6 +65,12 @@ class MediaError(AntiphonError):
 
 class ModelError(AntiphonError):
     """A model's step failed, or a model does not load. It fails the response or the session, never the server."""
+
+
+class RemoteError(ModelError):
+    """Another server, which runs a model, failed: it cannot be reached, does not answer in time, or answers what is no
+    answer.
+    """
 
 
 class ModelLost(ModelError):

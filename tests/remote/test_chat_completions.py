@@ -23,9 +23,10 @@ from antiphon.contracts import (
     ToolCallDelta,
     ToolCallStarted,
 )
+from antiphon.errors import RemoteError
 from antiphon.events.tools import Tool, ToolCall
 from antiphon.remote.chat_completions import ChatReader, body
-from antiphon.remote.replies import MAX_REPLY_CHARS, RemoteError
+from antiphon.remote.replies import MAX_REPLY_CHARS
 from antiphon.vision.images import EncodedImage
 
 PARAMS: TypeAdapter[Any] = TypeAdapter(CompletionCreateParamsStreaming)

@@ -14,19 +14,11 @@ import anyio
 import pytest
 
 from antiphon.contracts import Reply, ReplyDone, TextDelta
-from antiphon.errors import ModelError, Refused, RemoteProtocolError
+from antiphon.errors import ModelError, Refused, RemoteError, RemoteProtocolError
 from antiphon.remote.chat_completions import ChatReader
-from antiphon.remote.client import (
-    FAILURES_TO_OPEN,
-    FIRST_PAUSE_S,
-    MAX_PAUSE_S,
-    MAX_WAIT_S,
-    Breaker,
-    ModelServerClient,
-    Timeouts,
-    events,
-)
-from antiphon.remote.replies import RemoteError
+from antiphon.remote.client import MAX_WAIT_S, ModelServerClient, Timeouts
+from antiphon.upstream.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S, MAX_PAUSE_S, Breaker
+from antiphon.upstream.sse import events
 from tests.remote.scripted_server import Answer, Script, ScriptedServer, fails, hangs, says, scripted_server
 
 LIMIT_S = 30

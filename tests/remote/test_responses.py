@@ -11,7 +11,7 @@ from openai.types.responses.response_create_params import ResponseCreateParamsSt
 from pydantic import TypeAdapter
 
 from antiphon.contracts import Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
-from antiphon.remote.replies import RemoteError
+from antiphon.errors import RemoteError
 from antiphon.remote.responses import ResponsesReader, body
 from tests.remote.test_chat_completions import HISTORY, LOOK
 

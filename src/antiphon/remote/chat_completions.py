@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 
 from antiphon.contracts import Message, Reply, ReplyOptions
+from antiphon.errors import RemoteError
 from antiphon.remote.media import content_part
-from antiphon.remote.replies import CallBuffer, RemoteError, ThoughtFilter, done
+from antiphon.remote.replies import CallBuffer, ThoughtFilter, done
 
 
 class _Function(msgspec.Struct):

@@ -10,30 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
 
 from antiphon.contracts import Reply, ReplyDone
-from antiphon.errors import AntiphonError, ModelError, Refused, RemoteProtocolError
+from antiphon.errors import AntiphonError, ModelError, Refused, RemoteError, RemoteProtocolError
 from antiphon.remote.chat_completions import error_text
-from antiphon.remote.replies import RemoteError, ReplyReader
+from antiphon.remote.replies import ReplyReader
+from antiphon.upstream.breaker import Breaker, retry_after_s
+from antiphon.upstream.sse import events
 
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5.0
-# Bound: an event of a stream, and the body of an error.
-MAX_EVENT_BYTES, MAX_ERROR_BYTES = 1 << 20, 1 << 16
+# Bound: the body of an error.
+MAX_ERROR_BYTES = 1 << 16
 # Replies that wait for their reader; with more the server waits.
 MAX_WAITING_REPLIES = 64
 # A server that asks for no more than this is asked again after it; for longer, the client is told when to try again.
 MAX_WAIT_S = 2.0
-# After so many failures in a row the server is left alone, for twice as long each time.
-FAILURES_TO_OPEN, FIRST_PAUSE_S, MAX_PAUSE_S = 3, 1.0, 30.0
 MAX_CONNECTIONS, MAX_IDLE_CONNECTIONS = 1024, 64
 
 
@@ -45,40 +44,6 @@ class Timeouts:
 
     first_s: float
     next_s: float
-
-
-class Breaker:
-    """Counts failures in a row. While it is open, nothing is sent; then one request tries again. Pure.
-
-    Times are monotonic seconds.
-    """
-
-    def __init__(self) -> None:
-        self._failures = 0
-        self._open_until_s = 0.0
-        self._pause_s = FIRST_PAUSE_S
-
-    def check(self, now_s: float) -> None:
-        """Raise Refused while it is open. The first caller afterwards may try, and others wait for what comes of it."""
-        if now_s < self._open_until_s:
-            raise Refused("The model's server does not answer.", self._open_until_s - now_s)
-        if self._failures >= FAILURES_TO_OPEN:
-            self._open_until_s = now_s + self._pause_s
-
-    def failed(self, now_s: float) -> None:
-        """Count a failure."""
-        self._failures += 1
-        if self._failures >= FAILURES_TO_OPEN:
-            self._open_until_s = now_s + self._pause_s
-            self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-
-    def succeeded(self) -> None:
-        """Begin anew, closed."""
-        self._failures, self._open_until_s, self._pause_s = 0, 0.0, FIRST_PAUSE_S
-
-    def wait(self, until_s: float) -> None:
-        """Stay open until a time that the server named."""
-        self._open_until_s = max(self._open_until_s, until_s)
 
 
 @dataclass(slots=True)
@@ -230,7 +195,7 @@ class ModelServerClient:
         if status in (401, 403):
             return ModelError(f"the model's server does not accept the key (status {status})")
         if status in (429, 503):
-            return Refused("The model's server has no room.", _retry_after_s(answer.headers.get("retry-after", "")))
+            return Refused("The model's server has no room.", retry_after_s(answer.headers.get("retry-after", "")))
         if status >= 500:
             return RemoteError(f"the model's server failed with status {status}")
         said = error_text(_json(text))
@@ -284,42 +249,9 @@ class _Attempt:
         self._task.cancel()
 
 
-async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """Yield the data of each event of a stream of server-sent events (https://html.spec.whatwg.org, chapter 9.2).
-
-    An event's lines of data are joined by line feeds. Raises RemoteError for one of more than MAX_EVENT_BYTES.
-    """
-    held, data = b"", list[bytes]()
-    async for chunk in chunks:
-        held += chunk
-        *lines, held = held.split(b"\n")
-        for line in lines:
-            line = line.rstrip(b"\r")
-            if line.startswith(b"data:"):
-                data.append(line[5:].removeprefix(b" "))
-            elif not line and data:
-                yield b"\n".join(data)
-                data = []
-        if len(held) + sum(map(len, data)) > MAX_EVENT_BYTES:
-            raise RemoteError("the model's server sent an event that is too long")
-    if held.startswith(b"data:"):
-        data.append(held[5:].strip())
-    if data:
-        yield b"\n".join(data)
-
-
 # An error's body is whatever a server of others sends.
 def _json(text: str) -> Any:
     try:
         return httpx.Response(200, text=text).json()
     except ValueError:
         return text.strip()
-
-
-def _retry_after_s(value: str) -> float:
-    """Seconds, or a date, as HTTP has them; 1 where neither is given."""
-    with suppress(ValueError):
-        return max(0.0, float(value))
-    with suppress(ValueError, TypeError):
-        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
-    return 1.0

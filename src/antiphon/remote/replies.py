@@ -7,15 +7,11 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from antiphon.contracts import Reply, ReplyDone, TextDelta, ToolCallDelta, ToolCallStarted
-from antiphon.errors import ModelError
+from antiphon.errors import RemoteError
 
 # Bound: the characters that one reply may have. A server that never ends is cut off.
 MAX_REPLY_CHARS = 1 << 20
 _OPENING, _CLOSING = "<think>", "</think>"
-
-
-class RemoteError(ModelError):
-    """The other server failed: it cannot be reached, does not answer in time, or answers what is no reply."""
 
 
 class ReplyReader(Protocol):

@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from antiphon.contracts import Message, Reply, ReplyOptions
+from antiphon.errors import RemoteError
 from antiphon.remote.chat_completions import error_text, schema
 from antiphon.remote.media import content_part
-from antiphon.remote.replies import CallBuffer, RemoteError, ThoughtFilter, done
+from antiphon.remote.replies import CallBuffer, ThoughtFilter, done
 
 
 class _Item(msgspec.Struct):

@@ -31,8 +31,8 @@ from antiphon.engine.api import (
     require,
 )
 from antiphon.engine.generation import Constraint, Generation
+from antiphon.engine.grammar import GrammarCompiler
 from antiphon.engine.local import CAPABILITIES
-from antiphon.engine.local.grammar import GrammarCompiler
 from antiphon.engine.local.kv.cache import PAGE_ROWS, KvCache
 from antiphon.engine.local.scheduler import Scheduler
 from antiphon.engine.local.step import MAX_UNREAD_TOKENS, ScheduledSession, StepChunk, StepLimits, StepRunner

@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.engine.api import Grammar
 from antiphon.engine.generation import Constraint
-from antiphon.engine.local.grammar import MAX_KEPT, GrammarCompiler
+from antiphon.engine.grammar import MAX_KEPT, GrammarCompiler
 from antiphon.errors import GrammarError
 from tests.engine.contract.engines import tiny_tokenizer
 from tests.engine.local.tiny import VOCABULARY
