@@ -22,6 +22,7 @@ from antiphon.errors import AntiphonError, ModelError, Refused, RemoteError, Rem
 from antiphon.remote.chat_completions import error_text
 from antiphon.remote.replies import ReplyReader
 from antiphon.upstream.breaker import Breaker, retry_after_s
+from antiphon.upstream.reader_task import ReaderTask
 from antiphon.upstream.sse import events
 
 log = logging.getLogger(__name__)
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S = 5.0
 # Bound: the body of an error.
 MAX_ERROR_BYTES = 1 << 16
-# Replies that wait for their reader; with more the server waits.
-MAX_WAITING_REPLIES = 64
 # A server that asks for no more than this is asked again after it; for longer, the client is told when to try again.
 MAX_WAIT_S = 2.0
 MAX_CONNECTIONS, MAX_IDLE_CONNECTIONS = 1024, 64
@@ -80,7 +79,7 @@ class ModelServerClient:
         does not accept the request; RemoteError, ModelError.
         """
         self._breaker.check(time.monotonic())
-        attempts = [_Attempt(self, body)]
+        attempts = [ReaderTask(self.read(body), self.tasks)]
         self.counts.answering += 1
         try:
             reply, attempt = await self._first(attempts, body)
@@ -104,9 +103,11 @@ class ModelServerClient:
         if self._http:
             await self._http.aclose()
 
-    async def _first(self, attempts: list[_Attempt], body: dict[str, Any]) -> tuple[Reply, _Attempt]:
+    async def _first(self, attempts: list[ReaderTask[Reply]], body: dict[str, Any]) -> tuple[Reply, ReaderTask[Reply]]:
         """The first reply of whichever attempt gives one. Adds the second attempt to `attempts` where one is made."""
-        waiting: dict[asyncio.Future[Reply], _Attempt] = {asyncio.ensure_future(attempts[0].take()): attempts[0]}
+        waiting: dict[asyncio.Future[Reply], ReaderTask[Reply]] = {
+            asyncio.ensure_future(attempts[0].take()): attempts[0]
+        }
         first_s = self._timeouts.first_s
         failure: AntiphonError = RemoteError(f"the model's server gave no word within {first_s:g} s")
         try:
@@ -127,7 +128,7 @@ class ModelServerClient:
                 if done:
                     await self._pause_before_again(failure)
                 self.counts.second_attempts += 1
-                attempts.append(_Attempt(self, body))
+                attempts.append(ReaderTask(self.read(body), self.tasks))
                 waiting[asyncio.ensure_future(attempts[1].take())] = attempts[1]
                 timeout_s = first_s
         except RemoteError:
@@ -204,49 +205,6 @@ class ModelServerClient:
         too_long = any(words in said.lower() for words in ("context length", "context size", "context window"))
         code = "context_length_exceeded" if too_long else "invalid_value"
         return RemoteProtocolError(code, f"The model's server does not accept this: {said}")
-
-
-class _Attempt:
-    """One request, read by a task of its own, so that two can be waited for."""
-
-    def __init__(self, client: ModelServerClient, body: dict[str, Any]) -> None:
-        self._queue: asyncio.Queue[Reply | Exception] = asyncio.Queue(MAX_WAITING_REPLIES)
-        self._ended = False
-        self._task = asyncio.create_task(self._run(client, body))
-        client.tasks.add(self._task)
-        self._task.add_done_callback(client.tasks.discard)
-
-    async def _run(self, client: ModelServerClient, body: dict[str, Any]) -> None:
-        try:
-            async with aclosing(client.read(body)) as replies:
-                async for reply in replies:
-                    await self._queue.put(reply)
-        except Exception as error:
-            # Nobody reads an attempt that was ended, and a full queue would hold it for ever.
-            if not self._ended:
-                await self._queue.put(error)
-
-    async def take(self) -> Reply:
-        """The next reply, however long it takes. Raises what the attempt failed with."""
-        found = await self._queue.get()
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    async def next(self, timeout_s: float) -> Reply:
-        """The next reply. Raises RemoteError where none comes within the time, and what the attempt failed with."""
-        try:
-            return await asyncio.wait_for(self.take(), timeout_s)
-        except TimeoutError:
-            raise RemoteError(f"the model's server was silent for {timeout_s:g} s in its answer") from None
-
-    def end(self) -> None:
-        """Close the request's connection, which ends it at the server. Returns at once.
-
-        It is not waited for: a caller that is being cancelled itself would cancel the closing too.
-        """
-        self._ended = True
-        self._task.cancel()
 
 
 # An error's body is whatever a server of others sends.

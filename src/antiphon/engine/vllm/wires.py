@@ -1,0 +1,279 @@
+"""What is sent to a server for the tokens that follow some rows, and how its answer is read. Pure.
+
+- vLLM: `POST /v1/completions` with token ids and `return_token_ids`, which every vLLM server has, or `POST
+  /inference/v1/generate`, which it has with `--enable-scale-out`.
+- SGLang: `POST /generate` with `input_ids`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from antiphon.engine.api import Grammar, Sampling
+from antiphon.errors import RemoteError
+
+# A bias that a token never overcomes; vLLM takes none beyond it.
+MAX_BIAS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The tokens that are asked for.
+
+    - `rows`: the tokens that they follow. `max_tokens`: at most so many.
+    - `params`: how they are chosen; `seed` takes the place of its seed, and `rule` of its grammar.
+    - `rule`: holds from the first of these tokens on. `forbid`: never sampled, besides those of `params`.
+    - `allow`: where given, no other is sampled, whatever `params` say.
+    - `salt`: requests with different ones share no KV. `session`: a name of the session, for whoever routes requests.
+    """
+
+    rows: Sequence[int]
+    max_tokens: int
+    params: Sampling
+    seed: int
+    salt: str
+    session: str
+    rule: Grammar | None = None
+    forbid: Sequence[int] = ()
+    allow: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer: tokens, with their log-probabilities where these were asked for.
+
+    - `finish`: why no more tokens come; None where more may.
+    - `prompt_tokens`, `cached_tokens`: rows that the server counted, and how many of them it had; None: not told here.
+    """
+
+    tokens: Sequence[int] = ()
+    logprobs: Sequence[float | None] = ()
+    finish: Literal["stop", "length"] | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class Wire(Protocol):
+    """How one kind of server is asked for tokens.
+
+    - `path`: of its URL, behind the server's root.
+    - `health_path`: answers 200 while the server can be asked.
+    """
+
+    @property
+    def path(self) -> str: ...
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        """The body of a request whose answer is streamed."""
+        ...
+
+    def read(self, data: bytes, given: int) -> Piece | None:
+        """One event of the answer, of which `given` tokens have been read; None for its last, which says nothing.
+
+        Raises RemoteError for what is no such event.
+        """
+        ...
+
+
+# The values of a body and of an event are whatever JSON has.
+def _sampled(ask: Ask) -> dict[str, Any]:
+    """The fields that vLLM and SGLang name alike."""
+    params = ask.params
+    return {
+        "temperature": max(0.0, params.temperature),
+        "top_k": params.top_k or -1,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "stop_token_ids": sorted(params.stop),
+    }
+
+
+def _bias(ask: Ask) -> dict[str, float]:
+    bias = {str(token): max(-MAX_BIAS, min(MAX_BIAS, value)) for token, value in ask.params.bias.items()}
+    return bias | {str(token): -MAX_BIAS for token in (*ask.params.forbid, *ask.forbid)}
+
+
+def _event(data: bytes) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise RemoteError(f"the model's server sent what is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise RemoteError("the model's server sent an event that is no object")
+    if error := found.get("error"):
+        text = error.get("message") if isinstance(error, dict) else error
+        raise RemoteError(f"the model's server failed: {str(text)[:500]}")
+    return found
+
+
+def _ids(value: object) -> list[int]:
+    if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
+        raise RemoteError("the model's server sent no token ids")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class VllmCompletions:
+    """vLLM's `/v1/completions`. `model`: its name there. `eos`: the tokens that end a text by the model's configuration,
+    which vLLM stops at unless it is told not to.
+    """
+
+    model: str
+    eos: frozenset[int]
+    path = "/v1/completions"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        out = _sampled(ask) | {
+            "model": self.model,
+            "prompt": list(ask.rows),
+            "max_tokens": ask.max_tokens,
+            "seed": ask.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            "add_special_tokens": False,
+            "ignore_eos": not self.eos & ask.params.stop,
+            "cache_salt": ask.salt,
+        }
+        return out | _shaping(ask, "logprobs" if ask.params.logprobs else "")
+
+    def read(self, data: bytes, given: int) -> Piece | None:
+        if data == b"[DONE]":
+            return None
+        found = _event(data)
+        usage, choices = found.get("usage"), found.get("choices")
+        prompt, cached = _usage(usage)
+        if not isinstance(choices, list):
+            raise RemoteError("the model's server sent an event without choices")
+        if not choices:
+            return Piece(prompt_tokens=prompt, cached_tokens=cached)
+        choice = choices[0] if isinstance(choices[0], dict) else {}
+        if choice.get("token_ids") is None and not choice.get("finish_reason"):
+            raise RemoteError("the model's server sends no token ids: it is no vLLM, or too old for return_token_ids")
+        tokens = _ids(choice.get("token_ids") or [])
+        logprobs = choice.get("logprobs") or {}
+        return Piece(tokens, logprobs.get("token_logprobs") or (), _finish(choice), prompt, cached)
+
+
+@dataclass(frozen=True, slots=True)
+class VllmGenerate:
+    """vLLM's `/inference/v1/generate`: tokens in, tokens out, and no text made of them."""
+
+    model: str
+    eos: frozenset[int]
+    path = "/inference/v1/generate"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        sampling = _sampled(ask) | _shaping(ask, "logprobs" if ask.params.logprobs else "")
+        sampling |= {
+            "max_tokens": ask.max_tokens,
+            "seed": ask.seed,
+            "ignore_eos": not self.eos & ask.params.stop,
+            "detokenize": False,
+        }
+        if "logit_bias" in sampling:
+            sampling["logit_bias"] = {int(token): value for token, value in sampling["logit_bias"].items()}
+        return {
+            "model": self.model,
+            "token_ids": list(ask.rows),
+            "sampling_params": sampling,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "cache_salt": ask.salt,
+        }
+
+    def read(self, data: bytes, given: int) -> Piece | None:
+        if data == b"[DONE]":
+            return None
+        found = _event(data)
+        prompt, cached = _usage(found.get("usage"))
+        choices = found.get("choices")
+        if not isinstance(choices, list):
+            raise RemoteError("the model's server sent an event without choices")
+        if not choices:
+            return Piece(prompt_tokens=prompt, cached_tokens=cached)
+        choice = choices[0] if isinstance(choices[0], dict) else {}
+        content = (choice.get("logprobs") or {}).get("content") or ()
+        logprobs = [one.get("logprob") for one in content]
+        return Piece(_ids(choice.get("token_ids") or []), logprobs, _finish(choice), prompt, cached)
+
+
+@dataclass(frozen=True, slots=True)
+class Sglang:
+    """SGLang's `/generate`. It tells tokens that were given so far with each event, or only the new ones, as it was
+    started.
+    """
+
+    path = "/generate"
+
+    def body(self, ask: Ask) -> dict[str, Any]:
+        sampling = _sampled(ask) | {"max_new_tokens": ask.max_tokens, "sampling_seed": ask.seed}
+        sampling |= {"ignore_eos": True, "no_stop_trim": True, "skip_special_tokens": False}
+        if bias := _bias(ask):
+            sampling["logit_bias"] = bias
+        if ask.rule:
+            sampling["json_schema" if ask.rule.kind == "json_schema" else "ebnf"] = ask.rule.text
+        return {
+            "input_ids": list(ask.rows),
+            "sampling_params": sampling,
+            "stream": True,
+            "return_logprob": ask.params.logprobs,
+            "extra_key": ask.salt,
+        }
+
+    def read(self, data: bytes, given: int) -> Piece | None:
+        if data == b"[DONE]":
+            return None
+        found = _event(data)
+        meta = found.get("meta_info")
+        if not isinstance(meta, dict):
+            raise RemoteError("the model's server sent an event without meta_info")
+        tokens = _ids(found.get("output_ids") or [])
+        total = meta.get("completion_tokens")
+        if total == len(tokens):
+            tokens = tokens[given:]
+        elif total != given + len(tokens):
+            raise RemoteError(f"the model's server counts {total} tokens, and has sent {given + len(tokens)}")
+        reason = meta.get("finish_reason")
+        kind = reason.get("type") if isinstance(reason, dict) else None
+        if kind not in (None, "stop", "length"):
+            raise RemoteError(f"the model's server ended an answer: {kind}")
+        logprobs = [pair[0] for pair in (meta.get("output_token_logprobs") or ())][-len(tokens) :] if tokens else []
+        return Piece(tokens, logprobs, kind, meta.get("prompt_tokens"), meta.get("cached_tokens"))
+
+
+def _shaping(ask: Ask, logprobs: str) -> dict[str, Any]:
+    """vLLM's fields that are sent only where they say something."""
+    out: dict[str, Any] = {}
+    if bias := _bias(ask):
+        out["logit_bias"] = bias
+    if (allow := ask.allow if ask.allow is not None else ask.params.allow) is not None:
+        out["allowed_token_ids"] = list(allow)
+    if ask.rule:
+        kind = "json" if ask.rule.kind == "json_schema" else "grammar"
+        out["structured_outputs"] = {kind: ask.rule.text}
+    if logprobs:
+        out[logprobs] = 0
+    return out
+
+
+def _finish(choice: dict[str, Any]) -> Literal["stop", "length"] | None:
+    reason = choice.get("finish_reason")
+    if reason not in (None, "stop", "length"):
+        raise RemoteError(f"the model's server ended an answer: {reason}")
+    return reason  # type: ignore[no-any-return]
+
+
+def _usage(usage: object) -> tuple[int | None, int | None]:
+    if not isinstance(usage, dict):
+        return None, None
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return usage.get("prompt_tokens"), cached
