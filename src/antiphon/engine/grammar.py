@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -20,6 +20,15 @@ from antiphon.errors import GrammarError
 
 # Compiled grammars that are kept, for the generations to come with the same schema or tools.
 MAX_KEPT = 16
+
+
+class GrammarFollower(Constraint, Protocol):
+    """What holds one generation to a grammar, and says where in it the text is."""
+
+    @property
+    def num_tokens(self) -> int | None:
+        """How many tokens of the grammar there are so far; None where any text is allowed."""
+        ...
 
 
 class GrammarCompiler:
@@ -38,7 +47,7 @@ class GrammarCompiler:
         self._kept: dict[tuple[Grammar, frozenset[int]], LLMatcher] = {}
         self._lock = threading.Lock()
 
-    def compile(self, grammar: Grammar, stop: frozenset[int]) -> Constraint:
+    def compile(self, grammar: Grammar, stop: frozenset[int]) -> GrammarFollower:
         """Return what holds one generation to `grammar`; `stop` are its stop tokens, one of which ends a whole text.
 
         Blocks for milliseconds, and for about a second with stop tokens that are new, for the library's copy of the
@@ -54,7 +63,7 @@ class GrammarCompiler:
                 del self._kept[next(iter(self._kept))]
         return self._constraint(grammar, matcher)
 
-    def kept(self, grammar: Grammar, stop: frozenset[int]) -> Constraint | None:
+    def kept(self, grammar: Grammar, stop: frozenset[int]) -> GrammarFollower | None:
         """Return what `compile` does for a grammar that is kept, without blocking; None for others."""
         with self._lock:
             matcher = self._kept.get((grammar, stop))
@@ -75,7 +84,7 @@ class GrammarCompiler:
             raise ValueError(error)
         return matcher
 
-    def _constraint(self, grammar: Grammar, matcher: LLMatcher) -> Constraint:
+    def _constraint(self, grammar: Grammar, matcher: LLMatcher) -> GrammarFollower:
         def begin() -> GrammarMatcher:
             return GrammarMatcher(matcher.deep_copy(), self._vocabulary_size)
 
@@ -86,12 +95,13 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """Allows only text that a grammar allows, then one of the stop tokens. A Constraint."""
+    """Allows only text that a grammar allows, then one of the stop tokens. A GrammarFollower."""
 
     def __init__(self, matcher: LLMatcher, vocabulary_size: int) -> None:
         """`matcher`: at the start of the grammar; it is this object's own from here on."""
         self._matcher = matcher
         self._bits = np.zeros(-(-vocabulary_size // 32), np.uint32)
+        self.num_tokens: int | None = 0
 
     @property
     def complete(self) -> bool:
@@ -107,10 +117,12 @@ class GrammarMatcher:
         """Advance past a sampled token. Raises ValueError where the grammar does not allow it."""
         if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
             raise ValueError(self._matcher.get_error() or f"token {token}")
+        self.num_tokens = (self.num_tokens or 0) + 1
 
 
 class TriggeredMatcher:
-    """Allows any text until it ends in a trigger, then what a grammar allows until that is complete. A Constraint.
+    """Allows any text until it ends in a trigger, then what a grammar allows until that is complete. A
+    GrammarFollower.
 
     `begin`: returns a new matcher of the grammar. `token_text`: returns a token's text.
     """
@@ -119,6 +131,11 @@ class TriggeredMatcher:
         self._begin, self._token_text, self._trigger = begin, token_text, trigger
         self._inside: GrammarMatcher | None = None
         self._tail = ""
+
+    @property
+    def num_tokens(self) -> int | None:
+        """How many tokens of the grammar there are since the last trigger; None where any text is allowed."""
+        return self._inside.num_tokens if self._inside else None
 
     def allowed(self) -> Any:
         """Return what the grammar allows behind the trigger; None, which allows all, elsewhere."""

@@ -54,6 +54,13 @@ class ReaderTask(Generic[T]):
         except TimeoutError:
             raise RemoteError(f"the model's server was silent for {timeout_s:g} s in its answer") from None
 
+    def fail(self, error: Exception) -> None:
+        """Close the stream, and have whoever reads it next get `error`. To be called in its event loop."""
+        self.end()
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(error)
+
     def end(self) -> None:
         """Close the stream, which ends the request at the server. Returns at once.
 

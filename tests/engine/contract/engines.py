@@ -18,10 +18,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from antiphon.engine.api import Capabilities, Engine, EngineSettings
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
+from antiphon.engine.vllm.engine import EngineServers, ModelFacts, VllmEngine
 from tests.engine.contract.resubmitting import ResubmittingEngine
 from tests.engine.local import tiny
 from tests.engine.local.scripted import VOCABULARY, ScriptedRunner
 from tests.engine.local.smollm2 import checkpoint
+from tests.engine.vllm.scripted_vllm import ScriptedVllm
 
 # Rows of a context that a test fills; two pages of the local engine.
 SMALL_CONTEXT = 128
@@ -69,6 +71,41 @@ def resubmitting() -> EngineUnderTest:
         lambda ids: [[float(i)] for i in ids],
         range(500),
     )
+
+
+def served(*, takes_grammars: bool = True, generates: bool = False) -> EngineUnderTest:
+    """vLLM's engine with a scripted server for each engine that is made."""
+    tokenizer, vocabulary = tiny_tokenizer(), tiny.VOCABULARY
+
+    def make(context_rows: int) -> Engine:
+        server = ScriptedVllm(
+            tokenizer,
+            vocabulary,
+            context_rows=context_rows or 4096,
+            takes_grammars=takes_grammars,
+            generates=generates,
+        )
+        return EngineWithServer(server)
+
+    def likeliest(rows: Sequence[int], count: int) -> list[int]:
+        return [(rows[-1] + 1 + i) % vocabulary for i in range(count)]
+
+    end = vocabulary - 1
+    return EngineUnderTest(make, likeliest, lambda ids: [[0.0] for _ in ids], range(end), tokenizer, end)
+
+
+class EngineWithServer(VllmEngine):
+    """An engine that ends its scripted server when it is closed."""
+
+    def __init__(self, server: ScriptedVllm) -> None:
+        self.scripted = server
+        facts = ModelFacts(1 << 20, server.vocabulary, 1, frozenset((server.eos,)))
+        super().__init__(EngineServers("vllm", (server.url,)), server.tokenizer, facts)
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        super().close(timeout_s)
+        if self.scripted.is_alive:
+            self.scripted.stop()
 
 
 def greedy(reference: Any) -> Callable[[Sequence[int], int], list[int]]:
@@ -135,6 +172,9 @@ def smollm2() -> EngineUnderTest:
 
 ENGINES: list[Any] = [
     pytest.param(cache(resubmitting), id="resubmitting"),
+    pytest.param(cache(served), id="vllm, scripted"),
+    pytest.param(cache(partial(served, generates=True)), id="vllm, scripted, tokens in and out"),
+    pytest.param(cache(partial(served, takes_grammars=False)), id="vllm, scripted, no grammars"),
     pytest.param(cache(scripted), id="local, scripted"),
     pytest.param(cache(random_weights), id="local, random weights"),
     pytest.param(cache(partial(random_weights, kv_layout="paged")), id="local, paged"),

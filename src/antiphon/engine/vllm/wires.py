@@ -107,8 +107,8 @@ def _event(data: bytes) -> dict[str, Any]:
         raise RemoteError(f"the model's server sent what is no JSON: {error}") from error
     if not isinstance(found, dict):
         raise RemoteError("the model's server sent an event that is no object")
-    if error := found.get("error"):
-        text = error.get("message") if isinstance(error, dict) else error
+    if failure := found.get("error"):
+        text = failure.get("message") if isinstance(failure, dict) else failure
         raise RemoteError(f"the model's server failed: {str(text)[:500]}")
     return found
 
@@ -268,7 +268,7 @@ def _finish(choice: dict[str, Any]) -> Literal["stop", "length"] | None:
     reason = choice.get("finish_reason")
     if reason not in (None, "stop", "length"):
         raise RemoteError(f"the model's server ended an answer: {reason}")
-    return reason  # type: ignore[no-any-return]
+    return reason
 
 
 def _usage(usage: object) -> tuple[int | None, int | None]:

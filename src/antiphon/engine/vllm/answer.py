@@ -1,0 +1,204 @@
+"""One generation: requests to servers, each of which goes on behind the tokens of those before.
+
+A generation is mostly one request. It goes on with another where a server failed (another server is asked, and whoever
+reads the tokens does not notice), where the context is full, and where a grammar begins or ends within the text: a
+server takes a grammar that holds from its first token on, so what follows a trigger is a request of its own.
+
+A grammar whose text was cut in the middle cannot be sent again. From there on, and with servers that take no grammar,
+it is held to here: tokens are taken as long as it allows them, and where it allows few, only those are asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from antiphon.engine.api import Finish, Grammar, Sampling, Token
+from antiphon.engine.grammar import GrammarFollower
+from antiphon.engine.vllm.endpoints import Endpoint
+from antiphon.engine.vllm.wires import Ask, Piece
+from antiphon.errors import EngineError, ModelError, Refused, RemoteError
+from antiphon.upstream.reader_task import ReaderTask
+
+if TYPE_CHECKING:
+    from antiphon.engine.vllm.session import VllmSession
+
+log = logging.getLogger(__name__)
+
+# A server that asks for no more than this is waited for, where there is no other.
+MAX_WAIT_S = 2.0
+# After an answer's last token its counts may come for so long.
+USAGE_S = 0.5
+# Where a grammar allows no more tokens than this, only these are asked for.
+MAX_ALLOWED = 512
+# Tokens that a grammar did not allow, one after another, before a generation fails.
+MAX_REJECTED = 32
+
+
+class Answer:
+    """The tokens of one generation. They become rows of the session as they are yielded.
+
+    `guide`: follows the grammar of `params`; None where it has none. `finish`: why the tokens ended; None while they
+    come, and where they failed.
+    """
+
+    def __init__(self, session: VllmSession, params: Sampling, guide: GrammarFollower | None) -> None:
+        self.finish: Finish | None = None
+        self._session, self._params, self._guide = session, params, guide
+        self._seed = secrets.randbits(62) if params.seed is None else params.seed
+        self._num_tokens = 0
+        # Servers that have failed since the last token, and how often one has.
+        self._failed: set[Endpoint] = set()
+        self._num_failures = 0
+        # Tokens that the grammar does not allow next.
+        self._rejected: list[int] = []
+
+    async def tokens(self) -> AsyncGenerator[Token, None]:
+        """Yield the tokens. Raises ModelError, Refused and EngineError."""
+        while self.finish is None:
+            endpoint = self._session.bind(self._failed)
+            try:
+                async with aclosing(self._request(endpoint)) as tokens:
+                    async for token in tokens:
+                        yield token
+            except (ModelError, Refused) as error:
+                await self._recover(endpoint, error)
+
+    async def _request(self, endpoint: Endpoint) -> AsyncGenerator[Token, None]:
+        """The tokens of one request to one server."""
+        engine, session = self._session.engine, self._session
+        await engine.server.verify(endpoint)
+        ask = self._ask()
+        reader: ReaderTask[Piece] = ReaderTask(engine.server.ask(endpoint, ask), engine.server.tasks)
+        engine.reading(reader)
+        timeout_s = engine.timeouts.first_s / (2 if len(engine.endpoints.all) > 1 else 1)
+        try:
+            finish = None
+            while finish is None:
+                piece = await reader.next(timeout_s)
+                session.note(piece)
+                timeout_s, finish = engine.timeouts.next_s, piece.finish
+                for token, logprob in zip_longest(piece.tokens, piece.logprobs):
+                    engine.check_alive()
+                    if token is None or not self._take(token):
+                        return
+                    yield Token(token, logprob)
+                    if self.finish is not None or not self._goes_on(ask):
+                        finish = finish or "length"
+                        if piece.finish is None:
+                            return
+                endpoint.breaker.succeeded()
+            if finish == "stop" and self.finish is None:
+                self.finish = Finish.STOP
+            # The counts come last.
+            with suppress(RemoteError):
+                while True:
+                    session.note(await reader.next(USAGE_S))
+        except EngineError as error:
+            if ask.rule is None or (self._num_tokens and self.finish is not None):
+                raise
+            self._give_up_grammar(ask.rule, error)
+        finally:
+            engine.read(reader)
+            reader.end()
+
+    def _ask(self) -> Ask:
+        """The request for the tokens that are still wanted, behind the rows that there are."""
+        engine, session, params = self._session.engine, self._session, self._params
+        rows = session.fitting_rows()
+        max_tokens = min(params.max_tokens - self._num_tokens, engine.context_rows - len(rows))
+        rule, forbid, allow = None, tuple[int, ...](), None
+        if self._guide and (depth := self._guide.num_tokens) is not None:
+            assert params.grammar
+            if depth == 0 and engine.takes_grammars and not self._rejected:
+                rule = Grammar(params.grammar.kind, params.grammar.text)
+            else:
+                forbid, allow = tuple(self._rejected), self._few_allowed(params)
+                max_tokens = 1 if allow is not None else max_tokens
+        # A server that goes on draws other numbers than the one before.
+        seed = self._seed + self._num_tokens
+        return Ask(rows, max_tokens, params, seed, session.salt, session.name, rule, forbid, allow)
+
+    def _few_allowed(self, params: Sampling) -> list[int] | None:
+        """The tokens that the grammar allows next, where these are few."""
+        assert self._guide
+        found: list[int] = allowed_tokens(self._guide.allowed()).tolist()
+        if params.allow is not None:
+            found = [token for token in found if token in params.allow]
+        return found if len(found) <= MAX_ALLOWED else None
+
+    def _take(self, token: int) -> bool:
+        """Make a token a row. False where the grammar does not allow it, and another one has to be asked for."""
+        params = self._params
+        if self._guide and not is_allowed(self._guide.allowed(), token):
+            self._rejected.append(token)
+            if len(self._rejected) > MAX_REJECTED:
+                raise EngineError("the model's server gave no token that the grammar allows")
+            return False
+        if self._guide:
+            self._guide.accept(token)
+        self._session.add(token)
+        self._num_tokens += 1
+        self._rejected.clear()
+        self._failed.clear()
+        self._num_failures = 0
+        if token in params.stop:
+            self.finish = Finish.STOP
+        elif self._num_tokens == params.max_tokens:
+            self.finish = Finish.LENGTH
+        return True
+
+    def _goes_on(self, ask: Ask) -> bool:
+        """Whether the tokens that the request still gives can be used: not where a grammar has begun or ended."""
+        if self._guide is None:
+            return True
+        inside = self._guide.num_tokens is not None
+        return inside == (ask.rule is not None) if ask.allow is None and not ask.forbid else inside
+
+    def _give_up_grammar(self, rule: Grammar, error: EngineError) -> None:
+        """The server does not take the grammar: from now on it is held to here."""
+        engine = self._session.engine
+        if not engine.takes_grammars:
+            raise error
+        log.warning("the model's server takes no %s grammar, which is held to here: %s", rule.kind, error)
+        engine.takes_grammars = False
+
+    async def _recover(self, endpoint: Endpoint, error: ModelError | Refused) -> None:
+        """Get ready to ask another server, or the same one again. Raises `error` where that would be for nothing."""
+        engine = self._session.engine
+        engine.check_alive()
+        self._num_failures += 1
+        if isinstance(error, Refused):
+            endpoint.breaker.wait(time.monotonic() + error.retry_after_s)
+        else:
+            endpoint.failed()
+            log.warning("a model's server failed after %d tokens: %s", self._num_tokens, error)
+        self._failed.add(endpoint)
+        others = set(engine.endpoints.all) - self._failed
+        if others and self._num_failures <= len(engine.endpoints.all):
+            return
+        waits = isinstance(error, Refused) and error.retry_after_s <= MAX_WAIT_S
+        if self._num_failures > max(1, len(engine.endpoints.all)) or (isinstance(error, Refused) and not waits):
+            raise error
+        if isinstance(error, Refused):
+            await asyncio.sleep(error.retry_after_s)
+        self._failed.clear()
+
+
+# A mask is an array of numpy's.
+def allowed_tokens(mask: Any) -> Any:
+    """The tokens whose bits are set in a Constraint's mask, int64 [n]."""
+    return np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
+
+
+def is_allowed(mask: Any, token: int) -> bool:
+    """Whether a Constraint's mask allows a token; None allows all."""
+    return mask is None or bool(mask[token // 32] >> (token % 32) & 1)

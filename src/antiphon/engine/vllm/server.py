@@ -1,0 +1,193 @@
+"""Asks one server for tokens, and looks at what it serves. HTTP only: what is sent and read, wires know."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from tokenizers import Tokenizer
+
+from antiphon.engine.vllm.endpoints import Endpoint
+from antiphon.engine.vllm.wires import Ask, Piece, Sglang, VllmCompletions, VllmGenerate, Wire
+from antiphon.errors import EngineError, ModelError, Refused, RemoteError
+from antiphon.upstream.breaker import retry_after_s
+from antiphon.upstream.loop_client import LoopClients
+from antiphon.upstream.sse import events
+
+log = logging.getLogger(__name__)
+
+PROBE_TIMEOUT_S = 5.0
+# Bound: the body of an error.
+MAX_ERROR_BYTES = 1 << 16
+# What every tokenizer is asked for: scripts, numbers, spaces, code, a character of several bytes.
+PROBE_TEXT = "Hello, wörld! 1234567890  \n\tfür 東京 Привет مرحبا 🙂 def f(x): return x**2 <|im_start|></s>"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says of itself. `model`: the name that requests carry. `context_rows`, `block_rows`, `num_blocks`: 0
+    where it does not say. `generates`: vLLM's `/inference/v1/generate` is on.
+    """
+
+    model: str
+    context_rows: int = 0
+    block_rows: int = 0
+    num_blocks: int = 0
+    generates: bool = False
+
+
+class EngineServer:
+    """What an engine's servers have in common: the kind, the key, the tokenizer that theirs has to equal.
+
+    `kind`: "vllm" or "sglang". `key`: sent as a bearer token, and in no message. `tokenizer`: the model's own.
+    """
+
+    def __init__(self, kind: str, key: str, tokenizer: Tokenizer, eos: frozenset[int]) -> None:
+        self._kind, self._key, self._eos = kind, key, eos
+        self._probe = (PROBE_TEXT, tokenizer.encode(PROBE_TEXT, add_special_tokens=False).ids)
+        self._clients = LoopClients()
+        # What the first server said; the others, and each after a failure, have to serve the same.
+        self.served: Served | None = None
+        # Requests that go on or are being closed.
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def wire(self) -> Wire:
+        """How the servers are asked. Known once one of them was looked at."""
+        assert self.served
+        if self._kind == "sglang":
+            return Sglang()
+        wire = VllmGenerate if self.served.generates else VllmCompletions
+        return wire(self.served.model, self._eos)
+
+    async def verify(self, endpoint: Endpoint) -> None:
+        """See to it that a server serves what the first one did, with the same tokenizer, unless that is known.
+
+        Raises RemoteError where it does not answer, ModelError where it serves something else, or takes another key.
+        """
+        if endpoint.verified:
+            return
+        served = await self._look(endpoint)
+        if self.served is None:
+            self.served = served
+        same = (served.model, served.generates) == (self.served.model, self.served.generates)
+        if not same or (served.context_rows and served.context_rows < self.served.context_rows):
+            raise ModelError(f"{endpoint.host} serves {served.model} now, and not what it did at the start")
+        endpoint.verified = True
+
+    async def ask(self, endpoint: Endpoint, ask: Ask) -> AsyncGenerator[Piece, None]:
+        """Send a request and yield its answer, of which one piece has a `finish`. Closing the generator ends it there.
+
+        Raises RemoteError where the server fails, Refused where it has no room, ModelError where it does not accept
+        the request.
+        """
+        wire, given, finished = self.wire, 0, False
+        endpoint.requests += 1
+        headers = self._headers() | {"X-Session-ID": ask.session}
+        try:
+            client = await self._clients.client()
+            async with client.stream("POST", endpoint.url + wire.path, json=wire.body(ask), headers=headers) as answer:
+                if answer.status_code != 200:
+                    raise await self._error(endpoint, answer)
+                async with aclosing(events(answer.aiter_bytes())) as found:
+                    async for data in found:
+                        piece = wire.read(data, given)
+                        if piece is None:
+                            break
+                        if piece.prompt_tokens not in (None, len(ask.rows)):
+                            raise RemoteError(f"{endpoint.host} counts {piece.prompt_tokens} of {len(ask.rows)} rows")
+                        given += len(piece.tokens)
+                        finished = finished or piece.finish is not None
+                        yield piece
+        except httpx.HTTPError as error:
+            raise RemoteError(f"{endpoint.host}: {error or type(error).__name__}") from error
+        if not finished:
+            raise RemoteError(f"{endpoint.host} ended in the middle of its answer")
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
+
+    async def _look(self, endpoint: Endpoint) -> Served:
+        try:
+            client = await self._clients.client()
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                served = await self._facts(client, endpoint)
+                await self._compare_tokenizer(client, endpoint, served.model)
+        except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise RemoteError(
+                f"{endpoint.host} does not say what it serves: {error or type(error).__name__}"
+            ) from error
+        return served
+
+    async def _get(self, client: httpx.AsyncClient, url: str) -> httpx.Response:
+        answer = await client.get(url, headers=self._headers())
+        if answer.status_code in (401, 403):
+            raise ModelError(f"{url} does not accept the key (ANTIPHON_REMOTE_KEY)")
+        return answer
+
+    async def _facts(self, client: httpx.AsyncClient, endpoint: Endpoint) -> Served:
+        answer = await self._get(client, f"{endpoint.url}/v1/models")
+        answer.raise_for_status()
+        entries = answer.json()["data"]
+        # Adapters of a model come behind it.
+        first = next(entry for entry in entries if not entry.get("parent"))
+        model, context_rows = str(first["id"]), int(first.get("max_model_len") or 0)
+        if self._kind == "sglang":
+            return Served(model, context_rows)
+        size, count = _blocks((await self._get(client, f"{endpoint.url}/metrics")).text)
+        probe = await client.post(f"{endpoint.url}{VllmGenerate.path}", json={}, headers=self._headers())
+        return Served(model, context_rows, size, count, probe.status_code in (400, 422))
+
+    async def _compare_tokenizer(self, client: httpx.AsyncClient, endpoint: Endpoint, model: str) -> None:
+        text, expected = self._probe
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        answer = await client.post(f"{endpoint.url}/tokenize", json=body, headers=self._headers())
+        if answer.status_code != 200:
+            log.warning("%s has no /tokenize: whether its tokenizer is the model's is not known", endpoint.host)
+            return
+        if answer.json()["tokens"] != expected:
+            raise ModelError(f"{endpoint.host} has another tokenizer than the folder of --language-model")
+
+    async def _error(self, endpoint: Endpoint, answer: httpx.Response) -> Exception:
+        """What an answer's status says."""
+        status, text = answer.status_code, ""
+        async for chunk in answer.aiter_text():
+            text += chunk
+            if len(text) > MAX_ERROR_BYTES:
+                break
+        if status in (401, 403):
+            return ModelError(f"{endpoint.host} does not accept the key (status {status})")
+        if status in (429, 503):
+            return Refused("The model's server has no room.", retry_after_s(answer.headers.get("retry-after", "")))
+        if status == 404 or status >= 500:
+            # 404: it serves another model now.
+            return RemoteError(f"{endpoint.host} failed with status {status}")
+        if self._key:
+            text = text.replace(self._key, "***")
+        return EngineError(f"{endpoint.host} does not accept this: {_message(text)[:500]}")
+
+
+def _blocks(metrics: str) -> tuple[int, int]:
+    """The rows of a block of vLLM's KV, and the number of blocks, by its metrics; 0 where these do not say."""
+    found = re.search(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE)
+    labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
+    numbers = [labels.get(name, "") for name in ("block_size", "num_gpu_blocks")]
+    size, count = (int(text) if text.isdigit() else 0 for text in numbers)
+    return size, count
+
+
+# The body of an error is whatever the server sends.
+def _message(text: str) -> str:
+    try:
+        found: Any = json.loads(text)
+    except ValueError:
+        return text.strip()
+    error = found.get("error", found) if isinstance(found, dict) else found
+    return str(error.get("message", error) if isinstance(error, dict) else error)
