@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from antiphon.engine.api import Capabilities, EngineSettings
+from antiphon.engine.vllm import EngineServers
 from antiphon.roles import ModelRole
 
 NO_CAPABILITIES = Capabilities(0)
@@ -70,6 +71,8 @@ class EngineModelOptions:
     - `observe`: called in the model's thread after each step with its rows, its sessions and the seconds it took.
     - `talker_device`: the device of a conversation model's separate talker; "": the model's.
     - `prefill`: when a video model takes frames into its KV: "eager", as they come, or "query", with a question.
+    - `servers`: the servers that compute a language model, whose folder then has a configuration and a tokenizer and
+      needs no weights; None: it is computed here.
     """
 
     settings: EngineSettings = field(default_factory=EngineSettings)
@@ -79,6 +82,7 @@ class EngineModelOptions:
     observe: Callable[[int, int, float], None] | None = None
     talker_device: str = ""
     prefill: str = "eager"
+    servers: EngineServers | None = None
 
 
 @dataclass(frozen=True, slots=True)

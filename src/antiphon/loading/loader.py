@@ -24,7 +24,9 @@ from antiphon.contracts import (
 from antiphon.engine.api import Capabilities, DecodeShaping, EngineSettings, KvLayout
 from antiphon.engine.lane import Lane
 from antiphon.engine.local import CAPABILITIES
+from antiphon.engine.vllm import CAPABILITIES as SERVER_CAPABILITIES
 from antiphon.errors import ModelError
+from antiphon.loading.engine_servers import engine_servers
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.placement import placement
 from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selected_models, spec_of
@@ -38,7 +40,11 @@ from antiphon.store import Model, Store
 # Called after each step of a model: the lane's name, the priority, the seconds it waited, the seconds it took.
 ObserveLaneStep = Callable[[str, int, float, float], None]
 # What each engine can do, by its name.
-ENGINES: dict[str, Capabilities] = {"local": CAPABILITIES}
+ENGINES: dict[str, Capabilities] = {
+    "local": CAPABILITIES,
+    "vllm": SERVER_CAPABILITIES,
+    "sglang": SERVER_CAPABILITIES,
+}
 
 
 class ModelsByRole(TypedDict, total=False):
@@ -73,7 +79,8 @@ def prepare(settings: Settings, store: Store, model: Model | LocalModel) -> Path
     """
     spec = spec_of(model)
     source = model.path if isinstance(model, LocalModel) else store.require(model)
-    if not spec.prepare:
+    # What servers compute has no weights here.
+    if not spec.prepare or (model.role == "language" and engine_servers(settings)):
         return source
     name = model.id
     if isinstance(model, LocalModel):
@@ -94,13 +101,14 @@ def load(
     """Load the models of these roles. Blocks for seconds to minutes, so callers on an event loop run it in a thread.
 
     `observe` is called in the models' own threads after each step. `engine`: the one of ENGINES that steps the models
-    which need one. The caller closes the result. Raises SettingsError for a name of no model, StoreError for a missing
+    which need one, but for a language model on servers (`--engine`). The caller closes the result. Raises SettingsError for a name of no model, StoreError for a missing
     file, ModelError for a model that does not load; for one that the engine cannot run, before any is loaded.
     """
     everything = selected_models(settings, roles)
     selected = [m for m in everything if not isinstance(m, RemoteModel)]
+    servers = engine_servers(settings)
     for model in selected:
-        _check_engine(model, engine)
+        _check_engine(model, servers.kind if servers and model.role == "language" else engine)
     by_role: ModelsByRole = {}
     names, lanes = list[str](), list[Lane[Any, Any]]()
     for remote in everything:
@@ -229,6 +237,7 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         observe=_observe_engine(observe, role),
         talker_device=places.of("talker", like=role)[0],
         prefill=engine.watcher_prefill,
+        servers=engine_servers(settings) if role == "language" else None,
     )
 
 

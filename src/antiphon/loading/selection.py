@@ -11,6 +11,7 @@ from typing import Any
 from antiphon.adapters import SPECS
 from antiphon.adapters.spec import Spec
 from antiphon.errors import SettingsError, StoreError
+from antiphon.loading.engine_servers import engine_servers
 from antiphon.loading.placement import placement
 from antiphon.remote.address import ServerAddress, is_address, parse_address
 from antiphon.roles import ModelRole
@@ -75,6 +76,11 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     placement(settings)
     models: list[Selected] = [m for m in profile(settings.models.profile) if m.role in roles]
     language = settings.engine.language_model
+    if engine_servers(settings) and "language" in roles and not (Path(language).expanduser() / "config.json").is_file():
+        raise SettingsError(
+            f"--engine {settings.engine.engine} needs --language-model FOLDER: the checkpoint's configuration and "
+            "tokenizer, without its weights"
+        )
     if language and "language" in roles:
         models = _without(models, "language")
         if language != "none":

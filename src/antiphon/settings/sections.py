@@ -176,6 +176,11 @@ class EngineOptions:
         "Language model: a name from `antiphon pull --list`, a checkpoint's folder, a .gguf file, `URL#MODEL` for a "
         "model of another server with OpenAI's API, as in `http://127.0.0.1:11434/v1#qwen3:4b`, or `none`.",
     )
+    engine: str = option(
+        "local",
+        "What computes the language model: `local`, this process; `vllm:URL[,URL]` or `sglang:URL[,URL]`, servers of "
+        "that kind, which serve the model that is in the folder of `--language-model` (no weights are needed there).",
+    )
     partner: str = option(
         "",
         "Conversation model used in place of the language model and the voice: the folder of a Qwen3-Omni checkpoint, "
@@ -229,7 +234,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """The section `[remote]`: a language model that another server runs (`--language-model URL#MODEL`)."""
+    """The section `[remote]`: a language model on another server (`--language-model URL#MODEL`, `--engine vllm:URL`)."""
 
     remote_key: str = option("", "The server's API key, sent to it as a bearer token.", secret=True)
     remote_key_file: str = option("", "File with that key, where the variable is not set.")

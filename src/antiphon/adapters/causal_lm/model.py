@@ -1,4 +1,4 @@
-"""A text language model on the engine, loaded from a checkpoint's folder.
+"""A text language model on an engine, loaded from a checkpoint's folder.
 
 How it holds conversations is `modeling/chat.py`; how its files are converted beforehand is `checkpoint.py`.
 """
@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.weights import load_model
 from antiphon.engine.threads import load_errors
+from antiphon.engine.vllm.engine import ModelFacts, VllmEngine
 from antiphon.modeling.chat import ChatModel
 
 
@@ -22,23 +23,48 @@ class CausalLm(ChatModel):
     """A LanguageModel for any decoder that `transformers` loads with AutoModelForCausalLM.
 
     `folder` holds the checkpoint as `transformers` or `antiphon pull` writes it; nothing is downloaded. The caller owns
-    the model and has to close it, which stops its engine's thread.
+    the model and has to close it, which ends its engine.
     """
 
     def __init__(self, folder: Path, model_id: str, options: EngineModelOptions) -> None:
-        """Load the weights and the tokenizer, and start the engine. Waits for seconds.
+        """Load the weights and the tokenizer, and start the engine. Waits for seconds. With `options.servers` the
+        tokenizer only, and the servers are looked at.
 
-        Raises ModelError for a checkpoint that does not load.
+        Raises ModelError for a checkpoint that does not load, and for servers that serve another one.
         """
+        if options.servers:
+            super().__init__(folder, model_id, *engine_on_servers(folder, model_id, options))
+            return
         # Side by side: either takes a second, and most of it outside the interpreter.
         with load_errors(model_id, folder), ThreadPoolExecutor(1) as pool:
             loading = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
             runner = load_model(folder, device=options.device, weights=options.weights, threads=options.threads)
-            tokenizer: Any = loading.result()
+            tokenizer = loading.result()
         words = tokenizer.backend_tokenizer
-        engine = LocalEngine(runner, options.settings, tokenizer=words, observe=options.observe)
+        local = LocalEngine(runner, options.settings, tokenizer=words, observe=options.observe)
         try:
-            super().__init__(folder, model_id, engine, tokenizer)
+            super().__init__(folder, model_id, local, tokenizer)
         except BaseException:
-            engine.close()
+            local.close()
             raise
+
+
+# A tokenizer of `transformers`, and a configuration, have any attributes.
+def engine_on_servers(folder: Path, model_id: str, options: EngineModelOptions) -> tuple[VllmEngine, Any]:
+    """An engine whose model runs on `options.servers`, and the model's tokenizer. No weights are read.
+
+    Waits for seconds. Raises ModelError for a folder without a configuration or a tokenizer, and for servers that serve
+    another model.
+    """
+    assert options.servers
+    with load_errors(model_id, folder):
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        config: Any = AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config(decoder=True)
+        ends = GenerationConfig.from_model_config(config).eos_token_id
+        facts = ModelFacts(
+            int(config.max_position_embeddings),
+            int(config.vocab_size),
+            int(config.hidden_size),
+            frozenset([ends] if isinstance(ends, int) else ends or ()),
+        )
+    return VllmEngine(options.servers, tokenizer.backend_tokenizer, facts, options.settings), tokenizer

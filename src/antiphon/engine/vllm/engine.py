@@ -1,4 +1,4 @@
-"""An engine whose model runs on another server: vLLM, or SGLang. docs/design/engine-servers.md."""
+"""An engine whose model runs on another server: vLLM, or SGLang. docs/design/remote.md."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import logging
 import secrets
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from antiphon.engine.api import Capabilities, EngineSettings, EngineState, Grammar
 from antiphon.engine.grammar import GrammarCompiler, GrammarFollower
 from antiphon.engine.rows import Rows
-from antiphon.engine.vllm import CAPABILITIES
+from antiphon.engine.vllm import CAPABILITIES, EngineServers
 from antiphon.engine.vllm.endpoints import Endpoints
 from antiphon.engine.vllm.server import EngineServer
 from antiphon.engine.vllm.session import VllmSession, salt_of
@@ -25,22 +25,6 @@ log = logging.getLogger(__name__)
 
 # The rows of a block where the server does not say: vLLM's on GPUs.
 DEFAULT_BLOCK_ROWS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class EngineServers:
-    """The servers that an engine asks.
-
-    - `kind`: what they speak. `urls`: their roots, as in `http://127.0.0.1:8000`; each serves the same model.
-    - `key`: sent as a bearer token, "" for none.
-    - `first_token_s`, `token_s`: seconds in which a generation's first token, and each further one, has to come.
-    """
-
-    kind: Literal["vllm", "sglang"]
-    urls: tuple[str, ...]
-    key: str = ""
-    first_token_s: float = 10.0
-    token_s: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
