@@ -103,7 +103,8 @@ class Answer:
                 while True:
                     session.note(await reader.next(USAGE_S))
         except EngineError as error:
-            if ask.rule is None or (self._num_tokens and self.finish is not None):
+            engine.check_alive()
+            if ask.rule is None:
                 raise
             self._give_up_grammar(ask.rule, error)
         finally:

@@ -230,6 +230,7 @@ class VllmSession:
                 piece = await reader.next(self.engine.timeouts.first_s)
                 self.note(piece)
                 finish = piece.finish
+            endpoint.breaker.succeeded()
             with suppress(RemoteError):
                 while True:
                     self.note(await reader.next(self.engine.timeouts.next_s))
