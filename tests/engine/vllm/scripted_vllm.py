@@ -1,5 +1,5 @@
-"""A vLLM server on a real socket without a model: the token after a row is that row's id + 1. Its answers have the form
-of those in `recorded/`, which a real vLLM 0.32 gave. It fails as it is told.
+"""A vLLM server on a real socket without a model: the token after a row is that row's id + 1, or what a test says. Its
+answers have the form of those in `recorded/`, which a real vLLM 0.32 gave. It fails as it is told.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import copy
 import json
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,9 +50,12 @@ class ScriptedVllm:
         context_rows: int = 4096,
         takes_grammars: bool = True,
         generates: bool = False,
-        port: int = 0,
+        eos: int | None = None,
     ) -> None:
-        self.vocabulary, self.eos, self.context_rows = vocabulary, vocabulary - 1, context_rows
+        self.vocabulary, self.context_rows = vocabulary, context_rows
+        self.eos = vocabulary - 1 if eos is None else eos
+        # The token that follows some rows, where it may.
+        self.following: Callable[[list[int]], int] = lambda rows: (rows[-1] + 1) % vocabulary
         self.takes_grammars, self.generates = takes_grammars, generates
         self.tokenizer = tokenizer
         self.model = "smollm2"
@@ -68,7 +71,7 @@ class ScriptedVllm:
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
-        self.port = port
+        self.port = 0
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.start()
@@ -80,6 +83,10 @@ class ScriptedVllm:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def is_listening(self) -> bool:
+        return self._server is not None and self._server.is_serving()
 
     def start(self) -> None:
         """Listen, on the same port as before."""
@@ -253,7 +260,7 @@ class ScriptedVllm:
             allowed = [token for token in mine if allowed is None or token in allowed]
         bias = {int(token): value for token, value in (body.get("logit_bias") or {}).items()}
         candidates = range(self.vocabulary) if allowed is None else allowed
-        wanted = rows[-1] + 1
+        wanted = self.following(list(rows))
         return max(candidates, key=lambda token: (bias.get(token, 0.0), -((token - wanted) % self.vocabulary)))
 
     # --- the prefix cache ---------------------------------------------------------------------------------------------
