@@ -1,6 +1,9 @@
 """What antiphon adds to the first word of a language model on another server, by the kind of request.
 
     antiphon bench engines [--rounds 100] [--turns 1,20] [--backend URL#MODEL]
+    antiphon bench engines --sections kept,streams,added,killed,hundred [--vllm URL] [--folder FOLDER]
+
+The second form is about engine servers (`--engine vllm:URL`): bench/engine_servers.py.
 
 Without `--backend`, the other server is a process of this benchmark that answers at once, twenty words at the speed of
 a fast GPU, so that what is measured is antiphon. A round asks the server itself, then antiphon's chat completions and
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -27,6 +31,11 @@ import websockets
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import HERE, Server, machine, percentile, save, server, table
+from engine_servers import REAL, SECTIONS
+
+from antiphon.loading.loader import prepare, store_of
+from antiphon.settings import load
+from antiphon.store import MODELS
 
 WORDS, WORDS_A_S, WARM_UP = 20, 100, 20
 QUESTION = "What is the weather like in Paris today?"
@@ -175,13 +184,30 @@ def run(address: str, turns: list[int], rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def run_sections(names: list[str], vllm: str, folder: Path | None, rounds: int) -> None:
+    """Measure engine servers. `folder`: of the default language model's, prepared, where it is not given."""
+    if folder is None:
+        settings = load({}, os.environ)
+        folder = prepare(settings, store_of(settings.models), MODELS["qwen2.5-coder-0.5b-instruct"])
+    for name in names:
+        rows = SECTIONS[name](vllm, folder, rounds) if name in REAL else SECTIONS[name](folder, rounds)
+        table(name, list(rows[0]), [list(row.values()) for row in rows])
+        print(f"written: {save('engine-servers-' + name, {'machine': machine(), name: rows})}\n", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--turns", default="1,20", help="lengths of the conversation")
     parser.add_argument("--backend", default="", help="URL#MODEL of a server to measure with")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
+    parser.add_argument("--sections", default="", help=", ".join(SECTIONS))
+    parser.add_argument("--vllm", default="", help="URL of a vLLM server, for " + " and ".join(REAL))
+    parser.add_argument("--folder", type=Path, help="the checkpoint that it serves; for others, one with a tokenizer")
     args = parser.parse_args()
+    if args.sections:
+        run_sections(args.sections.split(","), args.vllm, args.folder, args.rounds)
+        return
     if args.answer is not None:
         asyncio.run(answering(args.answer))
         return
