@@ -103,6 +103,8 @@ class Responder:
         self._budget = PreemptiveBudget(model.profile.max_preemptive)
         # Whether the model's stream has taken in audio of a turn that may yet be dropped.
         self._holds_growing = False
+        # The turn that had a delta last, and its text so far.
+        self._partial = (-1, "")
         # Truncations, in milliseconds heard, that wait until their response is closed.
         self._truncations: list[tuple[ContentPosition, int]] = []
 
@@ -330,11 +332,13 @@ class Responder:
         )
         await self.preemptive.begin(self._stream, request, self._group)
 
-    async def prefill(self, text: str) -> None:
-        """Let the model prepare for a turn that goes on, with the transcript so far, so that its response begins
-        sooner. Does not wait for the computation. Failures are logged and not raised.
+    async def hear(self, turn: int, delta: str, *, prefills: bool) -> None:
+        """Take in more of a turn's transcript; if it `prefills`, let the model prepare with the transcript so far, so
+        that its response begins sooner. Does not wait for the computation. Failures are logged and not raised.
         """
-        await self._prefill([Item("", parts=[ContentPart("input_audio", text)])])
+        self._partial = (turn, self._partial[1] + delta if self._partial[0] == turn else delta)
+        if prefills:
+            await self._prefill([Item("", parts=[ContentPart("input_audio", self._partial[1].strip())])])
 
     async def prefill_audio(self, audio: AudioPart) -> None:
         """Let the model take in the audio so far of a turn that goes on. Waits for its encoder; failures are logged and
