@@ -10,11 +10,14 @@ from antiphon.events.conversation import (
     ResponseAudioDelta,
     ResponseDone,
     TruncateItem,
+    UserTurnCommitted,
 )
 from antiphon.events.transcription import (
+    CommitAudio,
     ServerVad,
     TranscriptPartial,
 )
+from tests.scripted import speech
 from tests.sessions.conversation.scripted import Scene, play
 
 
@@ -80,6 +83,24 @@ def test_when_a_backchannel_overlaps_a_response_then_response_and_history_stay_a
     scene = play(main())
     assert scene.responses() == ["completed"]
     assert [i.text for i in scene.session.conversation.items] == ["Tell me a story.", "One two."]
+
+
+def test_when_the_client_ends_a_turn_over_a_response_then_it_is_committed_whatever_was_said() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=MEANING) as scene:
+            scene.model.end.clear()
+            scene.model.go.set()
+            await scene.say("Tell me a story.")
+            before = len(scene.out)
+            # Too short for a word: without the commit it would be a noise that nobody hears of.
+            await scene.append(speech(1, 1)[:2048])
+            assert scene.out[before:] == []
+            await scene.inbox.put(CommitAudio())
+            await scene.until(UserTurnCommitted, 2)
+            scene.model.end.set()
+        return scene
+
+    assert play(main()).responses() == ["cancelled turn_detected"]
 
 
 def test_when_a_response_was_truncated_then_an_acknowledgement_is_a_turn_of_its_own() -> None:

@@ -16,18 +16,18 @@ class IdleTimeout:
 
     - `left_s`: returns the seconds of sent audio that are still to be played; the time counts from their end.
     - `is_busy`: returns whether somebody speaks or is answered, or an item is being read: the timeout comes later then.
-    - `heard_ms`: returns the milliseconds of audio that were listened to so far.
-    - `on_silence`: is awaited with `heard_ms` at the beginning of the silence.
+    - `heard_s`: returns the seconds of audio that were listened to so far.
+    - `on_silence`: is awaited with `heard_s` at the beginning of the silence.
     """
 
     def __init__(
         self,
         left_s: Callable[[], float],
         is_busy: Callable[[], bool],
-        heard_ms: Callable[[], int],
-        on_silence: Callable[[int], Awaitable[None]],
+        heard_s: Callable[[], float],
+        on_silence: Callable[[float], Awaitable[None]],
     ) -> None:
-        self._left_s, self._is_busy, self._heard_ms = left_s, is_busy, heard_ms
+        self._left_s, self._is_busy, self._heard_s = left_s, is_busy, heard_s
         self._on_silence = on_silence
         self._scope: anyio.CancelScope | None = None
         # Speech has begun that may turn out to be none.
@@ -65,9 +65,9 @@ class IdleTimeout:
     async def _wait(self, timeout_s: float, scope: anyio.CancelScope) -> None:
         with scope:
             await anyio.sleep(self._left_s())
-            start_ms, is_over = self._heard_ms(), False
+            since_s, is_over = self._heard_s(), False
             while not is_over:
                 await anyio.sleep(timeout_s)
                 is_over = not self._is_busy()
             self._scope = None
-            await self._on_silence(start_ms)
+            await self._on_silence(since_s)

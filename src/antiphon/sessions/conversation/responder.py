@@ -195,13 +195,14 @@ class Responder:
 
     async def begin_unasked(self, source: NativeResponse) -> None:
         """Begin a response of a native model's turn. Waits until the response before it is closed. Where the turn was
-        cut by then, because it was interrupted, `source` is dropped and the client never learns of it.
+        cut by then, because it was interrupted, `source` is dropped: a client that has asked for it is told of its end,
+        any other never learns of it.
         """
         while self.active:
             await self.active.ended.wait()
             await anyio.lowlevel.checkpoint()
 
-        if source.is_cut:
+        if source.is_cut and not (source.due and source.due.request):
             await source.drop()
             return
 
@@ -210,6 +211,8 @@ class Responder:
 
         request = source.due.request if source.due else None
         self._start(request or CreateResponse(), give_source)
+        if source.is_cut and self.active:
+            self.active.cancel(source.cut_reason)
 
     def _start(self, command: CreateResponse, make: Callable[[Response], Awaitable[ResponseSource]]) -> None:
         config = self.config

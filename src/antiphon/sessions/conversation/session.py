@@ -127,9 +127,7 @@ class ConversationSession:
             else None
         )
         self._left_s = left_s or (lambda: self._playout.left_s)
-        self._idle = IdleTimeout(
-            lambda: self._playout.left_s, self._is_busy, lambda: int(self.audio_s * 1000), self._ask_again
-        )
+        self._idle = IdleTimeout(lambda: self._playout.left_s, self._is_busy, lambda: self.audio_s, self._ask_again)
         self._listener = TranscriptionSession(
             config.transcription,
             transcriber,
@@ -142,7 +140,7 @@ class ConversationSession:
             turn_detector=turn_detector,
             echo_guard=echo_guard,
             tap=self._native_turns.append_audio if self._native_turns else self._keep_audio if accepts_media else None,
-            on_commit=self._commit_native if self._native_turns else None,
+            on_commit=self._commit,
         )
         self._responder = Responder(
             config,
@@ -225,14 +223,16 @@ class ConversationSession:
         if takes_floor and self._native_turns and (self._native_turns.is_waiting or not self.answering):
             # A turn that the model is about to speak is dropped; a response under way is ended as any other.
             self._native_turns.interrupt()
-        overlap = self._overlap
-        await self._apply_all(overlap.take_floor(reason) if takes_floor else overlap.dismiss(reason))
+        decide = self._overlap.take_floor if takes_floor else self._overlap.dismiss
+        await self._apply_all(decide(reason))
 
-    def _commit_native(self) -> None:
-        assert self._native_turns
-        is_due = self.config.create_response and self.config.transcription.vad is not None
-        self._native_turns.commit(answers=is_due and not self._skips_next_turn)
-        self._skips_next_turn = False
+    async def _commit(self, turn: int) -> None:
+        """The client has ended a turn: it is one, whatever was said over a response."""
+        if self._native_turns:
+            is_due = self.config.create_response and self.config.transcription.vad is not None
+            self._native_turns.commit(answers=is_due and not self._skips_next_turn)
+            self._skips_next_turn = False
+        await self._apply_all(self._overlap.commit(turn))
 
     @property
     def _responds_to_turns(self) -> bool:
@@ -469,10 +469,10 @@ class ConversationSession:
     def _is_busy(self) -> bool:
         return self.answering or self._user_speaking or self._has_unresolved()
 
-    async def _ask_again(self, start_ms: int) -> None:
-        """Respond to a silence of `idle_timeout_ms` that began at `start_ms`."""
+    async def _ask_again(self, since_s: float) -> None:
+        """Respond to a silence of `idle_timeout_ms`, which began after `since_s` seconds of audio."""
         item = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
-        await self._emit(IdleTimeoutReached(item.id, start_ms, int(self.audio_s * 1000)))
+        await self._emit(IdleTimeoutReached(item.id, int(since_s * 1000), int(self.audio_s * 1000)))
         previous = self.conversation.add(item)
         await self._emit(UserTurnCommitted(-1, item.snapshot(), previous))
         if not self.answering:
