@@ -206,9 +206,9 @@ class ConversationSession:
             await self._responder.close()
 
     async def interrupt(self, reason: str) -> None:
-        """Cancel the conversation's response with `reason`, stop its playback, and truncate it to what was heard. Does
-        not wait for its end.
-        """
+        """Cancel the response with `reason`, and those that wait if the client does; truncate to what was heard."""
+        if reason == "client_cancelled":
+            self._waiting_requests.withdraw()
         await self._responder.interrupt(reason)
 
     async def truncate_to_heard(self, items: list[tuple[ContentPosition, int]]) -> None:
@@ -274,6 +274,7 @@ class ConversationSession:
                 await self._emit(ItemDeleted(item_id))
             case TruncateItem(item_id, content_index, audio_end_ms):
                 kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
+                self._responder.keep_truncated(item_id, content_index, kept_ms)
                 self._playout.stop(self._listener.now)
                 await self._emit(ItemTruncated(item_id, content_index, kept_ms))
             case CreateResponse() if self._native_turns:
@@ -286,7 +287,6 @@ class ConversationSession:
                     if isinstance(given, Item):
                         self._resolve(given, command)
                 if command.when_busy == "cut":
-                    self._waiting_requests.withdraw()
                     await self.interrupt("client_cancelled")
                 if self._has_to_wait(command):
                     self._waiting_requests.add(command)
