@@ -26,7 +26,14 @@ from antiphon.events.conversation import (
     Usage,
 )
 from antiphon.events.duplex import BargeIn, EpochRaised, ListenStepTaken
-from antiphon.events.transcription import AppendAudio, CommitAudio, SessionEnding, TranscriptDone
+from antiphon.events.transcription import (
+    AppendAudio,
+    CommitAudio,
+    CommitRefused,
+    SessionEnding,
+    TranscriptDone,
+    TranscriptFailed,
+)
 from antiphon.protocols.bridges.base import BridgeConnection, BridgeDialect, BridgeSession
 from antiphon.protocols.bridges.minicpmo_worker import MinicpmoWorkerBridge
 from antiphon.protocols.bridges.omni import OmniBridge
@@ -86,6 +93,29 @@ def end_response(wire: Gathered) -> None:
 def test_when_no_conversation_model_is_loaded_then_a_bridge_does_not_open(kind: Kind) -> None:
     with pytest.raises(RemoteProtocolError):
         opened_bridge(kind, None)
+
+
+def errors_of(wire: Gathered) -> list[str]:
+    """The codes of the errors that were sent, in the shape of any bridge."""
+    sent = [f for f in frames_of(wire) if not isinstance(f, bytes) and f["type"] == "error"]
+    return [f["code"] if "code" in f else f["error"]["code"] for f in sent]
+
+
+@pytest.mark.parametrize("kind", [OmniBridge, OpenbmbBridge, MinicpmoWorkerBridge])
+def test_when_something_fails_or_is_refused_then_the_client_of_a_bridge_is_told(kind: Kind) -> None:
+    wire = opened_bridge(kind)
+    # A turn's end without audio behind the one before: no turn.done follows.
+    wire.send(CommitRefused(0, 1))
+    assert errors_of(wire) == ["input_audio_buffer_commit_empty"]
+    wire.send(TranscriptFailed(0, "the model failed"))
+    assert errors_of(wire) == ["transcription_failed"]
+    failed = Response("resp_1", True, None, None, status="failed", error="the model failed")
+    wire.send(ResponseCreated(failed))
+    wire.send(ResponseDone(failed))
+    assert errors_of(wire) == ["processing_error"]
+    failed.code = "context_length_exceeded"
+    wire.send(ResponseDone(failed))
+    assert errors_of(wire) == ["context_length_exceeded"]
 
 
 # --- openbmb-realtime -------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import TuningLimits
+from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import CancelResponse, CreateResponse, Response, ResponseDone, ResponseTextDelta
 from antiphon.events.transcription import AppendAudio, CommitAudio, ConfigureTranscription, StreamTuning
 from antiphon.protocols.connection import Context
@@ -188,6 +189,9 @@ class Hearing:
         return [(e["type"], e.get("delta", e.get("text"))) for e in events]
 
 
+FULL = RemoteProtocolError("memory_limit_exceeded", "This was not kept.")
+
+
 DELTA, DONE_TEXT, AUDIO_DONE = "transcription.delta", "transcription.done", "response.output_audio.done"
 
 
@@ -259,6 +263,53 @@ def test_when_an_answer_is_cut_then_its_end_comes_and_the_next_is_its_own() -> N
     assert one.answer("On", "cancelled") == [(DELTA, "On"), (DONE_TEXT, "On"), (AUDIO_DONE, None)]
     assert one.commit(final=True) == ["commit", "cut"]
     assert one.answer("Two") == [(DELTA, "Two"), (DONE_TEXT, "Two"), (AUDIO_DONE, None)]
+
+
+def refused(one: Hearing) -> list[Any]:
+    return [json.loads(frame.encode())["type"] for frame in one.dialect.refuse(FULL, None)]
+
+
+def test_when_the_last_segment_of_a_request_is_refused_then_the_request_ends_with_the_answers_that_it_has() -> None:
+    one = Hearing()
+    one.append(1.0)
+    one.commit(final=False)
+    one.append(1.0)
+    one.commit(final=True)
+    assert refused(one) == ["error"]
+    assert one.answer("One") == [(DELTA, "One"), (DONE_TEXT, "One"), (AUDIO_DONE, None)]
+    # Where all of them were given before, it ends at once.
+    one.append(1.0)
+    one.commit(final=False)
+    assert one.answer("Two") == [(DELTA, "Two")]
+    one.append(1.0)
+    one.commit(final=True)
+    assert refused(one) == ["error", DONE_TEXT, AUDIO_DONE]
+    # A request of one segment is over with the error; one before it goes on.
+    one.append(1.0)
+    one.commit(final=True)
+    one.append(1.0)
+    one.commit(final=True)
+    assert refused(one) == ["error"]
+    assert one.answer("Three") == [(DELTA, "Three"), (DONE_TEXT, "Three"), (AUDIO_DONE, None)]
+    one.append(1.0)
+    one.commit(final=True)
+    assert refused(one) == ["error"]
+
+
+def test_when_a_response_is_refused_on_a_connection_then_the_vllm_client_is_told_in_its_own_shape() -> None:
+    connection = connect(dialect="vllm")
+    exchange(connection, type="session.update", model="default")
+    (frame,) = connection.refuse(FULL, None)
+    assert json.loads(frame.encode()) == {
+        "type": "error", "error": "This was not kept.", "code": "memory_limit_exceeded",
+    }  # fmt: skip
+
+
+def test_when_there_is_no_response_to_cancel_since_the_model_transcribes_then_that_is_an_error() -> None:
+    connection = connect(dialect="vllm")
+    exchange(connection, type="session.update", model="default")
+    (answer,) = exchange(connection, type="response.cancel")
+    assert answer["code"] == "response_cancel_not_active"
 
 
 def test_when_a_model_only_reads_then_a_commit_that_is_not_final_changes_nothing() -> None:

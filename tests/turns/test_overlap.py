@@ -55,6 +55,34 @@ def test_when_the_words_are_a_backchannel_then_nothing_is_reported() -> None:
     assert reported(START, TranscriptGuessed(0, "Yeah."), STOP, COMMIT, done("Yeah.")) == []
 
 
+@pytest.mark.parametrize("state", ["undecided", "yielded", "dismissed"])
+def test_when_the_client_commits_the_overlap_then_it_is_a_turn(state: str) -> None:
+    overlap = OverlapDecider()
+    for event in (START, TranscriptPartial(0, "Mm"), STOP, COMMIT):
+        overlap.feed(event, overlaps=True)
+    if state == "yielded":
+        overlap.decide(speaking=False)
+    if state == "dismissed":
+        overlap.dismiss("client_force_listen")
+    # A commit of another turn says nothing of this one.
+    assert overlap.commit(1) == []
+    released = overlap.commit(0)
+    assert speech(released) == [START, TranscriptPartial(0, "Mm"), STOP, COMMIT]
+    # What the client has said of its floor still holds.
+    taken = [OverlapDecided(0, True, "client_commit")]
+    assert about(released) == ([] if state == "dismissed" else taken)
+    assert overlap.feed(done("Mm-hm."), overlaps=True) == [done("Mm-hm.")]
+
+
+def test_when_the_audio_is_cleared_behind_an_overlap_then_that_is_decided_by_its_own_words() -> None:
+    overlap = OverlapDecider()
+    for event in (START, STOP, COMMIT):
+        overlap.feed(event, overlaps=True)
+    assert overlap.feed(TurnCleared(), overlaps=True) == [TurnCleared()]
+    released = overlap.feed(done("No, wait."), overlaps=True)
+    assert speech(released) == [START, STOP, COMMIT, done("No, wait.")]
+
+
 def test_when_there_are_no_words_then_nothing_is_reported() -> None:
     assert reported(START, STOP, COMMIT, done("")) == []
     assert reported(START, STOP, COMMIT, TranscriptFailed(0, "no")) == []

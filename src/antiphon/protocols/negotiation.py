@@ -208,7 +208,12 @@ class RealtimeConnection:
         return []
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """An error about the connection itself, such as a wrong acknowledgement. The session goes on."""
+        """An error about the connection itself, such as a wrong acknowledgement, or about a message that there is no
+        memory for. The session goes on.
+        """
+        if error.code == "memory_limit_exceeded" and isinstance(self._dialect, VllmDialect):
+            # Its errors are flat, and it counts the responses that it waits for.
+            return self._dialect.refuse(error, event_id)
         return [refused_frame(self.context.new_id, error, event_id)]
 
     def too_large(self, max_bytes: int) -> list[Frame]:

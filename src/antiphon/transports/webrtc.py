@@ -187,6 +187,8 @@ class WebRtcCall:
         self._arrived: asyncio.Queue[str | bytes | AppendAudio | None] = asyncio.Queue(MAX_ARRIVED_ITEMS)
         self._audio_task: asyncio.Task[None] | None = None
         self._hung_up = False
+        # The end has arrived; what comes behind it is dropped. Whether anything before it was.
+        self._has_ended = self._has_dropped = False
         self.peer.on("datachannel", self._on_data_channel)
         self.peer.on("track", self._on_track)
         self.peer.on("connectionstatechange", self._on_state_change)
@@ -265,9 +267,15 @@ class WebRtcCall:
             self.opened.set()
 
     def _arrive(self, item: str | bytes | AppendAudio | None) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = item is None
         if self._arrived.full():
             # A microphone is never this far ahead; a client that sends so much is not in a conversation.
             self._arrived.get_nowait()
+            if not self._has_dropped:
+                self._has_dropped = True
+                log.warning("a call sends faster than it is served: what came first is dropped")
         self._arrived.put_nowait(item)
 
     def _on_track(self, track: MediaStreamTrack) -> None:
@@ -287,6 +295,10 @@ class WebRtcCall:
                 if len(pcm):
                     self._arrive(AppendAudio(pcm))
         except MediaStreamError:
+            self._arrive(None)
+        except Exception:
+            # The edge of a decoder of what strangers send: without a microphone the call has nothing to serve.
+            log.exception("the microphone of a call cannot be read")
             self._arrive(None)
 
     def _on_state_change(self) -> None:

@@ -59,11 +59,12 @@ class OverlapState(Enum):
     |---|---|---|---|
     | none | speech starts during a response | UNDECIDED | OverlapStarted |
     | UNDECIDED, YIELDED | words that are no backchannel | none | it takes the floor, and the held events |
-    | UNDECIDED, YIELDED | speech starts again, or `take_floor` | none | the same |
+    | UNDECIDED, YIELDED | speech starts again, `take_floor`, or `commit` | none | the same |
     | UNDECIDED | `decide`: speech goes on, and is no backchannel so far | none | the same |
     | UNDECIDED | `decide`: speech has stopped | YIELDED | it does not take the floor |
     | UNDECIDED, YIELDED | `dismiss` | DISMISSED | it does not take the floor |
     | all three | its transcript is complete, and a backchannel; or it is cleared | none | it does not take the floor |
+    | DISMISSED | `commit` | none | the held events |
     | DISMISSED | its transcript is complete, whatever its words | none | |
     | DISMISSED | speech starts again, in another turn | as from none | as from none |
 
@@ -124,6 +125,9 @@ class OverlapDecider:
             self._overlap = _Overlap(event.turn, [event])
             return [OverlapStarted(event.turn)]
         if isinstance(event, TurnCleared):
+            if any(isinstance(held, TurnCommitted) for held in overlap.held_events):
+                # What is cleared came after it.
+                return [event]
             return [*self._end(overlap, "cleared"), event]
         if isinstance(event, SpeechStarted) or (isinstance(event, TurnEvent) and event.turn == overlap.turn):
             return self._feed_overlap(overlap, event)
@@ -166,6 +170,19 @@ class OverlapDecider:
             return []
         self._overlap = None
         return [OverlapDecided(overlap.turn, True, reason), *overlap.held_events]
+
+    def commit(self, turn: int) -> list[TranscriptionEvent]:
+        """The client has ended this turn itself, so that it is one, whatever its words. Returns all held events, in
+        order, behind OverlapDecided; without that where the client has said that it takes no floor. Returns nothing for
+        a turn of which nothing is held.
+        """
+        overlap = self._overlap
+        if overlap is None or overlap.turn != turn:
+            return []
+        if overlap.state is not OverlapState.DISMISSED:
+            return self.take_floor("client_commit")
+        self._overlap = None
+        return overlap.held_events
 
     def dismiss(self, reason: str) -> list[TranscriptionEvent]:
         """Decide that the overlap does not take the floor whatever its words turn out to be, because the client says

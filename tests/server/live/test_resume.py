@@ -16,6 +16,7 @@ from websockets.exceptions import ConnectionClosed
 
 from antiphon.audio import Pcm
 from antiphon.audio.pcm import to_pcm16
+from antiphon.errors import Refused
 from antiphon.server.state import ServerState
 from tests.scripted import FRAME, speech
 from tests.server.scripted import Echo, serving, with_resume
@@ -389,6 +390,27 @@ def test_when_the_journal_is_too_small_then_a_resume_names_the_gap_or_the_overfl
 
     with serving(with_resume(journal_mb=1)) as (url, state, _):
         assert run(main(url, state)) == ("journal_gap", "journal_overflow")
+
+
+@pytest.mark.parametrize("query", ["/v1/realtime?duplex=1", "/v1/realtime"])
+def test_when_the_model_has_no_room_for_a_session_then_its_client_is_told_to_come_back(
+    scripted: tuple[str, ServerState, Echo], monkeypatch: pytest.MonkeyPatch, query: str
+) -> None:
+    async def refuse(owner: object = None) -> Echo:
+        raise Refused("no room for another conversation", 2.0)
+
+    async def main() -> None:
+        async with connect(f"{scripted[0]}{query}") as socket:
+            await socket.send(json.dumps({"type": "session.update", "session": {"type": "realtime"}}))
+            codes: list[str] = []
+            with pytest.raises(ConnectionClosed):
+                while True:
+                    codes.append(json.loads(await socket.recv()).get("error", {}).get("code"))
+            assert "resource_exhausted" in codes
+            assert (socket.close_code, socket.close_reason) == (1013, "resource_exhausted")
+
+    monkeypatch.setattr(scripted[2], "open", refuse)
+    run(main())
 
 
 def test_when_a_session_fails_then_it_ends_alone(

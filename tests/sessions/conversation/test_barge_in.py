@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from antiphon.contracts import ReplyDone, ResponseAudio, ResponseChunk, TextDelta
 from antiphon.events.conversation import (
     ContentPosition,
     ItemTruncated,
@@ -10,12 +17,16 @@ from antiphon.events.conversation import (
     ResponseAudioDelta,
     ResponseDone,
     TruncateItem,
+    UserTurnCommitted,
 )
 from antiphon.events.transcription import (
+    CommitAudio,
     ServerVad,
     TranscriptPartial,
 )
-from tests.sessions.conversation.scripted import Scene, play
+from antiphon.events.words import Word
+from tests.scripted import speech
+from tests.sessions.conversation.scripted import Scene, ScriptedModel, play
 
 
 def test_when_speech_starts_over_a_response_then_it_is_cancelled_and_the_speech_answered() -> None:
@@ -82,6 +93,24 @@ def test_when_a_backchannel_overlaps_a_response_then_response_and_history_stay_a
     assert [i.text for i in scene.session.conversation.items] == ["Tell me a story.", "One two."]
 
 
+def test_when_the_client_ends_a_turn_over_a_response_then_it_is_committed_whatever_was_said() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=MEANING) as scene:
+            scene.model.end.clear()
+            scene.model.go.set()
+            await scene.say("Tell me a story.")
+            before = len(scene.out)
+            # Too short for a word: without the commit it would be a noise that nobody hears of.
+            await scene.append(speech(1, 1)[:2048])
+            assert scene.out[before:] == []
+            await scene.inbox.put(CommitAudio())
+            await scene.until(UserTurnCommitted, 2)
+            scene.model.end.set()
+        return scene
+
+    assert play(main()).responses() == ["cancelled turn_detected"]
+
+
 def test_when_a_response_was_truncated_then_an_acknowledgement_is_a_turn_of_its_own() -> None:
     async def main() -> Scene:
         async with Scene(vad=MEANING) as scene:
@@ -109,6 +138,37 @@ def test_when_the_words_of_an_overlap_take_the_floor_then_the_response_is_cancel
         return scene
 
     assert play(main()).responses() == ["cancelled turn_detected", "completed"]
+
+
+class GoesOn(ScriptedModel):
+    """Goes on saying something once `end` is set."""
+
+    async def respond(self, *asked: Any) -> AsyncGenerator[ResponseChunk, None]:
+        yield TextDelta("One two.")
+        yield ResponseAudio(np.zeros(24_000, np.float32), (Word("One", 0.0, 0.3, 1.0), Word("two.", 0.3, 1.0, 1.0)))
+        await self.end.wait()
+        yield TextDelta(" Three.")
+        yield ResponseAudio(np.zeros(24_000, np.float32), (Word("Three.", 1.0, 2.0, 1.0),))
+        yield ReplyDone("stop", 5, 2, 3)
+
+
+def test_when_the_client_truncates_an_item_that_goes_on_then_the_rest_is_not_in_the_history() -> None:
+    async def main() -> Scene:
+        scene = Scene()
+        scene.model.end.clear()
+        scene.model.respond = partial(GoesOn.respond, scene.model)  # type: ignore[method-assign]
+        async with scene:
+            await scene.say("Count.")
+            item = next(o.item.id for o in scene.out if isinstance(o, OutputItemAdded))
+            await scene.session.handle(TruncateItem(item, 0, 400))
+            scene.model.end.set()
+            await scene.until(ResponseDone)
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert scene.session.conversation.items[-1].text == "One"
+    assert [o.audio_end_ms for o in scene.out if isinstance(o, ItemTruncated)] == [400]
 
 
 class Loudspeaker:

@@ -456,8 +456,60 @@ def test_when_a_request_is_cancelled_before_its_answer_then_the_model_listens_on
     native.go.release()
     scene = run(native, act)
     assert len(native.units) == 2
-    assert not scene.of(ResponseCreated)
+    # Who has asked is told of the end.
+    assert [(o.response.status, o.response.reason) for o in scene.of(ResponseDone)] == [
+        ("cancelled", "client_cancelled")
+    ]
+    assert not scene.text
     assert not scene.of(CommandRejected)
+
+
+@pytest.mark.parametrize("end", ["barge_in", "close"])
+def test_when_a_request_is_overtaken_before_its_answer_then_it_ends_as_cancelled(end: str) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears(1)
+        await scene.inbox.put(CreateResponse(metadata={"mine": "1"}))
+        await scene.until(lambda: len(native.units) == 2)
+        if end == "barge_in":
+            await scene.session.handle(BargeIn())
+            await scene.until(lambda: scene.of(ResponseDone))
+        scene.inbox.close()
+        for _ in range(60):
+            await asyncio.sleep(0)
+        native.go.release()
+
+    native = Native(held=True)
+    native.go.release()
+    (done,) = run(native, act).of(ResponseDone)
+    reason = "turn_detected" if end == "barge_in" else "client_cancelled"
+    assert (done.response.status, done.response.reason) == ("cancelled", reason)
+    assert done.response.metadata == {"mine": "1"}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_when_a_model_says_nothing_although_it_has_to_then_it_is_not_asked_for_ever(asked: bool) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears(1)
+        await scene.inbox.put(CreateResponse() if asked else CommitAudio())
+        await scene.until(lambda: True in native.forced)
+        await asyncio.sleep(4 * UNIT / 16_000)
+
+    native = Native(*[ListenStep()] * 200)
+    scene = run(native, act)
+    assert native.forced.count(True) == 1
+    ends = [(o.response.status, o.response.error) for o in scene.of(ResponseDone)]
+    assert ends == ([("failed", "the model said nothing")] if asked else [])
+
+
+def test_when_the_instructions_of_a_request_are_too_long_then_they_are_refused() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.inbox.put(CreateItem(Item("one", parts=[ContentPart("input_text", "x" * 7000)])))
+        await scene.inbox.put(CreateResponse(instructions="y" * 1001))
+        await scene.until(lambda: scene.of(CommandRejected))
+
+    scene = run(Native(), act)
+    assert [o.code for o in scene.of(CommandRejected)] == ["string_above_max_length"]
+    assert not scene.of(ResponseCreated)
 
 
 def test_when_a_response_cannot_be_asked_of_a_native_model_then_the_error_names_why() -> None:

@@ -18,7 +18,10 @@ from antiphon.events.conversation import (
     ResponseCreated,
     ResponseDone,
 )
-from tests.sessions.conversation.scripted import Scene, play
+from antiphon.events.transcription import TurnCommitted
+from antiphon.sessions.conversation.waiting_requests import MAX_WAITING
+from tests.sessions.conversation.scripted import Scene, play, shown
+from tests.sessions.conversation.test_items import Reader
 
 
 def test_when_a_response_is_asked_for_before_the_transcript_then_it_waits_for_it() -> None:
@@ -55,6 +58,68 @@ def test_when_a_response_that_waits_for_its_transcript_is_cancelled_then_it_ends
     scene = play(main())
     assert scene.responses() == ["cancelled client_cancelled", "completed"]
     assert not any(isinstance(o, CommandRejected) for o in scene.out)
+
+
+def test_when_the_session_ends_then_a_response_that_waits_for_another_is_cancelled_too() -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            scene.model.end.clear()
+            await scene.session.handle(CreateResponse())
+            await scene.settle()
+            await scene.session.handle(CreateResponse(when_busy="wait"))
+            await scene.session.handle(CreateResponse(when_busy="wait"))
+        return scene
+
+    assert play(main()).responses() == ["cancelled client_cancelled"] * 3
+
+
+def test_when_the_session_ends_while_an_image_is_read_then_the_response_that_waits_for_it_is_cancelled() -> None:
+    async def main() -> Scene:
+        scene = Scene(audio_output=False, reader=(reader := Reader()))
+        async with scene:
+            scene.model.end.clear()
+            scene.model.go.set()
+            await scene.session.handle(shown("a", "YWJj"))
+            await scene.session.handle(CreateResponse())
+            await scene.session.handle(CreateResponse(stored=False, metadata={"mine": "1"}))
+            scene.inbox.close()
+            await scene.settle()
+            reader.go.set()
+        return scene
+
+    assert play(main()).responses() == ["cancelled client_cancelled"] * 2
+
+
+def test_when_sixteen_responses_wait_then_more_are_refused() -> None:
+    async def main() -> Scene:
+        async with Scene(create_response=False) as scene:
+            await scene.start_turn()
+            turn = await scene.end_turn()
+            for _ in range(MAX_WAITING + 1):
+                await scene.session.handle(CreateResponse(when_busy="wait"))
+            assert [o.code for o in scene.out if isinstance(o, CommandRejected)] == ["too_many_responses"]
+            scene.model.go.set()
+            await scene.transcribe(turn, "Well?")
+            await scene.until(ResponseDone, MAX_WAITING)
+        return scene
+
+    assert play(main()).responses() == ["completed"] * MAX_WAITING
+
+
+def test_when_a_request_cuts_what_was_asked_before_then_it_does_not_wait_for_it() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=None) as scene:
+            scene.model.go.set()
+            scene.turn = 0
+            await scene.transcription(TurnCommitted(0, 0, 100, 100))
+            await scene.session.handle(CreateResponse(when_busy="cut"))
+            await scene.session.handle(CreateResponse(when_busy="cut"))
+            await scene.transcribe(0, "Well?")
+            await scene.until(ResponseDone, 2)
+        return scene
+
+    assert play(main()).responses() == ["cancelled client_cancelled", "completed"]
 
 
 def test_when_a_cancellation_meets_a_response_and_one_that_waits_for_it_then_both_are_cancelled() -> None:

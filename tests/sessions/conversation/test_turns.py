@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from dataclasses import replace
+
+import pytest
 
 from antiphon.events.conversation import (
     CommandRejected,
@@ -18,10 +21,12 @@ from antiphon.events.conversation import (
 from antiphon.events.duplex import SkipResponse
 from antiphon.events.transcription import (
     TranscriptDelta,
+    TranscriptDone,
     TranscriptFailed,
     TurnCleared,
 )
-from tests.sessions.conversation.scripted import Scene, play
+from tests.sessions.conversation.scripted import Scene, play, shown
+from tests.sessions.conversation.test_items import Reader
 
 
 def test_when_a_turn_ends_then_it_has_one_response_that_the_history_keeps() -> None:
@@ -152,6 +157,44 @@ def test_when_nobody_speaks_for_the_idle_timeout_then_another_response_is_create
     idle = next(o for o in scene.out if isinstance(o, IdleTimeoutReached))
     assert any(isinstance(o, UserTurnCommitted) and o.item.id == idle.item_id for o in scene.out)
     assert scene.responses()[:2] == ["completed", "completed"]
+
+
+@pytest.mark.parametrize("end", ["no words", "failed", "cleared"])
+def test_when_a_noise_is_no_turn_then_the_idle_timeout_still_comes(end: str) -> None:
+    async def main() -> Scene:
+        async with Scene(idle_timeout_ms=100, clock=lambda: math.inf) as scene:
+            scene.model.go.set()
+            await scene.say("Hello.")
+            await scene.start_turn()
+            assert scene.num_created == 1
+            if end == "cleared":
+                await scene.transcription(TurnCleared())
+            else:
+                turn = await scene.end_turn()
+                noise = TranscriptDone(turn, "", "", (), "en", 1.0, 0, 0)
+                await scene.transcription(TranscriptFailed(turn, "no") if end == "failed" else noise)
+            await scene.until(IdleTimeoutReached)
+            await scene.until(ResponseDone, 2)
+            scene.session.config = replace(scene.session.config, idle_timeout_ms=None)
+        return scene
+
+    assert play(main()).responses()[:2] == ["completed", "completed"]
+
+
+def test_when_an_item_is_still_read_at_the_idle_timeout_then_it_comes_later() -> None:
+    async def main() -> Scene:
+        async with Scene(idle_timeout_ms=30, clock=lambda: math.inf, reader=(reader := Reader())) as scene:
+            scene.model.go.set()
+            await scene.say("Hello.")
+            await scene.session.handle(shown("one", "YWJj"))
+            await asyncio.sleep(0.1)
+            assert not any(isinstance(o, IdleTimeoutReached) for o in scene.out)
+            reader.go.set()
+            await scene.until(IdleTimeoutReached)
+            scene.session.config = replace(scene.session.config, idle_timeout_ms=None)
+        return scene
+
+    play(main())
 
 
 def test_when_a_client_asks_for_the_answer_that_a_turn_has_already_then_it_joins() -> None:

@@ -388,6 +388,21 @@ def test_when_audio_is_played_late_or_held_then_speech_still_interrupts_it() -> 
     assert [o.audio_end_ms for o in scene.of(ItemTruncated)] == [300]
 
 
+def test_when_a_response_is_heard_then_a_cancel_reaches_the_one_that_waits_too() -> None:
+    async def act(scene: DuplexScene) -> None:
+        scene.model.go.set()
+        await scene.ask(CreateItem(Item("one", parts=[ContentPart("input_text", "Hello.")])))
+        await scene.ask(CreateResponse())
+        await scene.start_turn()
+        turn = await scene.end_turn()
+        await scene.ask(CreateResponse())
+        await scene.ask(CancelResponse())
+        await scene.transcribe(turn, "Well?")
+
+    scene = run(act, "listen_only", create_response=False)
+    assert scene.responses() == ["completed", "cancelled client_cancelled"]
+
+
 def test_when_a_finished_response_is_still_heard_then_it_can_be_cancelled() -> None:
     async def act(scene: DuplexScene) -> None:
         scene.model.go.set()

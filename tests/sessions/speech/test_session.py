@@ -407,6 +407,22 @@ def test_when_too_much_text_waits_then_more_is_refused() -> None:
     session.handle(AppendText("x"))
 
 
+def test_when_a_live_text_has_no_words_then_it_does_not_count_as_waiting_for_ever() -> None:
+    async def main() -> None:
+        session = SpeechSession(Live())
+        session.handle(ConfigureSpeech(replace(PCM, granularity="none")))
+        running = asyncio.create_task(session.run())
+        for _ in range(3):
+            session.handle(AppendText(" " * (speech.MAX_WAITING_CHARS // 2)))
+            session.handle(FlushText())
+            assert isinstance(await session.next_event(), UtteranceDone)
+        assert session.num_bytes == 0
+        session.close()
+        await running
+
+    asyncio.run(main())
+
+
 def test_a_session_is_idle_while_it_has_nothing_to_speak() -> None:
     async def main() -> None:
         session = SpeechSession(Scripted())

@@ -27,7 +27,13 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.data_uri import decode_base64
 from antiphon.events.duplex import DuplexConfig, EpochRaised
-from antiphon.events.transcription import AppendAudio, SessionEnding, TranscriptionConfig
+from antiphon.events.transcription import (
+    AppendAudio,
+    CommitRefused,
+    SessionEnding,
+    TranscriptFailed,
+    TranscriptionConfig,
+)
 from antiphon.protocols.connection import Command, Context, Event, WireSnapshot
 from antiphon.protocols.fields import LIMIT_CODES, check_length, decode
 from antiphon.protocols.opening import Opening
@@ -244,12 +250,21 @@ class BridgeConnection:
     def send(self, event: Event) -> list[Frame]:
         """The frames of an event; events without a frame in the dialect have none.
 
-        Text and audio of a response from an older epoch are dropped. Rejected commands and the end of the session
-        become errors.
+        Text and audio of a response from an older epoch are dropped. Rejected commands, whatever failed and the end of
+        the session become errors.
         """
         if self._session.follow(event):
             return []
         match event:
+            case CommitRefused():
+                self._dialect.error(
+                    RemoteProtocolError("input_audio_buffer_commit_empty", "No audio came since the last turn.")
+                )
+            case TranscriptFailed(_, message):
+                self._dialect.error(RemoteProtocolError("transcription_failed", message))
+            case ResponseDone(response) if response.status == "failed":
+                code = "processing_error" if response.code == "server_error" else response.code
+                self._dialect.error(RemoteProtocolError(code, response.error))
             case CommandRejected(code, message, param):
                 self._dialect.error(RemoteProtocolError(code, message, param))
             case SessionEnding(code, message):

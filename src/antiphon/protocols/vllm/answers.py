@@ -28,6 +28,8 @@ class VllmResponses:
 
     def __init__(self) -> None:
         self._text, self._has_audio, self._tokens = "", False, (0, 0)
+        # Whether a segment of the request was answered, which has not ended.
+        self._is_open = False
         # Of each response that was asked for and has not ended: whether it is its request's last.
         self._asked = deque[bool]()
 
@@ -40,10 +42,16 @@ class VllmResponses:
         """A response was asked for; `final`: it is the last one of its request."""
         self._asked.append(final)
 
-    def forget(self) -> None:
-        """The response that was asked for last was refused."""
-        if self._asked:
-            self._asked.pop()
+    def forget(self) -> list[Frame]:
+        """The response that was asked for last was refused. Where it was to end its request, that ends with the
+        segments before, or now where all of them are answered; a request without any ends with the refusal itself.
+        """
+        was_final = self._asked.pop() if self._asked else False
+        if was_final and self._asked and not self._asked[-1]:
+            self._asked[-1] = True
+        elif was_final and not self._asked and self._is_open:
+            return self._ended()
+        return []
 
     def finish(self) -> list[Frame]:
         """End the request with the response that was asked for last, or now where none is under way."""
@@ -71,20 +79,23 @@ class VllmResponses:
                 if used := response.usage:
                     prompt, completion = self._tokens
                     self._tokens = max(prompt, used.prompt_tokens), completion + used.completion_tokens
+                self._is_open = not final
                 if response.status == "failed":
                     if final:
                         self._ended()
                     return [message(type="error", error=response.error, code="processing_error")]
                 return self._ended() if final else []
             case CommandRejected(code, text):
-                return [message(type="error", error=text, code=code)]
+                # What can be rejected here is a cancel, or a response.
+                ended = [] if code == "response_cancel_not_active" else self.forget()
+                return [message(type="error", error=text, code=code), *ended]
             case _:
                 return []
 
     def _ended(self) -> list[Frame]:
         """The frames that end a request, whose text and tokens are forgotten."""
         text, has_audio, usage = self._text, self._has_audio, usage_of(*self._tokens)
-        self._text, self._has_audio, self._tokens = "", False, (0, 0)
+        self._text, self._has_audio, self._tokens, self._is_open = "", False, (0, 0), False
         return [
             message(type="transcription.done", text=text, usage=usage),
             message(type="response.output_audio.done", has_audio=has_audio),

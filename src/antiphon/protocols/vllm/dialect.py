@@ -106,9 +106,10 @@ class VllmDialect:
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
         """An error for the client. Messages of this dialect have no ids, so `event_id` is dropped."""
+        frames = [_error(error.code, error.message)]
         if self._responses and error.code == "memory_limit_exceeded":
-            self._responses.forget()
-        return [_error(error.code, error.message)]
+            frames += self._responses.forget()
+        return frames
 
     def _done(self, done: TranscriptDone) -> Frame:
         usage = usage_of(done.prompt_tokens, done.completion_tokens)
@@ -129,7 +130,9 @@ class VllmDialect:
                 return self._commit(self._responses, final=final)
             case VllmCancel():
                 self._require_config()
-                return Received([CancelResponse()] if self._responses else [])
+                if not self._responses:
+                    raise RemoteProtocolError("response_cancel_not_active", "This model transcribes: nothing to cancel")
+                return Received([CancelResponse()])
 
     @property
     def _hears(self) -> bool:

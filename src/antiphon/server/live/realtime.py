@@ -61,6 +61,7 @@ from antiphon.server.live.session import (
     CLOSE_NORMAL,
     CLOSE_POLICY,
     CLOSE_TOO_BIG,
+    CLOSE_TRY_LATER,
     LiveSession,
 )
 from antiphon.server.state import Caller, ServerState
@@ -392,10 +393,14 @@ class LiveRealtime:
     async def _run_session(self, session: RealtimeSession) -> None:
         try:
             await session.run()
-        except Exception:
+        except Exception as error:
             # The session's edge: whatever failed in it ends this session alone.
-            log.exception("session %s failed", self.wire.id)
-            self._end("server_error", "The session failed.", CLOSE_INTERNAL)
+            if refusal := _refusal(error):
+                log.info("session %s is refused: %s", self.wire.id, refusal)
+                self._end("resource_exhausted", str(refusal), CLOSE_TRY_LATER)
+            else:
+                log.exception("session %s failed", self.wire.id)
+                self._end("server_error", "The session failed.", CLOSE_INTERNAL)
         self._inbox.close()
         self._live.finish()
 
@@ -472,3 +477,10 @@ class LiveRealtime:
     async def _flush(self, frames: Iterable[Frame] = ()) -> None:
         self._push(frames)
         await self._outbox.wait_for_room()
+
+
+def _refusal(error: Exception) -> Refused | None:
+    """The refusal that ended a session, whose task groups have wrapped it; None where anything else did."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, Refused) else None

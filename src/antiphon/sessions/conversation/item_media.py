@@ -13,7 +13,7 @@ import anyio.to_thread
 
 from antiphon.contracts import FileOptions, ImagePart, ImageReader, Transcriber, TranscriptSegment, one_slab
 from antiphon.errors import MediaError, RemoteProtocolError
-from antiphon.events.conversation import CommandRejected, ContentPart, Item
+from antiphon.events.conversation import CommandRejected, ContentPart, Item, ItemAdded, ItemDone
 from antiphon.events.data_uri import decode_image_uri
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.response import FAILURES, EmitConversation
@@ -59,6 +59,12 @@ class ItemMediaResolver:
             raise RemoteProtocolError(
                 "image_limit_exceeded", f"A conversation's images may have {MAX_IMAGE_CHARS >> 20} MiB.", "item.content"
             )
+
+    async def add(self, item: Item, after: str | None) -> None:
+        """Add a client's item to the conversation, and report it. Raises as `ConversationHistory.add`."""
+        previous = self._conversation.add(item, after)
+        await self._emit(ItemAdded(item.snapshot(), previous))
+        await self._emit(ItemDone(item.snapshot(), previous))
 
     def resolve(self, item: Item, event_id: str | None, language: str | None, group: anyio.abc.TaskGroup) -> None:
         """Begin to resolve an item's images and audio in a task of `group`, and return at once.

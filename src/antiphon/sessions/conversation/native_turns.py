@@ -9,12 +9,15 @@ ANSWER_UNITS it has to. An interrupted model listens in its next step.
 from __future__ import annotations
 
 import io
+import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 import anyio
+import anyio.abc
 import anyio.to_thread
 import numpy as np
 
@@ -38,6 +41,8 @@ from antiphon.events.conversation import CommandRejected, ConversationConfig, Co
 from antiphon.events.duplex import DuplexConfig, ListenStepTaken
 from antiphon.signals import Signal
 from antiphon.text.word_timing import spread_words
+
+log = logging.getLogger(__name__)
 
 # Units of audio that may wait for the model; with more of them `append_audio` waits, which holds back the client.
 MAX_WAITING_UNITS = 4
@@ -105,10 +110,17 @@ class NativeResponse:
         self._on_dropped = on_dropped
         self.due = due
         self._is_finished = False
-        # Whether the turn was interrupted. One that was before its response began is never reported to the client.
-        self.is_cut = False
+        # Why the turn was interrupted, "" where it was not. One that was before its response began, and that nobody has
+        # asked for, is never reported to the client.
+        self.cut_reason = ""
+        self._failure: ModelError | None = None
         self.audio_s = 0.0
         self.num_units = 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the turn was interrupted."""
+        return bool(self.cut_reason)
 
     async def put(self, chunk: ResponseChunk) -> None:
         """Add a chunk. Waits while 64 chunks wait for the reader. Once the reader has left, chunks are discarded
@@ -126,12 +138,19 @@ class NativeResponse:
         self._is_finished = True
         self._send.close()
 
+    def fail(self, message: str) -> None:
+        """End the turn as failed: `stream` raises ModelError with this message after the chunks that wait."""
+        self._failure = ModelError(message)
+        self.end()
+
     async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
-        """Yield the turn's chunks in order as the model produces them, until `end`. For one reader. Raises nothing: a
-        failure of the model ends the session through `NativeTurns.run`.
+        """Yield the turn's chunks in order as the model produces them, until `end`. For one reader. Raises ModelError
+        after `fail`; any other failure of the model ends the session through `NativeTurns.run`.
         """
         async for chunk in self._receive:
             yield chunk
+        if self._failure:
+            raise self._failure
 
     async def drop(self) -> None:
         """Stop reading: chunks that wait are discarded, and a turn that is not finished is interrupted. Does not wait
@@ -146,7 +165,8 @@ class NativeResponse:
 class NativeTurns:
     """Feeds a native model and makes responses of its turns. Call `open`, then run `run` in the session's task group.
 
-    - `on_turn`: is awaited with each turn that the model begins to speak; the model is not stepped until it returns.
+    - `on_turn`: is awaited with each turn that the model begins to speak; the model is not stepped until it returns. It
+      gets the answers that were asked for and will not be spoken, too, each in a task.
     - `emit`: is awaited with a `CommandRejected` for frames that are no images and, for full-duplex clients, with a
       `ListenStepTaken` for each unit in which the model listens.
     - `clock`: monotonic seconds, by which silence is fed while the model speaks.
@@ -155,7 +175,7 @@ class NativeTurns:
     def __init__(
         self,
         model: NativeModel,
-        on_turn: Callable[[NativeResponse], Awaitable[None]],
+        on_turn: Callable[[NativeResponse], Coroutine[Any, Any, None]],
         emit: Callable[[ConversationEvent], Awaitable[None]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -178,6 +198,8 @@ class NativeTurns:
         # Set by an interruption: what the step under way says is discarded.
         self._discards_step = self._reports_listening = False
         self._due: DueAnswer | None = None
+        # Where turns are reported that were asked for and will not be spoken; None until `run`.
+        self._group: anyio.abc.TaskGroup | None = None
         self._text = ""
         # Whether a turn has begun whose response waits for the one before it to be closed.
         self.is_waiting = False
@@ -238,10 +260,13 @@ class NativeTurns:
         Raises RemoteProtocolError (`string_above_max_length`) where more than MAX_WAITING_CHARS would wait.
         """
         typed = "\n".join(p.text for p in item.parts if p.kind == "input_text" and p.text)
-        if len(self._text) + len(typed) > MAX_WAITING_CHARS:
-            message = f"Text that waits for this model has at most {MAX_WAITING_CHARS} characters."
-            raise RemoteProtocolError("string_above_max_length", message, "item.content")
+        self._check_room(typed, "item.content")
         self._text += f"\n{typed}" if self._text and typed else typed
+
+    def _check_room(self, text: str, param: str) -> None:
+        if len(self._text) + len(text) > MAX_WAITING_CHARS:
+            message = f"Text that waits for this model has at most {MAX_WAITING_CHARS} characters."
+            raise RemoteProtocolError("string_above_max_length", message, param)
 
     def commit(self, *, answers: bool) -> None:
         """End the user's turn: what there is of a unit is filled up with silence. Does not wait.
@@ -256,7 +281,7 @@ class NativeTurns:
         """Have the model speak. Does not wait. A request that meets the answer to the turn committed last joins it.
 
         Raises RemoteProtocolError: `response_create_unsupported` for a response out of band or of items of its own,
-        `conversation_already_has_active_response`, `response_create_without_input`.
+        `conversation_already_has_active_response`, `response_create_without_input`, `string_above_max_length`.
         """
         if not request.stored or request.items is not None:
             message = "This model has one conversation: responses out of band or of items of their own are not made."
@@ -267,26 +292,43 @@ class NativeTurns:
             raise RemoteProtocolError("conversation_already_has_active_response", message)
         if not (self._num_received or self._text or request.instructions):
             raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
+        instructions = request.instructions if request.instructions and not self._turn else ""
+        self._check_room(instructions, "response.instructions")
         if due is None:
             due = self._due = DueAnswer(is_padded=not self._num_queued)
         due.request, due.answers = request, True
-        if request.instructions and not self._turn:
-            self._text += request.instructions[: MAX_WAITING_CHARS - len(self._text)]
+        self._text += instructions
         self._changed.notify()
 
     def withdraw(self) -> bool:
-        """Drop the answer that is due, if the model has not begun it. Returns whether there was one."""
+        """Drop the answer that is due, if the model has not begun it; one that was asked for is reported as cancelled.
+        Returns whether there was one.
+        """
+        return self._drop_due("client_cancelled") is not None and self._turn is None
+
+    def _drop_due(self, reason: str, failure: str = "") -> DueAnswer | None:
+        """Have no answer due any more, and return the one that was. If it was asked for, its response ends, cancelled
+        for this reason or as a failure, unless a turn has begun that is that response.
+        """
         due, self._due = self._due, None
-        return due is not None and self._turn is None
+        if due and due.request and self._group and not (self._turn and self._turn.due is due):
+            response = NativeResponse(lambda: None, due)
+            response.cut_reason = reason
+            if failure:
+                response.fail(failure)
+            response.end()
+            self._group.start_soon(self._on_turn, response)
+        return due
 
     def interrupt(self) -> None:
         """Give the user the floor: the turn being spoken ends, what the step under way says is discarded, and the next
         step listens. No answer is due any more. Returns at once. Before `open` it takes effect when the stream is
         opened.
         """
-        self._discards_step, self._due = True, None
+        self._discards_step = True
+        self._drop_due("turn_detected")
         if self._turn:
-            self._turn.is_cut = True
+            self._turn.cut_reason = "turn_detected"
             self._turn.end()
             self._turn = None
         if self._stream:
@@ -306,23 +348,32 @@ class NativeTurns:
         which end the session.
         """
         assert self._stream
-        stream = self._stream
         try:
-            while (pcm := await self._next_unit()) is not None:
-                text, self._text = self._text[:UNIT_CHARS], self._text[UNIT_CHARS:]
-                try:
-                    await stream.append(Unit(pcm, self._unit_frames(), text=text))
-                except MediaError as error:
-                    await self._emit(CommandRejected("invalid_video_frames", str(error), "video_frames"))
-                    await stream.append(Unit(pcm, text=text))
-                self._discards_step = False
-                step = await stream.step(must_speak=self._must_speak())
-                if not self._discards_step:
-                    await self._apply(step)
+            async with anyio.create_task_group() as self._group:
+                await self._run_units(self._stream)
+                self._drop_due("client_cancelled")
+                self._end_turn()
         finally:
-            if self._turn:
-                self._turn.end()
-            stream.close()
+            self._group = None
+            self._end_turn()
+            self._stream.close()
+
+    async def _run_units(self, stream: NativeStream) -> None:
+        while (pcm := await self._next_unit()) is not None:
+            text, self._text = self._text[:UNIT_CHARS], self._text[UNIT_CHARS:]
+            try:
+                await stream.append(Unit(pcm, self._unit_frames(), text=text))
+            except MediaError as error:
+                await self._emit(CommandRejected("invalid_video_frames", str(error), "video_frames"))
+                await stream.append(Unit(pcm, text=text))
+            self._discards_step = False
+            must_speak = self._must_speak()
+            step = await stream.step(must_speak=must_speak)
+            if not self._discards_step:
+                await self._apply(step)
+            if must_speak and self._due and self._must_speak():
+                log.warning("a native model said nothing although it had to")
+                self._drop_due("", failure="the model said nothing")
 
     async def _next_unit(self) -> Pcm | None:
         """Return the next unit's audio, None once closed. A unit that is due while the model speaks, or while an answer
@@ -393,7 +444,7 @@ class NativeTurns:
                     await self._on_turn(turn)
                     self.is_waiting = False
                 turn.num_units += 1
-                if turn.due is self._due and (text or len(pcm)):
+                if turn.due is self._due and (text or len(pcm) or end_of_turn):
                     self._due = None
                 if text:
                     await turn.put(TextDelta(text))

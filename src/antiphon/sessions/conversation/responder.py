@@ -103,8 +103,12 @@ class Responder:
         self._budget = PreemptiveBudget(model.profile.max_preemptive)
         # Whether the model's stream has taken in audio of a turn that may yet be dropped.
         self._holds_growing = False
+        # The turn that had a delta last, and its text so far.
+        self._partial = (-1, "")
         # Truncations, in milliseconds heard, that wait until their response is closed.
         self._truncations: list[tuple[ContentPosition, int]] = []
+        # Items under way that the client has truncated, by id: the content part and the milliseconds heard.
+        self._cut_by_client: dict[str, tuple[int, int]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -193,13 +197,14 @@ class Responder:
 
     async def begin_unasked(self, source: NativeResponse) -> None:
         """Begin a response of a native model's turn. Waits until the response before it is closed. Where the turn was
-        cut by then, because it was interrupted, `source` is dropped and the client never learns of it.
+        cut by then, because it was interrupted, `source` is dropped: a client that has asked for it is told of its end,
+        any other never learns of it.
         """
         while self.active:
             await self.active.ended.wait()
             await anyio.lowlevel.checkpoint()
 
-        if source.is_cut:
+        if source.is_cut and not (source.due and source.due.request):
             await source.drop()
             return
 
@@ -208,6 +213,8 @@ class Responder:
 
         request = source.due.request if source.due else None
         self._start(request or CreateResponse(), give_source)
+        if source.is_cut and self.active:
+            self.active.cancel(source.cut_reason)
 
     def _start(self, command: CreateResponse, make: Callable[[Response], Awaitable[ResponseSource]]) -> None:
         config = self.config
@@ -243,6 +250,9 @@ class Responder:
             if self.active is task:
                 self.active = None
         await self._truncate_pending(task.response.id)
+        for item in task.response.output:
+            if (cut := self._cut_by_client.pop(item.id, None)) and any(i is item for i in self._conversation.items):
+                self._conversation.truncate(item.id, *cut, from_whole=True)
         await self._on_ended(task)
 
     async def _emit_counted(self, event: TranscriptionEvent | ConversationEvent) -> None:
@@ -299,6 +309,13 @@ class Responder:
             if all(a.response.id != response_id for a in self._all()):
                 await self._truncate_pending(response_id)
 
+    def keep_truncated(self, item_id: str, content_index: int, heard_ms: int) -> None:
+        """The client has truncated an item: where its response goes on, what follows is not heard either, and leaves
+        the history at its end.
+        """
+        if any(item.id == item_id for task in self._all() for item in task.response.output):
+            self._cut_by_client[item_id] = (content_index, heard_ms)
+
     async def _truncate_pending(self, response_id: str) -> None:
         due = [c for c in self._truncations if c[0].response_id == response_id]
         self._truncations = [c for c in self._truncations if c[0].response_id != response_id]
@@ -330,11 +347,13 @@ class Responder:
         )
         await self.preemptive.begin(self._stream, request, self._group)
 
-    async def prefill(self, text: str) -> None:
-        """Let the model prepare for a turn that goes on, with the transcript so far, so that its response begins
-        sooner. Does not wait for the computation. Failures are logged and not raised.
+    async def hear(self, turn: int, delta: str, *, prefills: bool) -> None:
+        """Take in more of a turn's transcript; if it `prefills`, let the model prepare with the transcript so far, so
+        that its response begins sooner. Does not wait for the computation. Failures are logged and not raised.
         """
-        await self._prefill([Item("", parts=[ContentPart("input_audio", text)])])
+        self._partial = (turn, self._partial[1] + delta if self._partial[0] == turn else delta)
+        if prefills:
+            await self._prefill([Item("", parts=[ContentPart("input_audio", self._partial[1].strip())])])
 
     async def prefill_audio(self, audio: AudioPart) -> None:
         """Let the model take in the audio so far of a turn that goes on. Waits for its encoder; failures are logged and

@@ -31,9 +31,7 @@ from antiphon.events.conversation import (
     DeleteItem,
     IdleTimeoutReached,
     Item,
-    ItemAdded,
     ItemDeleted,
-    ItemDone,
     ItemRetrieved,
     ItemTruncated,
     RetrieveItem,
@@ -58,6 +56,7 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.idle_timeout import IdleTimeout
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
 from antiphon.sessions.conversation.native_turns import NativeTurns
 from antiphon.sessions.conversation.overlap_timing import DISMISSAL_S, decide_in_time
@@ -110,7 +109,7 @@ class ConversationSession:
     ) -> None:
         self.config = config
         self._overlap = OverlapDecider()
-        self._idling, self._deciding = anyio.CancelScope(), anyio.CancelScope()
+        self._deciding = anyio.CancelScope()
         self._closing = self._user_speaking = False
         self.conversation = ConversationHistory()
         accepts_media = model.profile.accepts_media
@@ -128,6 +127,7 @@ class ConversationSession:
             else None
         )
         self._left_s = left_s or (lambda: self._playout.left_s)
+        self._idle = IdleTimeout(lambda: self._playout.left_s, self._is_busy, lambda: self.audio_s, self._ask_again)
         self._listener = TranscriptionSession(
             config.transcription,
             transcriber,
@@ -140,7 +140,7 @@ class ConversationSession:
             turn_detector=turn_detector,
             echo_guard=echo_guard,
             tap=self._native_turns.append_audio if self._native_turns else self._keep_audio if accepts_media else None,
-            on_commit=self._commit_native if self._native_turns else None,
+            on_commit=self._commit,
         )
         self._responder = Responder(
             config,
@@ -159,7 +159,6 @@ class ConversationSession:
         # The items of turns without a transcript, and responses that were asked for meanwhile.
         self._untranscribed: dict[int, Item] = {}
         self._waiting_requests = WaitingRequests()
-        self._partial_texts: dict[int, str] = {}
         # The time in the audio until which the client has said that speech does not take the floor.
         self._dismissed_until_s = 0.0
         # Turns that began during a response which they do not end.
@@ -192,6 +191,7 @@ class ConversationSession:
         try:
             async with anyio.create_task_group() as self._group:
                 await self._responder.open(self._group)
+                self._idle.open(self._group)
                 if self._native_turns:
                     await self._native_turns.open(self.config)
                     self._group.start_soon(self._native_turns.run)
@@ -199,16 +199,16 @@ class ConversationSession:
                 self._closing = True
                 if self._native_turns:
                     self._native_turns.close()
-                self._idling.cancel()
+                self._idle.close()
                 self._deciding.cancel()
                 self._responder.cancel_all()
         finally:
             await self._responder.close()
 
     async def interrupt(self, reason: str) -> None:
-        """Cancel the conversation's response with `reason`, stop its playback, and truncate it to what was heard. Does
-        not wait for its end.
-        """
+        """Cancel the response with `reason`, and those that wait if the client does; truncate to what was heard."""
+        if reason == "client_cancelled":
+            self._waiting_requests.withdraw()
         await self._responder.interrupt(reason)
 
     async def truncate_to_heard(self, items: list[tuple[ContentPosition, int]]) -> None:
@@ -223,14 +223,16 @@ class ConversationSession:
         if takes_floor and self._native_turns and (self._native_turns.is_waiting or not self.answering):
             # A turn that the model is about to speak is dropped; a response under way is ended as any other.
             self._native_turns.interrupt()
-        overlap = self._overlap
-        await self._apply_all(overlap.take_floor(reason) if takes_floor else overlap.dismiss(reason))
+        decide = self._overlap.take_floor if takes_floor else self._overlap.dismiss
+        await self._apply_all(decide(reason))
 
-    def _commit_native(self) -> None:
-        assert self._native_turns
-        is_due = self.config.create_response and self.config.transcription.vad is not None
-        self._native_turns.commit(answers=is_due and not self._skips_next_turn)
-        self._skips_next_turn = False
+    async def _commit(self, turn: int) -> None:
+        """The client has ended a turn: it is one, whatever was said over a response."""
+        if self._native_turns:
+            is_due = self.config.create_response and self.config.transcription.vad is not None
+            self._native_turns.commit(answers=is_due and not self._skips_next_turn)
+            self._skips_next_turn = False
+        await self._apply_all(self._overlap.commit(turn))
 
     @property
     def _responds_to_turns(self) -> bool:
@@ -262,11 +264,8 @@ class ConversationSession:
                 self._item_media.check_size(new)
                 if self._native_turns:
                     self._native_turns.append_item(new)
-                previous = conversation.add(new, after)
-                await self._emit(ItemAdded(new.snapshot(), previous))
-                await self._emit(ItemDone(new.snapshot(), previous))
-                assert self._group
-                self._item_media.resolve(new, command.event_id, self.config.transcription.language, self._group)
+                await self._item_media.add(new, after)
+                self._resolve(new, command)
                 drop_old_media(conversation, new)
             case RetrieveItem(item_id):
                 await self._emit(ItemRetrieved(conversation.get(item_id).snapshot()))
@@ -275,6 +274,7 @@ class ConversationSession:
                 await self._emit(ItemDeleted(item_id))
             case TruncateItem(item_id, content_index, audio_end_ms):
                 kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
+                self._responder.keep_truncated(item_id, content_index, kept_ms)
                 self._playout.stop(self._listener.now)
                 await self._emit(ItemTruncated(item_id, content_index, kept_ms))
             case CreateResponse() if self._native_turns:
@@ -282,11 +282,10 @@ class ConversationSession:
             case CreateResponse(items=items):
                 if self.config.duplex and not (conversation.items or items or command.instructions):
                     raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
+                self._waiting_requests.check()
                 for given in items or ():
                     if isinstance(given, Item):
-                        assert self._group
-                        language = self.config.transcription.language
-                        self._item_media.resolve(given, command.event_id, language, self._group)
+                        self._resolve(given, command)
                 if command.when_busy == "cut":
                     await self.interrupt("client_cancelled")
                 if self._has_to_wait(command):
@@ -306,6 +305,10 @@ class ConversationSession:
                 self._skips_next_turn = True
             case _:
                 raise RemoteProtocolError("unknown_event", f"{type(command).__name__} is for a duplex session.")
+
+    def _resolve(self, item: Item, command: CreateItem | CreateResponse) -> None:
+        assert self._group
+        self._item_media.resolve(item, command.event_id, self.config.transcription.language, self._group)
 
     async def handle_transcription(self, event: TranscriptionEvent) -> None:
         """Apply one event of the transcription session: emit it, and begin or end responses for it. Returns once its
@@ -341,8 +344,7 @@ class ConversationSession:
             case SpeechStarted(turn):
                 self._user_speaking = True
                 self._responder.preemptive.cancel()
-                self._partial_texts.clear()
-                self._idling.cancel()
+                self._idle.stop()
                 await self._item_of(turn)
                 await self._emit(event)
                 takes_floor = self.interruptible
@@ -380,6 +382,8 @@ class ConversationSession:
                     self._response_due = True
                 await self._go_on(cancels=turn not in self._without_floor)
                 self._without_floor.discard(turn)
+                if not text.strip():
+                    self._idle.go_on(self.config)
             case CommitRefused():
                 self._skips_next_turn = False
                 await self._emit(event)
@@ -392,6 +396,7 @@ class ConversationSession:
                 self._skipped_turns.discard(turn)
                 await self._emit(event)
                 await self._go_on()
+                self._idle.go_on(self.config)
             case TranscriptGuessed(turn, text, speech_end_ms):
                 await self._begin_preemptive(turn, text, speech_end_ms)
             case GuessDropped():
@@ -401,7 +406,7 @@ class ConversationSession:
             case TranscriptDelta(turn, text):
                 if self.config.reports_transcripts:
                     await self._emit(event)
-                await self._prefill(turn, text)
+                await self._responder.hear(turn, text, prefills=not self._turn_audio and self._may_prefill())
             case TurnCleared():
                 # The open turn ends and leaves nothing.
                 self._user_speaking = False
@@ -409,6 +414,7 @@ class ConversationSession:
                 await self._responder.drop_growing()
                 await self._emit(event)
                 await self._respond_if_due()
+                self._idle.go_on(self.config)
             case _:
                 await self._emit(event)
 
@@ -424,7 +430,9 @@ class ConversationSession:
         await self._respond_if_due(cancels=cancels)
         while taken := self._waiting_requests.take(self._has_to_wait):
             await self.handle(taken[0])
-            if taken[1] and self._responder.active:
+            if self._closing:
+                self._responder.cancel_all()
+            elif taken[1] and self._responder.active:
                 self._responder.cancel(None)
 
     def _has_to_wait(self, request: CreateResponse) -> bool:
@@ -433,8 +441,11 @@ class ConversationSession:
 
     def _has_unresolved(self) -> bool:
         """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
-        waiting = {id(item) for item in self._untranscribed.values()}
-        return bool(self._item_media.unresolved) or any(id(item) in waiting for item in self.conversation.items)
+        return bool(self._item_media.unresolved) or self._has_untranscribed()
+
+    def _has_untranscribed(self, but: int | None = None) -> bool:
+        waiting = {id(item) for turn, item in self._untranscribed.items() if turn != but}
+        return any(id(item) in waiting for item in self.conversation.items)
 
     async def _respond_if_due(self, *, cancels: bool = True) -> None:
         """Begin the response that is due, once the user is silent and all transcripts are there. `cancels`: a response
@@ -451,50 +462,38 @@ class ConversationSession:
 
     async def _response_ended(self, task: ResponseTask) -> None:
         """A response has ended: another may be due, or the user's silence be waited for."""
-        if task.response.stored and self._group:
-            self._group.start_soon(self._await_idle_timeout)
+        if task.response.stored:
+            self._idle.begin(self.config)
         await self._go_on()
 
-    async def _await_idle_timeout(self) -> None:
-        """Wait for the user to speak after a response was heard; after `idle_timeout_ms` respond again."""
-        timeout_ms, vad = self.config.idle_timeout_ms, self.config.transcription.vad
-        if self._closing or timeout_ms is None or vad is None or vad.patience_ms is not None:
-            return
-        self._idling.cancel()
-        with anyio.CancelScope() as self._idling:
-            await anyio.sleep(self._playout.left_s)
-            start_ms = int(self.audio_s * 1000)
-            await anyio.sleep(timeout_ms / 1000)
-            if self.answering or self._user_speaking or self._has_unresolved():
-                return
-            item = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
-            await self._emit(IdleTimeoutReached(item.id, start_ms, int(self.audio_s * 1000)))
-            previous = self.conversation.add(item)
-            await self._emit(UserTurnCommitted(-1, item.snapshot(), previous))
-            self._responder.begin(CreateResponse())
+    def _is_busy(self) -> bool:
+        return self.answering or self._user_speaking or self._has_unresolved()
+
+    async def _ask_again(self, since_s: float) -> None:
+        """Respond to a silence of `idle_timeout_ms`, which began after `since_s` seconds of audio."""
+        item = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
+        await self._emit(IdleTimeoutReached(item.id, int(since_s * 1000), int(self.audio_s * 1000)))
+        previous = self.conversation.add(item)
+        await self._emit(UserTurnCommitted(-1, item.snapshot(), previous))
+        if not self.answering:
+            await self.handle(CreateResponse())
 
     async def _begin_preemptive(self, turn: int, text: str, speech_end_ms: int) -> None:
         """Begin a preemptive response to a turn that may have ended. The client does not learn of it."""
         responder = self._responder
         await responder.preemptive.drop()
         free = responder.active is None and not self._waiting_requests and text.strip()
-        others = {id(i) for t, i in self._untranscribed.items() if t != turn}
-        known = all(id(i) not in others for i in self.conversation.items)
-        if free and known and self._responds_to_turns and self.config.transcription.vad:
+        if free and not self._has_untranscribed(turn) and self._responds_to_turns and self.config.transcription.vad:
             audio = self._turn_audio.paused_turn(turn, speech_end_ms) if self._turn_audio else None
             await responder.begin_preemptive(text, self._untranscribed.get(turn), audio)
 
-    async def _prefill(self, turn: int, text: str) -> None:
-        self._partial_texts[turn] = self._partial_texts.get(turn, "") + text
-        is_busy = self._responder.is_busy or self._has_unresolved()
-        if not (self._native_turns or self._turn_audio or is_busy):
-            await self._responder.prefill(self._partial_texts[turn].strip())
+    def _may_prefill(self) -> bool:
+        return not (self._native_turns or self._responder.is_busy or self._has_unresolved())
 
     async def _keep_audio(self, pcm: Pcm) -> None:
         """Keep audio, and have the model take in what has come of the turn, a window at a time."""
         assert self._turn_audio
         await self._turn_audio.append_audio(pcm)
-        is_busy = self._responder.is_busy or self._has_unresolved()
         detected = self.config.transcription.vad is not None
-        if self._group and not is_busy and (audio := self._turn_audio.growing_turn(detected=detected)):
+        if self._group and self._may_prefill() and (audio := self._turn_audio.growing_turn(detected=detected)):
             self._group.start_soon(self._responder.prefill_audio, audio)

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
+from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import CreateResponse
+
+# Bound: each keeps what it is to answer.
+MAX_WAITING = 16
 
 
 class WaitingRequests:
@@ -18,9 +23,16 @@ class WaitingRequests:
     def __bool__(self) -> bool:
         return bool(self._requests)
 
+    def check(self) -> None:
+        """Raise RemoteProtocolError (`too_many_responses`) where MAX_WAITING requests wait."""
+        if len(self._requests) >= MAX_WAITING:
+            raise RemoteProtocolError(
+                "too_many_responses", f"Conversation already has {MAX_WAITING} responses to make."
+            )
+
     def add(self, request: CreateResponse) -> None:
-        """Have a request wait behind the others."""
-        self._requests.append(request)
+        """Have a request wait behind the others. One that was to cut them has done so, and only waits from now on."""
+        self._requests.append(replace(request, when_busy="wait") if request.when_busy == "cut" else request)
 
     def withdraw(self) -> bool:
         """Cancel the conversation's own requests that wait now. Returns whether there was one."""

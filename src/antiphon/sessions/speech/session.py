@@ -233,6 +233,9 @@ class SpeechSession:
                     await self._speak(utterance, text)
                 elif await self._emit(utterance, UtteranceDone(utterance.index, utterance.num_started)):
                     self._utterances.popleft()
+                    if utterance.live:
+                        # Where there was no word in it, nobody has read it.
+                        utterance.live.abandon()
             self._speaking = None
         self._has_ended = True
         self._changed.notify()

@@ -79,7 +79,7 @@ class TranscriptionSession:
     - `turn_detector`: the turn detector for `semantic_vad`; without one a turn ends after its patience.
     - `echo_guard`: the echo guard, so that responses heard through the microphone are not taken for speech.
     - `tap`: gets all audio before it is analysed, and may hold it back.
-    - `on_commit`: is called after each commit of the client's that was not refused.
+    - `on_commit`: is awaited after each commit of the client's that was not refused, with the turn that it has ended.
     - `clock`: returns monotonic seconds.
 
     `audio_s` counts the seconds of audio listened to. All of it runs in one event loop.
@@ -99,7 +99,7 @@ class TranscriptionSession:
         turn_detector: TurnDetector | None = None,
         echo_guard: EchoGuard | None = None,
         tap: Callable[[Pcm], Awaitable[None]] | None = None,
-        on_commit: Callable[[], None] | None = None,
+        on_commit: Callable[[int], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -289,9 +289,10 @@ class TranscriptionSession:
         if have_ms < self._min_commit_ms:
             await self._emit(CommitRefused(have_ms, self._min_commit_ms))
             return
+        turn = self._segmenter.turn
         await self._apply_steps(self._segmenter.commit())
         if self._on_commit:
-            self._on_commit()
+            await self._on_commit(turn)
 
     async def _clear(self) -> None:
         self._decoding.clear(self._segmenter.turn)

@@ -1,0 +1,82 @@
+"""A call without a network: what has arrived, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from aiortc import MediaStreamTrack
+from av import AudioFrame
+
+from antiphon.events.transcription import AppendAudio
+from antiphon.transports.webrtc import MAX_ARRIVED_ITEMS, WebRtcCall
+
+
+class Channel:
+    """A data channel whose events the test makes."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Callable[..., None]] = {}
+
+    def on(self, name: str, handler: Callable[..., None]) -> None:
+        self.handlers[name] = handler
+
+
+class BrokenTrack(MediaStreamTrack):
+    """A microphone whose second frame cannot be decoded."""
+
+    kind = "audio"
+    num_frames = 0
+
+    async def recv(self) -> AudioFrame:
+        self.num_frames += 1
+        if self.num_frames > 1:
+            raise ValueError("broken")
+        frame = AudioFrame(format="s16", layout="mono", samples=320)
+        frame.planes[0].update(np.zeros(320, np.int16).tobytes())
+        frame.sample_rate = 16_000
+        return frame
+
+
+def test_when_more_arrives_than_is_kept_then_that_is_logged_and_the_end_is_kept(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> list[Any]:
+        call, channel = WebRtcCall(()), Channel()
+        call.peer.emit("datachannel", channel)
+        for number in range(MAX_ARRIVED_ITEMS + 5):
+            channel.handlers["message"](str(number))
+        channel.handlers["close"]()
+        # What comes behind the end drops nothing, least of all the end.
+        for _ in range(MAX_ARRIVED_ITEMS):
+            channel.handlers["message"]("late")
+        received = [await call.receive() for _ in range(MAX_ARRIVED_ITEMS)]
+        await call.hang_up()
+        return received
+
+    with caplog.at_level(logging.WARNING, "antiphon.transports.webrtc"):
+        received = asyncio.run(main())
+    assert received[-2:] == [str(MAX_ARRIVED_ITEMS + 4), None]
+    assert len(caplog.records) == 1
+
+
+def test_when_the_microphone_cannot_be_read_then_that_is_logged_and_the_call_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> list[Any]:
+        call = WebRtcCall(())
+        call.peer.emit("track", BrokenTrack())
+        async with asyncio.timeout(10):
+            received = [await call.receive(), await call.receive()]
+        await call.hang_up()
+        return received
+
+    with caplog.at_level(logging.WARNING, "antiphon.transports.webrtc"):
+        audio, end = asyncio.run(main())
+    assert isinstance(audio, AppendAudio)
+    assert end is None
+    assert len(caplog.records) == 1
