@@ -3,8 +3,9 @@
     antiphon bench engines --sections kept,streams --vllm URL --folder FOLDER
     antiphon bench engines --sections added,killed,hundred
 
-`kept` and `streams` ask a real vLLM and antiphon's own engine in turn, on the same cores, with the same rows. The others
-ask scripted servers, processes of their own, which give tokens at the speed of a fast GPU: what is measured is antiphon.
+`kept` and `streams` ask a real vLLM and antiphon's own engine in turn, on the same cores, with the same rows. The
+others ask scripted servers, processes of their own, which give tokens at the speed of a fast GPU: what is measured is
+antiphon.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ USER_ROWS, ANSWER_ROWS, TURNS = 20, 12, 20
 TOKENS_A_S, PREFILL_A_S = 120, 20_000
 STORY = (
     "Once upon a time there was a small town by the sea. Nobody knew who had built it, or when. In the mornings the "
-    "fog came up from the harbour and lay in the streets until noon. Then the sun came out, and the fishermen went home."
+    "fog came up from the harbour and lay in the streets until noon. Then the sun came out, and the boats went out."
 )
 
 
-# --- a real vLLM, beside the local engine ------------------------------------------------------------------------------
+# --- a real vLLM, beside the local engine ----------------------------------------------------------------------------
 
 
 async def first_token(session: Session) -> float:
@@ -148,7 +149,7 @@ def streams(vllm: str, folder: Path, rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-# --- scripted servers ---------------------------------------------------------------------------------------------------
+# --- scripted servers -------------------------------------------------------------------------------------------------
 
 
 @contextmanager

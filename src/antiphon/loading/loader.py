@@ -101,8 +101,9 @@ def load(
     """Load the models of these roles. Blocks for seconds to minutes, so callers on an event loop run it in a thread.
 
     `observe` is called in the models' own threads after each step. `engine`: the one of ENGINES that steps the models
-    which need one, but for a language model on servers (`--engine`). The caller closes the result. Raises SettingsError for a name of no model, StoreError for a missing
-    file, ModelError for a model that does not load; for one that the engine cannot run, before any is loaded.
+    which need one, but for a language model on servers (`--engine`). The caller closes the result. Raises SettingsError
+    for a name of no model, StoreError for a missing file, ModelError for a model that does not load; for one that the
+    engine cannot run, before any is loaded.
     """
     everything = selected_models(settings, roles)
     selected = [m for m in everything if not isinstance(m, RemoteModel)]

@@ -234,7 +234,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSettings:
-    """The section `[remote]`: a language model on another server (`--language-model URL#MODEL`, `--engine vllm:URL`)."""
+    """The section `[remote]`: a language model on another server (`--language-model URL#MODEL`, `--engine`)."""
 
     remote_key: str = option("", "The server's API key, sent to it as a bearer token.", secret=True)
     remote_key_file: str = option("", "File with that key, where the variable is not set.")

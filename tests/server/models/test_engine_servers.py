@@ -1,4 +1,4 @@
-"""A language model on engine servers (`--engine vllm:URL,URL`) in a real server's conversations. Rows here, KV there."""
+"""A language model on engine servers (`--engine vllm:URL,URL`) in a real server's conversations."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ DEFAULT_BLOCK_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a checkpoint's configuration says of its model: see Engine. `context_rows`: the most that it was made for."""
+    """What a checkpoint's configuration says of its model; see Engine. `context_rows`: what it was made for."""
 
     context_rows: int
     vocabulary_size: int

@@ -32,14 +32,13 @@ PROBE_TEXT = "Hello, wörld! 1234567890  \n\tfür 東京 Привет مرحبا
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server says of itself. `model`: the name that requests carry. `context_rows`, `block_rows`, `num_blocks`: 0
-    where it does not say. `generates`: vLLM's `/inference/v1/generate` is on.
+    """What a server says of itself. `model`: the name that requests carry. `context_rows`, `block_rows`: 0 where it
+    does not say. `generates`: vLLM's `/inference/v1/generate` is on.
     """
 
     model: str
     context_rows: int = 0
     block_rows: int = 0
-    num_blocks: int = 0
     generates: bool = False
 
 
@@ -141,9 +140,9 @@ class EngineServer:
         model, context_rows = str(first["id"]), int(first.get("max_model_len") or 0)
         if self._kind == "sglang":
             return Served(model, context_rows)
-        size, count = _blocks((await self._get(client, f"{endpoint.url}/metrics")).text)
+        size = _block_rows((await self._get(client, f"{endpoint.url}/metrics")).text)
         probe = await client.post(f"{endpoint.url}{VllmGenerate.path}", json={}, headers=self._headers())
-        return Served(model, context_rows, size, count, probe.status_code in (400, 422))
+        return Served(model, context_rows, size, probe.status_code in (400, 422))
 
     async def _compare_tokenizer(self, client: httpx.AsyncClient, endpoint: Endpoint, model: str) -> None:
         text, expected = self._probe
@@ -174,13 +173,10 @@ class EngineServer:
         return EngineError(f"{endpoint.host} does not accept this: {_message(text)[:500]}")
 
 
-def _blocks(metrics: str) -> tuple[int, int]:
-    """The rows of a block of vLLM's KV, and the number of blocks, by its metrics; 0 where these do not say."""
-    found = re.search(r"^vllm:cache_config_info\{(.*)\}", metrics, re.MULTILINE)
-    labels = dict(re.findall(r'(\w+)="([^"]*)"', found[1])) if found else {}
-    numbers = [labels.get(name, "") for name in ("block_size", "num_gpu_blocks")]
-    size, count = (int(text) if text.isdigit() else 0 for text in numbers)
-    return size, count
+def _block_rows(metrics: str) -> int:
+    """The rows of a block of vLLM's KV, by its metrics; 0 where these do not say."""
+    found = re.search(r'^vllm:cache_config_info\{.*?\bblock_size="(\d+)"', metrics, re.MULTILINE)
+    return int(found[1]) if found else 0
 
 
 # The body of an error is whatever the server sends.

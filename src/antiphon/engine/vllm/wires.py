@@ -121,8 +121,8 @@ def _ids(value: object) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class VllmCompletions:
-    """vLLM's `/v1/completions`. `model`: its name there. `eos`: the tokens that end a text by the model's configuration,
-    which vLLM stops at unless it is told not to.
+    """vLLM's `/v1/completions`. `model`: its name there. `eos`: the tokens that end a text by the model's
+    configuration, which vLLM stops at unless it is told not to.
     """
 
     model: str
