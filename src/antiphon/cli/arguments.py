@@ -25,7 +25,20 @@ HEADINGS = {
     "speech": "speech (synthesizer, voices and speech streams)",
     "video": "video (video streams)",
 }
-BENCHMARKS = ("asr", "engine", "engines", "tts", "talk", "duplex", "native", "video", "qwen3", "host", "attack")
+BENCHMARKS = (
+    "asr",
+    "engine",
+    "engines",
+    "tts",
+    "talk",
+    "duplex",
+    "native",
+    "video",
+    "qwen3",
+    "host",
+    "attack",
+    "answers",
+)
 
 
 @dataclass(frozen=True, slots=True)

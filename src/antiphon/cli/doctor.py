@@ -15,6 +15,7 @@ import numpy as np
 
 from antiphon import __version__
 from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.cli.recommendation import Speed, recommended
 from antiphon.contracts import (
     LanguageModel,
     Message,
@@ -112,7 +113,10 @@ async def _print_speeds(settings: Settings) -> None:
         frames = await stream.feed(noise)
         print(f"  speech detection {(time.perf_counter() - started) / len(frames) * 1e6:.0f} µs a frame of 32 ms")
         if models.language_model:
-            await _print_answer_speed(models.language_model)
+            speed = await _print_answer_speed(models.language_model)
+            if speed and not settings.engine.language_model:
+                name, why = recommended(settings.models.profile, speed, _free_gb())
+                print(f"  recommended      --profile {name}: {why}")
         if models.synthesizer:
             await _print_speech_speed(models.synthesizer)
     finally:
@@ -136,8 +140,19 @@ async def _print_speech_speed(synthesizer: Synthesizer) -> None:
     )
 
 
-async def _print_answer_speed(model: LanguageModel) -> None:
+def _free_gb() -> float:
+    """Memory that this process has or may still take, in GB; what the system does not tell counts as enough."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        held = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(lines["MemAvailable"].split()[0]) / 1e6 + held / 1e9
+    except (OSError, KeyError, ValueError):
+        return float("inf")
+
+
+async def _print_answer_speed(model: LanguageModel) -> Speed | None:
     """How soon and how fast the language model answers a short question, once it is warm."""
+    found: Speed | None = None
     question = [Message("user", "Count from one to thirty.")]
     for warm in (False, True):
         stream = await model.open()
@@ -149,7 +164,7 @@ async def _print_answer_speed(model: LanguageModel) -> None:
         ended = time.perf_counter()
         stream.close()
         if warm and done and done.completion_tokens > 1:
-            speed = (done.completion_tokens - 1) / (ended - first)
-            print(
-                f"  answer           first token in {(first - started) * 1000:.0f} ms, then {speed:.0f} tokens a second"
-            )
+            found = Speed(first - started, (done.completion_tokens - 1) / (ended - first))
+            took, rate = f"{found.first_s * 1000:.0f} ms", f"{found.tokens_a_s:.0f} tokens a second"
+            print(f"  answer           first token in {took}, then {rate}")
+    return found

@@ -143,7 +143,7 @@ WEIGHTS = ("auto", "int8", "bf16", "fp32")
 class ModelSettings:
     """The section `[models]`: which models are loaded, from where, on which device, with how many workers."""
 
-    profile: str = option("default", "Set of models to load.", choices=("default", "light"))
+    profile: str = option("default", "Set of models to load.", choices=("default", "large", "light"))
     transcriber: str = option(
         "", "Transcriber: a name from `antiphon pull --list`, or the folder of a checkpoint (Qwen3-ASR)."
     )

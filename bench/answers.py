@@ -1,0 +1,95 @@
+"""How often a language model's answers are right, and how soon they come: a hundred short questions in conversations.
+
+    antiphon bench answers [--models qwen2.5-coder-0.5b-instruct,qwen2.5-coder-1.5b-instruct] [--rounds 1]
+
+Each question is a conversation of its own over /v1/realtime, in text, at temperature 0.6 as conversations are drawn;
+the models answer in turn on the same machine. A model is a name of `antiphon pull --list`, a folder, or URL#MODEL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import websockets
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from common import Server, machine, percentile, save, server, table
+from questions import QUESTIONS, is_right
+
+MODELS = "qwen2.5-coder-0.5b-instruct,qwen2.5-coder-1.5b-instruct"
+TASK = "You are on the phone. Answer in one short sentence."
+
+
+async def answered(front: Server, question: str) -> tuple[str, float, float, int]:
+    """An answer, the seconds to its first word and to its end, and its tokens."""
+    async with websockets.connect(f"{front.ws}/v1/realtime?model=gpt-realtime", max_size=None) as socket:
+
+        async def say(type: str, **fields: Any) -> None:
+            await socket.send(json.dumps({"type": type} | fields))
+
+        session = {"type": "realtime", "output_modalities": ["text"], "instructions": TASK, "max_output_tokens": 80}
+        await say("session.update", session=session)
+        content = [{"type": "input_text", "text": question}]
+        await say("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+        await say("response.create")
+        begun, first_s, text = time.perf_counter(), 0.0, ""
+        while True:
+            event = json.loads(await socket.recv())
+            match event["type"]:
+                case "response.output_text.delta":
+                    first_s = first_s or time.perf_counter() - begun
+                    text += event["delta"]
+                case "response.done":
+                    tokens = event["response"]["usage"]["output_tokens"]
+                    return text, first_s, time.perf_counter() - begun, tokens
+                case "error":
+                    raise RuntimeError(event)
+
+
+def measured(model: str, rounds: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A row of the table, and each answer."""
+    given = []
+    with server("--language-model", model, "--synthesizer", "none") as front:
+        asyncio.run(answered(front, QUESTIONS[0][0]))
+        for _ in range(rounds):
+            for question, accepted in QUESTIONS:
+                text, first_s, took_s, tokens = asyncio.run(answered(front, question))
+                given.append(
+                    {"question": question, "answer": text, "right": is_right(text, accepted)}
+                    | {"first_word_ms": first_s * 1000, "took_ms": took_s * 1000, "tokens": tokens}
+                )
+        memory = front.rss_mb()
+    firsts = [one["first_word_ms"] for one in given]
+    row = {
+        "model": model.rpartition("/")[2],
+        "right": sum(one["right"] for one in given) / rounds,
+        "first_word_p50_ms": percentile(firsts, 50),
+        "first_word_p95_ms": percentile(firsts, 95),
+        "answer_p50_ms": percentile([one["took_ms"] for one in given], 50),
+        "tokens_a_s": sum(one["tokens"] for one in given) / sum(one["took_ms"] for one in given) * 1000,
+        "rss_mb": memory,
+    }
+    return row, given
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--models", default=MODELS)
+    parser.add_argument("--rounds", type=int, default=1)
+    args = parser.parse_args()
+    rows, answers = [], {}
+    for model in args.models.split(","):
+        row, answers[row["model"]] = measured(model, args.rounds)
+        rows.append(row)
+    table("right of 100 answers", list(rows[0]), [list(row.values()) for row in rows])
+    print(f"\nwritten: {save('answers', {'machine': machine(), 'models': rows, 'answers': answers})}")
+
+
+if __name__ == "__main__":
+    main()
