@@ -160,7 +160,7 @@ def write(where: Path, *, speaks: bool = False) -> Path:
     if speaks:
         torch.manual_seed(7)
         for part in (model.token2wav.code2wav_dit_model, model.token2wav.code2wav_bigvgan_model):
-            for name, weight in part.named_parameters():
+            for weight in part.parameters():
                 if weight.dim() > 1:
                     torch.nn.init.normal_(weight, std=0.5 * weight[0].numel() ** -0.5)
         voices = {

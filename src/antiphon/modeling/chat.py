@@ -35,12 +35,11 @@ from antiphon.contracts import (
     TextDelta,
     VideoPart,
 )
-from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session
+from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session, Sink
 from antiphon.errors import EngineError, GrammarError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat_template import ChatTemplate
 from antiphon.modeling.detokenizer import Detokenizer
-from antiphon.modeling.omni.hidden_rows import HiddenRows
 from antiphon.modeling.media_rows import (
     ChatRow,
     ConversationMedia,
@@ -54,6 +53,7 @@ from antiphon.modeling.media_rows import (
     media_of,
     runs,
 )
+from antiphon.modeling.omni.hidden_rows import HiddenRows
 from antiphon.modeling.tool_grammar import CALL_CLOSING, CALL_OPENING, CallReader, call_grammar, json_grammar
 
 log = logging.getLogger(__name__)
@@ -448,8 +448,9 @@ class ChatStream:
                 self._session.append(run.ids, run.positions)
             else:
                 media = self.media_rows[run.part]
-                sink = partial(media.sink, start=run.start) if encoder and encoder.has_tap else None
-                sink = hidden.expect(run.stop - run.start) if hidden else sink
+                sink: Sink | None = partial(media.sink, start=run.start) if encoder and encoder.has_tap else None
+                if hidden:
+                    sink = hidden.expect(run.stop - run.start)
                 self._session.append_embeddings(media.rows[run.start : run.stop], run.positions, sink)
 
 

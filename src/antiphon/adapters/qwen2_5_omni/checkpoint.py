@@ -68,9 +68,7 @@ class TalkerParts:
     text_pad: int
 
 
-def read(
-    folder: Path, device: str, talker_device: str, dtype: torch.dtype
-) -> tuple[ThinkerParts, TalkerParts | None]:
+def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> tuple[ThinkerParts, TalkerParts | None]:
     """Load a checkpoint's folder: the thinker on one device, the talker and its vocoder on another or the same.
 
     There is no talker where config.json switches it off, or the folder has no voices. Waits for a minute and more.

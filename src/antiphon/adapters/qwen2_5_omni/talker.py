@@ -24,8 +24,8 @@ from antiphon.engine.local.sampling import random_generator, sample
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
 from antiphon.modeling.chat import ChatStream
-from antiphon.modeling.omni.hidden_rows import HiddenRow, states
 from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, common_prefix, runs
+from antiphon.modeling.omni.hidden_rows import HiddenRow, states
 
 # The most codes of one reply, and what the makers sample with (the defaults of their generate()).
 MAX_CODES = 4096

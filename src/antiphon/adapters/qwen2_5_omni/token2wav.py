@@ -98,10 +98,10 @@ class Diffusion:
         """Advance from one point in time to the next with each step, in the thread that iterates."""
         times = torch.linspace(0, 1, TIME_POINTS, device=self.mel.device)
         times = times + SWAY * (torch.cos(torch.pi / 2 * times) - 1 + times)
+        solver: Any = RungeKutta4ODESolver
         for i in range(TIME_POINTS - 1):
             with torch.inference_mode():
-                solver: Any = RungeKutta4ODESolver(self._predicted, self.mel[None])
-                self.mel = solver.integrate(times[i : i + 2])[-1][0]
+                self.mel = solver(self._predicted, self.mel[None]).integrate(times[i : i + 2])[-1][0]
             yield
 
     def _predicted(self, time: torch.Tensor, mel: torch.Tensor) -> torch.Tensor:

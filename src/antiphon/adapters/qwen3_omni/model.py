@@ -16,9 +16,9 @@ import torch
 
 from antiphon.adapters.parts import load_parts
 from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, TalkerParts, read
-from antiphon.adapters.spoken_tokens import SpokenTokens
 from antiphon.adapters.qwen3_omni.talker import OmniTalker, OmniTalkerStream
 from antiphon.adapters.spec import EngineModelOptions
+from antiphon.adapters.spoken_tokens import SpokenTokens
 from antiphon.contracts import (
     ConversationProfile,
     Message,
