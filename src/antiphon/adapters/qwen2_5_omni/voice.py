@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-import anyio
 import numpy as np
 
 from antiphon.adapters.qwen2_5_omni.checkpoint import RATE_HZ
@@ -65,8 +65,8 @@ class VoicedStream:
         spoken = SpokenRows(self.chat, self._thinker.stop_tokens, call_opening)
         speaker = self._model.parts.speakers[voice.voice]
         seed = options.seed if voice.seed is None else voice.seed
-        # Bound: MAX_CODES. Codes are made while the audio of those before is.
-        put_code, taken_codes = anyio.create_memory_object_stream[int](float("inf"))
+        # Codes are made while the audio of those before is; None ends them. Bound: MAX_CODES.
+        waiting: asyncio.Queue[int | None] = asyncio.Queue()
         pacer = WordPacer()
 
         async def write(put: PutChunk) -> None:
@@ -83,17 +83,18 @@ class VoicedStream:
 
         async def choose(_: PutChunk) -> None:
             codes = talker.codes(spoken, self.chat.media_rows, speaker, seed)
-            with put_code:
+            try:
                 async with aclosing(codes):
                     async for code in codes:
-                        put_code.send_nowait(code)
+                        waiting.put_nowait(code)
+            finally:
+                waiting.put_nowait(None)
 
         async def sound(put: PutChunk) -> None:
             wav = talker.wav(speaker, seed)
-            with taken_codes:
-                async for code in taken_codes:
-                    if len(pcm := await wav.feed([code])):
-                        await put(ResponseAudio(pcm, pacer.advance(len(pcm) / RATE_HZ)))
+            while (code := await waiting.get()) is not None:
+                if len(pcm := await wav.feed([code])):
+                    await put(ResponseAudio(pcm, pacer.advance(len(pcm) / RATE_HZ)))
             if len(pcm := await wav.feed([], last=True)):
                 await put(ResponseAudio(pcm, pacer.advance(len(pcm) / RATE_HZ)))
             if words := pacer.finish():
