@@ -20,9 +20,9 @@ import pytest
 import torch
 
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
-from antiphon.adapters.qwen3_omni.spoken_tokens import SpokenTokens
 from antiphon.adapters.qwen3_omni.talker import TALKER_SAMPLING
 from antiphon.adapters.spec import EngineModelOptions
+from antiphon.adapters.spoken_tokens import SpokenTokens
 from antiphon.contracts import (
     ImagePart,
     MediaPart,

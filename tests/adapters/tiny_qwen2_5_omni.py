@@ -23,6 +23,8 @@ SPECIAL = [
     "<|VIDEO|>",
     "<|endoftext|>",
 ]
+# Codes of the talker, the last four of which control it, and samples of 20 ms.
+CODES, CODE_SAMPLES = 64, 24
 ID = {text: FIRST + i for i, text in enumerate([*SPECIAL, *WORDS])}
 # As released, it is beside the tokenizer.
 TEMPLATE = (
@@ -36,8 +38,8 @@ TEMPLATE = (
 )
 
 
-def config() -> Any:
-    """The configuration of the thinker with its encoders, small; the talker is switched off."""
+def config(*, speaks: bool = False) -> Any:
+    """The configuration, small; the talker is switched off unless it `speaks`."""
     thinker = {
         "text_config": {
             "vocab_size": FIRST + len(SPECIAL) + len(WORDS),
@@ -82,18 +84,90 @@ def config() -> Any:
         "user_token_id": ID["user"],
         "initializer_range": 0.25,
     }
-    return Qwen2_5OmniConfig(thinker_config=thinker, enable_audio_output=False)
+    return Qwen2_5OmniConfig(
+        thinker_config=thinker,
+        talker_config=talker_config(thinker) if speaks else None,
+        token2wav_config=token2wav_config() if speaks else None,
+        enable_audio_output=speaks,
+    )
 
 
-def write(where: Path) -> Path:
+def talker_config(thinker: dict[str, Any]) -> dict[str, Any]:
+    names = ("audio_token_index", "image_token_index", "video_token_index", "audio_start_token_id")
+    names += ("audio_end_token_id", "vision_start_token_id", "vision_end_token_id")
+    return {name: thinker[name] for name in names} | {
+        "vocab_size": CODES,
+        "tts_codec_pad_token_id": CODES - 4,
+        "tts_codec_start_token_id": CODES - 3,
+        "tts_codec_end_token_id": CODES - 2,
+        "tts_codec_mask_token_id": CODES - 1,
+        # Words of the text that no conversation here has.
+        "tts_text_start_token_id": 1,
+        "tts_text_end_token_id": 2,
+        "tts_text_pad_token_id": 3,
+        "embedding_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        "initializer_range": 0.25,
+    }
+
+
+def token2wav_config() -> dict[str, Any]:
+    return {
+        "dit_config": {
+            "hidden_size": 32,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 2,
+            "head_dim": 16,
+            "emb_dim": 16,
+            "block_size": 8,
+            "look_ahead_layers": [2],
+            "look_backward_layers": [0, 3],
+            "num_embeds": CODES - 1,
+            "mel_dim": 16,
+            "enc_emb_dim": 8,
+            "enc_dim": 8,
+            "enc_channels": [8, 8, 8, 8, 24],
+            "enc_attention_channels": 4,
+            "enc_se_channels": 4,
+        },
+        "bigvgan_config": {
+            "mel_dim": 16,
+            "upsample_initial_channel": 16,
+            "resblock_kernel_sizes": [3],
+            "resblock_dilation_sizes": [[1, 3, 5]],
+            "upsample_rates": [3, 4],
+            "upsample_kernel_sizes": [7, 8],
+        },
+    }
+
+
+def write(where: Path, *, speaks: bool = False) -> Path:
     """Write the checkpoint into a folder that exists, and return the folder."""
     write_tokenizer(where, SPECIAL, TEMPLATE)
     torch.manual_seed(6)
-    model: Any = Qwen2_5OmniForConditionalGeneration(config())
+    model: Any = Qwen2_5OmniForConditionalGeneration(config(speaks=speaks))
     with torch.no_grad():
         # Trained models do not say that there is sound or a picture; one of random weights would.
         model.thinker.lm_head.weight[FIRST:] = 0
         model.thinker.lm_head.weight[ID["<|im_end|>"]] = model.thinker.lm_head.weight[7] * 1.02
+    if speaks:
+        torch.manual_seed(7)
+        for part in (model.token2wav.code2wav_dit_model, model.token2wav.code2wav_bigvgan_model):
+            for weight in part.parameters():
+                if weight.dim() > 1:
+                    torch.nn.init.normal_(weight, std=0.5 * weight[0].numel() ** -0.5)
+        voices = {
+            name: {"bos_token": 4 + i, "cond": torch.randn(1, 8), "ref_mel": torch.randn(1, 30, 16)}
+            for i, name in enumerate(("Chelsie", "Ethan"))
+        }
+        torch.save(voices, where / "spk_dict.pt")
     model.save_pretrained(where)
     WhisperFeatureExtractor(feature_size=16, n_fft=400, chunk_length=30).save_pretrained(where)
     extractor = json.loads((where / "preprocessor_config.json").read_text())

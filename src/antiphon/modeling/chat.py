@@ -35,7 +35,7 @@ from antiphon.contracts import (
     TextDelta,
     VideoPart,
 )
-from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session
+from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session, Sink
 from antiphon.errors import EngineError, GrammarError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat_template import ChatTemplate
@@ -53,6 +53,7 @@ from antiphon.modeling.media_rows import (
     media_of,
     runs,
 )
+from antiphon.modeling.omni.hidden_rows import HiddenRows
 from antiphon.modeling.tool_grammar import CALL_CLOSING, CALL_OPENING, CallReader, call_grammar, json_grammar
 
 log = logging.getLogger(__name__)
@@ -172,13 +173,14 @@ class ChatStream:
     """One conversation on an engine session, with its KV. A LanguageStream, used from one event loop.
 
     `rows`: what the session holds, prompt and reply. `on_token`: where set, called with each token of a reply as it
-    comes.
+    comes. `hidden`: may be set before the first request, to keep what the decoder's tapped layer makes of each row.
     """
 
     def __init__(self, model: ChatModel, session: Session) -> None:
         self._model = model
         self._session = session
         self.on_token: Callable[[int], None] | None = None
+        self.hidden: HiddenRows | None = None
         self.rows: list[ChatRow] = []
         self._media = ConversationMedia(model.media_budget)
         # How many messages behind the system's a truncation dropped, and the first of these: the number holds for a
@@ -245,6 +247,8 @@ class ChatStream:
         try:
             async with aclosing(session.generate(params)) as tokens:
                 async for token in tokens:
+                    if self.hidden and count:
+                        self.hidden.add(token.hidden)
                     count += 1
                     self.rows.append(token.id)
                     if self.on_token:
@@ -304,6 +308,7 @@ class ChatStream:
             stop=model.stop_tokens,
             bias=options.bias,
             grammar=grammar,
+            hidden=self.hidden is not None,
         )
 
     def _truncated_count(self, rest: Sequence[Message]) -> int:
@@ -409,6 +414,8 @@ class ChatStream:
     def _align(self, ids: list[ChatRow], head: int) -> int:
         """Make the session hold just `ids`; return how many of them it held before."""
         held = common_prefix(self.rows, ids)
+        if self.hidden:
+            held = min(held, self.hidden.known)
         try:
             if held < len(self.rows):
                 self._session.rollback(held)
@@ -416,6 +423,8 @@ class ChatStream:
             # Those rows left the context in a cut: all rows are given anew.
             self._session.rollback(0)
             held = 0
+        if self.hidden:
+            self.hidden.truncate(held)
         if held < head:
             self._append(ids[:head], held)
             self._session.pin()
@@ -431,13 +440,17 @@ class ChatStream:
 
     def _append(self, rows: Sequence[ChatRow], begin: int) -> None:
         """Give the session the rows from `begin` on; it holds those before."""
-        encoder = self._model.media_encoder
+        encoder, hidden = self._model.media_encoder, self.hidden
         for run in runs(rows, begin, self.media_rows, encoder.joined if encoder else ()):
-            if run.part is None:
+            if run.part is None and hidden:
+                self._session.append_embeddings(hidden.embedded(run.ids), run.positions, hidden.expect(len(run.ids)))
+            elif run.part is None:
                 self._session.append(run.ids, run.positions)
             else:
                 media = self.media_rows[run.part]
-                sink = partial(media.sink, start=run.start) if encoder and encoder.has_tap else None
+                sink: Sink | None = partial(media.sink, start=run.start) if encoder and encoder.has_tap else None
+                if hidden:
+                    sink = hidden.expect(run.stop - run.start)
                 self._session.append_embeddings(media.rows[run.start : run.stop], run.positions, sink)
 
 

@@ -49,12 +49,17 @@ class QwenTextConfig(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
+# The `tap` of the last hidden states.
+LAST = -1
+
+
 class TextDecoder(nn.Module):
     """A text model and its head, with the methods that the engine's Runner calls of a causal language model.
 
     `features`: how many of the first layers are given features of pictures (DeepStack, arXiv:2406.04334); an input row
     is then the embedding followed by so many rows of features.
-    `tap`: after how many layers the rows are kept in `tapped`, for the sinks they were given with; 0: they are not.
+    `tap`: after how many layers the rows are kept in `tapped`, for the sinks they were given with; 0: they are not;
+    LAST: behind the last layer and its norm, as `Sampling.hidden` has them.
     `has_tap`: whether they are. `tapped`: float [rows, width] of the last pass.
     """
 
@@ -65,7 +70,8 @@ class TextDecoder(nn.Module):
         self._features = features
         self._width = int(text.config.hidden_size)
         self.has_tap, self.tapped = bool(tap), None
-        if tap:
+        self._taps_last = tap == LAST
+        if tap > 0:
             text.layers[tap - 1].register_forward_hook(self._tap)
 
     @property
@@ -102,6 +108,8 @@ class TextDecoder(nn.Module):
             )
             more["deepstack_visual_embeds"] = [rows[0] for rows in deep]
         hidden = self.text(inputs_embeds=inputs_embeds, **more).last_hidden_state
+        if self._taps_last:
+            self.tapped = hidden[0]
         return SimpleNamespace(logits=self.head(hidden[:, logits_to_keep]))
 
 

@@ -184,8 +184,8 @@ class EngineOptions:
     partner: str = option(
         "",
         "Conversation model used in place of the language model and the voice: the folder of a Qwen3-Omni checkpoint, "
-        "which hears, sees, writes and speaks, of a Qwen2.5-Omni checkpoint, which leaves speaking to the voice, or of "
-        "a MiniCPM-o 4.5 checkpoint, which takes turns by itself.",
+        "or a Qwen2.5-Omni checkpoint, which hears, sees, writes and speaks, or of a MiniCPM-o 4.5 checkpoint, which "
+        "takes turns by itself.",
     )
     watcher: str = option(
         "",

@@ -1,7 +1,7 @@
 """Qwen3-Omni as a conversation model: the thinker's text on one engine, the talker's speech on another.
 
 Both engines serve all conversations at once. The thinker is a ChatModel with a media encoder; the talker is given the
-thinker's tokens while they are written (`spoken_tokens.py`) and speaks them (`talker.py`).
+thinker's tokens while they are written (`../spoken_tokens.py`) and speaks them (`talker.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 
 from antiphon.adapters.parts import load_parts
 from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, TalkerParts, read
-from antiphon.adapters.qwen3_omni.spoken_tokens import SpokenTokens
 from antiphon.adapters.qwen3_omni.talker import OmniTalker, OmniTalkerStream
 from antiphon.adapters.spec import EngineModelOptions
+from antiphon.adapters.spoken_tokens import SpokenTokens
 from antiphon.contracts import (
     ConversationProfile,
     Message,

@@ -1,0 +1,255 @@
+"""The talker: it knows the whole conversation as the thinker does, and speaks a reply while that is written.
+
+A row of its input is what the thinker made of a row, and for a token also its embedding in the thinker's table. Its KV
+too is kept between turns: the codes of a reply are taken back, and what is new of the conversation is appended. While
+it speaks, each row is a code's embedding and the thinker's row of one token of the reply, 50 codes a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from antiphon.adapters.qwen2_5_omni.checkpoint import TalkerParts
+from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, WavStream
+from antiphon.adapters.spoken_tokens import SpokenTokens
+from antiphon.engine.api import Engine, Sampling, Session
+from antiphon.engine.local.sampling import random_generator, sample
+from antiphon.engine.model_thread import ModelThread
+from antiphon.errors import EngineError, ModelError
+from antiphon.modeling.chat import ChatStream
+from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, common_prefix, runs
+from antiphon.modeling.omni.hidden_rows import HiddenRow, states
+
+# The most codes of one reply, and what the makers sample with (the defaults of their generate()).
+MAX_CODES = 4096
+TALKER_SAMPLING = Sampling(
+    max_tokens=MAX_CODES,
+    temperature=0.9,
+    top_k=40,
+    top_p=0.8,
+    repetition_penalty=1.05,
+    repetition_window=MAX_CODES + 3,
+)
+# Rows a session is promised: a turn and its reply.
+RESERVE_ROWS = 1024
+# A token of a reply, and what the thinker made of it.
+SpokenRow = tuple[int, torch.Tensor]
+
+
+class SpokenRows:
+    """The rows of one reply that are to be spoken, from the thinker, which writes them, to the talker.
+
+    `chat`: the thinker's side, which has `hidden` set. `stop`, `call_opening`: as for SpokenTokens. What the thinker
+    made of a token is known with the next one. So a reply's last token, which as a rule ends it, is not spoken.
+    """
+
+    def __init__(self, chat: ChatStream, stop: frozenset[int], call_opening: int | None) -> None:
+        self._tokens = SpokenTokens(chat, stop, call_opening)
+        self._chat = chat
+        # What the thinker made of the prompt; known with the first token.
+        self.prompt_states: list[HiddenRow] | None = None
+        # Of the reply's tokens, in order. Bound: as many as the reply has.
+        self._states: list[HiddenRow] = []
+
+    def feed(self, token: int) -> None:
+        """Take the next token of the reply; for ChatStream.on_token."""
+        assert self._chat.hidden
+        if self.prompt_states is None:
+            self.prompt_states = self._chat.hidden.snapshot()
+        else:
+            self._states.append(self._chat.hidden.newest)
+        self._tokens.feed(token)
+
+    def end(self) -> None:
+        """End the speech: tokens that come later are dropped, and nothing waits for them any longer."""
+        self._tokens.end()
+
+    async def prompt(self) -> list[ChatRow]:
+        """Return the conversation's rows before the reply. Waits for its first token; empty where there is none."""
+        return await self._tokens.prompt()
+
+    async def rows(self, like: torch.Tensor) -> AsyncIterator[SpokenRow]:
+        """Yield the tokens in order, each with its state [width], once the next one is there. `like`: as `states`."""
+        spoken, waiting = 0, list[int]()
+        async for token in self._tokens.tokens():
+            if waiting:
+                yield waiting.pop(), states(self._states[spoken : spoken + 1], like)[0]
+                spoken += 1
+            waiting = [token]
+        if waiting and spoken < len(self._states):
+            yield waiting.pop(), states(self._states[spoken : spoken + 1], like)[0]
+
+
+class CodeChooser:
+    """Chooses the codes of one reply; a Chooser of the engine.
+
+    `seen`: codes that penalties look back on besides those it chose. `barred`: bool [vocabulary], never chosen.
+    """
+
+    def __init__(self, params: Sampling, seen: Sequence[int], barred: torch.Tensor) -> None:
+        self._params, self._barred = params, barred
+        self._codes = list(seen)
+        self._random = random_generator(params)
+
+    def __call__(self, logits: torch.Tensor) -> int:
+        """Return the next code and remember it. Raises ModelError where no code may come next."""
+        left = logits.masked_fill(self._barred, -torch.inf)
+        code, _ = sample(left, self._params, self._codes, len(self._codes), self._random)
+        self._codes.append(code)
+        return code
+
+
+class Talker:
+    """The loaded talker on an engine of its own, in whose thread `token2wav` runs too.
+
+    `parts`: its modules. `embed`: the thinker's table of tokens, which may be on another device. `joined`: as
+    MediaEncoder has it. `sampling`: how codes are chosen.
+    """
+
+    def __init__(
+        self,
+        parts: TalkerParts,
+        embed: nn.Embedding,
+        engine: Engine,
+        thread: ModelThread,
+        joined: Collection[tuple[int, int]] = (),
+        sampling: Sampling = TALKER_SAMPLING,
+    ) -> None:
+        self.parts, self.engine, self.thread, self.sampling = parts, engine, thread, sampling
+        self.embed, self.joined = embed, joined
+        codes = torch.arange(engine.vocabulary_size)
+        # A code without an embedding in the vocoder is no audio; the published model would fail on it.
+        self.barred = (codes >= parts.token2wav.num_codes) & ~torch.isin(codes, torch.tensor(sorted(parts.ends)))
+        self.barred[parts.bos] = True
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """The names of its voices in lower case, in the checkpoint's order; the first is the default."""
+        return tuple(self.parts.speakers)
+
+    async def open(self) -> TalkerStream:
+        """Return a new conversation's side of the talker, which the caller closes. Raises Refused without room."""
+        return TalkerStream(self, await self.engine.open(RESERVE_ROWS))
+
+    @torch.inference_mode()
+    def text_rows(self, ids: Sequence[int], hidden: torch.Tensor | float = 0.0) -> torch.Tensor:
+        """Return tokens as the talker reads them, but for its projection: [n, width]. Called in the model's thread.
+
+        `hidden`: what the thinker made of them, [n, width].
+        """
+        made: torch.Tensor = self.embed(torch.tensor(list(ids), device=self.embed.weight.device)) + hidden
+        return made
+
+    @torch.inference_mode()
+    def projected(self, rows: torch.Tensor, codes: Sequence[int] = ()) -> torch.Tensor:
+        """Return rows [n, width] with the codes of the last ones as the talker's input [n, its width]."""
+        table, project = self.parts.decoder.codes, self.parts.decoder.projection
+        given = rows.to(table.weight.device, table.weight.dtype)
+        if codes:
+            added = table(torch.tensor(list(codes), device=given.device))
+            given = torch.cat((given[: -len(codes)], given[-len(codes) :] + added))
+        out: torch.Tensor = project(given)
+        return out
+
+    def opening_rows(self, first: SpokenRow, speaker: Speaker) -> torch.Tensor:
+        """Return the rows between a prompt and the first code: [2, its width]. Called in the model's thread."""
+        token, hidden = first
+        rows = torch.cat((self.text_rows([speaker.bos]), self.text_rows([token], hidden)))
+        return self.projected(rows, (self.parts.pad, self.parts.bos))
+
+    def close(self) -> None:
+        """Stop the model's thread. Replies that are being spoken fail."""
+        self.engine.close()
+
+
+class TalkerStream:
+    """One conversation's side of the talker: a session of its engine that holds the conversation between replies.
+
+    Owns the session, and `close` closes it. One reply is spoken at a time.
+    """
+
+    def __init__(self, talker: Talker, session: Session) -> None:
+        self._talker, self._session = talker, session
+        # The rows of the conversation that the session holds.
+        self._rows: list[ChatRow] = []
+
+    async def codes(
+        self, spoken: SpokenRows, media: Mapping[MediaPiece, MediaRows], speaker: Speaker, seed: int | None = None
+    ) -> AsyncGenerator[int, None]:
+        """Yield the codes of a reply while it is written, until the talker ends them.
+
+        `media`: the rows of the audio and images in the prompt. A reply without tokens to speak has no codes. `seed`:
+        of the codes; None draws one. Closing the generator ends it within a step. Raises ModelError, Refused.
+        """
+        talker, session, parts = self._talker, self._session, self._talker.parts
+        prompt = await spoken.prompt()
+        rows = spoken.rows(talker.embed.weight)
+        first = await anext(rows, None)
+        if first is None:
+            return
+        params = talker.sampling if seed is None else replace(talker.sampling, seed=seed)
+        # As published, penalties look back on the codes that stand for the prompt too.
+        chooser = CodeChooser(params, (parts.mask, parts.pad, parts.bos), talker.barred)
+        one_code = Sampling(max_tokens=1, chooser=chooser)
+        tail = iter((parts.text_eos,))
+        try:
+            await self._hold(prompt, spoken.prompt_states or [], media)
+            opening = await talker.thread.call_model(lambda: talker.opening_rows(first, speaker))
+            session.append_embeddings(opening)
+            for _ in range(params.max_tokens):
+                async with aclosing(session.generate(one_code)) as tokens:
+                    (token,) = [t async for t in tokens]
+                if token.id in parts.ends:
+                    return
+                yield token.id
+                # The row of the code alone is replaced by one that has the next token too.
+                session.rollback(session.length - 1)
+                given = await anext(rows, None) or (next(tail, parts.text_pad), 0.0)
+                session.append_embeddings(await talker.thread.call_model(partial(self._next_row, given, token.id)))
+        except EngineError as error:
+            raise ModelError(f"the engine failed: {error}") from error
+
+    def _next_row(self, given: tuple[int, torch.Tensor | float], code: int) -> torch.Tensor:
+        token, hidden = given
+        return self._talker.projected(self._talker.text_rows([token], hidden), (code,))
+
+    def wav(self, speaker: Speaker, seed: int | None = None) -> WavStream:
+        """Return what makes the audio of one reply. `seed`: of its noise; None draws one."""
+        random = random_generator(Sampling(seed=seed))
+        return WavStream(self._talker.parts.token2wav, self._talker.thread, speaker, random)
+
+    async def _hold(
+        self, prompt: Sequence[ChatRow], hidden: Sequence[HiddenRow], media: Mapping[MediaPiece, MediaRows]
+    ) -> None:
+        """Make the session hold just the prompt; the rows of it that it holds already stay."""
+        talker, session = self._talker, self._session
+        held = common_prefix(self._rows, prompt)
+        try:
+            session.rollback(held)
+        except EngineError:
+            # Those rows left the context: all are computed again.
+            session.rollback(0)
+            held = 0
+        self._rows = list(prompt[:held])
+        for run in runs(prompt, held, media, talker.joined):
+            count = len(run.ids) or run.stop - run.start
+            # Of audio and images, only what the thinker made of them is read.
+            make = partial(self._prompt_rows, run.ids, hidden[held : held + count])
+            session.append_embeddings(await talker.thread.call_model(make), run.positions)
+            held += count
+            self._rows = list(prompt[:held])
+
+    def _prompt_rows(self, ids: Sequence[int], hidden: Sequence[HiddenRow]) -> Any:
+        made = states(hidden, self._talker.embed.weight)
+        return self._talker.projected(self._talker.text_rows(ids, made) if ids else made)
+
+    def close(self) -> None:
+        """Close the session and free its KV; a reply that is being spoken fails. The talker stays open."""
+        self._session.close()
