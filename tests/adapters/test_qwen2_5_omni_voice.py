@@ -111,8 +111,8 @@ async def answer(model: Qwen25Omni, stream: Any, messages: list[Message], speake
     assert model.talker
     streams = list[WavStream]()
     pcm = list[np.ndarray]()
-    made = stream._talker or await model.talker.open()
-    stream._talker = made
+    made = stream.talker or await model.talker.open()
+    stream.talker = made
     wav = made.wav
     made.wav = lambda *given: streams.append(wav(*given)) or streams[-1]
     async with aclosing(stream.respond(messages, OPTIONS, VoiceOptions(speaker, seed=SEED))) as parts:
@@ -122,7 +122,7 @@ async def answer(model: Qwen25Omni, stream: Any, messages: list[Message], speake
     made.wav = wav
     prompt = max(i for i, row in enumerate(stream.chat.rows) if row == tiny.ID["<|im_start|>"]) + 3
     text = [row for row in stream.chat.rows[prompt:] if isinstance(row, int)]
-    return Made(text, list(streams[0]._codes), torch.from_numpy(np.concatenate(pcm)))
+    return Made(text, list(streams[0].codes), torch.from_numpy(np.concatenate(pcm)))
 
 
 def test_the_voices_are_the_checkpoints(model: Qwen25Omni) -> None:

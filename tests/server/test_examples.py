@@ -82,7 +82,7 @@ def test_a_native_model_answers_what_is_committed(
     given = ("--push-to-talk", "--instructions", tiny_minicpmo.PROMPT, "--url", f"{native.ws}/v1/duplex")
     done = run("duplex_demo", question, *given, "--out", out)
     assert done.returncode == 0, done.stderr
-    # The tiny model has no voice, and says noise.
+    # The tiny model has no voice, and says noise: any characters.
     said = done.stdout.replace("> has never been surpassed.", "").splitlines()
-    assert len(said[0]) > 3
+    assert said[0]
     assert seconds(out) == 0

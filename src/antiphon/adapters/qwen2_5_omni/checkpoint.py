@@ -16,7 +16,7 @@ from transformers import (
     Qwen2_5OmniThinkerForConditionalGeneration,
 )
 
-from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, Token2Wav
+from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, WavDecoder
 from antiphon.modeling.omni.checkpoint import ThinkerParts, tokenizer
 from antiphon.modeling.text_decoder import LAST, TextDecoder
 
@@ -49,7 +49,7 @@ class TalkerDecoder(TextDecoder):
 
 
 @dataclass(frozen=True, slots=True)
-class TalkerParts:
+class VoiceParts:
     """The voice on its device.
 
     `decoder`: the talker, which the engine steps. `speakers`: by their names in lower case.
@@ -58,7 +58,7 @@ class TalkerParts:
     """
 
     decoder: TalkerDecoder
-    token2wav: Token2Wav
+    token2wav: WavDecoder
     speakers: dict[str, Speaker]
     ends: frozenset[int]
     bos: int
@@ -68,7 +68,7 @@ class TalkerParts:
     text_pad: int
 
 
-def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> tuple[ThinkerParts, TalkerParts | None]:
+def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> tuple[ThinkerParts, VoiceParts | None]:
     """Load a checkpoint's folder: the thinker on one device, the talker and its vocoder on another or the same.
 
     There is no talker where config.json switches it off, or the folder has no voices. Waits for a minute and more.
@@ -94,7 +94,7 @@ def _thinker(model: Any, folder: Path, tap: int = 0) -> ThinkerParts:
     return ThinkerParts(model, TextDecoder(model.get_decoder(), model.lm_head, tap=tap), tokenizer(folder))
 
 
-def _talker(whole: Any) -> TalkerParts:
+def _talker(whole: Any) -> VoiceParts:
     talker, device = whole.talker, whole.token2wav.device
     speakers = {
         name.lower(): Speaker(
@@ -104,9 +104,9 @@ def _talker(whole: Any) -> TalkerParts:
     }
     if not speakers:
         raise ValueError(f"{SPEAKERS} has no voices")
-    return TalkerParts(
+    return VoiceParts(
         decoder=TalkerDecoder(talker),
-        token2wav=Token2Wav(whole.token2wav.float()),
+        token2wav=WavDecoder(whole.token2wav.float()),
         speakers=speakers,
         ends=frozenset((talker.codec_pad_token, talker.codec_eos_token)),
         bos=talker.codec_bos_token,

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from antiphon.adapters.parts import load_parts
-from antiphon.adapters.qwen2_5_omni.checkpoint import RATE_HZ, TalkerParts, read
+from antiphon.adapters.qwen2_5_omni.checkpoint import RATE_HZ, VoiceParts, read
 from antiphon.adapters.qwen2_5_omni.talker import Talker
 from antiphon.adapters.qwen2_5_omni.voice import VoicedStream
 from antiphon.adapters.spec import EngineModelOptions
@@ -47,7 +47,7 @@ class Qwen25Omni:
         options: EngineModelOptions,
         *,
         synthesizer: Synthesizer | None = None,
-        parts: tuple[ThinkerParts, TalkerParts | None] | None = None,
+        parts: tuple[ThinkerParts, VoiceParts | None] | None = None,
     ) -> None:
         """Load the checkpoint and start an engine for each of its decoders. Waits for a minute and more.
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from antiphon.adapters.qwen2_5_omni.checkpoint import TalkerParts
+from antiphon.adapters.qwen2_5_omni.checkpoint import VoiceParts
 from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, WavStream
 from antiphon.adapters.spoken_tokens import SpokenTokens
 from antiphon.engine.api import Engine, Sampling, Session
@@ -87,7 +87,7 @@ class SpokenRows:
             yield waiting.pop(), states(self._states[spoken : spoken + 1], like)[0]
 
 
-class CodeChooser:
+class BarredCodeChooser:
     """Chooses the codes of one reply; a Chooser of the engine.
 
     `seen`: codes that penalties look back on besides those it chose. `barred`: bool [vocabulary], never chosen.
@@ -115,7 +115,7 @@ class Talker:
 
     def __init__(
         self,
-        parts: TalkerParts,
+        parts: VoiceParts,
         embed: nn.Embedding,
         engine: Engine,
         thread: ModelThread,
@@ -196,7 +196,7 @@ class TalkerStream:
             return
         params = talker.sampling if seed is None else replace(talker.sampling, seed=seed)
         # As published, penalties look back on the codes that stand for the prompt too.
-        chooser = CodeChooser(params, (parts.mask, parts.pad, parts.bos), talker.barred)
+        chooser = BarredCodeChooser(params, (parts.mask, parts.pad, parts.bos), talker.barred)
         one_code = Sampling(max_tokens=1, chooser=chooser)
         tail = iter((parts.text_eos,))
         try:

@@ -43,7 +43,7 @@ class Speaker:
     reference_mel: torch.Tensor
 
 
-class Token2Wav:
+class WavDecoder:
     """The modules that turn codes into audio; what a turn has seen is in its WavStream. float32, 24 kHz.
 
     `model`: a Qwen2_5OmniToken2WavModel. `num_codes`: codes from this one on have no embedding. `frame_samples`: of a
@@ -123,14 +123,14 @@ class WavStream:
     """The audio of one turn, whose codes come a few at a time.
 
     `thread`: where the modules run. Each step of the diffusion is a call of its own, so that the decoder's steps of
-    other sessions come in between. `random`: of the noise.
+    other sessions come in between. `random`: of the noise. `codes`: all that were fed.
     """
 
-    model: Token2Wav
+    model: WavDecoder
     thread: ModelThread
     speaker: Speaker
     random: torch.Generator
-    _codes: list[int] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
     # Of the codes so far, and of the blocks that are diffused: all frames, or those from `_mel_start` on.
     _noise: list[torch.Tensor] = field(default_factory=list)
     _mel: torch.Tensor | None = None
@@ -144,20 +144,20 @@ class WavStream:
 
         `last`: no codes follow, and the audio is returned to its end. Waits for the thread. Raises ModelError, Refused.
         """
-        self._codes += codes
+        self.codes += codes
         self._noise += [self.model.noise(1, self.random) for _ in codes]
         pcm = list[torch.Tensor]()
         size = self.model.block_codes
-        while self._num_blocks * size < len(self._codes):
+        while self._num_blocks * size < len(self.codes):
             wanted = CHUNK_BLOCKS[min(self._num_chunks, len(CHUNK_BLOCKS) - 1)]
             stop = self._num_blocks + wanted
-            if (stop + BLOCKS_AHEAD) * size > len(self._codes):
+            if (stop + BLOCKS_AHEAD) * size > len(self.codes):
                 if not last:
                     break
                 # The rest is one chunk.
-                stop = -(-len(self._codes) // size)
+                stop = -(-len(self.codes) // size)
             await self._diffuse(stop)
-            at_end = last and self._num_blocks * size >= len(self._codes)
+            at_end = last and self._num_blocks * size >= len(self.codes)
             pcm.append(await self.thread.call_model(lambda end=at_end: self._voiced(end)))  # type: ignore[misc]
         out: Pcm = torch.cat(pcm or [torch.zeros(0)]).numpy()
         return out
@@ -167,7 +167,7 @@ class WavStream:
         model, size = self.model, self.model.block_codes
         start = max(0, self._num_blocks - BLOCKS_BACK)
         window = slice(start * size, (stop + BLOCKS_AHEAD) * size)
-        diffusion = model.diffusion(self._codes[window], torch.cat(self._noise[window]), self.speaker)
+        diffusion = model.diffusion(self.codes[window], torch.cat(self._noise[window]), self.speaker)
         steps = diffusion.steps()
         for _ in range(TIME_POINTS - 1):
             await self.thread.call_model(lambda: next(steps))

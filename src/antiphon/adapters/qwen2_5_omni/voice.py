@@ -23,13 +23,14 @@ NO_AUDIO = np.zeros(0, np.float32)
 class VoicedStream:
     """A ConversationStream: the thinker's conversation, and the talker's, once something was spoken.
 
-    `chat` is the thinker's side, which has `hidden` set. The stream owns both, and `close` closes them.
+    `chat` is the thinker's side, which has `hidden` set, and `talker` the talker's. The stream owns both, and `close`
+    closes them.
     """
 
     def __init__(self, thinker: ChatModel, talker: Talker, chat: ChatStream) -> None:
         self.chat = chat
         self._thinker, self._model = thinker, talker
-        self._talker: TalkerStream | None = None
+        self.talker: TalkerStream | None = None
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Have the thinker compute these messages ahead. The talker's rows are computed with the response.
@@ -51,9 +52,9 @@ class VoicedStream:
         if voice is None:
             chunks = self.chat.reply(messages, options)
         else:
-            if self._talker is None:
-                self._talker = await self._model.open()
-            chunks = self._respond_aloud(self._talker, messages, options, voice)
+            if self.talker is None:
+                self.talker = await self._model.open()
+            chunks = self._respond_aloud(self.talker, messages, options, voice)
         async with aclosing(chunks):
             async for chunk in chunks:
                 yield chunk
@@ -107,5 +108,5 @@ class VoicedStream:
     def close(self) -> None:
         """Close both sessions."""
         self.chat.close()
-        if self._talker:
-            self._talker.close()
+        if self.talker:
+            self.talker.close()

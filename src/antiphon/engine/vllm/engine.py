@@ -38,7 +38,7 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeouts:
+class TokenTimeouts:
     """Seconds to the first token of a request, and from one piece of an answer to the next."""
 
     first_s: float
@@ -61,7 +61,7 @@ class VllmEngine:
         self.name = servers.kind
         self.capabilities: Capabilities = CAPABILITIES
         self.vocabulary_size, self.width, self.eos_tokens = facts.vocabulary_size, facts.width, facts.eos_tokens
-        self.timeouts = Timeouts(servers.first_token_s, servers.token_s)
+        self.timeouts = TokenTimeouts(servers.first_token_s, servers.token_s)
         self.endpoints = Endpoints(servers.urls)
         self.server = EngineServer(servers.kind, servers.key, tokenizer, facts.eos_tokens)
         self.takes_grammars = True
