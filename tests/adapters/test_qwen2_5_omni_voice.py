@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import Qwen2_5OmniForConditionalGeneration
 
 from antiphon.adapters.qwen2_5_omni.model import Qwen25Omni
@@ -294,11 +295,18 @@ def test_when_no_voice_is_wanted_then_there_is_text_alone(model: Qwen25Omni) -> 
     assert {type(part) for part in out} == {TextDelta, ReplyDone}
 
 
-def test_when_a_checkpoint_has_no_voices_then_the_synthesizer_speaks(tmp_path: Path, folder: Path) -> None:
-    shutil.copytree(folder, tmp_path / "copy")
-    (tmp_path / "copy" / "spk_dict.pt").unlink()
+@pytest.mark.parametrize("lacking", ["voices", "weights"])
+def test_when_a_checkpoint_has_no_voice_then_the_synthesizer_speaks(tmp_path: Path, folder: Path, lacking: str) -> None:
+    copied = tmp_path / "copy"
+    shutil.copytree(folder, copied)
+    if lacking == "voices":
+        (copied / "spk_dict.pt").unlink()
+    else:
+        for file in copied.glob("*.safetensors"):
+            kept = {name: tensor for name, tensor in load_file(file).items() if not name.startswith("talker.")}
+            save_file(kept, file, {"format": "pt"})
     voice = Voice()
-    loaded = Qwen25Omni(tmp_path / "copy", "omni", EngineModelOptions(SMALL_KV, weights="fp32"), synthesizer=voice)
+    loaded = Qwen25Omni(copied, "omni", EngineModelOptions(SMALL_KV, weights="fp32"), synthesizer=voice)
     assert loaded.talker is None
     assert loaded.profile.voices == voice.profile.voices
     loaded.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate.hooks import remove_hook_from_submodules
+from safetensors import safe_open
 from torch import nn
 from transformers import (
     Qwen2_5OmniConfig,
@@ -71,11 +72,11 @@ class VoiceParts:
 def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> tuple[ThinkerParts, VoiceParts | None]:
     """Load a checkpoint's folder: the thinker on one device, the talker and its vocoder on another or the same.
 
-    There is no talker where config.json switches it off, or the folder has no voices. Waits for a minute and more.
+    There is no talker where config.json switches it off, or the folder has no voices or no weights of it. Waits for a minute and more.
     Raises OSError, ValueError, KeyError or RuntimeError for a folder that is no such checkpoint, or lacks something.
     """
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if settings.get("enable_audio_output", True) and (folder / SPEAKERS).is_file():
+    if settings.get("enable_audio_output", True) and (folder / SPEAKERS).is_file() and _has_voice(folder):
         kind: Any = Qwen2_5OmniForConditionalGeneration
         where = {"thinker": device, "talker": talker_device, "token2wav": talker_device}
         whole = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, device_map=where).eval()
@@ -90,6 +91,19 @@ def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> t
     return _thinker(model.to(device).eval(), folder), None
 
 
+def _has_voice(folder: Path) -> bool:
+    """Whether the checkpoint has weights of the talker and its vocoder."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
+    else:
+        names = set()
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, "pt") as opened:
+                names |= set(opened.keys())
+    return all(any(name.startswith(part) for name in names) for part in ("talker.", "token2wav."))
+
+
 def _thinker(model: Any, folder: Path, tap: int = 0) -> ThinkerParts:
     return ThinkerParts(model, TextDecoder(model.get_decoder(), model.lm_head, tap=tap), tokenizer(folder))
 
@@ -100,7 +114,8 @@ def _talker(whole: Any) -> VoiceParts:
         name.lower(): Speaker(
             int(given["bos_token"]), given["cond"].to(device).float(), given["ref_mel"].to(device).float()
         )
-        for name, given in whole.speaker_map.items()
+        # The makers' default voice is the first.
+        for name, given in sorted(whole.speaker_map.items(), key=lambda item: item[0] != "Chelsie")
     }
     if not speakers:
         raise ValueError(f"{SPEAKERS} has no voices")

@@ -21,6 +21,7 @@ from antiphon.contracts import ConversationProfile, ConversationStream, Synthesi
 from antiphon.engine.api import Engine, EngineSettings
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
+from antiphon.engine.local.weights import weights_for
 from antiphon.engine.threads import load_errors
 from antiphon.modeling.chat import ChatModel
 from antiphon.modeling.chat_template import ChatTemplate
@@ -56,12 +57,15 @@ class Qwen25Omni:
         folder's are not to be loaded. Raises ModelError for a checkpoint that does not load.
         """
         device, talker_device = options.device, options.talker_device or options.device
+        weights_for(talker_device, options.weights)
+        on_cpu = talker_device == "cpu"
         (thinker, talker), compute, dtype = load_parts(
             model_id,
             parts or folder,
             options,
             lambda folder, dtype: read(folder, device, talker_device, dtype),
-            lambda parts: (parts[0].decoder, *((parts[1].decoder,) if parts[1] else ())),
+            # Only a CPU multiplies int8.
+            lambda parts: (parts[0].decoder, *((parts[1].decoder,) if parts[1] and on_cpu else ())),
         )
         given = options.settings
         settings = replace(given, kv_bytes=given.kv_bytes // 4 * 3) if talker else given
@@ -76,9 +80,8 @@ class Qwen25Omni:
         spoken = self._spoken.profile
         if talker:
             settings = replace(given, kv_bytes=given.kv_bytes // 4, context_rows=0)
-            engine = LocalEngine(
-                _runner(talker.decoder, talker_device, compute, dtype), settings, observe=options.observe
-            )
+            runner = _runner(talker.decoder, talker_device, compute if on_cpu else dtype, dtype)
+            engine = LocalEngine(runner, settings, observe=options.observe)
             self.talker = Talker(talker, self._embed, engine, engine.thread, encoder.joined)
             spoken = ConversationProfile(model_id, RATE_HZ, self.talker.voices)
         window_ms = round(1000 * encoder.window_s)
