@@ -7,7 +7,7 @@ from dataclasses import dataclass
 # Of each profile's language model, billions of parameters; and the memory that the server takes with it, in GB
 # (docs/measured.md).
 SIZES = {"light": 0.135, "default": 0.494, "large": 1.544}
-MEMORY_GB = {"light": 1.2, "default": 2.0, "large": 3.8}
+MEMORY_GB = {"light": 1.2, "default": 2.0, "large": 3.2}
 # Tokens of a first clause, which is spoken while the rest is written.
 CLAUSE_TOKENS = 8
 # An answer that begins to be spoken later than this after its turn was taken in is felt as a pause.

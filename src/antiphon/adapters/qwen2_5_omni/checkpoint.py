@@ -72,8 +72,9 @@ class VoiceParts:
 def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> tuple[ThinkerParts, VoiceParts | None]:
     """Load a checkpoint's folder: the thinker on one device, the talker and its vocoder on another or the same.
 
-    There is no talker where config.json switches it off, or the folder has no voices or no weights of it. Waits for a minute and more.
-    Raises OSError, ValueError, KeyError or RuntimeError for a folder that is no such checkpoint, or lacks something.
+    There is no talker where config.json switches it off, or the folder has no voices or no weights of it. Waits for a
+    minute and more. Raises OSError, ValueError, KeyError or RuntimeError for a folder that is no such checkpoint, or
+    lacks something.
     """
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if settings.get("enable_audio_output", True) and (folder / SPEAKERS).is_file() and _has_voice(folder):
