@@ -349,6 +349,27 @@ def test_when_a_server_takes_no_grammars_then_that_is_said_once_and_they_hold(
     assert caplog.text.count("takes no json_schema grammar") == 1
 
 
+def test_where_a_grammar_allows_many_tokens_those_that_it_does_not_are_asked_for_anew(
+    server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if what is allowed were too much to send; the scripted server then tries one token after another.
+    monkeypatch.setattr("antiphon.engine.vllm.answer.MAX_ALLOWED", 0)
+    monkeypatch.setattr("antiphon.engine.vllm.answer.MAX_REJECTED", V)
+    one = server(takes_grammars=False)
+    held, tokenizer = engine(one), tiny_tokenizer()
+
+    async def main() -> None:
+        session = await held.open()
+        session.append(tokenizer.encode("s").ids)
+        yes = Grammar("json_schema", '{"type": "boolean"}')
+        got = await tokens(session, 20, grammar=yes, stop=frozenset((V - 1,)))
+        assert tokenizer.decode(got[:-1]) in ("true", "false")
+
+    asyncio.run(main())
+    assert any(body.get("logit_bias") for body in one.requests)
+    assert not any("allowed_token_ids" in body for body in one.requests)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_done_a_server_is_asked_for_just_the_rows_of_the_session(server: MakeServer, seed: int) -> None:
     """Random appends, rollbacks, generations, and generations that are left, with faults now and then."""

@@ -76,7 +76,7 @@ class Answer:
         """The tokens of one request to one server."""
         engine, session = self._session.engine, self._session
         await engine.server.verify(endpoint)
-        ask = self._ask()
+        ask, began_inside = self._ask(), self._is_inside
         reader: ReaderTask[Piece] = ReaderTask(engine.server.ask(endpoint, ask), engine.server.tasks)
         engine.reading(reader)
         timeout_s = engine.timeouts.first_s / (2 if len(engine.endpoints.all) > 1 else 1)
@@ -91,7 +91,7 @@ class Answer:
                     if token is None or not self._take(token):
                         return
                     yield Token(token, logprob)
-                    if self.finish is not None or not self._goes_on(ask):
+                    if self.finish is not None or self._is_inside != began_inside:
                         finish = finish or "length"
                         if piece.finish is None:
                             return
@@ -157,12 +157,10 @@ class Answer:
             self.finish = Finish.LENGTH
         return True
 
-    def _goes_on(self, ask: Ask) -> bool:
-        """Whether the tokens that the request still gives can be used: not where a grammar has begun or ended."""
-        if self._guide is None:
-            return True
-        inside = self._guide.num_tokens is not None
-        return inside == (ask.rule is not None) if ask.allow is None and not ask.forbid else inside
+    @property
+    def _is_inside(self) -> bool:
+        """Whether the grammar holds for the next token. A request ends where that changes."""
+        return self._guide is not None and self._guide.num_tokens is not None
 
     def _give_up_grammar(self, rule: Grammar, error: EngineError) -> None:
         """The server does not take the grammar: from now on it is held to here."""
