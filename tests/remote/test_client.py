@@ -324,8 +324,16 @@ def test_no_log_and_no_error_has_the_key(caplog: pytest.LogCaptureFixture) -> No
         assert "because" in error.value.message
         with pytest.raises(RemoteError):
             await collected(client)
+        # A failure that comes in the stream, where the key stands across the end of what is passed on.
+        with pytest.raises(RemoteError, match="failed in its answer") as failed:
+            await collected(client)
+        assert KEY[:8] not in str(failed.value)
 
-    asked(fails(400, f"because of {KEY}"), fails(500, KEY), use=use)
+    async def in_the_stream(answer: Answer) -> None:
+        await answer.head()
+        await answer.event({"error": {"message": "no " * 97 + KEY}})
+
+    asked(fails(400, f"because of {KEY}"), fails(500, KEY), fails(500, KEY), in_the_stream, use=use)
     assert KEY not in caplog.text
 
 

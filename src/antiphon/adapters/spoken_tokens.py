@@ -1,15 +1,20 @@
-"""Hands the tokens of a reply from the thinker, which writes them, to the talker, which speaks them a little later."""
+"""Hands a reply from the thinker, which writes it, to the talker, which speaks it a little later."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Protocol
 
 import anyio
 
+from antiphon.contracts import Message, ReplyOptions, TextDelta
 from antiphon.modeling.chat import ChatStream
 from antiphon.modeling.media_rows import ChatRow
+from antiphon.pipelines.merge import PutChunk
 from antiphon.signals import Signal
+from antiphon.text.word_timing import WordPacer
 
 # A reply that must be a call of a tool begins with at most so many tokens of the call.
 FORCED_ROWS = 4
@@ -65,3 +70,35 @@ class SpokenTokens:
             if self._ended:
                 return
             await self._changed.wait()
+
+
+class Spoken(Protocol):
+    """What the tokens of a reply are given to, so that they are spoken: SpokenTokens, or what has more of them."""
+
+    def feed(self, token: int) -> None: ...
+
+    def end(self) -> None: ...
+
+
+async def write_spoken(
+    chat: ChatStream,
+    messages: Sequence[Message],
+    options: ReplyOptions,
+    spoken: Spoken,
+    pacer: WordPacer,
+    put: PutChunk,
+) -> None:
+    """Have the thinker write a reply to its end: its tokens go to `spoken`, its words to `pacer`, all of it to `put`.
+
+    Raises what `chat.reply` raises; `spoken` is ended in any case.
+    """
+    chat.on_token = spoken.feed
+    try:
+        async with aclosing(chat.reply(messages, options)) as replies:
+            async for reply in replies:
+                if isinstance(reply, TextDelta):
+                    pacer.feed(reply.text)
+                await put(reply)
+    finally:
+        chat.on_token = None
+        spoken.end()

@@ -15,6 +15,7 @@ from antiphon.contracts import Message, Reply, ReplyOptions
 from antiphon.errors import RemoteError
 from antiphon.remote.media import content_part
 from antiphon.remote.replies import CallBuffer, ThoughtFilter, done
+from antiphon.upstream.failures import error_text
 
 
 class _Function(msgspec.Struct):
@@ -162,13 +163,3 @@ class ChatReader:
         yield from self._thoughts.end()
         yield from self._calls.end()
         yield done(self._reason, len(self._calls), self._usage)
-
-
-# An error's body is whatever a server of others sends.
-def error_text(error: Any) -> str:
-    """The sentence in an error's body, in at most 300 characters."""
-    if isinstance(error, dict):
-        error = error.get("error", error)
-    if isinstance(error, dict):
-        error = error.get("message") or error.get("detail") or error
-    return str(error)[:300]

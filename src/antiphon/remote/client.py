@@ -18,21 +18,18 @@ from typing import Any
 import httpx
 
 from antiphon.contracts import Reply, ReplyDone
-from antiphon.errors import AntiphonError, ModelError, Refused, RemoteError, RemoteProtocolError
-from antiphon.remote.chat_completions import error_text
+from antiphon.errors import AntiphonError, Refused, RemoteError, RemoteProtocolError
 from antiphon.remote.replies import ReplyReader
-from antiphon.upstream.breaker import Breaker, retry_after_s
+from antiphon.upstream.breaker import Breaker
+from antiphon.upstream.failures import read_failure, without_key
+from antiphon.upstream.loop_client import LoopClients
 from antiphon.upstream.reader_task import ReaderTask
 from antiphon.upstream.sse import events
 
 log = logging.getLogger(__name__)
 
-CONNECT_TIMEOUT_S = 5.0
-# Bound: the body of an error.
-MAX_ERROR_BYTES = 1 << 16
 # A server that asks for no more than this is asked again after it; for longer, the client is told when to try again.
 MAX_WAIT_S = 2.0
-MAX_CONNECTIONS, MAX_IDLE_CONNECTIONS = 1024, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ class ModelServerClient:
         self._timeouts = timeouts
         self._make_reader = make_reader
         self._breaker = Breaker()
-        self._http: httpx.AsyncClient | None = None
+        self._clients = LoopClients()
 
     async def replies(self, body: dict[str, Any]) -> AsyncGenerator[Reply, None]:
         """Send a body, and yield the reply, a ReplyDone last. Closing the generator ends the request at the server.
@@ -100,8 +97,7 @@ class ModelServerClient:
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._http:
-            await self._http.aclose()
+        await self._clients.close()
 
     async def _first(self, attempts: list[ReaderTask[Reply]], body: dict[str, Any]) -> tuple[Reply, ReaderTask[Reply]]:
         """The first reply of whichever attempt gives one. Adds the second attempt to `attempts` where one is made."""
@@ -159,14 +155,15 @@ class ModelServerClient:
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         reader = self._make_reader()
         try:
-            async with self._client().stream("POST", self._url, json=body, headers=headers) as answer:
+            http = await self._clients.client()
+            async with http.stream("POST", self._url, json=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     raise await self._error(answer)
                 if not answer.headers.get("content-type", "").startswith("text/event-stream"):
                     raise RemoteError("the model's server does not stream its answer")
                 async with aclosing(events(answer.aiter_bytes())) as found:
                     async for data in found:
-                        for reply in reader.feed(data):
+                        for reply in reader.feed(without_key(data, self._key)):
                             yield reply
                         if reader.done and data == b"[DONE]":
                             break
@@ -177,39 +174,11 @@ class ModelServerClient:
         for reply in reader.end():
             yield reply
 
-    def _client(self) -> httpx.AsyncClient:
-        if self._http is None:
-            self._http = httpx.AsyncClient(
-                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-                limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_IDLE_CONNECTIONS),
-            )
-        return self._http
-
     async def _error(self, answer: httpx.Response) -> AntiphonError:
         """What an answer's status says. The server's own words are passed on where the client can act on them."""
-        status = answer.status_code
-        text = ""
-        async for chunk in answer.aiter_text():
-            text += chunk
-            if len(text) > MAX_ERROR_BYTES:
-                break
-        if status in (401, 403):
-            return ModelError(f"the model's server does not accept the key (status {status})")
-        if status in (429, 503):
-            return Refused("The model's server has no room.", retry_after_s(answer.headers.get("retry-after", "")))
-        if status >= 500:
-            return RemoteError(f"the model's server failed with status {status}")
-        said = error_text(_json(text))
-        if self._key:
-            said = said.replace(self._key, "***")
+        said = await read_failure("the model's server", answer, self._key)
+        if not isinstance(said, str):
+            return said
         too_long = any(words in said.lower() for words in ("context length", "context size", "context window"))
         code = "context_length_exceeded" if too_long else "invalid_value"
         return RemoteProtocolError(code, f"The model's server does not accept this: {said}")
-
-
-# An error's body is whatever a server of others sends.
-def _json(text: str) -> Any:
-    try:
-        return httpx.Response(200, text=text).json()
-    except ValueError:
-        return text.strip()

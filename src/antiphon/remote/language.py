@@ -6,8 +6,6 @@ A conversation is sent whole each time, as it was heard; the server's own prefix
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Hashable, Sequence
@@ -26,6 +24,7 @@ from antiphon.remote.client import Counts, ModelServerClient, Timeouts
 from antiphon.remote.messages import estimated_tokens, newest, refuse_if_cut, with_results, without_media
 from antiphon.remote.responses import ResponsesReader
 from antiphon.settings import RemoteSettings
+from antiphon.upstream.salt import salt_of
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class RemoteLanguageModel:
         self.address = address
         self.limit_field = LIMIT_FIELDS[0]
         # vLLM keeps the prefix caches of two salts apart; other servers may refuse the field.
-        self._salt = secrets.token_bytes(16) if found.get("owned_by") == "vllm" else b""
+        self._secret = secrets.token_bytes(32) if found.get("owned_by") == "vllm" else b""
         self.client = ModelServerClient(
             address.url,
             key,
@@ -78,8 +77,7 @@ class RemoteLanguageModel:
         another.
         """
         self.num_open += 1
-        salt = hmac.new(self._salt, repr(owner).encode(), hashlib.sha256).hexdigest() if self._salt else ""
-        return RemoteLanguageStream(self, salt)
+        return RemoteLanguageStream(self, salt_of(self._secret, owner) if self._secret else "")
 
     def load(self) -> LanguageLoad:
         """How many conversations are open and being answered. Their KV is the server's."""

@@ -12,9 +12,10 @@ import msgspec
 
 from antiphon.contracts import Message, Reply, ReplyOptions
 from antiphon.errors import RemoteError
-from antiphon.remote.chat_completions import error_text, schema
+from antiphon.remote.chat_completions import schema
 from antiphon.remote.media import content_part
 from antiphon.remote.replies import CallBuffer, ThoughtFilter, done
+from antiphon.upstream.failures import error_text
 
 
 class _Item(msgspec.Struct):

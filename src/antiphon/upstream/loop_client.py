@@ -33,6 +33,13 @@ class LoopClients:
             self._clients[loop] = found = await anext(closer)
         return found
 
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if closer := self._closers.pop(loop, None):
+            del self._clients[loop]
+            await closer.aclose()
+
 
 async def _open() -> AsyncGenerator[httpx.AsyncClient, None]:
     """A client, closed when the generator is: at the latest when its event loop ends."""

@@ -38,7 +38,7 @@ class ScriptedVllm:
     - `requests`: the bodies of all requests for tokens, as /v1/completions has them; `aborted`: how many of them were
       closed by their client.
     - `faults`: what becomes of the next requests for more than one token: ("refuse", status), ("hang", n), ("cut", n),
-      ("garbage", n), ("miscount", n), ("no ids", n) after n tokens, or ("fine", 0).
+      ("garbage", n), ("miscount", n), ("error", n), ("no ids", n) after n tokens, or ("fine", 0).
     - `gate`: where set, no token is sent before it is.
     """
 
@@ -157,6 +157,7 @@ class ScriptedVllm:
         elif path == "/v1/models":
             found = json.loads((RECORDED / "models.json").read_text())
             found["data"][0] |= {"id": self.model, "max_model_len": self.context_rows}
+            found["data"] = found["data"] if self.model else []
             await send(writer, 200, found)
         elif path == "/metrics":
             await send(writer, 200, (RECORDED / "metrics.txt").read_text())
@@ -251,6 +252,8 @@ class ScriptedVllm:
                 usage = copy.deepcopy(chat[-1])
                 usage["usage"]["prompt_tokens"] = 1_000_000
                 await write(writer, usage)
+            case "error":
+                await write(writer, {"error": {"message": f"no, {self.key}", "code": 500}})
             case "no ids":
                 found = copy.deepcopy(chat[0])
                 found["choices"][0] |= {"token_ids": "12"}

@@ -61,7 +61,7 @@ def after(row: int, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [0, 7])
-@pytest.mark.parametrize("kind", ["cut", "garbage", "miscount", "no ids"])
+@pytest.mark.parametrize("kind", ["cut", "garbage", "miscount", "error", "no ids"])
 def test_when_an_answer_breaks_then_another_server_goes_on_and_no_token_is_lost_or_doubled(
     server: MakeServer, kind: str, number: int
 ) -> None:
@@ -431,6 +431,44 @@ def tail_of(prompt: list[int], rows: list[int]) -> bool:
     """Whether a prompt is neighbouring rows: what a session had before a cut, or before a rollback."""
     joined, part = ",".join(map(str, ["", *rows, ""])), ",".join(map(str, ["", *prompt, ""]))
     return part in joined
+
+
+def test_the_key_is_struck_from_what_a_server_says_of_its_failure(
+    server: MakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = server()
+    one.key = "sk-not-to-be-seen"
+    held = engine(one, key=one.key)
+
+    async def main() -> None:
+        session = await held.open()
+        session.append([5])
+        one.faults.extend([("error", 0)] * 2)
+        with pytest.raises(RemoteError, match=r"no, \*\*\*") as caught:
+            await tokens(session, 3)
+        assert one.key not in str(caught.value)
+
+    with caplog.at_level(logging.DEBUG):
+        asyncio.run(main())
+    assert "no, ***" in caplog.text
+    assert one.key not in caplog.text
+
+
+def test_a_server_without_a_model_is_not_asked(server: MakeServer, caplog: pytest.LogCaptureFixture) -> None:
+    one = server()
+    one.model = ""
+    with caplog.at_level(logging.WARNING):
+        held = engine(one)
+    assert "does not say what it serves" in caplog.text
+
+    async def main() -> None:
+        session = await held.open()
+        session.append([5])
+        with pytest.raises(RemoteError, match="does not say what it serves"):
+            await tokens(session, 3)
+
+    asyncio.run(main())
+    assert one.requests == []
 
 
 def test_a_request_that_the_server_does_not_accept_fails_by_name_and_the_session_lives(server: MakeServer) -> None:

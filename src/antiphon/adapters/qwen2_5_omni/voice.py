@@ -10,7 +10,8 @@ import numpy as np
 
 from antiphon.adapters.qwen2_5_omni.checkpoint import RATE_HZ
 from antiphon.adapters.qwen2_5_omni.talker import SpokenRows, Talker, TalkerStream
-from antiphon.contracts import Message, ReplyOptions, ResponseAudio, ResponseChunk, TextDelta, VoiceOptions
+from antiphon.adapters.spoken_tokens import write_spoken
+from antiphon.contracts import Message, ReplyOptions, ResponseAudio, ResponseChunk, VoiceOptions
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat import ChatModel, ChatStream
 from antiphon.modeling.tool_grammar import CALL_OPENING
@@ -71,16 +72,7 @@ class VoicedStream:
         pacer = WordPacer()
 
         async def write(put: PutChunk) -> None:
-            self.chat.on_token = spoken.feed
-            try:
-                async with aclosing(self.chat.reply(messages, options)) as replies:
-                    async for reply in replies:
-                        if isinstance(reply, TextDelta):
-                            pacer.feed(reply.text)
-                        await put(reply)
-            finally:
-                self.chat.on_token = None
-                spoken.end()
+            await write_spoken(self.chat, messages, options, spoken, pacer, put)
 
         async def choose(_: PutChunk) -> None:
             codes = talker.codes(spoken, self.chat.media_rows, speaker, seed)

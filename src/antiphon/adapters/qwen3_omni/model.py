@@ -18,14 +18,13 @@ from antiphon.adapters.parts import load_parts
 from antiphon.adapters.qwen3_omni.checkpoint import RATE_HZ, TalkerParts, read
 from antiphon.adapters.qwen3_omni.talker import OmniTalker, OmniTalkerStream
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.adapters.spoken_tokens import SpokenTokens
+from antiphon.adapters.spoken_tokens import SpokenTokens, write_spoken
 from antiphon.contracts import (
     ConversationProfile,
     Message,
     ReplyOptions,
     ResponseAudio,
     ResponseChunk,
-    TextDelta,
     VoiceOptions,
 )
 from antiphon.engine.api import Engine, EngineSettings
@@ -192,16 +191,7 @@ class OmniStream:
         pacer = WordPacer()
 
         async def write(put: PutChunk) -> None:
-            self.chat.on_token = spoken.feed
-            try:
-                async with aclosing(self.chat.reply(messages, options)) as replies:
-                    async for reply in replies:
-                        if isinstance(reply, TextDelta):
-                            pacer.feed(reply.text)
-                        await put(reply)
-            finally:
-                self.chat.on_token = None
-                spoken.end()
+            await write_spoken(self.chat, messages, options, spoken, pacer, put)
 
         async def speak(put: PutChunk) -> None:
             prompt = await spoken.prompt()

@@ -17,9 +17,10 @@ from antiphon.engine.rows import Rows
 from antiphon.engine.vllm import CAPABILITIES, EngineServers
 from antiphon.engine.vllm.endpoints import Endpoints
 from antiphon.engine.vllm.server import EngineServer
-from antiphon.engine.vllm.session import VllmSession, salt_of
+from antiphon.engine.vllm.session import VllmSession
 from antiphon.errors import EngineError, Refused, RemoteError
 from antiphon.upstream.reader_task import ReaderTask
+from antiphon.upstream.salt import salt_of
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import re
 from collections.abc import AsyncGenerator
@@ -16,16 +15,14 @@ from tokenizers import Tokenizer
 
 from antiphon.engine.vllm.endpoints import Endpoint
 from antiphon.engine.vllm.wires import Ask, Piece, Sglang, VllmCompletions, VllmGenerate, Wire
-from antiphon.errors import EngineError, ModelError, Refused, RemoteError
-from antiphon.upstream.breaker import retry_after_s
+from antiphon.errors import EngineError, ModelError, RemoteError
+from antiphon.upstream.failures import read_failure, without_key
 from antiphon.upstream.loop_client import LoopClients
 from antiphon.upstream.sse import events
 
 log = logging.getLogger(__name__)
 
 PROBE_TIMEOUT_S = 5.0
-# Bound: the body of an error.
-MAX_ERROR_BYTES = 1 << 16
 # What every tokenizer is asked for: scripts, numbers, spaces, code, a character of several bytes.
 PROBE_TEXT = "Hello, wörld! 1234567890  \n\tfür 東京 Привет مرحبا 🙂 def f(x): return x**2 <|im_start|></s>"
 
@@ -97,7 +94,7 @@ class EngineServer:
                     raise await self._error(endpoint, answer)
                 async with aclosing(events(answer.aiter_bytes())) as found:
                     async for data in found:
-                        piece = wire.read(data, given)
+                        piece = wire.read(without_key(data, self._key), given)
                         if piece is None:
                             break
                         if piece.prompt_tokens not in (None, len(ask.rows)):
@@ -136,7 +133,7 @@ class EngineServer:
         answer.raise_for_status()
         entries = answer.json()["data"]
         # Adapters of a model come behind it.
-        first = next(entry for entry in entries if not entry.get("parent"))
+        first: dict[str, Any] = next((entry for entry in entries if not entry.get("parent")), {})
         model, context_rows = str(first["id"]), int(first.get("max_model_len") or 0)
         if self._kind == "sglang":
             return Served(model, context_rows)
@@ -156,34 +153,14 @@ class EngineServer:
 
     async def _error(self, endpoint: Endpoint, answer: httpx.Response) -> Exception:
         """What an answer's status says."""
-        status, text = answer.status_code, ""
-        async for chunk in answer.aiter_text():
-            text += chunk
-            if len(text) > MAX_ERROR_BYTES:
-                break
-        if status in (401, 403):
-            return ModelError(f"{endpoint.host} does not accept the key (status {status})")
-        if status in (429, 503):
-            return Refused("The model's server has no room.", retry_after_s(answer.headers.get("retry-after", "")))
-        if status == 404 or status >= 500:
-            # 404: it serves another model now.
-            return RemoteError(f"{endpoint.host} failed with status {status}")
-        if self._key:
-            text = text.replace(self._key, "***")
-        return EngineError(f"{endpoint.host} does not accept this: {_message(text)[:500]}")
+        if answer.status_code == 404:
+            # It serves another model now.
+            return RemoteError(f"{endpoint.host} failed with status 404")
+        said = await read_failure(endpoint.host, answer, self._key)
+        return EngineError(f"{endpoint.host} does not accept this: {said}") if isinstance(said, str) else said
 
 
 def _block_rows(metrics: str) -> int:
     """The rows of a block of vLLM's KV, by its metrics; 0 where these do not say."""
     found = re.search(r'^vllm:cache_config_info\{.*?\bblock_size="(\d+)"', metrics, re.MULTILINE)
     return int(found[1]) if found else 0
-
-
-# The body of an error is whatever the server sends.
-def _message(text: str) -> str:
-    try:
-        found: Any = json.loads(text)
-    except ValueError:
-        return text.strip()
-    error = found.get("error", found) if isinstance(found, dict) else found
-    return str(error.get("message", error) if isinstance(error, dict) else error)

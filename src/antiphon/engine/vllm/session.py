@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import hashlib
-import hmac
 import itertools
 import logging
-import secrets
-from collections.abc import AsyncGenerator, Collection, Hashable, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -35,15 +32,6 @@ COALESCE_S = 0.005
 # The share of the context that a full one is cut back to, as the local engine does it.
 KEPT_SHARE = 0.75
 _NUMBERS = itertools.count(1)
-
-
-def salt_of(secret: bytes, owner: Hashable | None) -> str:
-    """What keeps the rows of an owner apart from those of others in a server's prefix cache: the same for the same
-    owner, and not to be guessed. None shares with nobody.
-    """
-    if owner is None:
-        return secrets.token_hex(32)
-    return hmac.new(secret, repr(owner).encode(), hashlib.sha256).hexdigest()
 
 
 class VllmSession:

@@ -15,6 +15,7 @@ import msgspec
 
 from antiphon.engine.api import Grammar, Sampling
 from antiphon.errors import RemoteError
+from antiphon.upstream.failures import error_text
 
 # A bias that a token never overcomes; vLLM takes none beyond it.
 MAX_BIAS = 100.0
@@ -108,8 +109,7 @@ def _event(data: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RemoteError("the model's server sent an event that is no object")
     if failure := found.get("error"):
-        text = failure.get("message") if isinstance(failure, dict) else failure
-        raise RemoteError(f"the model's server failed: {str(text)[:500]}")
+        raise RemoteError(f"the model's server failed: {error_text(failure)}")
     return found
 
 
